@@ -152,11 +152,11 @@ class ChaosRun:
             "attempts_out_of_time": seen[OVERRUN.id],
             "attempts_refused": seen[TAKE_OVER_FAILED.id],
             "outcomes": dict(Counter(row.outcome for row in rows)),
-            "rungs": dict(Counter(row.rung for row in rows)),
+            "actions": dict(Counter(row.action for row in rows)),
             "generations": len(queries.generations(job.history, job.row.id)),
             "steps_computed_twice": accounts.losses(job.history, job.row).steps_lost or 0,
             "downtime": spread([row.downtime_s for row in rows if row.downtime_s is not None]),
-            "nodes_isolated": {node: because for node, because in isolated.items() if because},
+            "nodes_isolated": {node: reason for node, reason in isolated.items() if reason},
         }
 
     def compare(self, job: Steered, last: int) -> dict[str, Any]:
@@ -194,14 +194,14 @@ class ChaosRun:
 
 def put_out(job: Steered, node: str) -> list[str]:
     """Return why *node* was ever taken out of service."""
-    return [one.because for one in cordons.holds(job.history, job.nodes.name, node)]
+    return [one.reason for one in cordons.holds(job.history, job.nodes.name, node)]
 
 
 def excluded(job: Steered, node: str) -> list[str]:
     """Return why the job ever let go of *node* although it answered."""
     query = select(models.NodeMove).where(models.NodeMove.node == node, models.NodeMove.standing == "excluded")
     with job.history.session() as session:
-        return [one.because for one in session.exec(query)]
+        return [one.reason for one in session.exec(query)]
 
 
 class Noted(Protocol):

@@ -73,7 +73,7 @@ def run(place: Path, ranks: int, *, policy: str = "skip", **options: Any) -> lis
     argv = [str(SCRIPT), "--place", str(out)]
     for name, value in options.items():
         argv += [f"--{name}", *(map(str, value) if isinstance(value, list | tuple) else [str(value)])]
-    starter = Starter(place)
+    fork_server = Starter(place)
     given = {
         "HOLDFAST_VAULT": str(vault),
         "HOLDFAST_NODE": "node",
@@ -81,7 +81,7 @@ def run(place: Path, ranks: int, *, policy: str = "skip", **options: Any) -> lis
         "HOLDFAST_SAVE_EVERY": "0",
         "HOLDFAST_MEMORY_POLICY": policy,
     }
-    driver = Driver(starter, place / "job", argv, ranks, given)
+    driver = Driver(fork_server, place / "job", argv, ranks, given)
     try:
         told = [out / f"rank-{rank}.json" for rank in range(ranks)]
         wait_for(lambda: all(path.exists() for path in told), f"the end of {ranks} stages", every=0.2, seconds=600)
@@ -89,7 +89,7 @@ def run(place: Path, ranks: int, *, policy: str = "skip", **options: Any) -> lis
         return [json.loads(path.read_text()) for path in told]
     finally:
         driver.close()
-        starter.close()
+        fork_server.close()
 
 
 # -- figures ------------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def facts(told: Sequence[Mapping[str, Any]], ratio: str) -> Line:
         "snapshots_per_step": round(sum(block["taken"] for block in blocks) / (BLOCK * len(blocks)), 3),
         "prepared_s": round(sum(block["prepared"] for block in blocks) / (BLOCK * len(blocks)), 6),
         "paused_s": round(sum(block["paused"] for block in blocks) / (BLOCK * len(blocks)), 6),
-        "plan": [rank["plan"] and rank["plan"]["because"] for rank in told],
+        "plan": [rank["plan"] and rank["plan"]["reason"] for rank in told],
     }
 
 
@@ -257,9 +257,9 @@ def resumes(place: Path, megabytes: int, faults: int, environment: dict[str, str
         mine = [one for one in found if one["source"] == source]
         lost, most = [float(one["steps_lost"]) for one in mine], max(one["steps_lost"] for one in mine)
         goal = f"at most {LOST}" if source != "disk" else f"a checkpoint every {SAVE_EVERY} steps"
-        rungs = sorted({str(one["rung"]) for one in mine})
+        actions = sorted({str(one["action"]) for one in mine})
         judge = (lambda _, __, most=most: most <= LOST) if source != "disk" else None
-        lines.append(line(f"steps_lost_{source}", singles(lost), goal, judge, most=most, rungs=rungs))
+        lines.append(line(f"steps_lost_{source}", singles(lost), goal, judge, most=most, actions=actions))
         lines.append(line(f"resume_{source}_s", singles([one["seconds"] for one in mine]), "", None, step_s=mine[0]["step"]))
     return lines
 

@@ -40,7 +40,7 @@ SPARE_MEMORY: Final = "256m"
 def faults(folder: Path, environment: dict[str, str], rounds: int) -> Iterator[Line]:
     """Yield what faults of ranks and hosts cost, and launches."""
     seconds: dict[str, list[float]] = {name: [] for name in GOALS}
-    rungs: dict[str, set[str]] = {name: set() for name in GOALS}
+    actions: dict[str, set[str]] = {name: set() for name in GOALS}
     launches: list[float] = []
     with Rack(folder / "rack", 4, memory=SPARE_MEMORY) as rack:
         set_up(rack)
@@ -48,16 +48,16 @@ def faults(folder: Path, environment: dict[str, str], rounds: int) -> Iterator[L
             for what in ("killed host", "cut host"):
                 with running(rack, folder / f"job-{number}-{what.partition(' ')[0]}", environment, launches) as job:
                     for kind in ("killed rank", what):
-                        took, rung = recovered(job, (number + len(kind)) % job.ranks, kind)
+                        took, action = recovered(job, (number + len(kind)) % job.ranks, kind)
                         seconds[kind].append(took)
-                        rungs[kind].add(rung)
+                        actions[kind].add(action)
                 for host in rack:
                     host.heal()
                     if not host.is_on:
                         host.power_on()
                         host.serve()
     for kind, goal in GOALS.items():
-        yield row(f"fault to first new step, {kind}", seconds[kind], goal, rungs=sorted(rungs[kind]))
+        yield row(f"fault to first new step, {kind}", seconds[kind], goal, actions=sorted(actions[kind]))
     yield row("launch of 4 hosts", launches, None)
 
 
@@ -94,9 +94,9 @@ def recovered(job: HostJob, rank: int, kind: str) -> tuple[float, str]:
     job.runs(QUIET)
     row = job.incidents()[known]
     if row.outcome != "recovered" or row.fault_at < at - 1:
-        raise RuntimeError(f"{kind}: {row.outcome}, {row.because}")
+        raise RuntimeError(f"{kind}: {row.outcome}, {row.reason}")
     assert job.step() > before
-    return max(back(lines, at) for lines in job.done().values()) - at, str(row.rung)
+    return max(back(lines, at) for lines in job.done().values()) - at, str(row.action)
 
 
 def back(lines: list[Done], since: float) -> float:

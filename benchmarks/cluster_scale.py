@@ -66,7 +66,7 @@ class Lost:
     decided: list[float] = field(default_factory=list)
     back: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-    rungs: set[str] = field(default_factory=set)
+    actions: set[str] = field(default_factory=set)
 
 
 def scale(nodes: int, place: Path, environment: dict[str, str], rounds: int) -> Iterator[Line]:
@@ -129,7 +129,7 @@ def _lose(job: SimulatedJob, count: int, rounds: int) -> Lost:
         found.back.append(one.closed_at - at)
         found.decided.append(_decided(job, one))
         found.cpu.append(job.cpu() - before - idle * (time.monotonic() - begun))
-        found.rungs.add(str(one.rung))
+        found.actions.add(str(one.action))
     return found
 
 
@@ -139,7 +139,7 @@ def _decided(job: SimulatedJob, one: models.Incident) -> float:
 
 
 def _told(what: str, found: Lost, goal: float | None) -> Iterator[Line]:
-    yield a_line(f"{what}: to orders", found.orders, goal, unit="s", rungs=sorted(found.rungs))
+    yield a_line(f"{what}: to orders", found.orders, goal, unit="s", actions=sorted(found.actions))
     yield a_line(f"{what}: to the decision, from the look", found.decided, None, unit="s")
     yield a_line(f"{what}: to the first new step", found.back, None, unit="s")
     yield a_line(f"{what}: CPU of the flow", found.cpu, None, unit="s")
@@ -163,8 +163,8 @@ def growth(place: Path, environment: dict[str, str], rounds: int) -> Iterator[Li
 def orders(_place: Path, _environment: dict[str, str], _rounds: int) -> Iterator[Line]:
     """Count the bytes that start a generation; nothing is run."""
     membership = {node: [rank] for rank, node in enumerate(names(LARGE))}
-    lineup = RankTable.fresh(1, membership, ("10.0.0.1", 29500))
-    workers, told = rank_environments(membership, generation=1, lineup=lineup, job="job"), told_of(membership)
+    rank_table = RankTable.fresh(1, membership, ("10.0.0.1", 29500))
+    workers, told = rank_environments(membership, generation=1, rank_table=rank_table, job="job"), told_of(membership)
     sent = sum(len(encode({"generation": 1, "workers": workers[node], **told[node]})) for node in membership)
     every = sum(len(encode({"generation": 1, "workers": workers[node]})) for node in membership)
     every += LARGE * len(encode({"membership": membership, "first": 0}))

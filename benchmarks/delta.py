@@ -33,18 +33,18 @@ def rounds(number: int, sizes: tuple[int, ...] = tuple(SIZES)) -> list[dict[str,
     """Change one rank in each way, *number* times, at each size."""
     found = []
     with tempfile.TemporaryDirectory(prefix="hf-delta-") as folder:
-        starter = Starter(Path(folder), "torch.distributed.device_mesh")
+        fork_server = Starter(Path(folder), "torch.distributed.device_mesh")
         try:
             for size in sizes:
-                found += _at(size, number, Path(folder), starter)
+                found += _at(size, number, Path(folder), fork_server)
         finally:
-            starter.close()
+            fork_server.close()
     return found
 
 
-def _at(size: int, number: int, folder: Path, starter: Starter) -> list[dict[str, Any]]:
+def _at(size: int, number: int, folder: Path, fork_server: Starter) -> list[dict[str, Any]]:
     argv = [str(SCRIPT), "--stages", str(SIZES[size]), "--pace", str(PACE)]
-    job, found = Driver(starter, folder / f"{size}", argv, size), []
+    job, found = Driver(fork_server, folder / f"{size}", argv, size), []
     try:
         job.run(3)
         for count in range(number):

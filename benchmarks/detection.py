@@ -212,22 +212,22 @@ class Bench:
     def classify(self) -> None:
         """Classify logs, verdicts written as the command writes them."""
         list(classify(io.BytesIO(b"\n").read))  # the signatures are compiled the first time
-        for key, sick in (("classify", 10), ("classify-dense", 1)):
-            log, found = a_log(sick), []
+        for key, unhealthy in (("classify", 10), ("classify-dense", 1)):
+            log, found = a_log(unhealthy), []
             for _ in range(5):
                 begin = time.process_time()
                 written = sum(len(json_lines(page)) for page in classify(io.BytesIO(log).read))
                 found.append(log.count(b"\n") / (time.process_time() - begin))
-            what = {"unit": "lines a second of one core", "faults": f"1 line in {sick}", "bytes_written": written}
+            what = {"unit": "lines a second of one core", "faults": f"1 line in {unhealthy}", "bytes_written": written}
             self.tell(key, found, LINES, more_is_better=True, **what)
 
 
-def a_log(sick: int) -> bytes:
+def a_log(unhealthy: int) -> bytes:
     """Return a log of 200,000 lines, one in *sick* of which is a fault: samples of the whole catalogue in turn, each at another time."""
-    samples = [one.sick.evidence.text for one in CATALOGUE.values() if isinstance(one.sick.evidence, LogLine)]
+    samples = [one.unhealthy.evidence.text for one in CATALOGUE.values() if isinstance(one.unhealthy.evidence, LogLine)]
     faults = itertools.cycle([text for text in samples if "\n" not in text])
     lines = (
-        f"[{number / 100:.2f}] {next(faults)}" if number % sick == 0 else f"step {number} loss 2.{number} lr 1e-4"
+        f"[{number / 100:.2f}] {next(faults)}" if number % unhealthy == 0 else f"step {number} loss 2.{number} lr 1e-4"
         for number in range(LINES)
     )
     return ("\n".join(lines) + "\n").encode()

@@ -77,9 +77,9 @@ def clean_environment() -> dict[str, str]:
 class Driver:
     """One job of *ranks* ranks, two on a node."""
 
-    def __init__(self, starter: Starter, place: Path, argv: Sequence[str], ranks: int, given: Mapping[str, str] | None = None) -> None:
+    def __init__(self, fork_server: Starter, place: Path, argv: Sequence[str], ranks: int, given: Mapping[str, str] | None = None) -> None:
         place.mkdir(parents=True)
-        self.place, self.ranks, self._starter = place, ranks, starter
+        self.place, self.ranks, self._fork_server = place, ranks, fork_server
         self._argv, self._given = list(argv), dict(given or {})
         self.pids: dict[int | str, int] = {}
         """Of each rank, and of standbys (``"s0"``)."""
@@ -119,7 +119,7 @@ class Driver:
                 command = [sys.executable, *self._argv]
                 pid = subprocess.Popen(command, env=environment, cwd=self.place, stdout=out, stderr=out, start_new_session=True).pid
         else:
-            pid = self._starter.fork(self._argv, environment, self.place, path)
+            pid = self._fork_server.fork(self._argv, environment, self.place, path)
         self.pids[key] = pid
         self._all.append(pid)
 

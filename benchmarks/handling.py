@@ -54,7 +54,7 @@ def a_line(key: str, values: Sequence[float], goal: dict[str, float] | None, **d
     return {"key": key, **told, "goal": goal, "met": met, **details}
 
 
-def rungs(folder: Path, environment: dict[str, str], rounds: int, keys: set[str]) -> list[dict[str, Any]]:
+def actions(folder: Path, environment: dict[str, str], rounds: int, keys: set[str]) -> list[dict[str, Any]]:
     """Measure every rung, in as many jobs as there are *rounds*."""
     times = Times()
     for number in range(rounds):
@@ -63,13 +63,13 @@ def rungs(folder: Path, environment: dict[str, str], rounds: int, keys: set[str]
         print(f"answered otherwise: {missed}", flush=True)
     found = [
         a_line(
-            f"orders: {rung}",
+            f"orders: {action}",
             values,
             ORDERS,
-            from_decision_task=spread(times.in_flow[rung]),
-            from_injection=spread(times.injected[rung]),
+            from_decision_task=spread(times.in_flow[action]),
+            from_injection=spread(times.injected[action]),
         )
-        for rung, values in times.orders.items()
+        for action, values in times.orders.items()
     ]
     following = [a_line(f"next-rung: {both}", values, NEXT) for both, values in times.following.items()]
     every = [value for values in times.following.values() for value in values]
@@ -127,7 +127,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         with prefect(folder) as environment:
             if keys - {"chaos"} - IN_PROCESS:
-                lines += rungs(folder, environment, given.rounds, keys)
+                lines += actions(folder, environment, given.rounds, keys)
             if keys & IN_PROCESS:
                 lines += widths(folder, environment, given.rounds, keys)
             for line in lines:

@@ -35,7 +35,7 @@ class Loads:
 
     def __init__(self, memory: Path, disk: Path, megabytes: int) -> None:
         self._memory, self._disk, self._megabytes = memory, disk, megabytes
-        self._starter = Starter(memory)
+        self._fork_server = Starter(memory)
         self._count = 0
         self._own, self._home = MemoryNode("own", memory), MemoryNode("home", memory)
         self._nobody = memory / "nobody"
@@ -76,7 +76,7 @@ class Loads:
         self._count += 1
         place = self._memory / f"run-{self._count}"
         argv = [str(SCRIPT), "--megabytes", str(self._megabytes), "--until", str(until)]
-        driver = Driver(self._starter, place, argv, 1, given)
+        driver = Driver(self._fork_server, place, argv, 1, given)
         try:
             wait_for(lambda: driver.said("bye"), f"the end of run {self._count}", every=0.02)
             (load,) = [one for one in driver.said("mark") if one["name"] == "load"]
@@ -86,7 +86,7 @@ class Loads:
 
     def close(self) -> None:
         """End everything."""
-        self._starter.close()
+        self._fork_server.close()
         self._own.close()
         self._home.close()
 

@@ -31,7 +31,7 @@ from holdfast.runtime.telemetry.replica_checksums import ReplicaChecksums, sums_
 from holdfast.runtime.telemetry.step_timing import StepTimer
 
 CALLS: Final = 20_000
-TRAIL_GOAL_US: Final = 5.0
+IN_FLIGHT_GOAL_US: Final = 5.0
 PACE_GOAL_US: Final = 20.0
 SHARE_GOAL: Final = 0.005
 SIZES: Final = {"1 MB": 512, "16 MB": 2048, "128 MB": 5793}
@@ -63,7 +63,7 @@ def an_agent() -> Iterator[None]:
             server.close()
 
 
-def trail(rounds: int) -> dict[str, Any]:
+def in_flight(rounds: int) -> dict[str, Any]:
     """Return what it costs to note the begin and the end of an operation, in microseconds."""
     one, tensors, found = InFlightOperations(), [torch.ones(8)], []
     for _ in range(rounds):
@@ -71,7 +71,7 @@ def trail(rounds: int) -> dict[str, Any]:
         for _ in range(CALLS):
             one.leave(one.enter("allreduce", tensors))
         found.append((time.perf_counter() - begin) / CALLS * 1e6)
-    return figure(found, TRAIL_GOAL_US, {"each": statistics.median(found) < TRAIL_GOAL_US}, unit="µs an operation")
+    return figure(found, IN_FLIGHT_GOAL_US, {"each": statistics.median(found) < IN_FLIGHT_GOAL_US}, unit="µs an operation")
 
 
 def pace(rounds: int) -> dict[str, Any]:
@@ -139,7 +139,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     with an_agent():
-        result = {"trail_us": trail(given.rounds), "pace_us": pace(given.rounds), **sums(given.rounds), "copies_share": share(given.steps)}
+        result = {
+            "in_flight_us": in_flight(given.rounds),
+            "pace_us": pace(given.rounds),
+            **sums(given.rounds),
+            "copies_share": share(given.steps),
+        }
     given.json.parent.mkdir(parents=True, exist_ok=True)
     given.json.write_text(json.dumps(result, indent=1) + "\n")
     for name, value in result.items():

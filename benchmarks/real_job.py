@@ -152,7 +152,7 @@ class Job:
         return {
             "rank": rank,
             "fault": how,
-            "rung": row.rung,
+            "action": row.action,
             "seconds": back.at - at,
             "step": before,
             "detected": row.detected_at - at,
@@ -217,8 +217,8 @@ class Job:
         back: Recovered = self.until(lambda: steps.recovery(self.done(), 0, before[0]), "rank 0 again")
         row = self.until(lambda: self.closed(known), "the incident's end")
         if row.outcome != "recovered":
-            raise RuntimeError(f"the job did not recover: {row.because}")
-        return {"seconds": back.at - at, "steps_lost": row.steps_lost, "rung": row.rung, "resumed_step": row.resumed_step}
+            raise RuntimeError(f"the job did not recover: {row.reason}")
+        return {"seconds": back.at - at, "steps_lost": row.steps_lost, "action": row.action, "resumed_step": row.resumed_step}
 
     def close(self) -> None:
         """End the job."""

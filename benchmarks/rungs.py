@@ -68,9 +68,9 @@ class Rungs:
             nodes=NODES,
         )
 
-    def rule(self, *rungs: str, more: str = "") -> None:
+    def rule(self, *actions: str, more: str = "") -> None:
         """Say which rungs there are from now on, none of the others is tried; return once that is in force."""
-        text, beside, before = f"{GENEROUS}rungs: [{', '.join(rungs)}]\n{more}", self.policy.with_suffix(".new"), self._in_force()
+        text, beside, before = f"{GENEROUS}actions: [{', '.join(actions)}]\n{more}", self.policy.with_suffix(".new"), self._in_force()
         if self.policy.exists() and self.policy.read_text() == text:
             return
         beside.write_text(text)
@@ -128,7 +128,7 @@ class Rungs:
         """Go on with a node less, as there is no spare left."""
         self.rule("shrink")
         one = self.answered("shrink", lambda: self.job.chaos.kill(1))
-        if one.rung == "shrink" and one.downtime_s is not None:
+        if one.action == "shrink" and one.downtime_s is not None:
             self.times.shrunk.append(one.downtime_s)
 
     def stranded(self) -> None:
@@ -157,28 +157,28 @@ class Rungs:
 
     # -- what came of it ----------------------------------------------------------------------------------------------
 
-    def answered(self, rung: str, act: Callable[[], float], then: Callable[[], None] = lambda: None) -> models.Incident:
+    def answered(self, action: str, act: Callable[[], float], then: Callable[[], None] = lambda: None) -> models.Incident:
         """Do *act* to a job that is at work, wait for the end of the incident, and note its times; *rung* is to answer first."""
         job = self.job
         job.goes_on(QUIET)
         known, at = len(job.incidents()), act()
-        job.until(lambda: len(job.incidents()) > known, f"an incident for {rung}")
+        job.until(lambda: len(job.incidents()) > known, f"an incident for {action}")
         then()
-        job.until(lambda: all(one.closed_at for one in job.incidents()), f"the end of the incident for {rung}")
-        if rung != "give-up":
+        job.until(lambda: all(one.closed_at for one in job.incidents()), f"the end of the incident for {action}")
+        if action != "give-up":
             job.goes_on(1)
         one = job.incidents()[known]
-        self.note(rung, one, at)
+        self.note(action, one, at)
         return job.incidents()[known]
 
-    def note(self, rung: str, one: models.Incident, injected: float) -> None:
+    def note(self, action: str, one: models.Incident, injected: float) -> None:
         """Take an incident's times from the history."""
         history = self.job.history
         decided = queries.decisions(history, incident_id=one.id)
         faults = queries.faults(history, incident_id=one.id)
         moves = queries.moves(history, self.job.row.id)
-        if decided[0].rung != rung:
-            self.times.missed.append(f"{rung}: {decided[0].rung}, because {decided[0].because}")
+        if decided[0].action != action:
+            self.times.missed.append(f"{action}: {decided[0].action}, because {decided[0].reason}")
             return
         for place, decision in enumerate(decided):
             until = decided[place + 1].at if place + 1 < len(decided) else float("inf")
@@ -186,21 +186,21 @@ class Rungs:
             if sent is None:
                 continue
             if not place:
-                self.times.orders[rung].append(sent - one.fault_at)
-                self.times.in_flow[rung].append(sent - one.detected_at)
-                self.times.injected[rung].append(sent - injected)
+                self.times.orders[action].append(sent - one.fault_at)
+                self.times.in_flow[action].append(sent - one.detected_at)
+                self.times.injected[action].append(sent - injected)
                 continue
             before = decided[place - 1]
-            if before.rung == "ask-a-person":  # a person has answered: nothing failed
+            if before.action == "ask-a-person":  # a person has answered: nothing failed
                 continue
             new = [fault.at for fault in faults if before.at < fault.at <= decision.at]
             heard = [move.at for move in moves if move.event == "faulted" and before.at < move.at <= decision.at]
-            self.times.following[f"{before.rung} -> {decision.rung}"].append(sent - min([*new, *heard]))
+            self.times.following[f"{before.action} -> {decision.action}"].append(sent - min([*new, *heard]))
 
 
 def ordered(decision: models.Decision, one: models.Incident, moves: list[models.Move], until: float) -> float | None:
     """Return when the orders of *decision* had gone out; nothing when it did not come to that before the next one."""
-    if decision.rung in ENDS:
-        return next((move.at for move in moves if move.after == ENDS[decision.rung] and decision.at <= move.at < until), None)
+    if decision.action in ENDS:
+        return next((move.at for move in moves if move.after == ENDS[decision.action] and decision.at <= move.at < until), None)
     sent = [told["at"] for told in (one.facts or {}).get("orders", ()) if decision.at <= told["at"] < until]
     return sent[0] if sent else None

@@ -88,13 +88,13 @@ def _torchrun(place: Path, options: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _driven(place: Path, options: list[str], given: Mapping[str, str]) -> Iterator[None]:
-    starter = Starter(place)
-    driver = Driver(starter, place / "job", [str(SCRIPT), *options], RANKS, {"OMP_NUM_THREADS": "1", "HOLDFAST_NODE": "node", **given})
+    fork_server = Starter(place)
+    driver = Driver(fork_server, place / "job", [str(SCRIPT), *options], RANKS, {"OMP_NUM_THREADS": "1", "HOLDFAST_NODE": "node", **given})
     try:
         yield
     finally:
         driver.close()
-        starter.close()
+        fork_server.close()
 
 
 def rounds(place: Path, count: int) -> tuple[list[dict[str, dict[str, float]]], list[dict[str, Any]]]:

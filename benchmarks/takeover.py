@@ -138,7 +138,7 @@ def unplanned(taken: list[dict[str, Any]], restarted: list[dict[str, Any]], thei
         "roles": max(roles.values()) <= ROLES * min(roles.values()),
         "p99": all(max(one["seconds"] for one in taken if one["fault"] == how) <= P99 * by_fault[how] for how in FAULTS),
         "steps_lost": max(one["steps_lost"] for one in taken) <= 1,
-        "rung": all(one["rung"] == "take-over" for one in taken),
+        "action": all(one["action"] == "take-over" for one in taken),
     }
     return figure(
         seconds,
@@ -157,8 +157,8 @@ def unplanned(taken: list[dict[str, Any]], restarted: list[dict[str, Any]], thei
         torchrun={how: spread([one["seconds"] for one in theirs if one["fault"] == how]) for how in FAULTS},
         torchrun_over_ours={how: round(ratio, 1) for how, ratio in ratios.items()},
         torchrun_steps_lost=max(one["steps_lost"] for one in theirs),
-        restart_rung={how: spread([one["seconds"] for one in restarted if one["fault"] == how]) for how in FAULTS},
-        restart_rungs=sorted({str(one["rung"]) for one in restarted}),
+        restart_action={how: spread([one["seconds"] for one in restarted if one["fault"] == how]) for how in FAULTS},
+        restart_actions=sorted({str(one["action"]) for one in restarted}),
         rounds=taken,
         simulated="nodes are groups of processes on one machine",
     )

@@ -207,8 +207,8 @@ def _block(mode: str, count: int, train: Callable[[Callable[[], None]], None], t
 
 def _told(taker: Snapshotter) -> dict[str, Any]:
     plan, profile = taker.planning.plan, taker.planning.profile
-    because = None if plan is None else {"overhead": plan.overhead, "because": plan.because}
-    return {"size": taker.counts.size, "step": profile.step, "idle": profile.idle, "plan": because}
+    reason = None if plan is None else {"overhead": plan.overhead, "reason": plan.reason}
+    return {"size": taker.counts.size, "step": profile.step, "idle": profile.idle, "plan": reason}
 
 
 def _arguments() -> argparse.Namespace:

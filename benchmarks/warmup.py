@@ -28,18 +28,18 @@ def rounds(number: int, *, without_cache: bool = True) -> list[dict[str, Any]]:
     """Replace a rank in each way, *number* times; without a compile cache once, for that takes long."""
     found = []
     with tempfile.TemporaryDirectory(prefix="hf-warmup-") as folder:
-        starter = Starter(Path(folder))
+        fork_server = Starter(Path(folder))
         try:
             for way in WAYS:
-                found += _of(way, number, Path(folder), starter, without_cache=without_cache and way == "compiled")
+                found += _of(way, number, Path(folder), fork_server, without_cache=without_cache and way == "compiled")
         finally:
-            starter.close()
+            fork_server.close()
     return found
 
 
-def _of(way: str, number: int, folder: Path, starter: Starter, *, without_cache: bool) -> list[dict[str, Any]]:
+def _of(way: str, number: int, folder: Path, fork_server: Starter, *, without_cache: bool) -> list[dict[str, Any]]:
     place = folder / way
-    job = Driver(starter, place, [str(SCRIPT), *SIZE, *WAYS[way]], 2, {"TORCHINDUCTOR_CACHE_DIR": str(place / "cache")})
+    job = Driver(fork_server, place, [str(SCRIPT), *SIZE, *WAYS[way]], 2, {"TORCHINDUCTOR_CACHE_DIR": str(place / "cache")})
     found = []
     try:
         job.run(AFTER)

@@ -132,7 +132,7 @@ class Script:
     """On how many nodes at once, or on all of them."""
     again: bool
     """Also when the same came before at the same step on another node."""
-    because: str
+    reason: str
     """In words, where those of the failure itself are not enough."""
 
 
@@ -186,7 +186,7 @@ def load(place: Path = PLACE) -> Associations:
             shared=tuple(Shared(**reader.row(row, "shared")) for row in table.get("shared", ())),
             repeats=tuple(Repeats(**reader.row(row, "repeats")) for row in table.get("repeats", ())),
             accused=tuple(Accused(**reader.row(row, "accused")) for row in table.get("accused", ())),
-            script=tuple(Script(**{"again": False, "because": "", **reader.row(row, "script")}) for row in table.get("script", ())),
+            script=tuple(Script(**{"again": False, "reason": "", **reader.row(row, "script")}) for row in table.get("script", ())),
             settle=tuple(reader.settle(row) for row in table.get("settle", ())),
             vague=frozenset(table["vague"]),
             restates={name: reader.family(row, f"restates.{name}") for name, row in table.get("restates", {}).items()},

@@ -73,7 +73,7 @@ class FaultKind:
     blame: Blame
     action: str
     reference: str
-    sick: LossSample
+    unhealthy: LossSample
     healthy: LossSample
     weight: int = 50
     """How near the root of an incident this kind usually is (100: always a root, 0: always an echo of another)."""
@@ -108,12 +108,12 @@ def kind(entry: FaultKind) -> FaultKind:
 
 
 def _as_logs_say(entry: FaultKind) -> str:
-    line = entry.sick.evidence.text if isinstance(entry.sick.evidence, LogLine) else ""
+    line = entry.unhealthy.evidence.text if isinstance(entry.unhealthy.evidence, LogLine) else ""
     return f"{entry.title} ({entry.level}: {entry.action}): {line}"
 
 
 def _of_logs(entry: FaultKind) -> bool:
-    return isinstance(entry.sick.evidence, LogLine)
+    return isinstance(entry.unhealthy.evidence, LogLine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

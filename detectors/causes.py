@@ -43,7 +43,7 @@ class Candidate:
     fault: Fault
     weight: float
     """How likely it is beside the others: 0 to 1; those of all candidates are 1 together, but for what is negligible."""
-    because: str
+    reason: str
     """By which rules it explains the rest."""
     evidence: tuple[Fault, ...]
     """What was told of it itself, earliest first; each with its time and source."""
@@ -198,7 +198,7 @@ def _candidate(me: _Group, groups: list[_Group], reach: list[float], links: list
     return Candidate(
         fault=me.first,
         weight=round(weight, 4),
-        because="; ".join(rules),
+        reason="; ".join(rules),
         evidence=tuple(me.faults),
         explains=tuple(fault for group, far in others if far > 0.0 for fault in group.faults),
         unexplained=tuple(fault for group, far in others if far == 0.0 for fault in group.faults),

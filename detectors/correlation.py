@@ -47,7 +47,7 @@ SWITCH: Final = kind(
         blame=Blame.NETWORK,
         action="look at the switch or router that these nodes share; the nodes themselves are well",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=_lines(_DOWN)),
+        unhealthy=LossSample(evidence=_lines(_DOWN)),
         healthy=LossSample(evidence=_lines(_DOWN, nodes=1)),
         weight=94,
     )
@@ -62,7 +62,7 @@ STORAGE_SERVICE: Final = kind(
         blame=Blame.STORAGE,
         action="look at the storage service and the network to it; the nodes themselves are well",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=_lines(_STALE)),
+        unhealthy=LossSample(evidence=_lines(_STALE)),
         healthy=LossSample(evidence=_lines(_STALE, nodes=1)),
         weight=90,
     )
@@ -77,7 +77,7 @@ SUSPECT_GPU: Final = kind(
         blame=Blame.GPU,
         action="take the node out and test the GPU: the same code runs well on the others",
         reference="https://docs.nvidia.com/deploy/xid-errors/",
-        sick=LossSample(evidence=_xids("n0", 13, 3)),
+        unhealthy=LossSample(evidence=_xids("n0", 13, 3)),
         healthy=LossSample(evidence=(*_xids("n0", 13, 2), *_xids("n1", 13, 1))),
         weight=92,
         confused_with=("user-error",),
@@ -93,7 +93,7 @@ BLAMED: Final = kind(
         blame=Blame.NODE,
         action="restart the workers; replace the node that they name if it comes again",
         reference="docs/architecture.md",
-        sick=LossSample(
+        unhealthy=LossSample(
             evidence=tuple(
                 LogLine(text="NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", at=n / 10, node=f"n{n}", rank=n)
                 for n in range(2)

@@ -71,7 +71,7 @@ USER_ERROR: Final = kind(
         blame=Blame.USER_CODE,
         action="mend the script: the traceback of the first failing rank is in the incident; running the job again will not help",
         reference="docs/architecture.md",
-        sick=LossSample(
+        unhealthy=LossSample(
             evidence=(
                 WorkerExit(node="n0", rank=0, at=0.0, code=1, step=7, raised=_BROKEN),
                 WorkerExit(node="n1", rank=1, at=0.1, code=1, step=7, raised=_BROKEN),
@@ -151,7 +151,7 @@ class Diagnosis:
 
     root: Fault
     echoes: tuple[Fault, ...]
-    because: str
+    reason: str
     candidates: tuple[Candidate, ...] = ()
     """The explanations that were weighed, the root's first."""
     excused: tuple[Fault, ...] = ()
@@ -208,11 +208,11 @@ def diagnose(
     why = _at_once(root, told, members) or _again(root, past, members)
     if why is None:
         others = tuple(fault for fault in told if fault is not root)
-        because = f"{root.kind} of {root.subject}: {root.quote}" + _beside(weighed[0], levels)
-        return Diagnosis(root=root, echoes=others, because=because, candidates=tuple(weighed), excused=_excused(weighed[0], told, members))
-    because = f"{root.quote}: {why}, so the script and not a node is at fault"
+        reason = f"{root.kind} of {root.subject}: {root.quote}" + _beside(weighed[0], levels)
+        return Diagnosis(root=root, echoes=others, reason=reason, candidates=tuple(weighed), excused=_excused(weighed[0], told, members))
+    reason = f"{root.quote}: {why}, so the script and not a node is at fault"
     blamed = replace(root, kind=USER_ERROR.id)
-    return Diagnosis(root=blamed, echoes=tuple(told), because=because, candidates=_the_script(blamed, why, weighed), excused=tuple(told))
+    return Diagnosis(root=blamed, echoes=tuple(told), reason=reason, candidates=_the_script(blamed, why, weighed), excused=tuple(told))
 
 
 def _the_script(root: Fault, why: str, weighed: list[Candidate]) -> tuple[Candidate, ...]:
@@ -224,7 +224,7 @@ def _the_script(root: Fault, why: str, weighed: list[Candidate]) -> tuple[Candid
     explains = {id(fault): fault for one in twins for fault in one.explains if fault not in seen}
     unexplained = tuple(fault for fault in weighed[0].unexplained if id(fault) not in explains and fault not in seen)
     script = Candidate(
-        fault=root, weight=round(told * _FOLLOWS, 4), because=why, evidence=seen, explains=tuple(explains.values()), unexplained=unexplained
+        fault=root, weight=round(told * _FOLLOWS, 4), reason=why, evidence=seen, explains=tuple(explains.values()), unexplained=unexplained
     )
     rest = [replace(one, weight=round(one.weight * (1 - _FOLLOWS), 4)) if one in twins else one for one in weighed]
     return script, *sorted((one for one in rest if one.weight >= NEGLIGIBLE), key=lambda one: -one.weight)
@@ -233,7 +233,7 @@ def _the_script(root: Fault, why: str, weighed: list[Candidate]) -> tuple[Candid
 def _excused(root: Candidate, faults: Sequence[Fault], members: int) -> tuple[Fault, ...]:
     """Return the faults that ask for a node to leave for what is not its own doing: what is said of most nodes is of none."""
     elsewhere = {id(fault) for fault in root.explains if fault.node != root.fault.node and explained(root.fault, fault) >= _SURELY}
-    printed = {id(fault) for fault in faults if fault.rank is not None and isinstance(fault.entry.sick.evidence, LogLine)}
+    printed = {id(fault) for fault in faults if fault.rank is not None and isinstance(fault.entry.unhealthy.evidence, LogLine)}
     nodes = Counter(kind for kind, _ in {(fault.kind, fault.node) for fault in faults if fault.node and fault.kind != root.fault.kind})
     common = {kind for kind, count in nodes.items() if count > max(1, members // 2)}
     excused = elsewhere | printed | {id(fault) for fault in faults if fault.kind in common}
@@ -262,8 +262,8 @@ def _at_once(root: Fault, faults: Sequence[Fault], members: int) -> str | None:
     twins = {fault.node for fault in faults if fault.node and _likeness(fault) == _likeness(root)}
     if rule is None or not root.node or len(twins) < (members if rule.together == "all" else rule.together):
         return None
-    if rule.because:
-        return f"{rule.because} ({_listed(twins)})"
+    if rule.reason:
+        return f"{rule.reason} ({_listed(twins)})"
     return f"the same failure ({root.signature}){_at_step(root)} on nodes {_listed(twins)} at once"
 
 

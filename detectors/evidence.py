@@ -328,7 +328,7 @@ class Overrun:
     """A recovery that did not bring the job to a step within its rung's deadline."""
 
     at: float
-    rung: str
+    action: str
     seconds: float
     limit: float
     reached: dict[int, tuple[str, int, str]] = field(default_factory=dict)

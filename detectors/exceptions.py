@@ -29,7 +29,7 @@ EXCEPTION: Final = kind(
         blame=Blame.PROCESS,
         action="restart once with the ranks on other nodes; the same exception at the same step there is the user's error",
         reference="https://docs.python.org/3/tutorial/errors.html",
-        sick=an_exit(code=1, raised=Raised(type="ValueError", message="bad batch")),
+        unhealthy=an_exit(code=1, raised=Raised(type="ValueError", message="bad batch")),
         healthy=FINISHED,
         weight=60,
     )
@@ -44,7 +44,7 @@ PEER_LOST: Final = kind(
         blame=Blame.NONE,
         action="look for the peer that failed first; restart the workers",
         reference="https://docs.pytorch.org/docs/stable/distributed.html",
-        sick=an_exit(code=1, raised=Raised(type="RuntimeError", message="Connection reset by peer", peer_lost=True)),
+        unhealthy=an_exit(code=1, raised=Raised(type="RuntimeError", message="Connection reset by peer", peer_lost=True)),
         healthy=FINISHED,
         weight=5,
     )
@@ -59,7 +59,7 @@ GPU_MEMORY: Final = kind(
         blame=Blame.USER_CODE,
         action="restart once: another process may have held the memory; then the user's to mend",
         reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
-        sick=an_exit(code=1, raised=Raised(type="torch.OutOfMemoryError", message="CUDA out of memory. Tried to allocate 2 GiB")),
+        unhealthy=an_exit(code=1, raised=Raised(type="torch.OutOfMemoryError", message="CUDA out of memory. Tried to allocate 2 GiB")),
         healthy=FINISHED,
         weight=65,
     )
@@ -74,7 +74,7 @@ DISK_FULL: Final = kind(
         blame=Blame.STORAGE,
         action="free space, or move the job's output",
         reference=ERRNO_3,
-        sick=an_exit(code=1, raised=Raised(type="OSError", message="[Errno 28] No space left on device", errno=28)),
+        unhealthy=an_exit(code=1, raised=Raised(type="OSError", message="[Errno 28] No space left on device", errno=28)),
         healthy=FINISHED,
         weight=70,
     )
@@ -89,7 +89,7 @@ STORAGE: Final = kind(
         blame=Blame.STORAGE,
         action="restart; if it comes again look at the mount and at the kernel's log",
         reference=ERRNO_3,
-        sick=an_exit(code=1, raised=Raised(type="OSError", message="[Errno 5] Input/output error: '/data/shard-3'", errno=5)),
+        unhealthy=an_exit(code=1, raised=Raised(type="OSError", message="[Errno 5] Input/output error: '/data/shard-3'", errno=5)),
         healthy=FINISHED,
         weight=68,
     )
@@ -104,7 +104,7 @@ NETWORK: Final = kind(
         blame=Blame.NETWORK,
         action="restart; if it comes again look at the service that the script asks",
         reference=ERRNO_3,
-        sick=an_exit(code=1, raised=Raised(type="ConnectionRefusedError", message="[Errno 111] Connection refused", errno=111)),
+        unhealthy=an_exit(code=1, raised=Raised(type="ConnectionRefusedError", message="[Errno 111] Connection refused", errno=111)),
         healthy=FINISHED,
         weight=50,
     )

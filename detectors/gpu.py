@@ -71,7 +71,7 @@ OFF_BUS: Final = kind(
         level=RecommendedAction.EVICT_NOW,
         action="replace the node; a reboot or a power cycle may bring the GPU back, and it has to prove itself before it is used",
         reference="https://docs.nvidia.com/deploy/xid-errors/",
-        sick=_seen(failed=15),
+        unhealthy=_seen(failed=15),
         healthy=_seen(failed=0),
         weight=98,
     )
@@ -82,7 +82,7 @@ RESET_REQUIRED: Final = kind(
         title="The driver asks for a reset of a GPU or its node",
         level=RecommendedAction.RESET_DEVICE,
         action="move the ranks off, reset the GPU (or reboot, as it asks) and test it before it is used",
-        sick=_seen(recovery_action=1),
+        unhealthy=_seen(recovery_action=1),
         healthy=_seen(recovery_action=0),
         weight=92,
     )
@@ -93,7 +93,7 @@ UNUSABLE: Final = kind(
         title="NVML cannot be started or a GPU not be opened, for a reason of the node's own",
         level=RecommendedAction.EVICT_NOW,
         action="replace the node and look at the kernel's log; a reboot often helps",
-        sick=LossSample(evidence=_node(failed=999, gpus=Blind("nvmlInit: Unknown Error"))),
+        unhealthy=LossSample(evidence=_node(failed=999, gpus=Blind("nvmlInit: Unknown Error"))),
         healthy=LossSample(evidence=_node(gpus=Blind("nvmlInit: NVML Shared Library Not Found"))),
         weight=91,
     )
@@ -105,7 +105,7 @@ DRIVER_MISSING: Final = kind(
         level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
         action="load the driver (`modprobe nvidia`) or reboot; see why it was not loaded",
-        sick=LossSample(evidence=_node(failed=9, gpus=Blind("nvmlInit: Driver Not Loaded"))),
+        unhealthy=LossSample(evidence=_node(failed=9, gpus=Blind("nvmlInit: Driver Not Loaded"))),
         healthy=LossSample(evidence=_node(failed=9, on_bus=(), gpus=Blind("nvmlInit: Driver Not Loaded"))),
         weight=91,
     )
@@ -117,7 +117,7 @@ DRIVER_MISMATCH: Final = kind(
         level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
         action="reboot, or unload and load the module: an update was installed beside a running driver",
-        sick=LossSample(evidence=_node(failed=18, gpus=Blind("nvmlInit: Driver/library version mismatch"))),
+        unhealthy=LossSample(evidence=_node(failed=18, gpus=Blind("nvmlInit: Driver/library version mismatch"))),
         healthy=LossSample(evidence=_node(module_version="550.54.15", driver_version="550.54.15", gpus=())),
         weight=91,
     )
@@ -129,7 +129,7 @@ ECC: Final = kind(
         level=RecommendedAction.RESET_DEVICE,
         action="restart the ranks on another GPU, reset this one, and replace it when it comes again",
         reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
-        sick=_seen(ecc=_ecc(volatile=1, aggregate=1)),
+        unhealthy=_seen(ecc=_ecc(volatile=1, aggregate=1)),
         healthy=_seen(ecc=_ecc(volatile=0, aggregate=4)),
         weight=90,
     )
@@ -141,7 +141,7 @@ REMAP_PENDING: Final = kind(
         level=RecommendedAction.EVICT_WHEN_IDLE,
         action="reset the GPU at the next pause",
         reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
-        sick=_seen(rows=_rows(pending=True)),
+        unhealthy=_seen(rows=_rows(pending=True)),
         healthy=_seen(rows=_rows()),
     )
 )
@@ -152,7 +152,7 @@ REMAP_FAILED: Final = kind(
         level=RecommendedAction.EVICT_NOW,
         action="take the GPU out of service and have it replaced: this is a condition of its warranty",
         reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
-        sick=_seen(rows=_rows(failed=True)),
+        unhealthy=_seen(rows=_rows(failed=True)),
         healthy=_seen(rows=_rows()),
         weight=89,
     )
@@ -164,7 +164,7 @@ PAGES: Final = kind(
         level=RecommendedAction.EVICT_WHEN_IDLE,
         action="reset the GPU if pages are pending; have it replaced if its list is full",
         reference="https://docs.nvidia.com/deploy/dynamic-page-retirement/",
-        sick=_seen(pages=_pages(63)),
+        unhealthy=_seen(pages=_pages(63)),
         healthy=_seen(pages=_pages(5)),
     )
 )
@@ -174,7 +174,7 @@ THROTTLE: Final = kind(
         title="A GPU slows itself down for heat",
         level=RecommendedAction.WATCH,
         action="check cooling and the air around; its ranks hold all others up",
-        sick=_seen(clocks=_clocks(0x40)),
+        unhealthy=_seen(clocks=_clocks(0x40)),
         healthy=_seen(clocks=_clocks(0x04)),
     )
 )
@@ -185,7 +185,7 @@ POWER_BRAKE: Final = kind(
         level=RecommendedAction.WATCH,
         blame=Blame.NODE,
         action="check power supplies and the rack's power",
-        sick=_seen(clocks=_clocks(0x88)),
+        unhealthy=_seen(clocks=_clocks(0x88)),
         healthy=_seen(clocks=_clocks(0x04)),
     )
 )
@@ -195,7 +195,7 @@ SLOWDOWN: Final = kind(
         title="A GPU's hardware holds its clocks down and does not say for what",
         level=RecommendedAction.WATCH,
         action="check cables, power and temperature; replace the node if it lasts",
-        sick=_seen(clocks=_clocks(0x08)),
+        unhealthy=_seen(clocks=_clocks(0x08)),
         healthy=_seen(clocks=_clocks(0x10)),
     )
 )
@@ -206,7 +206,7 @@ POWER_CAPPED: Final = kind(
         level=RecommendedAction.WATCH,
         blame=Blame.NODE,
         action="restore the limit (`nvidia-smi -pl`), unless somebody set it on purpose on all nodes",
-        sick=_seen(power=_power(450_000)),
+        unhealthy=_seen(power=_power(450_000)),
         healthy=_seen(power=_power(700_000)),
     )
 )
@@ -216,7 +216,7 @@ NVLINK_DOWN: Final = kind(
         title="An NVLink of a GPU in an NVSwitch fabric is down, or one that was up",
         level=RecommendedAction.EVICT_NOW,
         action="replace the node; restart the fabric manager, reset all GPUs of the node",
-        sick=_seen(links=_links(second=False), fabric=Fabric(state=3, status=0)),
+        unhealthy=_seen(links=_links(second=False), fabric=Fabric(state=3, status=0)),
         healthy=_seen(links=_links(second=False), fabric=Fabric(state=0, status=0)),  # a card with fewer bridges than sockets for them
         weight=88,
     )
@@ -227,7 +227,7 @@ NVLINK_ERRORS: Final = kind(
         title="An NVLink had to send again or to recover",
         level=RecommendedAction.WATCH,
         action="watch; replace the node when it goes on",
-        sick=LossSample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=4)))),
+        unhealthy=LossSample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=4)))),
         healthy=LossSample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=3)))),
     )
 )
@@ -237,7 +237,7 @@ PCIE: Final = kind(
         title="A GPU's PCIe link runs with fewer lanes or slower than GPU and host can",
         level=RecommendedAction.WATCH,
         action="reseat the card or its cable; replace the node when it stays",
-        sick=_seen(pcie=_pcie(width=8)),
+        unhealthy=_seen(pcie=_pcie(width=8)),
         healthy=_seen(pcie=_pcie(width=16)),
     )
 )
@@ -247,7 +247,7 @@ REPLAYS: Final = kind(
         title="A GPU's PCIe link sends packets again and again",
         level=RecommendedAction.WATCH,
         action="watch; reseat the card or its cable when it goes on",
-        sick=LossSample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=120)))),
+        unhealthy=LossSample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=120)))),
         healthy=LossSample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=102)))),
     )
 )
@@ -259,7 +259,7 @@ FABRIC: Final = kind(
         blame=Blame.NODE,
         action="start the fabric manager; reset the GPUs or reboot when that does not help",
         reference="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
-        sick=_seen(fabric=Fabric(state=2, status=0)),
+        unhealthy=_seen(fabric=Fabric(state=2, status=0)),
         healthy=_seen(fabric=Fabric(state=3, status=0)),
         weight=90,
     )
@@ -271,7 +271,7 @@ STRANGER: Final = kind(
         level=RecommendedAction.WATCH,
         blame=Blame.PROCESS,
         action="find its owner and end it: it takes memory and time from the job",
-        sick=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30))),
+        unhealthy=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30))),
         healthy=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30, job=_DARK))),
     )
 )

@@ -18,7 +18,7 @@ GROUP_BROKEN: Final = kind(
         blame=Blame.NETWORK,
         action="build the groups anew between the ranks that live and do the step again; replace ranks that do not live",
         reference="https://docs.pytorch.org/docs/stable/distributed.html",
-        sick=LossSample(evidence=GroupTrouble(node="n0", rank=0, at=0.0, why="Connection closed by peer", group="0", step=7)),
+        unhealthy=LossSample(evidence=GroupTrouble(node="n0", rank=0, at=0.0, why="Connection closed by peer", group="0", step=7)),
         healthy=FINISHED,
         weight=6,
     )
@@ -33,7 +33,7 @@ TAKE_OVER_FAILED: Final = kind(
         blame=Blame.NONE,
         action="the next rung is tried at once",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=ReplaceRanksTrouble(node="n0", rank=0, at=0.0, why="no rank holds a whole copy of the state")),
+        unhealthy=LossSample(evidence=ReplaceRanksTrouble(node="n0", rank=0, at=0.0, why="no rank holds a whole copy of the state")),
         healthy=FINISHED,
         weight=15,
     )

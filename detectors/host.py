@@ -83,7 +83,7 @@ REBOOTED: Final = kind(
         title="A node was started anew since the look before",
         action="ask who did it; without an answer look at the kernel's log of the boot before and at the power",
         reference="https://man7.org/linux/man-pages/man4/random.4.html",
-        sick=_hour_later(boot="b"),
+        unhealthy=_hour_later(boot="b"),
         healthy=_hour_later(),
         weight=96,
     )
@@ -94,7 +94,7 @@ MEMORY: Final = kind(
         title="A node has next to no memory left, or work stands still for want of it",
         action="find what takes it; lower the job's memory or its data loaders",
         reference="https://docs.kernel.org/accounting/psi.html",
-        sick=_now(memory_available=5 * _GB),
+        unhealthy=_now(memory_available=5 * _GB),
         healthy=_now(memory_available=60 * _GB, memory_pressure=Pressure(some_60s=40.0, full_60s=10.0)),
     )
 )
@@ -104,7 +104,7 @@ OOM: Final = kind(
         title="The kernel killed processes because memory ran out",
         action="see the kernel's log for whom; find what takes the memory",
         reference="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
-        sick=_hour_later(oom_kills=3),
+        unhealthy=_hour_later(oom_kills=3),
         healthy=_hour_later(oom_kills=2),
     )
 )
@@ -115,7 +115,7 @@ MEMORY_LOST: Final = kind(
         level=RecommendedAction.EVICT_NOW,
         action="replace the node, and the memory module that the log names",
         reference=_EDAC,
-        sick=_now(memory_errors_uncorrected=1),
+        unhealthy=_now(memory_errors_uncorrected=1),
         healthy=_now(memory_errors_uncorrected=Blind("nothing counts there")),
         weight=88,
     )
@@ -126,7 +126,7 @@ MEMORY_WORN: Final = kind(
         title="A node's memory needs its error correction very often",
         action="plan to replace the memory module that the log names",
         reference=_EDAC,
-        sick=_hour_later(memory_errors_corrected=5000),
+        unhealthy=_hour_later(memory_errors_corrected=5000),
         healthy=_hour_later(memory_errors_corrected=9),
     )
 )
@@ -136,7 +136,7 @@ THROTTLED: Final = kind(
         title="A node's processors slow down for heat",
         action="check cooling; its ranks hold all others up",
         reference="https://docs.kernel.org/admin-guide/abi-testing-files.html#abi-file-testing-sysfs-devices-system-cpu",
-        sick=_hour_later(throttled=4000),
+        unhealthy=_hour_later(throttled=4000),
         healthy=_hour_later(throttled=41),
     )
 )
@@ -146,7 +146,7 @@ LOAD: Final = kind(
         title="Many more processes want a processor than there are",
         action="find what does not belong there; lower the number of data loaders",
         reference=_PROC,
-        sick=_now(load_5m=400.0),
+        unhealthy=_now(load_5m=400.0),
         healthy=_now(load_5m=120.0),
     )
 )
@@ -156,7 +156,7 @@ FILES: Final = kind(
         title="A node can open next to no more files",
         action="find who holds them open (`lsof`), or raise `fs.file-max`",
         reference="https://docs.kernel.org/admin-guide/sysctl/fs.html",
-        sick=_now(files_open=990_000),
+        unhealthy=_now(files_open=990_000),
         healthy=_now(files_open=500_000),
     )
 )
@@ -166,7 +166,7 @@ CLOCK_SOURCE: Final = kind(
         title="The kernel gave up its fast clock, and every look at the time is slow",
         action="see the kernel's log for why; reboot, replace the node if it comes again",
         reference="https://docs.kernel.org/timers/timekeeping.html",
-        sick=_now(clock_source="hpet"),
+        unhealthy=_now(clock_source="hpet"),
         healthy=_now(clock_source="kvm-clock"),
     )
 )
@@ -177,7 +177,7 @@ CLOCK: Final = kind(
         source="adjtimex",
         action="see whether its time service reaches a server",
         reference="https://man7.org/linux/man-pages/man2/adjtimex.2.html",
-        sick=_clock(synchronized=True, offset=4.2),
+        unhealthy=_clock(synchronized=True, offset=4.2),
         healthy=_clock(synchronized=True, offset=0.002),
     )
 )
@@ -189,7 +189,7 @@ CLOCK_ALONE: Final = kind(
         level=RecommendedAction.RECORD,
         action="run a time service (chronyd); on a virtual machine its host may keep it unseen",
         reference="https://man7.org/linux/man-pages/man2/adjtimex.2.html",
-        sick=_clock(synchronized=False, offset=0.0),
+        unhealthy=_clock(synchronized=False, offset=0.0),
         healthy=_clock(synchronized=True, offset=0.0),
     )
 )
@@ -199,7 +199,7 @@ STUCK: Final = kind(
         title="A process has waited in the kernel, where no signal reaches it, from one look to the next",
         action="see what it waits for: a dead server, a disk, a GPU; only that can let go of it, or a reboot",
         reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
-        sick=_minute_later("D"),
+        unhealthy=_minute_later("D"),
         healthy=_minute_later("D", switches=900),
     )
 )
@@ -211,7 +211,7 @@ ZOMBIE: Final = kind(
         blame=Blame.PROCESS,
         action="end its parent; where that is process 1, what runs there reaps nobody: start the container with an init (`--init`)",
         reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
-        sick=_minute_later("Z"),
+        unhealthy=_minute_later("Z"),
         healthy=_minute_later("Z", pid=11),
     )
 )
@@ -222,7 +222,7 @@ SERVICE: Final = kind(
         source="processes",
         action="start it; see its log for why it ended",
         reference="https://docs.nvidia.com/datacenter/tesla/",
-        sick=_service(needed=True),
+        unhealthy=_service(needed=True),
         healthy=_service(needed=False),
     )
 )

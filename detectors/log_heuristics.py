@@ -125,7 +125,7 @@ _Row = tuple[str, str, str, Blame, str]
 
 def _enter(row: _Row) -> str:
     """Enter one kind for what has no signature (id, title, component, blame, sample), and return its id."""
-    name, title, component, blame, sick = row
+    name, title, component, blame, unhealthy = row
     kind(
         FaultKind(
             id=name,
@@ -136,7 +136,7 @@ def _enter(row: _Row) -> str:
             blame=blame,
             action="read the lines around it; when it comes often, write a signature for it (`holdfast faults unknown --draft`)",
             reference="docs/architecture.md",
-            sick=LossSample(evidence=LogLine(text=sick)),
+            unhealthy=LossSample(evidence=LogLine(text=unhealthy)),
             healthy=_WELL,
             weight=30,
         )

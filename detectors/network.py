@@ -51,7 +51,7 @@ NIC_DOWN: Final = kind(
         title="A network interface is switched on and has no link",
         action="check cable, module and switch port; switch the interface off if it is not used",
         reference="https://docs.kernel.org/networking/operstates.html",
-        sick=LossSample(evidence=_look(nic={"state": "down", "carrier": False})),
+        unhealthy=LossSample(evidence=_look(nic={"state": "down", "carrier": False})),
         healthy=LossSample(evidence=_look(nic={"wanted_up": False, "state": "down", "carrier": Blind("Invalid argument")})),
     )
 )
@@ -61,7 +61,7 @@ NIC_FLAPPED: Final = kind(
         title="A network interface lost its link since the look before",
         action="watch; change cable or module when it comes again",
         reference=_STATISTICS,
-        sick=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 91, "link_down_events_phy": 3}}),
+        unhealthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 91, "link_down_events_phy": 3}}),
         healthy=_hour_later(),
     )
 )
@@ -71,7 +71,7 @@ NIC_ERRORS: Final = kind(
         title="A network interface receives broken frames",
         action="change cable or module",
         reference=_STATISTICS,
-        sick=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 1240, "link_down_events_phy": 2}}),
+        unhealthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 1240, "link_down_events_phy": 2}}),
         healthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 93, "link_down_events_phy": 2}}),
     )
 )
@@ -81,7 +81,7 @@ IB_DOWN: Final = kind(
         title="An InfiniBand or RoCE port is not active",
         action="check cable, switch port and subnet manager; disable the port if it is not used",
         reference=_COUNTERS,
-        sick=LossSample(evidence=_look(port={"state": "DOWN", "physical_state": "Polling"})),
+        unhealthy=LossSample(evidence=_look(port={"state": "DOWN", "physical_state": "Polling"})),
         healthy=LossSample(evidence=_look(port={"state": "DOWN", "physical_state": "Disabled"})),
     )
 )
@@ -91,7 +91,7 @@ IB_SLOW: Final = kind(
         title="An InfiniBand port runs slower than before",
         action="reseat or change the cable; replace the node when it stays",
         reference=_COUNTERS,
-        sick=_hour_later(port={"rate": 100.0}),
+        unhealthy=_hour_later(port={"rate": 100.0}),
         healthy=_hour_later(port={"rate": 400.0}),
     )
 )
@@ -101,7 +101,7 @@ IB_FLAPPED: Final = kind(
         title="An InfiniBand link went down or had to be trained anew since the look before",
         action="watch; change the cable when it comes again",
         reference=_COUNTERS,
-        sick=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 4, "link_error_recovery": 0, "port_rcv_errors": 2}}),
+        unhealthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 4, "link_error_recovery": 0, "port_rcv_errors": 2}}),
         healthy=_hour_later(),
     )
 )
@@ -111,7 +111,7 @@ IB_SYMBOLS: Final = kind(
         title="An InfiniBand link has more broken symbols than its kind may have",
         action="clean or change the cable",
         reference=_COUNTERS,
-        sick=_hour_later(port={"counters": {"symbol_error": 547, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
+        unhealthy=_hour_later(port={"counters": {"symbol_error": 547, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
         healthy=_hour_later(port={"counters": {"symbol_error": 87, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
     )
 )
@@ -121,7 +121,7 @@ IB_ERRORS: Final = kind(
         title="An InfiniBand port receives broken packets",
         action="watch; change the cable when it goes on",
         reference=_COUNTERS,
-        sick=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 882}}),
+        unhealthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 882}}),
         healthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 12}}),
     )
 )

@@ -19,7 +19,7 @@ AGENT_LOST: Final = kind(
         blame=Blame.PROCESS,
         action="start a new agent on the node and restart the workers, which died with the old one",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=True)),
+        unhealthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=True)),
         healthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=True)),
         weight=95,
     )
@@ -34,7 +34,7 @@ NODE_LOST: Final = kind(
         blame=Blame.NODE,
         action="replace the node by a spare and restart the workers",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=False)),
+        unhealthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=False)),
         healthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=False)),
         weight=100,
     )
@@ -49,7 +49,7 @@ NODE_UNKNOWN: Final = kind(
         blame=Blame.NODE,
         action="treat the node as lost: its workers cannot be reached",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=Blind("the probe could not run"))),
+        unhealthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=Blind("the probe could not run"))),
         healthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=Blind("the probe could not run"))),
         weight=97,
     )
@@ -64,7 +64,9 @@ NODE_LEAVING: Final = kind(
         blame=Blame.NODE,
         action="save what the ranks have and go on without the node: nothing is held against it",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=NodeLeaving(node="n0", at=0.0, why="drained by ann@desk until 18:00: new fan; no other node is free")),
+        unhealthy=LossSample(
+            evidence=NodeLeaving(node="n0", at=0.0, why="drained by ann@desk until 18:00: new fan; no other node is free")
+        ),
         healthy=LossSample(evidence=NodeLeaving(node="n0", at=0.0, why="")),
         weight=90,
     )
@@ -79,7 +81,7 @@ NODE_SEVERED: Final = kind(
         blame=Blame.NODE,
         action="replace the node by a spare; look at its interface for training traffic, its cable and the rules of its firewall",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=Severed(node="n0", at=0.0, peers=("n1", "n2"), why="timed out after 1 s")),
+        unhealthy=LossSample(evidence=Severed(node="n0", at=0.0, peers=("n1", "n2"), why="timed out after 1 s")),
         healthy=LossSample(evidence=Severed(node="n0", at=0.0, peers=(), why="")),
         weight=98,
     )
@@ -94,7 +96,7 @@ NODE_APART: Final = kind(
         blame=Blame.NODE,
         action="look at what is between the two, routes, switch and firewalls; the job goes on without one of them until they meet",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=Severed(node="n0", at=0.0, peers=("n1",), why="timed out after 1 s", alone=False)),
+        unhealthy=LossSample(evidence=Severed(node="n0", at=0.0, peers=("n1",), why="timed out after 1 s", alone=False)),
         healthy=LossSample(evidence=Severed(node="n0", at=0.0, peers=(), why="", alone=False)),
         weight=97,
         confused_with=("node-severed",),

@@ -49,7 +49,7 @@ for _name, _cause, _blame, _weight in _SIGNALS:
             blame=_blame,
             action="restart the workers from the newest whole checkpoint",
             reference=SIGNAL_7,
-            sick=an_exit(signal=int(getattr(signal, _name))),
+            unhealthy=an_exit(signal=int(getattr(signal, _name))),
             healthy=FINISHED,
             weight=_weight,
         )
@@ -65,7 +65,7 @@ OTHER_SIGNAL: Final = kind(
         blame=Blame.PROCESS,
         action="restart the workers from the newest whole checkpoint",
         reference=SIGNAL_7,
-        sick=an_exit(signal=int(signal.SIGRTMIN) + 3),
+        unhealthy=an_exit(signal=int(signal.SIGRTMIN) + 3),
         healthy=FINISHED,
         weight=80,
     )
@@ -80,7 +80,7 @@ OOM_KILLED: Final = kind(
         blame=Blame.NODE,
         action="restart; if it comes again move off the node or lower the job's memory",
         reference="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
-        sick=an_exit(signal=9, oom="Out of memory: Killed process 4711 (python) total-vm:9000kB, anon-rss:8000kB"),
+        unhealthy=an_exit(signal=9, oom="Out of memory: Killed process 4711 (python) total-vm:9000kB, anon-rss:8000kB"),
         healthy=FINISHED,
         weight=95,
     )
@@ -95,7 +95,7 @@ EXIT_CODE: Final = kind(
         blame=Blame.PROCESS,
         action="restart once with the ranks on other nodes; the same status at the same step there is the user's error",
         reference="https://man7.org/linux/man-pages/man3/exit.3.html",
-        sick=an_exit(code=3),
+        unhealthy=an_exit(code=3),
         healthy=FINISHED,
         weight=55,
     )
@@ -110,7 +110,7 @@ EXIT_EARLY: Final = kind(
         blame=Blame.USER_CODE,
         action="restart once; a script that leaves its loop early is the user's to mend",
         reference="docs/words.md",
-        sick=an_exit(code=0),
+        unhealthy=an_exit(code=0),
         healthy=FINISHED,
         weight=55,
     )
@@ -125,7 +125,7 @@ STOPPED: Final = kind(
         blame=Blame.PROCESS,
         action="kill it and restart the workers",
         reference=SIGNAL_7,
-        sick=LossSample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=1.5)),
+        unhealthy=LossSample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=1.5)),
         healthy=LossSample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=0.2)),
         weight=92,
     )
@@ -140,7 +140,7 @@ START_FAILED: Final = kind(
         blame=Blame.NODE,
         action="try the next rung: this node cannot run the job as it is",
         reference="https://man7.org/linux/man-pages/man2/execve.2.html",
-        sick=LossSample(evidence=StartTrouble(node="n0", at=0.0, why="[Errno 11] Resource temporarily unavailable", errno=11)),
+        unhealthy=LossSample(evidence=StartTrouble(node="n0", at=0.0, why="[Errno 11] Resource temporarily unavailable", errno=11)),
         healthy=FINISHED,
         weight=88,
     )
@@ -155,7 +155,7 @@ NOT_RUNNABLE: Final = kind(
         blame=Blame.NODE,
         action="on one node: mount or install what is missing; on every node: mend `command`, `python` or `directory` of the job",
         reference="https://man7.org/linux/man-pages/man2/execve.2.html",
-        sick=LossSample(evidence=StartTrouble(node="n0", at=0.0, why="[Errno 2] No such file or directory: 'trian'", errno=2)),
+        unhealthy=LossSample(evidence=StartTrouble(node="n0", at=0.0, why="[Errno 2] No such file or directory: 'trian'", errno=2)),
         healthy=FINISHED,
         weight=89,
     )

@@ -47,7 +47,7 @@ HANG: Final = kind(
         blame=Blame.PROCESS,
         action="restart the workers; the rank that is furthest behind is the first suspect",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY)),
+        unhealthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY)),
         healthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
         weight=40,
     )
@@ -62,7 +62,7 @@ SECTION: Final = kind(
         blame=Blame.PROCESS,
         action="restart the workers; raise the section's limit if it may take this long",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=Progress(at=0.0, ranks=_ranks(2000.0, section="evaluation"), step_seconds=_STEADY)),
+        unhealthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(2000.0, section="evaluation"), step_seconds=_STEADY)),
         healthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(900.0, section="evaluation"), step_seconds=_STEADY)),
         weight=40,
     )
@@ -77,7 +77,7 @@ NEVER_STEPPED: Final = kind(
         blame=Blame.PROCESS,
         action="restart the workers; then try other nodes",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=1900.0)}, since_start=1900.0)),
+        unhealthy=LossSample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=1900.0)}, since_start=1900.0)),
         healthy=LossSample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=90.0)}, since_start=90.0)),
         weight=40,
     )
@@ -92,7 +92,7 @@ SILENT: Final = kind(
         blame=Blame.PROCESS,
         action="restart the workers; raise `limits.output_silence` if it may be quiet for this long",
         reference="docs/architecture.md",
-        sick=LossSample(
+        unhealthy=LossSample(
             evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=90.0),
             limits=HangLimits(output_silence=60.0),
         ),
@@ -113,7 +113,7 @@ NOT_ENDING: Final = kind(
         blame=Blame.PROCESS,
         action="have all ranks end together (a barrier, then `destroy_process_group`); raise `limits.end_grace` if the last need longer",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=900.0)),
+        unhealthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=900.0)),
         healthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=30.0)),
         weight=40,
     )
@@ -128,8 +128,12 @@ OVERRUN: Final = kind(
         blame=Blame.PROCESS,
         action="the next rung is tried at once; raise `deadlines` if the job needs longer to start",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=Overrun(at=0.0, rung="restart-in-place", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})),
-        healthy=LossSample(evidence=Overrun(at=0.0, rung="restart-in-place", seconds=20.0, limit=120.0, reached={0: ("n0", 1, "started")})),
+        unhealthy=LossSample(
+            evidence=Overrun(at=0.0, action="restart-in-place", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})
+        ),
+        healthy=LossSample(
+            evidence=Overrun(at=0.0, action="restart-in-place", seconds=20.0, limit=120.0, reached={0: ("n0", 1, "started")})
+        ),
         weight=45,
     )
 )
@@ -341,7 +345,7 @@ def see_overrun(seen: Overrun, _limits: HangLimits) -> Fault | None:
         kind=OVERRUN.id,
         at=seen.at - seen.seconds,
         node=nodes.pop() if alone else None,
-        quote=f"{seen.rung} brought no step within {seen.seconds:.1f} s ({words or 'no worker started'}); limit {seen.limit:.1f} s",
+        quote=f"{seen.action} brought no step within {seen.seconds:.1f} s ({words or 'no worker started'}); limit {seen.limit:.1f} s",
         signature=OVERRUN.id,
     )
 
@@ -356,7 +360,7 @@ CUT_SHORT: Final = kind(
         blame=Blame.NONE,
         action="restart the workers: what the recovery answered is in the history if the flow had come to write it",
         reference="docs/architecture.md",
-        sick=LossSample(evidence=CutShort(at=0.0, state="RUNNING")),
+        unhealthy=LossSample(evidence=CutShort(at=0.0, state="RUNNING")),
         healthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
         weight=20,
     )

@@ -28,7 +28,7 @@ def enter(rows: Iterable[Row], *, component: str, source: str, reports: Callable
                 blame=Blame.STORAGE,
                 action=action,
                 reference="docs/architecture.md",
-                sick=LossSample(evidence=reports(name)),
+                unhealthy=LossSample(evidence=reports(name)),
                 healthy=_WELL,
                 weight=30,
             )

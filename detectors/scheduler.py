@@ -22,7 +22,7 @@ NODE_DOWN: Final = kind(
         blame=Blame.NODE,
         action="look at the node and at slurmd on it: its part of the allocation is gone, or will be in a moment",
         reference="https://slurm.schedmd.com/scontrol.html",
-        sick=LossSample(evidence=SchedulerWord(node="n0", at=0.0, states=("DOWN", "NOT_RESPONDING"), reason="Not responding")),
+        unhealthy=LossSample(evidence=SchedulerWord(node="n0", at=0.0, states=("DOWN", "NOT_RESPONDING"), reason="Not responding")),
         healthy=LossSample(evidence=SchedulerWord(node="n0", at=0.0, states=("ALLOCATED",))),
         weight=60,
     )
@@ -37,7 +37,7 @@ NODE_DRAINED: Final = kind(
         blame=Blame.NODE,
         action="leave the node when that interrupts nobody: who drained it wants to have it",
         reference="https://slurm.schedmd.com/scontrol.html",
-        sick=LossSample(evidence=SchedulerWord(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud")),
+        unhealthy=LossSample(evidence=SchedulerWord(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud")),
         healthy=LossSample(
             evidence=SchedulerWord(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="holdfast: gpu-off-bus", ours=True)
         ),

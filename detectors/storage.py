@@ -48,7 +48,7 @@ FULL: Final = kind(
         title="A file system has next to no space, or no inodes, left",
         action="free space; lower `checkpoint.keep` where it holds checkpoints",
         reference="https://man7.org/linux/man-pages/man3/statvfs.3.html",
-        sick=LossSample(evidence=_look(free=100 * _GB)),
+        unhealthy=LossSample(evidence=_look(free=100 * _GB)),
         healthy=LossSample(evidence=_look(free=0, inodes=0, inodes_free=0, options=("ro",), own_options=("ro",))),
     )
 )
@@ -59,7 +59,7 @@ READ_ONLY: Final = kind(
         level=RecommendedAction.EVICT_WHEN_IDLE,
         action="see the kernel's log for the damage that it met; check the file system, then mount it anew",
         reference="https://man7.org/linux/man-pages/man5/ext4.5.html",
-        sick=LossSample(evidence=_look(own_options=("ro", "errors=remount-ro"))),
+        unhealthy=LossSample(evidence=_look(own_options=("ro", "errors=remount-ro"))),
         healthy=LossSample(evidence=_look(options=("ro",), own_options=("ro",))),
     )
 )
@@ -69,7 +69,7 @@ BROKEN: Final = kind(
         title="A mounted file system says that nothing on it can be reached",
         action="mount it anew; look at its server or its disk",
         reference="https://man7.org/linux/man-pages/man3/errno.3.html",
-        sick=LossSample(evidence=_look(failed=116, size=Blind("Stale file handle"), free=Blind("Stale file handle"))),
+        unhealthy=LossSample(evidence=_look(failed=116, size=Blind("Stale file handle"), free=Blind("Stale file handle"))),
         healthy=LossSample(evidence=_look(size=Blind("no answer within 10 s"), free=Blind("no answer within 10 s"))),
     )
 )
@@ -80,7 +80,7 @@ IO_ERRORS: Final = kind(
         source="kernel log, ext4's count",
         action="save what is on it, check the disk (`smartctl -a`) and replace it",
         reference="https://docs.kernel.org/admin-guide/ext4.html",
-        sick=LossSample(evidence=_look(errors=2)),
+        unhealthy=LossSample(evidence=_look(errors=2)),
         healthy=LossSample(evidence=_look(errors=0)),
     )
 )
@@ -90,7 +90,7 @@ SLOW: Final = kind(
         title="A disk takes very long for each request",
         action="see who keeps it busy; check the disk",
         reference="https://docs.kernel.org/block/stat.html",
-        sick=_minute_later(writes=1200, write_ms=203_000),
+        unhealthy=_minute_later(writes=1200, write_ms=203_000),
         healthy=_minute_later(writes=1200, write_ms=4000),
     )
 )

@@ -28,7 +28,7 @@ from holdfast.prefect.output import prepare_output
 from holdfast.redaction import shown
 from holdfast.spec import TrainingJob, cluster_of
 
-FAREWELL_SECONDS: Final = 15.0
+FINAL_CHECKPOINT_SECONDS: Final = 15.0
 """How long Prefect may take to note the end of a flow run: for a server that is away it would wait minutes, and the history has all."""
 
 
@@ -43,7 +43,7 @@ def main(arguments: list[str], steer: Callable[..., FlowState]) -> int:
         return _refuse(f"no usable description of a job: {error}")
     if why := _no_server():
         return _refuse(f"{why} If job '{job.name}' runs already, it goes on.")
-    threading.Thread(target=_leave_in_time, args=(job.name,), name="farewell", daemon=True).start()
+    threading.Thread(target=_leave_in_time, args=(job.name,), name="final_checkpoint", daemon=True).start()
     return _steer(lambda: steer(job, cluster, standby=standby), job.name, again=arguments if standby else None)
 
 
@@ -107,7 +107,7 @@ def _leave_in_time(job: str) -> None:
     """Once the job is no longer steered, give Prefect a while to note the end of its run, then leave without it."""
     while not registry.was_let_go(job):
         time.sleep(0.5)
-    time.sleep(FAREWELL_SECONDS)
+    time.sleep(FINAL_CHECKPOINT_SECONDS)
     words = "holdfast: the Prefect server did not take the end of this flow run; the history has it"
     print(line("flow.left", words, level="warning"), file=sys.stderr, flush=True)  # noqa: T201
     os._exit(_verdict(job))

@@ -122,7 +122,7 @@ def _takes_place(run: JobController) -> bool:
     Where a step is only to be tried again, nobody is isolated and no rank gets another place.
     """
     decision = run.incident.decision if run.incident is not None else None
-    retried = decision is not None and decision.rung is RecoveryAction.RETRY_STEP
+    retried = decision is not None and decision.action is RecoveryAction.RETRY_STEP
     return not (retried and run.state in {State.ISOLATING, State.RESCHEDULING})
 
 

@@ -253,7 +253,7 @@ class Told:
 
     injected: str
     kind: str
-    rung: str
+    action: str
     detect_s: float
     downtime_s: float
     steps_lost: int
@@ -261,7 +261,7 @@ class Told:
     """Where the state came from that all went on with."""
     snapshot_age: int | None
     """Steps by which the newest snapshot in memory was older than the job at the fault."""
-    because: str
+    reason: str
     phases: dict[str, float]
 
 
@@ -273,13 +273,13 @@ def _one(history: History, row: models.Incident, act: Act) -> Told:
     return Told(
         injected=act.text,
         kind=row.kind,
-        rung=row.rung or "",
+        action=row.action or "",
         detect_s=round(row.detected_at - act.at, 4),
         downtime_s=round(row.fault_at + (row.downtime_s or 0.0) - act.at, 4),
         steps_lost=row.steps_lost or 0,
         source=wording.source(row.facts),
         snapshot_age=(row.facts or {}).get("snapshot_age"),
-        because=row.because,
+        reason=row.reason,
         phases={phase.name: round(phase.seconds, 4) for phase in queries.phases(history, row.id)},
     )
 
@@ -292,10 +292,10 @@ def _in_steps(one: Told) -> str:
 def _tell(told: list[Told], snapshots: list[models.Snapshots], no_snapshots: str, proof: Proof) -> None:
     say("\n3. What happened")
     for number, one in enumerate(told, 1):
-        say(f"   {number}. {one.injected}: {one.kind}, found after {duration(one.detect_s)}, {one.rung},")
+        say(f"   {number}. {one.injected}: {one.kind}, found after {duration(one.detect_s)}, {one.action},")
         source = f" with state from {one.source}" if one.source else ""
         say(f"      training again after {duration(one.downtime_s)}{source}, {_in_steps(one)}")
-        say(f"      because {one.because}")
+        say(f"      because {one.reason}")
         say("      " + ", ".join(f"{name} {duration(seconds)}" for name, seconds in one.phases.items()))
     say(f"   Snapshots in memory: {memory.upkeep(snapshots) if snapshots else no_snapshots or 'none'}.")
     yes = {True: "equal", False: "NOT EQUAL"}

@@ -41,6 +41,7 @@ HoldfastError
 │       │   └── RowCorrupt   one row of it cannot be read
 │       ├── HistoryLocked    another program holds it and does not let go
 │       ├── HistoryTooNew    a newer Holdfast wrote it
+│       ├── HistoryTooOld    a Holdfast wrote it whose tables this one cannot take over
 │       ├── HistoryRefused   the database server answers, and does not let this user into this database
 │       └── HistoryUnreachable  the database server does not answer
 │           └── HistoryFull  it answers, and has no connection left
@@ -544,6 +545,14 @@ class HistoryTooNew(HistoryTrouble):
     def __str__(self) -> str:
         cure = "Upgrade this one, or name another history by HOLDFAST_HISTORY."
         return f"history {self.url} was written by a newer Holdfast: {self.reason}. {cure}"
+
+
+class HistoryTooOld(HistoryTrouble):
+    """A Holdfast wrote it whose tables this one cannot take over."""
+
+    def __str__(self) -> str:
+        cure = "Move it away, or name another history by HOLDFAST_HISTORY; the Holdfast that wrote it can still read it."
+        return f"history {self.url} was written by an older Holdfast: {self.reason}. Nothing was changed. {cure}"
 
 
 class HistoryRefused(HistoryTrouble):

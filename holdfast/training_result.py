@@ -68,7 +68,7 @@ class TrainingResult(BaseModel):
             job=row.name,
             job_id=row.id,
             state=move.after if move is not None else "LAUNCHING",
-            message=move.because if move is not None else "submitted",
+            message=move.reason if move is not None else "submitted",
             last_step=step.step if step is not None else None,
             last_loss=step.loss if step is not None else None,
             checkpoint_directory=checkpoints_of(row),

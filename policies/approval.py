@@ -26,5 +26,5 @@ class AskAPerson:
             return Pass(f"{left + len(asked)} node(s) would be left with {', '.join(asked)} too, and the job needs {case.least}")
         if not case.askable:
             return Pass("the cluster's settings ask nobody")
-        because = f"{case.because}; without {', '.join(asked)} {left} node(s) are left and the job needs {case.least}, so a person is asked"
-        return Decision(rung=RecoveryAction.ASK_A_PERSON, because=because, drop=asked, need=case.least)
+        reason = f"{case.reason}; without {', '.join(asked)} {left} node(s) are left and the job needs {case.least}, so a person is asked"
+        return Decision(action=RecoveryAction.ASK_A_PERSON, reason=reason, drop=asked, need=case.least)

@@ -34,16 +34,16 @@ class GoBack:
         before = max(1, step - 1)  # the state after so many steps may be spoiled already, as its loss is the one that was lost
         count = sum(self._is_same(one, step) for one in case.past)
         if count >= self.same_data + self.without_batch:
-            because = f"{case.because}; it came again after {count} time(s) of going back, {self.without_batch} of them without its batches"
-            return Decision(rung=RecoveryAction.GIVE_UP, because=because)
+            reason = f"{case.reason}; it came again after {count} time(s) of going back, {self.without_batch} of them without its batches"
+            return Decision(action=RecoveryAction.GIVE_UP, reason=reason)
         if count < self.same_data:
-            because = f"{case.because}; back to a state from before step {before}, with the same data"
-            return Decision(rung=RecoveryAction.GO_BACK, because=because, before=before)
+            reason = f"{case.reason}; back to a state from before step {before}, with the same data"
+            return Decision(action=RecoveryAction.GO_BACK, reason=reason, before=before)
         skip = tuple(range(max(1, step - BATCHES + 1), step + 1))
         words = " and ".join(map(str, skip))
         again = "it came again with the same data" if self.same_data else "the data may have done it"
-        because = f"{case.because}; {again}: back to a state from before step {before}, without the batches of {words}"
-        return Decision(rung=RecoveryAction.GO_BACK, because=because, before=before, skip=skip)
+        reason = f"{case.reason}; {again}: back to a state from before step {before}, without the batches of {words}"
+        return Decision(action=RecoveryAction.GO_BACK, reason=reason, before=before, skip=skip)
 
     def _is_same(self, one: PastRecovery, step: int) -> bool:
-        return one.rung is RecoveryAction.GO_BACK and one.step is not None and abs(one.step - step) <= self.near
+        return one.action is RecoveryAction.GO_BACK and one.step is not None and abs(one.step - step) <= self.near

@@ -38,7 +38,7 @@ class BurnInOutcome:
 
     node: str
     mark: CheckMark
-    because: str
+    reason: str
     checks: tuple[Check, ...]
     cure: str = ""
     """What makes the missing checks possible, where the node is not proven healthy."""
@@ -65,16 +65,16 @@ def outcome(node: str, checks: Iterable[Check], wanted: Iterable[Need] = ()) -> 
     missing = unproven(wanted, checks)
     if failed:
         return BurnInOutcome(
-            node=node, mark=CheckMark.FAILED, because="; ".join(f"{one.name}: {one.words}" for one in failed), checks=checks
+            node=node, mark=CheckMark.FAILED, reason="; ".join(f"{one.name}: {one.words}" for one in failed), checks=checks
         )
     if missing:
         cure = " ".join(f"{one}." for one in dict.fromkeys(one.cure for one in missing))
-        return BurnInOutcome(node=node, mark=CheckMark.SKIPPED, because="; ".join(map(str, missing)), checks=checks, cure=cure)
+        return BurnInOutcome(node=node, mark=CheckMark.SKIPPED, reason="; ".join(map(str, missing)), checks=checks, cure=cure)
     if skipped or not any(check.mark is CheckMark.PASSED for check in checks):
         why = "; ".join(f"{one.name}: {one.words}" for one in skipped) or "no check ran"
-        return BurnInOutcome(node=node, mark=CheckMark.SKIPPED, because=f"not all checks could run: {why}", checks=checks)
+        return BurnInOutcome(node=node, mark=CheckMark.SKIPPED, reason=f"not all checks could run: {why}", checks=checks)
     passed = ", ".join(one.name for one in checks if one.mark is CheckMark.PASSED)
-    return BurnInOutcome(node=node, mark=CheckMark.PASSED, because=f"passed {passed}", checks=checks)
+    return BurnInOutcome(node=node, mark=CheckMark.PASSED, reason=f"passed {passed}", checks=checks)
 
 
 def in_a_word(mark: CheckMark) -> str:
@@ -84,9 +84,9 @@ def in_a_word(mark: CheckMark) -> str:
 
 def stays_out(found: BurnInOutcome, state: str) -> str:
     """Say why a node stays out of service after a burn-in that did not prove it healthy, and what to do."""
-    by_hand = f"return it by hand with `holdfast nodes readmit {found.node} --because ...`"
+    by_hand = f"return it by hand with `holdfast nodes readmit {found.node} --reason ...`"
     cure = f"{found.cure.rstrip('.')}, or {by_hand}." if found.cure else f"{by_hand.capitalize()} if it is healthy."
-    return f"{found.node} stays {state}: {found.because}. {cure}"
+    return f"{found.node} stays {state}: {found.reason}. {cure}"
 
 
 def in_words(check: Check) -> str:

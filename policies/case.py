@@ -46,7 +46,7 @@ class PastRecovery:
     """One earlier recovery of this job."""
 
     at: float
-    rung: RecoveryAction
+    action: RecoveryAction
     node: str | None
     """The node the root fault spoke against."""
     gained: bool
@@ -157,9 +157,9 @@ class Case:
     """Nodes that a person keeps in service in spite of the faults seen on them."""
 
     @property
-    def because(self) -> str:
+    def reason(self) -> str:
         """Return what was seen, and what rules noted of it."""
-        return "; ".join((self.diagnosis.because, *self.notes, *self._not_again()))
+        return "; ".join((self.diagnosis.reason, *self.notes, *self._not_again()))
 
     def _not_again(self) -> Iterator[str]:
         """Say which nodes get no rank again because the fault asks for a device reset, and which do by a person's decision."""
@@ -221,9 +221,9 @@ class Case:
         own = None if self.is_common else self.diagnosis.root.node
         return self.unfit or tuple(node for node in self.members if node == own)
 
-    def failed(self, rung: RecoveryAction) -> bool:
+    def failed(self, action: RecoveryAction) -> bool:
         """Tell whether *rung* failed already in this incident; nodes lost since then are a new question."""
-        return rung in self.tried and not self.lost
+        return action in self.tried and not self.lost
 
     def recent(self) -> list[PastRecovery]:
         """Return the recoveries within the budget's window."""
@@ -234,8 +234,8 @@ class Case:
 class Decision:
     """What to do, and why, in words that go unchanged into log, history, UI and CLI."""
 
-    rung: RecoveryAction
-    because: str
+    action: RecoveryAction
+    reason: str
     drop: tuple[str, ...] = ()
     """Members that leave."""
     add: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ class Rate:
     low: float
     high: float
     """Ends of the interval that holds the true rate with `CONFIDENCE`."""
-    because: str
+    reason: str
 
     def between_s(self, nodes: int) -> float:
         """Return the mean time between faults of a job on *nodes* nodes."""
@@ -59,14 +59,14 @@ def rate_of(faults: int, node_hours: float) -> Rate:
     hours, tail = max(node_hours, 1e-3), (1 - CONFIDENCE) / 2
     high = chi_square(1 - tail, 2 * faults + 2) / (2 * hours)
     if faults:
-        low, because = chi_square(tail, 2 * faults) / (2 * hours), f"{_times(faults, 'fault')} in {_number(node_hours)} node-hours"
-        return Rate(per_node_hour=(faults + 0.5) / hours, low=low, high=high, because=because)
+        low, reason = chi_square(tail, 2 * faults) / (2 * hours), f"{_times(faults, 'fault')} in {_number(node_hours)} node-hours"
+        return Rate(per_node_hour=(faults + 0.5) / hours, low=low, high=high, reason=reason)
     rate = min(0.5 / hours, PUBLISHED)
     if rate < PUBLISHED:
-        because = f"no fault in {_number(node_hours)} node-hours, which counts as half a fault"
+        reason = f"no fault in {_number(node_hours)} node-hours, which counts as half a fault"
     else:
-        because = f"assumed: no fault was seen, and {_number(node_hours)} node-hours are too few to know better than published figures"
-    return Rate(per_node_hour=rate, low=0.0, high=max(high, rate), because=because)
+        reason = f"assumed: no fault was seen, and {_number(node_hours)} node-hours are too few to know better than published figures"
+    return Rate(per_node_hour=rate, low=0.0, high=max(high, rate), reason=reason)
 
 
 def chi_square(quantile: float, freedom: int) -> float:
@@ -146,7 +146,7 @@ class Advice:
     steps: int
     seconds: float
     """Training time between two saves."""
-    because: str
+    reason: str
 
 
 def advise(case: IntervalCase, limits: IntervalLimits) -> Advice:
@@ -155,16 +155,16 @@ def advise(case: IntervalCase, limits: IntervalLimits) -> Advice:
     below = max(1, math.floor(best / case.step_s))
     wanted = max(case.fewest, min((below, below + 1), key=lambda steps: waste(case, steps).total))
     steps = limits.within(wanted)
-    because = (
+    reason = (
         f"a save costs {_time(case.save_s)}, a step {_time(case.step_s)}, and a fault sends the job back to a checkpoint about every "
         f"{_time(case.back_s)}: training {_time(best)} between two saves loses least"
     )
     if wanted == case.fewest > below:
-        because += f", but each is written for {_time(case.beside_s)} beside training, and the next waits for that"
+        reason += f", but each is written for {_time(case.beside_s)} beside training, and the next waits for that"
     if steps != wanted:
         name, limit = ("least", limits.least) if steps > wanted else ("most", limits.most)
-        because += f"; {wanted:,} steps would be best, but the {name} allowed is {limit:,}"
-    return Advice(steps=steps, seconds=steps * case.step_s, because=because)
+        reason += f"; {wanted:,} steps would be best, but the {name} allowed is {limit:,}"
+    return Advice(steps=steps, seconds=steps * case.step_s, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,7 @@ class Waste:
     """Training that is thrown away: steps since the last save, and saves that were cut short."""
     recovery: float
     """Downtime."""
-    because: str
+    reason: str
 
     @property
     def total(self) -> float:
@@ -196,17 +196,17 @@ def waste(case: IntervalCase, steps: int) -> Waste:
     """
     span, mean, down = steps * case.step_s + case.save_s, case.back_s, case.recovery_s
     if span / mean > MOST or down / case.between_s > MOST:
-        because = f"saving every {_times(steps, 'step')} the job never gets from one save to the next"
-        return Waste(steps=steps, save=0.0, rollback=1.0, recovery=0.0, because=because)
+        reason = f"saving every {_times(steps, 'step')} the job never gets from one save to the next"
+        return Waste(steps=steps, save=0.0, rollback=1.0, recovery=0.0, reason=reason)
     trained = mean * math.expm1(span / mean)  # with what is thrown away, for each save that stands
     downtime = trained * math.expm1(down / case.between_s)
     whole = trained + downtime
     shares = {"save": case.save_s / whole, "rollback": (trained - span) / whole, "recovery": downtime / whole}
-    because = (
+    reason = (
         f"saving every {_times(steps, 'step')} spends {_share(shares['save'])} of the time on saves, {_share(shares['rollback'])} on steps "
         f"computed again, and {_share(shares['recovery'])} on recoveries"
     )
-    return Waste(steps=steps, **shares, because=because)
+    return Waste(steps=steps, **shares, reason=reason)
 
 
 def table(case: IntervalCase, advice: Advice, limits: IntervalLimits, *, also: Iterable[int] = ()) -> tuple[Waste, ...]:
@@ -233,7 +233,7 @@ class ExpectedLoss:
     """T4."""
     downtime: float
     """All but the rollback: the measured parts, or what is assumed."""
-    because: str
+    reason: str
 
     @property
     def total(self) -> float:
@@ -257,9 +257,9 @@ def loss(case: IntervalCase, steps: int, parts: dict[str, float]) -> ExpectedLos
     """Return what one fault costs when saves are *steps* apart and a recovery takes *parts*, named as in `ExpectedLoss`."""
     again = lost_work(case, steps)
     measured = [parts.get(name) for name in ("detection", "reschedule", "communication", "load", "compilation")]
-    because = f"T0: a fault that goes back to a checkpoint loses {_time(again)} of steps on average"
+    reason = f"T0: a fault that goes back to a checkpoint loses {_time(again)} of steps on average"
     if case.rollback < 1:
-        because += f", and {_share(case.rollback)} of the faults are expected to go back"
+        reason += f", and {_share(case.rollback)} of the faults are expected to go back"
     detection, reschedule, communication, load, compilation = measured
     return ExpectedLoss(
         detection=detection,
@@ -269,7 +269,7 @@ def loss(case: IntervalCase, steps: int, parts: dict[str, float]) -> ExpectedLos
         load=load,
         compilation=compilation,
         downtime=case.recovery_s,
-        because=because,
+        reason=reason,
     )
 
 

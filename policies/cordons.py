@@ -54,7 +54,7 @@ class Cordon:
     """Of this node: holds and burn-ins are counted together, and no number is given twice."""
     kind: CordonKind
     owner: Owner
-    because: str
+    reason: str
     evidence: tuple[str, ...] = ()
     faults: tuple[CordonedFault, ...] = ()
     """What a burn-in has to exercise before it lifts this hold (`policies.required_checks`)."""
@@ -160,7 +160,7 @@ class NodeTransition:
     event: NodeEvent
     after: NodeState
     owner: Owner
-    because: str
+    reason: str
     hold: int
     """The number of the hold that it is about."""
 
@@ -181,7 +181,7 @@ class Changed:
     moves: tuple[NodeTransition, ...] = ()
     """At most one: a hold beside another one moves nothing."""
     owner: Owner
-    because: str
+    reason: str
     at: float
     hold: int
     """The number of the hold that was opened, changed or closed."""
@@ -223,7 +223,7 @@ class OperatorRequest:
     """What somebody says of a node: who, why, when, and by what evidence."""
 
     owner: Owner
-    because: str
+    reason: str
     at: float
     """When it is said."""
     seen: float | None = None
@@ -260,5 +260,5 @@ def in_words(node: Node) -> str:
     kinds = {NodeState.RETIRED: (CordonKind.RETIREMENT,), NodeState.HELD: (CordonKind.PERSON,)}.get(node.state, tuple(TESTABLE))
     one = node.of_kind(*kinds)[-1]
     verb = "release" if node.state is NodeState.HELD else "readmit"
-    cure = f"`holdfast nodes {verb} {node.name} --because ...`"
-    return f"{node.state} by {one.owner.name} (hold {one.number}): {one.because}; {cure} takes it back"
+    cure = f"`holdfast nodes {verb} {node.name} --reason ...`"
+    return f"{node.state} by {one.owner.name} (hold {one.number}): {one.reason}; {cure} takes it back"

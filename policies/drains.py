@@ -17,7 +17,7 @@ class Drain:
     """A node that is to be left, and why."""
 
     node: str
-    because: str
+    reason: str
     """Who takes it away, until when, and why: in words."""
     since: float
     """When this was known (seconds since 1970)."""
@@ -74,23 +74,23 @@ class NextDrainStep:
     """What to do, and why."""
 
     act: DrainAction
-    because: str
+    reason: str
 
 
 def next_act(departure: Drain, seen: DrainView) -> NextDrainStep:
     """Return what to do about a node that is to be left. A last save begins while there is time for it, whatever was hoped for."""
     if seen.now >= departure.latest(seen.save):
-        return NextDrainStep(act=DrainAction.LEAVE, because=f"{departure.because}; {_why_there(seen)}")
+        return NextDrainStep(act=DrainAction.LEAVE, reason=f"{departure.reason}; {_why_there(seen)}")
     due = seen.tried is None or seen.now - seen.tried >= AGAIN
     if not seen.barred and seen.room and due:
-        return NextDrainStep(act=DrainAction.MOVE, because=departure.because)
+        return NextDrainStep(act=DrainAction.MOVE, reason=departure.reason)
     if departure.by is None:
         rest = "training goes on there until they can, as no time is set"
     else:
         rest = "training goes on there; shortly before that time it is saved and goes on without the node, or ends"
     return NextDrainStep(
         act=DrainAction.STAY,
-        because=f"{departure.node} is to be left: {departure.because}. Its ranks are there still: {_why_there(seen)}; {rest}",
+        reason=f"{departure.node} is to be left: {departure.reason}. Its ranks are there still: {_why_there(seen)}; {rest}",
     )
 
 

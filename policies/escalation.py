@@ -44,7 +44,7 @@ class StopForUserError:
         """Answer a user's error."""
         if case.levels.of(case.diagnosis.root) is not RecommendedAction.USER_ERROR:
             return Pass("no user error")
-        return Decision(rung=RecoveryAction.GIVE_UP, because=case.because)
+        return Decision(action=RecoveryAction.GIVE_UP, reason=case.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,8 @@ class StopWithoutProgress:
     def __call__(self, case: Case) -> Decision | Pass:
         """Answer when the newest *fruitless* recoveries all ended without progress, and no lost node is the reason."""
         if case.diagnosis.root.kind == NOT_ENDING.id and any(one.kind == NOT_ENDING.id for one in case.past):
-            because = f"{case.because}; that came before: all ranks were started again for it, and to do so once more would not end them"
-            return Decision(rung=RecoveryAction.GIVE_UP, because=because)
+            reason = f"{case.reason}; that came before: all ranks were started again for it, and to do so once more would not end them"
+            return Decision(action=RecoveryAction.GIVE_UP, reason=reason)
         if case.lost:
             return Pass(f"{', '.join(sorted(case.lost))} is lost: that is no script's doing")
         run = list[PastRecovery]()
@@ -69,17 +69,17 @@ class StopWithoutProgress:
         if len(run) < case.budget.fruitless:
             return Pass(f"{len(run)} of {case.budget.fruitless} recoveries in a row without a new step")
         said = f"{len(run)} recoveries in a row brought no new step"
-        return self._replace(case, run, said) or Decision(rung=RecoveryAction.GIVE_UP, because=f"{said}; last: {case.because}")
+        return self._replace(case, run, said) or Decision(action=RecoveryAction.GIVE_UP, reason=f"{said}; last: {case.reason}")
 
     def _replace(self, case: Case, run: list[PastRecovery], said: str) -> Decision | None:
         """Give the places of the nodes that the fault speaks against to spares, once: a node's doing may look like the script's."""
         root, bad, add = case.diagnosis.root, case.bad, case.spares[: len(case.bad)]
-        tried = RecoveryAction.REPLACE_NODE in case.tried or any(one.rung is RecoveryAction.REPLACE_NODE for one in run)
+        tried = RecoveryAction.REPLACE_NODE in case.tried or any(one.action is RecoveryAction.REPLACE_NODE for one in run)
         spent = len(case.recent()) >= case.budget.recoveries
         if not self.replace or tried or spent or not bad or len(add) < len(bad) or root.entry.blame is Blame.USER_CODE:
             return None
-        because = f"{case.because}; {said}: before the job is given up, {', '.join(add)} takes the place of {', '.join(bad)}"
-        return Decision(rung=RecoveryAction.REPLACE_NODE, because=because, drop=bad, add=add)
+        reason = f"{case.reason}; {said}: before the job is given up, {', '.join(add)} takes the place of {', '.join(bad)}"
+        return Decision(action=RecoveryAction.REPLACE_NODE, reason=reason, drop=bad, add=add)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +92,8 @@ class StopWhenSpent:
         if used < most:
             return Pass(f"{used} of {most} recoveries used")
         return Decision(
-            rung=RecoveryAction.GIVE_UP,
-            because=f"{used} recoveries within {case.budget.window:.0f} s are as many as the budget allows; last: {case.because}",
+            action=RecoveryAction.GIVE_UP,
+            reason=f"{used} recoveries within {case.budget.window:.0f} s are as many as the budget allows; last: {case.reason}",
         )
 
 
@@ -111,9 +111,9 @@ class RestartWorkers:
             return Pass(f"{', '.join(case.unfit)} cannot hold ranks")
         if RecoveryAction.RESTART_IN_PLACE in case.tried:
             return Pass("tried already in this incident")
-        if root.kind == BLAMED.id and case.past and case.past[-1].rung is RecoveryAction.RESTART_IN_PLACE and not case.past[-1].gained:
+        if root.kind == BLAMED.id and case.past and case.past[-1].action is RecoveryAction.RESTART_IN_PLACE and not case.past[-1].gained:
             return Pass(f"a restart has not brought its peers to {root.subject}: it is cut off from them")
-        counted = [one for one in case.recent() if one.rung is RecoveryAction.RESTART_IN_PLACE and one.kind not in case.common]
+        counted = [one for one in case.recent() if one.action is RecoveryAction.RESTART_IN_PLACE and one.kind not in case.common]
         used = sum(one.node == root.node for one in counted)
         if used >= case.budget.in_place:
             return Pass(f"{used} restarts of {root.node or 'the job'} within {case.budget.window:.0f} s are as many as the budget allows")
@@ -121,10 +121,10 @@ class RestartWorkers:
         if root.entry.blame is Blame.GPU and same >= self.gpu and self._has_alternative(case):
             return Pass(f"{same} restart(s) of {root.node} did not cure {root.kind}, and other nodes can take its ranks")
         rotate = follows_step(root.kind) and len(case.members) > 1
-        because = f"{case.because}; restart {used + 1} of {case.budget.in_place} within {case.budget.window:.0f} s"
+        reason = f"{case.reason}; restart {used + 1} of {case.budget.in_place} within {case.budget.window:.0f} s"
         if rotate:
-            because += ", with the ranks on other nodes to see whether the failure follows the step"
-        return Decision(rung=RecoveryAction.RESTART_IN_PLACE, because=because, rotate=rotate)
+            reason += ", with the ranks on other nodes to see whether the failure follows the step"
+        return Decision(action=RecoveryAction.RESTART_IN_PLACE, reason=reason, rotate=rotate)
 
     def _has_alternative(self, case: Case) -> bool:
         """Tell whether the job could go on without the node of the root fault."""
@@ -141,9 +141,9 @@ class RestartAgain:
             return Pass("no restart has failed in this incident")
         if case.unfit:
             return Pass(f"{', '.join(case.unfit)} cannot hold ranks")
-        because = f"{case.because}; nothing else is left, and all {len(case.members)} node(s) can hold ranks, so they are started once more"
+        reason = f"{case.reason}; nothing else is left, and all {len(case.members)} node(s) can hold ranks, so they are started once more"
         rotate = len(case.members) > 1
-        return Decision(rung=RecoveryAction.RESTART_IN_PLACE, because=because + (", each on another node" if rotate else ""), rotate=rotate)
+        return Decision(action=RecoveryAction.RESTART_IN_PLACE, reason=reason + (", each on another node" if rotate else ""), rotate=rotate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +164,8 @@ class ReplaceNode:
             return Pass("an error that only tells of a lost peer blames nobody yet")
         if len(add) < len(bad):
             return Pass(f"{len(add)} spare(s) for {len(bad)} node(s)")
-        because = f"{case.because}; {', '.join(add)} takes the place of {', '.join(bad)}"
-        return Decision(rung=RecoveryAction.REPLACE_NODE, because=because, drop=bad, add=add)
+        reason = f"{case.reason}; {', '.join(add)} takes the place of {', '.join(bad)}"
+        return Decision(action=RecoveryAction.REPLACE_NODE, reason=reason, drop=bad, add=add)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +182,8 @@ class ShrinkRestart:
             return Pass("tried already in this incident")
         if left < max(1, case.least):
             return Pass(f"{left} node(s) left, the job needs {case.least}")
-        because = f"{case.because}; on without {', '.join(bad)} with {left} node(s), at least {case.least} are needed"
-        return Decision(rung=RecoveryAction.SHRINK, because=because, drop=bad, add=add)
+        reason = f"{case.reason}; on without {', '.join(bad)} with {left} node(s), at least {case.least} are needed"
+        return Decision(action=RecoveryAction.SHRINK, reason=reason, drop=bad, add=add)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +202,8 @@ class WaitForCapacity:
             return Pass("waited already in this incident")
         if left >= need:
             return Pass(f"{left} node(s) are there, waiting brings no more than the {need} needed")
-        because = f"{case.because}; {left} node(s) are left, so the job waits until it has {need}"
-        return Decision(rung=RecoveryAction.WAIT_FOR_CAPACITY, because=because, drop=bad, add=add, need=need)
+        reason = f"{case.reason}; {left} node(s) are left, so the job waits until it has {need}"
+        return Decision(action=RecoveryAction.WAIT_FOR_CAPACITY, reason=reason, drop=bad, add=add, need=need)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,7 @@ class FailTheJob:
     def __call__(self, case: Case) -> Decision | Pass:
         """End the job with a verdict."""
         tried = f" (tried: {', '.join(case.tried)})" if case.tried else ""
-        return Decision(rung=RecoveryAction.GIVE_UP, because=f"{case.because}; no rung of the ladder is left{tried}")
+        return Decision(action=RecoveryAction.GIVE_UP, reason=f"{case.reason}; no rung of the ladder is left{tried}")
 
 
 Rules = tuple[Rule, ...]
@@ -283,8 +283,8 @@ def rules_of(order: tuple[RecoveryAction, ...], noting: Noting, bad_loss: GoBack
         RecoveryAction.SHRINK: ShrinkRestart(),
         RecoveryAction.WAIT_FOR_CAPACITY: WaitForCapacity(full=full),
     }
-    for rung in order:
-        rules += [made[rung], ReplaceNode()] if early and rung is RecoveryAction.RESTART_IN_PLACE else [made[rung]]
+    for action in order:
+        rules += [made[action], ReplaceNode()] if early and action is RecoveryAction.RESTART_IN_PLACE else [made[action]]
     waiting = (place for place, rule in enumerate(rules) if isinstance(rule, WaitForCapacity))
     rules.insert(next(waiting, len(rules)), AskAPerson())
     again = (RestartAgain(),) if RecoveryAction.RESTART_IN_PLACE in order else ()

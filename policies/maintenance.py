@@ -19,7 +19,7 @@ class MaintenanceWindow:
     """From the begin of one to that of the next; empty: once."""
     ahead: timedelta = timedelta(minutes=30)
     """So long before it begins, no job is given its nodes any more, and those that are there move away."""
-    because: str = "maintenance"
+    reason: str = "maintenance"
 
     def around(self, now: float) -> tuple[float, float] | None:
         """Return begin and end (seconds since 1970) of the one that goes on at *now*, or else of the next; nothing when all are over."""
@@ -44,7 +44,7 @@ class Closing:
     begins: float
     """Seconds since 1970."""
     ends: float
-    because: str
+    reason: str
 
 
 def begins_within(windows: Iterable[MaintenanceWindow], node: str, now: float, until: float) -> Closing | None:
@@ -64,5 +64,5 @@ def closing(windows: Iterable[MaintenanceWindow], node: str, now: float, *, soon
             continue
         begins, ends = time
         if not soon or now >= begins - max(ahead, window.ahead.total_seconds()):
-            found.append(Closing(begins=begins, ends=ends, because=window.because))
+            found.append(Closing(begins=begins, ends=ends, reason=window.reason))
     return min(found, key=lambda one: one.begins, default=None)

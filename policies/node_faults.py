@@ -27,7 +27,7 @@ class NodeFault:
     node: str
     grave: bool
     """It takes the node out of service; else it leaves a doubt."""
-    because: str
+    reason: str
     evidence: tuple[str, ...]
     faults: tuple[CordonedFault, ...] = ()
     """The faults that the evidence is of."""
@@ -71,4 +71,4 @@ def _offence(node: str, faults: list[Fault], *, grave: bool, words: tuple[str, .
     quotes = (f"{fault.kind}: {fault.quote}" if fault.quote else fault.kind for fault in faults)
     words = tuple(dict.fromkeys((*words, *quotes)))
     held = tuple(dict.fromkeys(CordonedFault(kind=fault.kind, device=fault.device) for fault in faults))
-    return NodeFault(node=node, grave=grave, because=words[0], evidence=words, faults=held, seen=max(fault.at for fault in faults))
+    return NodeFault(node=node, grave=grave, reason=words[0], evidence=words, faults=held, seen=max(fault.at for fault in faults))

@@ -30,7 +30,7 @@ class NodeHealthState(StrEnum):
     OK = "ok"
     DEGRADED = "degraded"
     """It works, and shows a fault that is to be watched."""
-    SICK = "sick"
+    UNHEALTHY = "unhealthy"
     """It shows a fault that asks for it, or one of its devices, to be taken out of service."""
     UNREACHABLE = "unreachable"
     """It did not answer, several times in a row."""
@@ -38,7 +38,7 @@ class NodeHealthState(StrEnum):
     """It could not be looked at, for reasons that are not its own."""
 
 
-SICK: Final = frozenset({RecommendedAction.RESET_DEVICE, RecommendedAction.EVICT_WHEN_IDLE, RecommendedAction.EVICT_NOW})
+UNHEALTHY: Final = frozenset({RecommendedAction.RESET_DEVICE, RecommendedAction.EVICT_WHEN_IDLE, RecommendedAction.EVICT_NOW})
 HARMLESS: Final = frozenset({RecommendedAction.RECORD, RecommendedAction.USER_ERROR})
 OF_USE: Final = frozenset({"host-overloaded"})
 """Kinds that say how busy a node is now, and not that anything is wrong with it: they are shown, and make no node degraded."""
@@ -86,18 +86,18 @@ class HealthVerdict:
     findings: tuple[HealthFinding, ...] = ()
     lost: tuple[str, ...] = ()
     """Parts that a look once saw and the last one did not."""
-    because: str = ""
+    reason: str = ""
     """What kept the last look from telling how the node is; empty where it did tell."""
 
     @property
     def is_bad(self) -> bool:
         """Tell whether a job should rather run elsewhere."""
-        return self.standing in {NodeHealthState.SICK, NodeHealthState.UNREACHABLE}
+        return self.standing in {NodeHealthState.UNHEALTHY, NodeHealthState.UNREACHABLE}
 
     @property
     def evidence(self) -> tuple[str, ...]:
         """Return what speaks for it, the worst first."""
-        return (*((self.because,) if self.because else ()), *(one.words for one in worst_first(self.findings)))
+        return (*((self.reason,) if self.reason else ()), *(one.words for one in worst_first(self.findings)))
 
     def is_fresh(self, now: float) -> bool:
         """Tell whether it speaks of *now*."""
@@ -122,13 +122,13 @@ class HealthChange:
     after: str
     new: tuple[HealthFinding, ...] = ()
     over: tuple[HealthFinding, ...] = ()
-    because: str
+    reason: str
 
     @property
     def words(self) -> str:
         """Return it in words."""
         moved = f"{self.before or 'new'} -> {self.after}" if self.before != self.after else self.after
-        return f"{self.node}: {moved}: {self.because}"
+        return f"{self.node}: {moved}: {self.reason}"
 
 
 def verdict_on(look: NodeLook, before: HealthVerdict | None = None, earlier: NodeReading | None = None) -> HealthVerdict:
@@ -138,16 +138,16 @@ def verdict_on(look: NodeLook, before: HealthVerdict | None = None, earlier: Nod
     """
     findings = before.findings if before is not None else ()
     if isinstance(look.found, Missed):
-        because = f"no answer, {look.found.times} in a row: {look.found.why}"
-        return _made(look, before, NodeHealthState.UNREACHABLE, findings, because)
+        reason = f"no answer, {look.found.times} in a row: {look.found.why}"
+        return _made(look, before, NodeHealthState.UNREACHABLE, findings, reason)
     if isinstance(look.found, Blind):
-        held = before is not None and before.standing in {NodeHealthState.DEGRADED, NodeHealthState.SICK, NodeHealthState.UNREACHABLE}
+        held = before is not None and before.standing in {NodeHealthState.DEGRADED, NodeHealthState.UNHEALTHY, NodeHealthState.UNREACHABLE}
         standing = before.standing if held and before is not None else NodeHealthState.UNKNOWN
         return _made(look, before, standing, findings, f"could not be looked at: {look.found.why}")
     lost = _lost(look.found, earlier, before.lost if before is not None else ())
     found = _findings(look, judge(look.found, earlier), findings, blind=bool(lost))
-    standing, because = _standing(found), "; ".join(f"{name} is not seen any more: {why}" for name, why in lost.items())
-    told = _made(look, before, NodeHealthState.UNKNOWN if lost and standing is NodeHealthState.OK else standing, found, because)
+    standing, reason = _standing(found), "; ".join(f"{name} is not seen any more: {why}" for name, why in lost.items())
+    told = _made(look, before, NodeHealthState.UNKNOWN if lost and standing is NodeHealthState.OK else standing, found, reason)
     return replace(told, seen=look.at, lost=tuple(lost))
 
 
@@ -161,21 +161,21 @@ def change_of(before: HealthVerdict | None, after: HealthVerdict) -> HealthChang
         return None
     if not known and after.standing == NodeHealthState.OK and not came:
         return None
-    if came or after.because:
-        because = "; ".join([*([after.because] if after.because else []), *(one.words for one in came)])
+    if came or after.reason:
+        reason = "; ".join([*([after.reason] if after.reason else []), *(one.words for one in came)])
     elif over:
-        because = f"over: {', '.join(dict.fromkeys(one.kind for one in over))}"
+        reason = f"over: {', '.join(dict.fromkeys(one.kind for one in over))}"
     else:
         held = ", ".join(dict.fromkeys(one.kind for one in worst_first(after.findings)))
-        because = f"it answers, and {held or 'nothing'} speaks against it"
-    return HealthChange(node=after.node, before=known, after=after.standing, new=came, over=over, because=because)
+        reason = f"it answers, and {held or 'nothing'} speaks against it"
+    return HealthChange(node=after.node, before=known, after=after.standing, new=came, over=over, reason=reason)
 
 
 def _parts(verdict: HealthVerdict | None) -> dict[str, HealthFinding]:
     return {one.part: one for one in verdict.findings} if verdict is not None else {}
 
 
-def _made(look: NodeLook, before: HealthVerdict | None, standing: str, findings: tuple[HealthFinding, ...], because: str) -> HealthVerdict:
+def _made(look: NodeLook, before: HealthVerdict | None, standing: str, findings: tuple[HealthFinding, ...], reason: str) -> HealthVerdict:
     same = before is not None and before.standing == standing
     return HealthVerdict(
         node=look.node,
@@ -185,7 +185,7 @@ def _made(look: NodeLook, before: HealthVerdict | None, standing: str, findings:
         seen=before.seen if before is not None else 0.0,
         findings=findings,
         lost=before.lost if before is not None else (),
-        because=because,
+        reason=reason,
     )
 
 
@@ -207,13 +207,13 @@ def _findings(look: NodeLook, faults: list[Fault], before: tuple[HealthFinding, 
 
 
 def _is_over(one: HealthFinding, now: float) -> bool:
-    return one.clean >= CLEAN and (one.level not in SICK or now - one.seen >= HELD)
+    return one.clean >= CLEAN and (one.level not in UNHEALTHY or now - one.seen >= HELD)
 
 
 def _standing(findings: tuple[HealthFinding, ...]) -> NodeHealthState:
     levels = {one.level for one in findings if one.kind not in OF_USE}
-    if levels & SICK:
-        return NodeHealthState.SICK
+    if levels & UNHEALTHY:
+        return NodeHealthState.UNHEALTHY
     return NodeHealthState.DEGRADED if levels - HARMLESS else NodeHealthState.OK
 
 

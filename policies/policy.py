@@ -31,7 +31,7 @@ class PolicyTimeouts:
     wait_for_capacity: float = 86_400.0
     """For nodes to be there; once they are, the job has `replace_node`."""
 
-    def of(self, rung: RecoveryAction) -> float:
+    def of(self, action: RecoveryAction) -> float:
         """Return the seconds that *rung* may take once its nodes are there; KeyError for giving up, which takes none."""
         return {
             RecoveryAction.RETRY_STEP: self.retry_step,
@@ -42,7 +42,7 @@ class PolicyTimeouts:
             RecoveryAction.REPLACE_NODE: self.replace_node,
             RecoveryAction.SHRINK: self.shrink,
             RecoveryAction.WAIT_FOR_CAPACITY: self.replace_node,
-        }[rung]
+        }[action]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

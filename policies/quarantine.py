@@ -54,7 +54,7 @@ def doubt(node: Node, word: OperatorRequest, ward: QuarantineLimits) -> Answer:
         return suspected
     times = replace(
         word,
-        because=f"doubted {len(recent) + 1} times within {rules.doubt_window / 3600:g} h, last: {word.because}",
+        reason=f"doubted {len(recent) + 1} times within {rules.doubt_window / 3600:g} h, last: {word.reason}",
         faults=opened.faults,
     )
     answer = quarantine(node, times, ward)
@@ -72,7 +72,7 @@ def quarantine(node: Node, word: OperatorRequest, ward: QuarantineLimits) -> Ans
         how = "retired" if node.of_kind(CordonKind.RETIREMENT) else "quarantined"
         return OutOfDate(f"{node.name} is {how} already, by hold {present[0].number}")
     if present:
-        return _failed(node, _with_faults(present[0], word), word, f"a fault came in between: {word.because}", ward.rules)
+        return _failed(node, _with_faults(present[0], word), word, f"a fault came in between: {word.reason}", ward.rules)
     if not node.is_isolated and ward.isolated + 1 > ward.most and not word.approved:
         return NeedsPerson(
             f"{ward.isolated} of the cluster's {ward.size} node(s) are out of service, and programs may take out {ward.most}"
@@ -82,7 +82,7 @@ def quarantine(node: Node, word: OperatorRequest, ward: QuarantineLimits) -> Ans
     node = replace(node, quarantines=(*node.quarantines, word.at))
     kept = tuple(one for one in node.holds if one.kind not in {CordonKind.DOUBT, CordonKind.UNTESTED})
     if rules.retire and count >= rules.retire:
-        told = replace(word, because=f"quarantine {count} within {rules.window / 86400:g} d: {word.because}")
+        told = replace(word, reason=f"quarantine {count} within {rules.window / 86400:g} d: {word.reason}")
         opened = _hold(node, CordonKind.RETIREMENT, told)
     else:
         opened = _hold(node, CordonKind.QUARANTINE, word, until=word.at + rules.cool * 2 ** (count - 1))
@@ -97,7 +97,7 @@ def begin_burn_in(node: Node, word: OperatorRequest, number: int, *, seconds: fl
     if hold.test:
         return TransitionRefused(f"burn-in {hold.test} runs on {node.name} already. Wait for its end")
     if node.state is NodeState.RETIRED:
-        return TransitionRefused(f"{node.name} is retired. `holdfast nodes readmit {node.name} --because ...` takes it back")
+        return TransitionRefused(f"{node.name} is retired. `holdfast nodes readmit {node.name} --reason ...` takes it back")
     tested = replace(hold, test=node.number + 1, test_until=word.at + seconds)
     done = _after(replace(node, number=tested.test), _with(node, tested), word, number)
     return replace(done, test=tested.test)
@@ -112,9 +112,9 @@ def end_burn_in(node: Node, word: OperatorRequest, ran: Trial, *, passed: bool |
     if hold is None or not ran.number or hold.test != ran.number:
         return OutOfDate(f"burn-in {ran.number} for hold {ran.hold} of {node.name} is not the one that runs")
     if passed is None:
-        return _untried(node, hold, word, word.because, rules)
+        return _untried(node, hold, word, word.reason, rules)
     if not passed:
-        return _failed(node, hold, word, word.because, rules)
+        return _failed(node, hold, word, word.reason, rules)
     return _after(node, _without(node, hold), word, ran.hold, NodeEvent.PASSED)
 
 
@@ -125,7 +125,7 @@ def settle(node: Node, now: float, rules: Rules) -> Changed | None:
         ends = hold.test_until if hold.test else hold.until
         if ends is None or ends > now:
             continue
-        word = OperatorRequest(owner=clock, because=f"hold {hold.number} of {hold.owner.name} ran out", at=max(ends, node.since))
+        word = OperatorRequest(owner=clock, reason=f"hold {hold.number} of {hold.owner.name} ran out", at=max(ends, node.since))
         if hold.test:
             return _untried(node, hold, word, f"burn-in {hold.test} did not end in time", rules)
         if hold.kind is CordonKind.DOUBT:
@@ -140,18 +140,18 @@ def _run_out(node: Node, hold: Cordon, word: OperatorRequest) -> Changed:
     rest = _without(node, hold)
     if any(one.kind in TESTABLE for one in rest):
         return _after(node, rest, word, hold.number, NodeEvent.RETURNED)
-    told = replace(word, because=f"held by {hold.owner.name} until then ({hold.because}); a burn-in has to be passed")
+    told = replace(word, reason=f"held by {hold.owner.name} until then ({hold.reason}); a burn-in has to be passed")
     opened = _hold(node, CordonKind.UNTESTED, told, until=word.at)
     return _after(node, (*rest, opened), told, hold.number, NodeEvent.RETURNED)
 
 
-def _failed(node: Node, hold: Cordon, word: OperatorRequest, because: str, rules: Rules) -> Changed:
+def _failed(node: Node, hold: Cordon, word: OperatorRequest, reason: str, rules: Rules) -> Changed:
     """End the burn-in of *hold* without having passed; the next one is due after twice as long each time, and none after the last."""
-    told = replace(word, because=because)
+    told = replace(word, reason=reason)
     count = sum(at > node.pardoned and word.at - at < rules.window for at in node.failures) + 1
     failed = replace(hold, test=0, test_until=None, until=word.at + rules.cool * 2 ** (count - 1))
     if rules.failures and count >= rules.failures:
-        often = replace(word, because=f"failed burn-in {count} within {rules.window / 86400:g} d: {because}")
+        often = replace(word, reason=f"failed burn-in {count} within {rules.window / 86400:g} d: {reason}")
         opened = _hold(node, CordonKind.RETIREMENT, often)
         return _after(node, (*_with(node, failed), opened), often, opened.number)
     if node.state is NodeState.IN_BURN_IN:  # while a person holds it nothing moves, and nothing is counted: that person decides
@@ -159,9 +159,9 @@ def _failed(node: Node, hold: Cordon, word: OperatorRequest, because: str, rules
     return _after(node, _with(node, failed), told, hold.number, NodeEvent.FAILED)
 
 
-def _untried(node: Node, hold: Cordon, word: OperatorRequest, because: str, rules: Rules) -> Changed:
+def _untried(node: Node, hold: Cordon, word: OperatorRequest, reason: str, rules: Rules) -> Changed:
     """End the burn-in of *hold* that could not be made; the next one is due after the time that a first quarantine takes."""
-    told = replace(word, because=because)
+    told = replace(word, reason=reason)
     ended = replace(hold, test=0, test_until=None, until=word.at + rules.cool)
     return _after(node, _with(node, ended), told, hold.number, NodeEvent.UNTRIED)
 
@@ -184,7 +184,7 @@ def drain(node: Node, word: OperatorRequest, *, leave_by: float | None = None) -
         return refused
     mine = next((one for one in node.holds if one.drains and one.owner == word.owner), None)
     if mine is not None:  # said again, it is another time or another reason, and no second wish
-        changed = replace(mine, because=word.because, leave_by=leave_by)
+        changed = replace(mine, reason=word.reason, leave_by=leave_by)
         return _after(node, _with(node, changed), word, mine.number)
     opened = replace(_hold(node, CordonKind.PERSON, word), drains=True, leave_by=leave_by)
     kept = tuple(one for one in node.holds if one.kind is not CordonKind.DOUBT)
@@ -211,10 +211,10 @@ def release(node: Node, word: OperatorRequest, number: int | None = None) -> Ans
         if not held:
             return OutOfDate(f"{node.name} has no open hold {number} of a person")
     if not held:
-        cure = "" if node.state is NodeState.HEALTHY else f". `holdfast nodes readmit {node.name} --because ...` takes it back"
+        cure = "" if node.state is NodeState.HEALTHY else f". `holdfast nodes readmit {node.name} --reason ...` takes it back"
         return TransitionRefused(f"{node.name} is {node.state}: no person holds it{cure}")
     if len(held) > 1:
-        which = ", ".join(f"{one.number} ({one.owner.name}: {one.because})" for one in held)
+        which = ", ".join(f"{one.number} ({one.owner.name}: {one.reason})" for one in held)
         return TransitionRefused(f"{node.name} is held {len(held)} times: {which}. Name one by `--number`")
     return _after(node, _without(node, held[0]), word, held[0].number)
 
@@ -227,7 +227,7 @@ def readmit(node: Node, word: OperatorRequest, number: int | None = None) -> Ans
     if number is not None and all(one.number != number for one in mine):
         return OutOfDate(f"{node.name} has no open hold {number} of a program")
     if not mine:
-        cure = f". `holdfast nodes release {node.name} --because ...` lifts it" if node.state is NodeState.HELD else ""
+        cure = f". `holdfast nodes release {node.name} --reason ...` lifts it" if node.state is NodeState.HELD else ""
         return TransitionRefused(f"{node.name} is {node.state}: no program holds it{cure}")
     if node.of_kind(CordonKind.RETIREMENT):
         node = replace(node, pardoned=word.at)
@@ -250,7 +250,7 @@ def retire(node: Node, word: OperatorRequest) -> Answer:
 def _not_a_person(word: OperatorRequest, verb: str) -> TransitionRefused | None:
     if not word.owner.person:
         return TransitionRefused(f"{word.owner.name} is a program, and to {verb} a node is a person's word")
-    return None if word.because.strip() else TransitionRefused(f"to {verb} a node needs a reason. Say it by `--because`")
+    return None if word.reason.strip() else TransitionRefused(f"to {verb} a node needs a reason. Say it by `--reason`")
 
 
 # -- holds and moves ----------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def _hold(node: Node, kind: CordonKind, word: OperatorRequest, *, until: float |
         number=node.number + 1,
         kind=kind,
         owner=word.owner,
-        because=word.because,
+        reason=word.reason,
         evidence=word.evidence,
         faults=word.faults,
         at=word.at,
@@ -305,9 +305,9 @@ def _after(node: Node, holds: tuple[Cordon, ...], word: OperatorRequest, number:
             moves=node.moves + 1,
             back=word.at if state is NodeState.HEALTHY else node.back,
         )
-        move = NodeTransition(at=word.at, before=node.state, event=named, after=state, owner=word.owner, because=word.because, hold=number)
-        return Changed(node=after, moves=(move,), owner=word.owner, because=word.because, at=word.at, hold=number)
-    return Changed(node=after, owner=word.owner, because=word.because, at=word.at, hold=number)
+        move = NodeTransition(at=word.at, before=node.state, event=named, after=state, owner=word.owner, reason=word.reason, hold=number)
+        return Changed(node=after, moves=(move,), owner=word.owner, reason=word.reason, at=word.at, hold=number)
+    return Changed(node=after, owner=word.owner, reason=word.reason, at=word.at, hold=number)
 
 
 def _event(before: NodeState, after: NodeState, wanted: NodeEvent | None) -> NodeEvent:

@@ -25,7 +25,7 @@ def unfit_nodes(case: Case) -> frozenset[str]:
     return case.leaving
 
 
-def sick_ranks(case: Case) -> frozenset[int]:
+def unhealthy_ranks(case: Case) -> frozenset[int]:
     """Return the ranks whose processes are lost, or are to be: what ended, stood still, raised, or ran on a node that went away."""
     spared = ASKS_NOTHING if RecoveryAction.RETRY_STEP in case.tried else ASKS_NOTHING | {RecommendedAction.RETRY_STEP}
     faults = [fault for fault in (case.diagnosis.root, *case.diagnosis.echoes) if case.levels.of(fault) not in spared]
@@ -62,7 +62,7 @@ def _follows(fault: Fault, case: Case) -> bool:
     return fault is not root and belongs(fault.kind, "stall") and explained(root, fault) > 0
 
 
-def places(case: Case, sick: frozenset[int]) -> tuple[tuple[Placement, ...], frozenset[int]]:
+def places(case: Case, unhealthy: frozenset[int]) -> tuple[tuple[Placement, ...], frozenset[int]]:
     """Find a place for every sick rank: a standby, in its role if there is one, else a fresh process on its own node.
 
     Ranks whose nodes are gone have the first choice: for them there is nothing but standbys, and spare nodes. Return the places, and the
@@ -73,8 +73,8 @@ def places(case: Case, sick: frozenset[int]) -> tuple[tuple[Placement, ...], fro
     spares = [node for node in case.spares if node not in gone]
     width = max((len(ranks) for ranks in case.ranks.values()), default=1)
     found, homeless = list[Placement](), set[int]()
-    placed = Counter(node for rank, node in home.items() if rank not in sick)
-    for rank in sorted(sick, key=lambda rank: (home[rank] not in gone, rank)):
+    placed = Counter(node for rank, node in home.items() if rank not in unhealthy)
+    for rank in sorted(unhealthy, key=lambda rank: (home[rank] not in gone, rank)):
         best = min(ready, key=lambda one: _distance(case, rank, home[rank], one), default=None)
         if best is not None:
             ready.remove(best)
@@ -102,9 +102,9 @@ def _told(found: tuple[Placement, ...]) -> str:
     return "; ".join(f"rank {seat.rank} goes on in {in_words(seat)}" for seat in found)
 
 
-def follows_last(case: Case, rung: RecoveryAction) -> bool:
+def follows_last(case: Case, action: RecoveryAction) -> bool:
     """Tell whether the last recovery was by *rung*, brought no new step, and this failure may be the script's own."""
-    return follows_step(case.diagnosis.root.kind) and bool(case.past) and case.past[-1].rung is rung and not case.past[-1].gained
+    return follows_step(case.diagnosis.root.kind) and bool(case.past) and case.past[-1].action is action and not case.past[-1].gained
 
 
 def first_true(reasons: Mapping[str, bool]) -> str:
@@ -126,30 +126,30 @@ class ReplaceRanks:
 
     def __call__(self, case: Case) -> Decision | Pass:
         """Answer when it is known who is sick, somebody lives, and every sick rank finds a place."""
-        sick = sick_ranks(case)
-        why = self._why_not(case, sick)
+        unhealthy = unhealthy_ranks(case)
+        why = self._why_not(case, unhealthy)
         if why:
             return Pass(why)
-        found, homeless = places(case, sick)
+        found, homeless = places(case, unhealthy)
         if homeless:
             return Pass(f"no standby for rank(s) {', '.join(map(str, sorted(homeless)))}, and no spare node for a fresh process")
         gone = unfit_nodes(case)
-        others = sum(map(len, case.ranks.values())) - len(sick)
+        others = sum(map(len, case.ranks.values())) - len(unhealthy)
         stay = "the other one stays in its process" if others == 1 else f"the other {others} stay in their processes"
-        because = f"{case.because}; {_told(found)}, {stay}"
+        reason = f"{case.reason}; {_told(found)}, {stay}"
         return Decision(
-            rung=RecoveryAction.TAKE_OVER, because=because, drop=tuple(node for node in case.ranks if node in gone), seats=found
+            action=RecoveryAction.TAKE_OVER, reason=reason, drop=tuple(node for node in case.ranks if node in gone), seats=found
         )
 
-    def _why_not(self, case: Case, sick: frozenset[int]) -> str:
+    def _why_not(self, case: Case, unhealthy: frozenset[int]) -> str:
         root, ranks, own = case.diagnosis.root, sum(map(len, case.ranks.values())), by_itself(case)
         reasons = {
             case.barred: bool(case.barred),
             f"{case.takeovers} take-overs were begun in this incident already": case.takeovers >= self.most,
             own: bool(own),
-            "tried already in this incident": not sick and not IN_PROCESS.isdisjoint(case.tried),
-            "the faults do not name a rank that is sick": not sick and root.kind != GROUP_BROKEN.id,
-            "no rank is left whose state could be gone on with": len(sick) >= ranks,
+            "tried already in this incident": not unhealthy and not IN_PROCESS.isdisjoint(case.tried),
+            "the faults do not name a rank that is sick": not unhealthy and root.kind != GROUP_BROKEN.id,
+            "no rank is left whose state could be gone on with": len(unhealthy) >= ranks,
             "the last take-over brought no new step before this failure: it may follow the step": follows_last(
                 case, RecoveryAction.TAKE_OVER
             ),

@@ -7,7 +7,7 @@ from typing import Final
 
 from detectors.catalogue import ASKS_NOTHING, RecommendedAction
 from policies.case import Case, Decision, Pass, RecoveryAction
-from policies.replace_ranks import first_true, sick_ranks
+from policies.replace_ranks import first_true, unhealthy_ranks
 
 LEVELS: Final = tuple(RecommendedAction)
 """By how much they ask for, the least first."""
@@ -23,8 +23,8 @@ class RetryStep:
         if why:
             return Pass(why)
         ranks = sum(map(len, case.ranks.values()))
-        because = f"{case.because}; no rank is lost: all {ranks} stay in their processes, build their groups anew and do the step again"
-        return Decision(rung=RecoveryAction.RETRY_STEP, because=because)
+        reason = f"{case.reason}; no rank is lost: all {ranks} stay in their processes, build their groups anew and do the step again"
+        return Decision(action=RecoveryAction.RETRY_STEP, reason=reason)
 
     def _asked_for(self, case: Case) -> RecommendedAction:
         """Return how much is asked for: by the root, or where that only explains what happened, by what it explains."""
@@ -33,16 +33,16 @@ class RetryStep:
         return max(asked, key=LEVELS.index, default=root) if root in ASKS_NOTHING else root
 
     def _why_not(self, case: Case) -> str:
-        sick = sick_ranks(case)
+        unhealthy = unhealthy_ranks(case)
         level = self._asked_for(case)
         reasons = {
             case.barred: bool(case.barred),
             f"the fault asks for {level}": level is not RecommendedAction.RETRY_STEP,
             "tried already in this incident": RecoveryAction.RETRY_STEP in case.tried,
             f"{', '.join(case.unfit)} cannot hold ranks": bool(case.unfit),
-            f"rank(s) {', '.join(map(str, sorted(sick)))} must be replaced": bool(sick),
+            f"rank(s) {', '.join(map(str, sorted(unhealthy)))} must be replaced": bool(unhealthy),
             "the last retry brought no new step": bool(case.past)
-            and case.past[-1].rung is RecoveryAction.RETRY_STEP
+            and case.past[-1].action is RecoveryAction.RETRY_STEP
             and not case.past[-1].gained,
         }
         return first_true(reasons)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from policies.case import Case, Copies, Decision, Pass, Placement, RecoveryAction
-from policies.replace_ranks import by_itself, first_true, follows_last, in_words, places, sick_ranks, unfit_nodes
+from policies.replace_ranks import by_itself, first_true, follows_last, in_words, places, unfit_nodes, unhealthy_ranks
 
 WORTH: Final = 2.0
 """So many times what a start costs the wider job has to save at least, over the steps that are left."""
@@ -56,15 +56,15 @@ class ShrinkLive:
 
     def __call__(self, case: Case) -> Decision | Pass:
         """Answer when ranks find no place, a whole copy of the model is left, and the job allows so few nodes."""
-        sick = sick_ranks(case)
-        why = self._why_not(case, sick)
+        unhealthy = unhealthy_ranks(case)
+        why = self._why_not(case, unhealthy)
         if why:
             return Pass(why)
-        found, homeless = places(case, sick)
+        found, homeless = places(case, unhealthy)
         if not homeless:
             return Pass("every rank that is lost finds a place")
         left = whole_copies(case.copies, homeless)
-        if not left or sick >= {rank for one in left for rank in one}:
+        if not left or unhealthy >= {rank for one in left for rank in one}:
             return Pass(f"without rank(s) {_named(homeless)} no copy of the model is whole")
         staying = {rank for one in left for rank in one}
         seats = tuple(seat for seat in found if seat.rank in staying)
@@ -72,22 +72,22 @@ class ShrinkLive:
         if len(nodes) < max(1, case.least):
             return Pass(f"{len(nodes)} node(s) left, the job needs {case.least}")
         return Decision(
-            rung=RecoveryAction.NARROW,
-            because=self._because(case, frozenset(homeless), left, seats),
+            action=RecoveryAction.NARROW,
+            reason=self._reason(case, frozenset(homeless), left, seats),
             drop=tuple(node for node in case.ranks if node in unfit_nodes(case)),
             seats=seats,
             vacate=tuple(sorted({rank for ranks in case.ranks.values() for rank in ranks} - staying)),
         )
 
-    def _because(self, case: Case, homeless: frozenset[int], left: Copies, seats: tuple[Placement, ...]) -> str:
+    def _reason(self, case: Case, homeless: frozenset[int], left: Copies, seats: tuple[Placement, ...]) -> str:
         said = [
             f"no place for rank(s) {_named(homeless)}",
             *(f"rank {seat.rank} goes on in {in_words(seat)}" for seat in seats),
             f"on with {len(left)} of {len(case.copies)} copies of the model, which share out the same samples in each step",
         ]
-        return "; ".join([case.because, *said])
+        return "; ".join([case.reason, *said])
 
-    def _why_not(self, case: Case, sick: frozenset[int]) -> str:
+    def _why_not(self, case: Case, unhealthy: frozenset[int]) -> str:
         own = by_itself(case)
         reasons = {
             case.barred: bool(case.barred),
@@ -95,7 +95,7 @@ class ShrinkLive:
             "the script does not share each step's batch out (`session.shares`): fewer ranks would see fewer samples": not case.copies,
             f"{case.takeovers} recoveries in living processes were begun in this incident already": case.takeovers >= self.most,
             "tried already in this incident": case.failed(RecoveryAction.NARROW),
-            "the faults do not name a rank that is sick": not sick,
+            "the faults do not name a rank that is sick": not unhealthy,
             "the last one brought no new step before this failure: it may follow the step": follows_last(case, RecoveryAction.NARROW),
         }
         return first_true(reasons)

@@ -95,7 +95,7 @@ class Weighed:
     """What to do, and the sum that says so."""
 
     act: SlowAct
-    because: str
+    reason: str
     staying: float | None = None
     """Seconds that slowness costs over the remaining time."""
     moving: float | None = None
@@ -127,7 +127,7 @@ class MoveWhenItPays:
 
         def answer(act: SlowAct, why: str) -> Weighed:
             where = f"{slow.node} ({slow.degraded})" if slow.degraded else slow.node
-            return Weighed(act=act, because=f"rank {slow.rank} on {where}: {why}", staying=staying, moving=moving)
+            return Weighed(act=act, reason=f"rank {slow.rank} on {where}: {why}", staying=staying, moving=moving)
 
         if slow.wanted is StragglerAction.TELL:
             return answer(SlowAct.WATCH, f"watched, as the job says (`checks.straggler: tell`); {cost}")

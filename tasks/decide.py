@@ -30,11 +30,11 @@ def decide(run: JobController) -> Transition:
     record(run, incident, case, answer)
     incident.lap("diagnose", time.time())
     run.tell("decided", {"incident": incident})
-    if answer.decision.rung is RecoveryAction.GIVE_UP:
-        return Transition(Event.GAVE_UP, answer.decision.because)
-    if answer.decision.rung is RecoveryAction.ASK_A_PERSON:
-        return Transition(Event.ASKED, answer.decision.because)
-    run.consent.withdraw(LEAST)
+    if answer.decision.action is RecoveryAction.GIVE_UP:
+        return Transition(Event.GAVE_UP, answer.decision.reason)
+    if answer.decision.action is RecoveryAction.ASK_A_PERSON:
+        return Transition(Event.ASKED, answer.decision.reason)
+    run.approvals.withdraw(LEAST)
     root, got_on = incident.diagnosis.root, run.got_on(case.now)
     if got_on:
         incident.row.facts = {**(incident.row.facts or {}), GOT_ON: True}
@@ -42,7 +42,7 @@ def decide(run: JobController) -> Transition:
     run.attempts.append(
         RecoveryAttempt(
             at=case.now,
-            rung=answer.decision.rung,
+            action=answer.decision.action,
             node=root.node,
             best=run.best,
             incident=incident.row.id,
@@ -55,25 +55,25 @@ def decide(run: JobController) -> Transition:
     run.failures_before.append(
         Before(node=root.node, step=root.step, signature=root.signature, kind=root.kind, at=root.at, device=root.device)
     )
-    return Transition(Event.DECIDED, answer.decision.because)
+    return Transition(Event.DECIDED, answer.decision.reason)
 
 
 def record(run: JobController, incident: IncidentInWork, case: Case, answer: Answer) -> None:
     """Write down what was decided, by which rule, which rules passed, and what it was made from."""
     decision = answer.decision
-    incident.decision, incident.case, incident.rung_at = decision, answer.case, case.now
-    incident.row.rung, incident.row.because = decision.rung, decision.because
+    incident.decision, incident.case, incident.action_at = decision, answer.case, case.now
+    incident.row.action, incident.row.reason = decision.action, decision.reason
     row = models.Decision(
         job_id=run.job.id,
         incident_id=incident.row.id,
         at=case.now,
-        rung=decision.rung,
+        action=decision.action,
         rule=answer.rule,
-        because=decision.because,
+        reason=decision.reason,
         act={**act_of(decision), "policy": run.policy.name, "noted": answer.noted},
         passed_over=dict(answer.passed_over),
     )
     run.recorder.add(models.DecidedCase(decision_id=row.id, job_id=run.job.id, record=bounded(case)))  # first: no decision is without
     run.recorder.add(row)
-    run.recorder.amend(models.Incident, incident.row.id, rung=decision.rung, because=decision.because)
+    run.recorder.amend(models.Incident, incident.row.id, action=decision.action, reason=decision.reason)
     incident.decisions.append(row)

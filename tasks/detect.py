@@ -48,7 +48,7 @@ def detect(run: JobController) -> Transition:
     detected = time.time()
     if run.incident is not None:
         run.incident.lap("failed attempt", detected)
-    run.rulebook.look_now()
+    run.watched_policy.look_now()
     silences = look_twice(run)
     faults, silences = settled(run, silences)
     if not silences:
@@ -67,7 +67,7 @@ def detect(run: JobController) -> Transition:
     incident = open_incident(run, diagnosis, detected, faults)
     incident.lost |= _lost(faults, silences)
     incident.silent_since |= {silence.node: silence.at for silence in silences}
-    return Transition(Event.DIAGNOSED, diagnosis.because)
+    return Transition(Event.DIAGNOSED, diagnosis.reason)
 
 
 def look_twice(run: JobController) -> list[AgentSilence]:
@@ -82,7 +82,7 @@ def look_twice(run: JobController) -> list[AgentSilence]:
         AgentSilence(
             node=node,
             at=at[node],
-            why=run.borrowing.explained(node, missing[node]),
+            why=run.borrowed_nodes.explained(node, missing[node]),
             node_answers=Blind(str(answer)) if isinstance(answer, WorldError) else answer,
             step=run.board.step_before,
         )
@@ -173,7 +173,7 @@ def can_be_taken_over(run: JobController, faults: list[Fault], silences: list[Ag
     if is_echo(diagnosis.root.kind):
         return False
     case = a_case(run, run.incident, diagnosis, lost=frozenset(_lost(faults, silences)))
-    return run.policy.decide(case).decision.rung is RecoveryAction.TAKE_OVER
+    return run.policy.decide(case).decision.action is RecoveryAction.TAKE_OVER
 
 
 def only_groups(faults: list[Fault]) -> bool:
@@ -219,7 +219,7 @@ def _seconds_for_twins(run: JobController, faults: list[Fault]) -> float:
 
 def _seconds_for_notice(run: JobController) -> float:
     """Return how long to wait for the agents of ranks that SIGTERM ended: they got it as well where a batch system takes the nodes away."""
-    return ANSWER_SECONDS if any(not run.wards.is_told_to_go(node) for node in run.board.terminated) else 0.0
+    return ANSWER_SECONDS if any(not run.eligibility.is_told_to_go(node) for node in run.board.terminated) else 0.0
 
 
 def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, acting: list[Fault]) -> IncidentInWork:
@@ -237,7 +237,7 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
             detected_at=detected,
             generation_before=run.generation,
             step_before=run.board.step_before if run.managed else None,
-            because=diagnosis.because,
+            reason=diagnosis.reason,
         )
         incident = run.incident = IncidentInWork(row=row, lap_at=row.fault_at, board=run.board)
         incident.lap("detect", detected)
@@ -263,7 +263,7 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
 def _seated(run: JobController, incident: IncidentInWork | None) -> frozenset[int]:
     """Return the ranks that the last decision of the *incident* gave new processes, if the generation that runs is the one it led to."""
     decision = incident.decision if incident is not None else None
-    if decision is None or decision.rung not in IN_PROCESS or not run.attempts or run.generation <= run.attempts[-1].generation:
+    if decision is None or decision.action not in IN_PROCESS or not run.attempts or run.generation <= run.attempts[-1].generation:
         return frozenset()
     return frozenset(seat.rank for seat in decision.seats if run.board.ranks[seat.rank].first_step is None)
 
@@ -302,7 +302,7 @@ def a_case(run: JobController, incident: IncidentInWork | None, diagnosis: Diagn
         copies=whole_copies(run.copies, run.vacant()),
         takeovers=incident.takeovers if incident is not None else 0,
         seated=_seated(run, incident),
-        askable=bool(run.consent.seconds),
+        askable=bool(run.approvals.seconds),
         approved=frozenset(incident.approved if incident is not None else ()),
-        kept=run.wards.kept(seen, run.levels),
+        kept=run.eligibility.kept(seen, run.levels),
     )

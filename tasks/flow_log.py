@@ -37,7 +37,7 @@ class FlowLog:
             return
         root, more = diagnosis.root, len(incident.faults) - 1
         others = f" and {plural(more, 'further fault')}" if more > 0 else ""
-        what = f"{titles.of_fault(root)}{others}. Decision: {titles.of_action(decision)}, because {decision.because}"
+        what = f"{titles.of_fault(root)}{others}. Decision: {titles.of_action(decision)}, because {decision.reason}"
         self._log.warning("Incident %d: %s", incident.row.number, what)
 
     def _over(self, incident: IncidentInWork) -> None:

@@ -28,7 +28,7 @@ def isolate(run: JobController) -> Transition:
     incident = run.incident
     assert incident is not None
     assert incident.decision is not None
-    if incident.decision.rung in IN_PROCESS:
+    if incident.decision.action in IN_PROCESS:
         return takeover.isolate(run, incident)
     alive = set(run.fleet.alive())
     staying = [node for node in run.members if node in alive]
@@ -40,10 +40,10 @@ def isolate(run: JobController) -> Transition:
     if stuck:
         incident.lost |= stuck
         return Transition(Event.FAULTED, f"workers on {', '.join(sorted(stuck))} cannot be ended")
-    if incident.row.kind == NODE_LEAVING.id or incident.decision.rung in WIDTH_MAY_CHANGE:
+    if incident.row.kind == NODE_LEAVING.id or incident.decision.action in WIDTH_MAY_CHANGE:
         save_what_lives(run)  # a node that is still there takes nothing along that could have been saved
     gone = [node for node in run.members if node in incident.lost and node not in incident.decision.drop]  # held less than others
-    takeover.let_go(run, (*incident.decision.drop, *gone), lost=incident.lost, because=incident.decision.because)
+    takeover.let_go(run, (*incident.decision.drop, *gone), lost=incident.lost, reason=incident.decision.reason)
     incident.lap("isolate", time.time())
     return Transition(Event.ISOLATED, f"all ranks of generation {run.generation} have stopped")
 

@@ -36,18 +36,18 @@ def begin(run: JobController) -> Transition | None:
     """Try once to bring the job to work; None where that is to be tried again, or took longer than a slice."""
     if not run.board.all_started() or not run.members:
         try:
-            if (turn := borrow(run)) is not None or not run.borrowing.are_enough():
+            if (turn := borrow(run)) is not None or not run.borrowed_nodes.are_enough():
                 return turn
             members = gather(run)
         except NotEnoughNodes as error:
-            if not run.borrowing.may_try_again():
+            if not run.borrowed_nodes.may_try_again():
                 return Transition(Event.GAVE_UP, str(error))
             run.remark(f"the launch waits for other nodes: {error}")
             return None
         except OperatorError as error:
             return Transition(Event.GAVE_UP, str(error))
         try:
-            agree(run, place(members, run.spec.nodes.ranks), because="launch")
+            agree(run, place(members, run.spec.nodes.ranks), reason="launch")
         except NodeTrouble as error:  # before any rank ran it is no incident: the node is let go, and the next turn gathers anew
             run.fleet.drop(error.node)
             run.remark(f"{error.node} is left out of the launch: {error}")
@@ -60,13 +60,13 @@ def begin(run: JobController) -> Transition | None:
 def borrow(run: JobController) -> Transition | None:
     """Wait for nodes that are lent until there are enough to start on, or a slice is over; raise `OperatorError` when none ever come."""
     until, told = time.monotonic() + SLICE, ""
-    while not run.borrowing.are_enough() and time.monotonic() < until:
+    while not run.borrowed_nodes.are_enough() and time.monotonic() < until:
         run.pump()
         if (turn := ending(run)) is not None:
             return turn
-        if isinstance(run.borrowing.refused, OperatorError):
-            raise run.borrowing.refused
-        if (words := run.borrowing.in_words()) != told and not run.borrowing.are_enough():
+        if isinstance(run.borrowed_nodes.refused, OperatorError):
+            raise run.borrowed_nodes.refused
+        if (words := run.borrowed_nodes.in_words()) != told and not run.borrowed_nodes.are_enough():
             told = words
             run.remark(f"waiting for {plural(run.spec.nodes.wanted, 'node')}: {words}")
     return None
@@ -90,14 +90,14 @@ def gather(run: JobController) -> tuple[str, ...]:
         candidates = run.preflight.by_worth(candidates)
     order = run.fleet.source.names()
     alive = set(run.fleet.alive())
-    ready = run.preflight.by_worth(run.wards.usable(node for node in order if node in alive))
-    missing_for = [*refused, *run.wards.left_out(), *without_gpus(run), *reasons(run.fleet.of_no_use)]
+    ready = run.preflight.by_worth(run.eligibility.usable(node for node in order if node in alive))
+    missing_for = [*refused, *run.eligibility.left_out(), *without_gpus(run), *reasons(run.fleet.of_no_use)]
     if len(ready) < nodes.wanted:
         raise NotEnoughNodes(nodes.wanted, len(ready), run.cluster.name, "; ".join(missing_for))
-    for words in run.wards.news(order):
+    for words in run.eligibility.news(order):
         run.remark(words)
     ready, surplus = ready[:every], ready[every:]
-    _tell_of_sick(run, ready, order)
+    _tell_of_unhealthy(run, ready, order)
     for node in surplus:
         run.fleet.drop(node)
     short = every - len(ready)
@@ -128,11 +128,11 @@ def _missing(run: JobController, every: int, candidates: list[str]) -> int:
     """Return how many more nodes to bring up: as many as there are too few, and for sick ones as long as there are better ones."""
     alive = run.fleet.alive()
     better = sum(not run.preflight.against(node) for node in candidates)
-    sick = sum(bool(run.preflight.against(node)) for node in alive)
-    return max(0, min(len(candidates), max(every - len(alive), min(better, every - len(alive) + sick))))
+    unhealthy = sum(bool(run.preflight.against(node)) for node in alive)
+    return max(0, min(len(candidates), max(every - len(alive), min(better, every - len(alive) + unhealthy))))
 
 
-def _tell_of_sick(run: JobController, ready: list[str], order: list[str]) -> None:
+def _tell_of_unhealthy(run: JobController, ready: list[str], order: list[str]) -> None:
     """Record how the nodes of the launch stand, which were passed over for others, and which are used for want of others."""
     for node in ready:
         why = run.preflight.against(node)

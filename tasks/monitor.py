@@ -43,7 +43,7 @@ def watch(run: JobController, *, seconds: float, until: Callable[[], bool] | Non
 def see_begun(run: JobController, *, seconds: float) -> Transition | None:
     """See the job to its first step; None when that has not come within *seconds*, and not only because nobody could be heard."""
     turn = watch(run, seconds=max(0.0, seconds), until=run.begun)
-    while turn is None and run.ears.deaf():
+    while turn is None and run.connectivity.deaf():
         turn = watch(run, seconds=TICK, until=run.begun)
     return turn
 

@@ -27,17 +27,17 @@ class RankMove(MigrationPlan):
             leavers, source = self._leavers()
             target = self._target(source, len(leavers))
             seats = self.seats(dict.fromkeys(leavers, target))
-            lineup = self.plan(seats, leavers)
+            rank_table = self.plan(seats, leavers)
             told = True
-            self.prepare(lineup, seats)
+            self.prepare(rank_table, seats)
             self.switch()
         except BaseException:
             self.give_up(told=told)
             raise
-        self.record(seats, lineup, because=self.asked.in_words(), source=source)
+        self.record(seats, rank_table, reason=self.asked.in_words(), source=source)
         if self.asked.kind:  # a detector's wish: the node held the others up
             grave, words = source not in run.members, f"{self.asked.kind}: {self.asked.quote}"
-            run.wards.accuse([NodeFault(node=source, grave=grave, because=words, evidence=(words,), seen=time.time())])
+            run.eligibility.accuse([NodeFault(node=source, grave=grave, reason=words, evidence=(words,), seen=time.time())])
         ranks = ", ".join(map(str, sorted(leavers)))
         if self.asked.rank is None and source not in run.members:
             run.stand(source, "excluded", f"rank(s) {ranks} were moved to {target}")
@@ -67,7 +67,7 @@ class RankMove(MigrationPlan):
         fleet, wanted = self.run.fleet, self.asked.target
         if wanted == source:
             raise CannotMove(f"the ranks are on {source} already")
-        if wanted and (why := self.run.wards.bars(wanted)):
+        if wanted and (why := self.run.eligibility.bars(wanted)):
             raise CannotMove(f"{wanted} is {why}")
         candidates = [wanted] if wanted else [*self._alive(source, count), *(node for node in self.run.free() if node not in fleet.alive())]
         refused = []
@@ -81,11 +81,11 @@ class RankMove(MigrationPlan):
                 self.run.stand(node, "healthy", "its agent is up")
                 return node
             refused.append(f"{node}: {answer}")
-        refused += self.run.wards.left_out()
+        refused += self.run.eligibility.left_out()
         raise CannotMove("there is no other node to move to" + (f" ({'; '.join(refused)})" if refused else ""))
 
     def _alive(self, source: str, count: int) -> list[str]:
         """Return the nodes with an agent that can take *count* more ranks: where standbys wait first, then where there is most room."""
-        room, waiting = self.run.room(), Counter(one.node for one in self.run.pool.ready(self.run.lineup.width))
+        room, waiting = self.run.room(), Counter(one.node for one in self.run.pool.ready(self.run.rank_table.width))
         able = [node for node in room if node != source and max(room[node], waiting[node]) >= count]
         return sorted(able, key=lambda node: (-min(waiting[node], count), -room[node]))

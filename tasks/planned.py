@@ -29,7 +29,7 @@ class Interrupted(Exception):
     """Something came in between that the flow has to turn for."""
 
     def __init__(self, turn: Transition) -> None:
-        super().__init__(turn.because)
+        super().__init__(turn.reason)
         self.turn = turn
 
 
@@ -51,7 +51,7 @@ class MigrationPlan:
 
     def seats(self, places: Mapping[int, str]) -> tuple[Placement, ...]:
         """Have a standby for each rank of *places*, on its node there, warmed up and parked."""
-        run, world = self.run, self.run.lineup.width
+        run, world = self.run, self.run.rank_table.width
         role_of = {rank: number for number, ranks in enumerate(run.roles) for rank in ranks}
         ready = list(run.pool.ready(world))
         taken, missing = dict[int, int](), dict[str, list[int]]()
@@ -78,8 +78,8 @@ class MigrationPlan:
         run.moving = MigrationState(
             generation=run.newest, leavers=leavers, joiners=joiners, ranks=frozenset(run.board.ranks), membership=membership
         )
-        lineup = run.lineup.after(run.newest, membership, frozenset(joiners))
-        return replace(lineup, store=store, serve=serve, since=run.generation)
+        rank_table = run.rank_table.after(run.newest, membership, frozenset(joiners))
+        return replace(rank_table, store=store, serve=serve, since=run.generation)
 
     # -- prepare and change over --------------------------------------------------------------------------------------
 
@@ -88,13 +88,13 @@ class MigrationPlan:
         assert self.run.moving is not None
         return self.run.moving
 
-    def prepare(self, lineup: RankTable, seats: tuple[Placement, ...]) -> None:
+    def prepare(self, rank_table: RankTable, seats: tuple[Placement, ...]) -> None:
         """Have everybody build what the coming generation needs, beside training; wait until all have."""
         run, moving = self.run, self._moving
         shared = {
             "do": "prepare",
             "generation": moving.generation,
-            **facts_of(run, lineup),
+            **facts_of(run, rank_table),
             "leavers": sorted(moving.leavers),
             "joiners": {str(seat.rank): {"node": seat.node, "standby": seat.standby} for seat in seats},
         }
@@ -107,7 +107,7 @@ class MigrationPlan:
             for rank in run.board.membership.get(node, ()):
                 run.fleet.channel(node).order("tell", ranks=[rank], standbys=[], message={**told, "rank": rank})
             for seat in (seat for seat in seats if seat.node == node):
-                environment = run.seat_environment(seat.rank, seat.node, generation=moving.generation, lineup=lineup)
+                environment = run.seat_environment(seat.rank, seat.node, generation=moving.generation, rank_table=rank_table)
                 own = {"rank": seat.rank, "environment": environment, "log": f"{run.fleet.logs(node)}/rank-{seat.rank}.log"}
                 run.fleet.channel(node).order("tell", ranks=[], standbys=[seat.standby], message={**told, **own})
 
@@ -144,11 +144,11 @@ class MigrationPlan:
         self.run.pool.drop(self.joiners)
         self.run.moving = None
 
-    def record(self, seats: tuple[Placement, ...], lineup: RankTable, *, because: str, source: str | None = None) -> None:
+    def record(self, seats: tuple[Placement, ...], rank_table: RankTable, *, reason: str, source: str | None = None) -> None:
         """Put on record what the ranks have done: in the history, and at every agent."""
         run, moving = self.run, self._moving
         by_rank, run.moving, self.pause = {seat.rank: seat for seat in seats}, None, moving.pause
-        run.enter_generation(moving.generation, moving.membership, lineup=lineup, because=because)
+        run.enter_generation(moving.generation, moving.membership, rank_table=rank_table, reason=reason)
         nodes: Membership = {**({source: []} if source is not None else {}), **moving.membership}
         told = told_of(moving.membership)
         keeper = told[next(iter(moving.membership))]

@@ -21,7 +21,7 @@ from holdfast.report.wording import plural, some
 from policies.node_health import HealthChange, HealthVerdict, worst_first
 from tasks import checkups
 
-HEALTH: Final = {"ok": "healthy", "sick": "unhealthy"}
+HEALTH: Final = {"ok": "healthy", "unhealthy": "unhealthy"}
 """The words of the table for standings that the history calls otherwise."""
 CELL: Final = 38
 """Characters of what was seen in one row: the UI wraps no cell, and cuts a table at its right edge."""
@@ -84,7 +84,7 @@ def rows(verdict: HealthVerdict) -> list[dict[str, str]]:
     """Return a node's rows: one a finding, the worst first; what is longer than a cell goes on in the row below."""
     told = {"node": verdict.node, "health": HEALTH.get(verdict.standing, verdict.standing)}
     since = datetime.fromtimestamp(verdict.since, tz=UTC).strftime("%m-%d %H:%M")
-    found = [("", verdict.because)] if verdict.because else []
+    found = [("", verdict.reason)] if verdict.reason else []
     found += [(one.kind, one.quote) for one in worst_first(verdict.findings)]
     made = []
     for kind, quote in found or [("", "")]:

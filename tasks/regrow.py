@@ -34,23 +34,23 @@ def regrow(run: JobController) -> Transition:
             Event.MOVE_FAILED, f"no agent could be brought up on {', '.join(nodes)}" if nodes else "there is no room any more"
         )
     run.growth.succeeded()
-    because = f"there was room on {', '.join(come)} again"
-    if stuck := _placed_anew(run, come, because):
+    reason = f"there was room on {', '.join(come)} again"
+    if stuck := _placed_anew(run, come, reason):
         return Transition(Event.FAULTED, stuck)
     start_workers(run)
     turn = see_begun(run, seconds=begin + limit - time.monotonic()) or _overrun(run, time.monotonic() - begin, limit)
     if turn.event is Event.STARTED:
-        said = f"{because}: {len(run.board.ranks)} ranks on {', '.join(run.members)}, in {time.monotonic() - begin:.1f} s"
+        said = f"{reason}: {len(run.board.ranks)} ranks on {', '.join(run.members)}, in {time.monotonic() - begin:.1f} s"
         turn = Transition(Event.MOVED, said)
     return turn
 
 
-def _placed_anew(run: JobController, come: tuple[str, ...], because: str) -> str:
+def _placed_anew(run: JobController, come: tuple[str, ...], reason: str) -> str:
     """End the present generation and agree on one with the nodes that have *come* too; return what is in the way."""
     try:
         stuck = _stopped(run)
         if not stuck:
-            agree(run, place((*run.members, *come), run.spec.nodes.ranks), because=because)
+            agree(run, place((*run.members, *come), run.spec.nodes.ranks), reason=reason)
     except (NodeTrouble, WorldError) as error:
         return str(error)
     return stuck
@@ -59,7 +59,7 @@ def _placed_anew(run: JobController, come: tuple[str, ...], because: str) -> str
 def _overrun(run: JobController, seconds: float, limit: float) -> Transition:
     """Take note that no step has come: the ladder answers that."""
     reached = {view.rank: view.reached() for view in run.board.ranks.values()}
-    run.board.overrun = Overrun(at=time.time(), rung=RecoveryAction.SHRINK, seconds=seconds, limit=limit, reached=reached)
+    run.board.overrun = Overrun(at=time.time(), action=RecoveryAction.SHRINK, seconds=seconds, limit=limit, reached=reached)
     return Transition(Event.FAULTED, f"a start on more nodes brought no step within {limit:.0f} s")
 
 

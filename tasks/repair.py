@@ -50,7 +50,7 @@ def burn_in(cluster: str, nodes: list[str]) -> dict[str, str]:
 def conclude(cluster: str) -> list[str]:
     """Put the outcomes on record; return how nodes moved, in words."""
     moved = repairs.of(cluster).conclude()
-    return [f"{node}: {move.before} -> {move.after}: {move.because}" for node, move in moved]
+    return [f"{node}: {move.before} -> {move.after}: {move.reason}" for node, move in moved]
 
 
 @task(task_run_name="publish repairs of {cluster}", cache_policy=NO_CACHE)

@@ -22,29 +22,29 @@ def reschedule(run: JobController) -> Transition:
     assert run.incident is not None
     decision = run.incident.decision
     assert decision is not None
-    if decision.rung in IN_PROCESS:
+    if decision.action in IN_PROCESS:
         return takeover.reschedule(run, decision)
     after = members_after(run.regular(), decision)
     for why, nodes in run.preflight.news(decision.add).items():
         run.remark(f"{', '.join(nodes)}: {why}. There is no better node, so the job runs there")
-    if decision.rung is RecoveryAction.WAIT_FOR_CAPACITY and len(after) < decision.need:
-        return Transition(Event.SHORT, "; ".join([f"{len(after)} of {decision.need} node(s) are there", *run.wards.left_out()]))
+    if decision.action is RecoveryAction.WAIT_FOR_CAPACITY and len(after) < decision.need:
+        return Transition(Event.SHORT, "; ".join([f"{len(after)} of {decision.need} node(s) are there", *run.eligibility.left_out()]))
     world = 0
-    if decision.rung not in (
+    if decision.action not in (
         RecoveryAction.SHRINK,
         RecoveryAction.WAIT_FOR_CAPACITY,
     ):  # after take-overs fewer nodes may hold all ranks than are meant to
         world, after = len(run.board.ranks), filled_up(after, run.spares(), run.width)
     try:
         membership = place(after, run.spec.nodes.ranks, world)
-        agree(run, membership, because=decision.because, before=decision.before, skip=decision.skip)
+        agree(run, membership, reason=decision.reason, before=decision.before, skip=decision.skip)
     except NodeTrouble as error:
         run.board.evidence.append(StartTrouble(node=error.node, at=time.time(), why=str(error)))
         return Transition(Event.FAULTED, str(error))
     return Transition(Event.PLACED, f"generation {run.generation} on {some(after)}")
 
 
-def agree(run: JobController, membership: Membership, *, because: str, before: int = 0, skip: tuple[int, ...] = ()) -> None:
+def agree(run: JobController, membership: Membership, *, reason: str, before: int = 0, skip: tuple[int, ...] = ()) -> None:
     """Begin the next generation with *membership*: rank 0's node gives a port, everybody learns where everybody is.
 
     It goes on from a state of fewer steps than *before*, where that is given, and does the steps *skip* with later batches.
@@ -53,6 +53,6 @@ def agree(run: JobController, membership: Membership, *, because: str, before: i
     port = int(run.fleet.channel(first).order("port")["port"])
     number = run.newest + 1
     every = run.choose_every(f"generation {number}", len(membership))
-    lineup = RankTable.fresh(number, membership, (run.fleet.source.address(first), port), every=every)
+    rank_table = RankTable.fresh(number, membership, (run.fleet.source.address(first), port), every=every)
     run.copies = ()  # the processes are new: they tell of it again
-    run.enter_generation(number, membership, lineup=lineup.going_back(run.lineup, before, skip), because=because)
+    run.enter_generation(number, membership, rank_table=rank_table.going_back(run.rank_table, before, skip), reason=reason)

@@ -26,11 +26,11 @@ def resume(run: JobController) -> Transition:
     if incident is None:
         return Transition(Event.STARTED, "the flow before had seen the ranks at work, and died before it could say so")
     assert incident.decision is not None
-    rung = incident.decision.rung
-    limit = run.policy.deadlines.of(rung)
+    action = incident.decision.action
+    limit = run.policy.deadlines.of(action)
     begin = time.time()
     if not run.board.all_started():  # a flow that adopted the job in this state finds them started
-        if rung in IN_PROCESS:
+        if action in IN_PROCESS:
             takeover.regroup(run, incident.decision)
         else:
             start_workers(run, seconds=min(START_SECONDS, limit))
@@ -38,9 +38,9 @@ def resume(run: JobController) -> Transition:
     if turn is None:
         reached = {view.rank: view.reached() for view in run.board.ranks.values()}
         now = time.time()
-        run.board.overrun = Overrun(at=now, rung=rung, seconds=now - begin + 1e-6, limit=limit, reached=reached)
-        incident.tried.append(rung)
-        return Transition(Event.FAULTED, f"{rung} brought no step within {limit:.0f} s")
+        run.board.overrun = Overrun(at=now, action=action, seconds=now - begin + 1e-6, limit=limit, reached=reached)
+        incident.tried.append(action)
+        return Transition(Event.FAULTED, f"{action} brought no step within {limit:.0f} s")
     if turn.event in (Event.STARTED, Event.FINISHED):
         run.close_incident("recovered")
     return turn
@@ -48,7 +48,7 @@ def resume(run: JobController) -> Transition:
 
 def start_workers(run: JobController, *, seconds: float = START_SECONDS) -> None:
     """Order every node to start its workers, all at once; a node that does not say within *seconds* that it has is evidence."""
-    environments = rank_environments(run.board.membership, generation=run.generation, lineup=run.lineup, job=run.job.name)
+    environments = rank_environments(run.board.membership, generation=run.generation, rank_table=run.rank_table, job=run.job.name)
     memory = run.replicas.environments(environments, environments)
     for node, workers in environments.items():
         for worker in workers:

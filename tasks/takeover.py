@@ -26,24 +26,31 @@ def isolate(run: JobController, incident: IncidentInWork) -> Transition:
     """Wake the ranks that live from whatever they wait for, and kill those that are sick; wait for neither."""
     decision = incident.decision
     assert decision is not None
-    sick, alive = sorted({seat.rank for seat in decision.seats} | set(decision.vacate)), set(run.fleet.alive())
+    unhealthy, alive = sorted({seat.rank for seat in decision.seats} | set(decision.vacate)), set(run.fleet.alive())
     nodes = [node for node in run.members if node in alive and node in run.held]
     mine = {node: set(run.board.membership[node]) for node in nodes}
-    orders = {node: {"generation": run.held[node], "lost": sick, "kill": [rank for rank in sick if rank in mine[node]]} for node in nodes}
+    orders = {
+        node: {"generation": run.held[node], "lost": unhealthy, "kill": [rank for rank in unhealthy if rank in mine[node]]}
+        for node in nodes
+    }
     answers = run.fleet.orders(orders, "abandon")
     incident.note_order(run.recorder)
     incident.takeovers += 1
-    let_go(run, decision.drop, lost=incident.lost, because=decision.because)
+    let_go(run, decision.drop, lost=incident.lost, reason=decision.reason)
     for node in run.members:
-        if node not in orders and node not in decision.drop and set(run.board.membership[node]) <= set(sick):
+        if node not in orders and node not in decision.drop and set(run.board.membership[node]) <= set(unhealthy):
             give_up(run, incident, node)
     incident.lap("isolate", time.time())
     wrong = failures(answers)
     if wrong:
         return _failed(run, {node: str(error) for node, error in wrong.items() if isinstance(error, OrderRefused)}, wrong)
-    out = f"{'rank' if len(sick) == 1 else 'ranks'} {in_ranges(sick)} of generation {run.generation} stopped" if sick else "no rank stopped"
+    out = (
+        f"{'rank' if len(unhealthy) == 1 else 'ranks'} {in_ranges(unhealthy)} of generation {run.generation} stopped"
+        if unhealthy
+        else "no rank stopped"
+    )
     world = len(run.board.ranks)
-    return Transition(Event.ISOLATED, f"{out}; {world - len(sick)} of {world} ranks keep their processes and wait")
+    return Transition(Event.ISOLATED, f"{out}; {world - len(unhealthy)} of {world} ranks keep their processes and wait")
 
 
 def _failed(run: JobController, refused: dict[str, str], all_wrong: dict[str, Any]) -> Transition:
@@ -60,14 +67,14 @@ def _note(run: JobController, refused: dict[str, str]) -> None:
     run.board.evidence.extend(ReplaceRanksTrouble(node=node, at=now, why=why) for node, why in refused.items())
 
 
-def let_go(run: JobController, nodes: tuple[str, ...], *, lost: set[str], because: str) -> None:
+def let_go(run: JobController, nodes: tuple[str, ...], *, lost: set[str], reason: str) -> None:
     """Let go of *nodes*: nothing of the job may run there any more, nor of any other job where they have to answer for it."""
     if run.incident is not None and run.incident.case is not None:
-        run.wards.accuse(offences(run.incident.case, nodes))
+        run.eligibility.accuse(offences(run.incident.case, nodes))
     run.fleet.each(nodes, run.fleet.drop)
     for node in nodes:
         run.held.pop(node, None)
-        run.stand(node, "lost" if node in lost else "excluded", because)
+        run.stand(node, "lost" if node in lost else "excluded", reason)
 
 
 def give_up(run: JobController, incident: IncidentInWork, node: str) -> None:
@@ -80,24 +87,24 @@ def give_up(run: JobController, incident: IncidentInWork, node: str) -> None:
 
 def reschedule(run: JobController, decision: Decision) -> Transition:
     """Begin the next generation: who lives stays, the sick ranks go where the decision says."""
-    sick = frozenset(seat.rank for seat in decision.seats)
+    unhealthy = frozenset(seat.rank for seat in decision.seats)
     membership = membership_after(run.board.membership, decision.seats, decision.vacate)
     try:
-        store, serve = store_without(run, sick.union(decision.vacate), membership)
+        store, serve = store_without(run, unhealthy.union(decision.vacate), membership)
     except NodeTrouble as error:
         return _failed(run, {error.node: str(error)} if isinstance(error, OrderRefused) else {}, {error.node: error})
     number = run.newest + 1
     every = run.choose_every(f"generation {number}", len(membership))
-    lineup = replace(run.lineup.after(number, membership, sick), store=store, serve=serve, since=run.generation, every=every)
-    run.enter_generation(number, membership, lineup=lineup, because=decision.because)
-    kept = f"{len(lineup.kept)} of {len(run.board.ranks)} ranks keep their processes"
+    rank_table = replace(run.rank_table.after(number, membership, unhealthy), store=store, serve=serve, since=run.generation, every=every)
+    run.enter_generation(number, membership, rank_table=rank_table, reason=decision.reason)
+    kept = f"{len(rank_table.kept)} of {len(run.board.ranks)} ranks keep their processes"
     return Transition(Event.PLACED, f"generation {number} on {some(membership)}; {kept}")
 
 
 def store_without(run: JobController, leaving: frozenset[int], membership: Membership) -> tuple[tuple[str, int], int]:
     """Return the place of the store and the rank that hosts it: the present ones, or those of the lowest rank that stays."""
-    if run.lineup.serve not in leaving:
-        return run.lineup.store, run.lineup.serve
+    if run.rank_table.serve not in leaving:
+        return run.rank_table.store, run.rank_table.serve
     ranks = {rank: node for node, held in membership.items() for rank in held}
     serve = min(ranks.keys() - leaving, default=min(ranks))
     port = int(run.fleet.channel(ranks[serve]).order("port")["port"])
@@ -107,7 +114,7 @@ def store_without(run: JobController, leaving: frozenset[int], membership: Membe
 def regroup(run: JobController, decision: Decision) -> None:
     """Give every node the next generation at once; one that refuses is evidence."""
     by_rank = {seat.rank: seat for seat in decision.seats}
-    facts = facts_of(run, run.lineup)
+    facts = facts_of(run, run.rank_table)
     orders = {node: [worker_of(run, node, rank, by_rank.get(rank)) for rank in ranks] for node, ranks in run.board.membership.items()}
     told = told_of(run.board.membership)
     memory = run.replicas.servers(run.board.membership, orders)
@@ -128,17 +135,17 @@ def regroup(run: JobController, decision: Decision) -> None:
     _note(run, {node: str(error) for node, error in wrong.items()})
 
 
-def facts_of(run: JobController, lineup: RankTable) -> dict[str, Any]:
+def facts_of(run: JobController, rank_table: RankTable) -> dict[str, Any]:
     """Return what every process must know of the generation of *lineup*, those that live on included, whatever their node."""
     return {
-        "world": len(lineup.incarnations),
-        "incarnations": lineup.spans(),
-        "store": list(lineup.store),
-        "serve": lineup.serve,
+        "world": len(rank_table.incarnations),
+        "incarnations": rank_table.spans(),
+        "store": list(rank_table.store),
+        "serve": rank_table.serve,
         "token": run.token,
-        "changed": lineup.changed,
-        "since": lineup.since,
-        "every": lineup.every,
+        "changed": rank_table.changed,
+        "since": rank_table.since,
+        "every": rank_table.every,
     }
 
 

@@ -37,11 +37,11 @@ def of_fault(fault: Fault) -> str:
 
 def of_action(decision: Decision) -> str:
     """Name what a decision does, and to whom."""
-    action = ACTIONS[decision.rung]
-    if decision.rung is RecoveryAction.TAKE_OVER:
+    action = ACTIONS[decision.action]
+    if decision.action is RecoveryAction.TAKE_OVER:
         lost = ranks(seat.rank for seat in decision.seats)
         return f"replace {'rank' if len(decision.seats) == 1 else 'ranks'} {lost}"
-    if decision.drop and decision.rung is RecoveryAction.REPLACE_NODE:
+    if decision.drop and decision.action is RecoveryAction.REPLACE_NODE:
         return f"replace {some(decision.drop, MOST_NODES)}" + (f" by {some(decision.add, MOST_NODES)}" if decision.add else "")
     return action
 
@@ -101,7 +101,7 @@ def resume(run: JobController, turn: Transition, seconds: float) -> str:
         return f"resume: {_outcome(run, turn)}"
     down = duration(run.closed.downtime_s if run.closed.downtime_s is not None else seconds)
     decision = run.recovered
-    if decision is not None and decision.rung is RecoveryAction.TAKE_OVER and decision.seats:
+    if decision is not None and decision.action is RecoveryAction.TAKE_OVER and decision.seats:
         seat, more = decision.seats[0], len(decision.seats) - 1
         others = f" and {plural(more, 'more')}" if more else ""
         return f"resume: rank {seat.rank}{others} replaced by {_host(seat.node, standby=seat.standby is not None)}, {down}"
@@ -113,7 +113,7 @@ def resume(run: JobController, turn: Transition, seconds: float) -> str:
 def wait(run: JobController, turn: Transition, seconds: float) -> str:
     """Say what was waited for."""
     decision = _decision(run)
-    what = "approval" if decision is not None and decision.rung is RecoveryAction.ASK_A_PERSON else "nodes"
+    what = "approval" if decision is not None and decision.action is RecoveryAction.ASK_A_PERSON else "nodes"
     return f"wait for {what}: {duration(seconds)}, {_outcome(run, turn)}"
 
 

@@ -22,7 +22,7 @@ class Transition(NamedTuple):
     """What a step answers: the event that moves the job on, and why."""
 
     event: Event
-    because: str
+    reason: str
 
 
 Work: TypeAlias = Callable[[JobController], Transition]
@@ -65,7 +65,7 @@ def step(name: str, title: Title) -> Callable[[Work], Step]:
             except HandedOver as error:
                 return Completed(name="Detached", message=f"training continues: {error.why}")
             rename(title(run, turn, time.monotonic() - begin))
-            return Completed(name=STATE_NAMES.get(turn.event, turn.event.capitalize()), message=turn.because, data=turn)
+            return Completed(name=STATE_NAMES.get(turn.event, turn.event.capitalize()), message=turn.reason, data=turn)
 
         return run_step
 

@@ -32,7 +32,7 @@ def wait(run: JobController) -> Transition:
     """Wait for what the decision is about: a person's approval, or nodes."""
     assert run.incident is not None
     assert run.incident.decision is not None
-    return wait_for_approval(run) if run.incident.decision.rung is RecoveryAction.ASK_A_PERSON else wait_for_capacity(run)
+    return wait_for_approval(run) if run.incident.decision.action is RecoveryAction.ASK_A_PERSON else wait_for_capacity(run)
 
 
 def wait_for_approval(run: JobController) -> Transition:
@@ -42,9 +42,9 @@ def wait_for_approval(run: JobController) -> Transition:
     decision = incident.decision
     assert decision is not None
     missing, spares = run.missing().keys(), set(run.spares())
-    run.consent.ask(LEAST, [_against(run, incident, node) for node in decision.drop], decision.because, otherwise=ISOLATE)
+    run.approvals.ask(LEAST, [_against(run, incident, node) for node in decision.drop], decision.reason, otherwise=ISOLATE)
     while True:
-        for answer in run.consent.answers(LEAST):
+        for answer in run.approvals.answers(LEAST):
             if answer.nodes.keys() == set(decision.drop):  # else of a question that was given up just when it was answered
                 return _answered(run, incident, answer)
         if run.board.ranks and run.board.all_well():
@@ -62,16 +62,18 @@ def _against(run: JobController, incident: IncidentInWork, node: str) -> NodeFau
     """Return what speaks against *node*."""
     found = takes_out([fault for fault in incident.faults if fault.node == node], run.levels)
     assert incident.decision is not None
-    because = incident.decision.because
-    return found or NodeFault(node=node, grave=True, because=because, evidence=(because,), seen=incident.row.detected_at)
+    reason = incident.decision.reason
+    return found or NodeFault(node=node, grave=True, reason=reason, evidence=(reason,), seen=incident.row.detected_at)
 
 
 def _answered(run: JobController, incident: IncidentInWork, answer: Question) -> Transition:
     """Take a person's word, or that there was none: what was said not to be isolated stays, and is what it was before."""
     incident.approved |= set(answer.picked)
     if answer.by:
-        run.wards.approve(answer.picked, answer.by)
-        run.wards.keep({node: told for node, told in answer.nodes.items() if node not in answer.picked}, answer.answered_at or time.time())
+        run.eligibility.approve(answer.picked, answer.by)
+        run.eligibility.keep(
+            {node: told for node, told in answer.nodes.items() if node not in answer.picked}, answer.answered_at or time.time()
+        )
     incident.lap("wait", time.time())
     return Transition(Event.ANSWERED, f"question {answer.number}: {approvals.in_words(answer)}")
 
@@ -86,8 +88,8 @@ def wait_for_capacity(run: JobController) -> Transition:
     while True:
         have = members_after(held, incident.decision)
         ours = [node for node in held if node not in incident.decision.drop]  # a person's hold takes nothing from a job
-        alive = run.preflight.by_worth(node for node in run.fleet.alive() if node in ours or not run.wards.bars(node))
-        for words in run.wards.news(run.fleet.source.names()):
+        alive = run.preflight.by_worth(node for node in run.fleet.alive() if node in ours or not run.eligibility.bars(node))
+        for words in run.eligibility.news(run.fleet.source.names()):
             run.remark(words)
         ready = [node for node in have if node in alive]
         found = [node for node in alive if node not in have]
@@ -99,10 +101,10 @@ def wait_for_capacity(run: JobController) -> Transition:
             return Transition(Event.GAINED, f"{', '.join(found) or 'enough nodes'} came back")
         if (turn := ending(run)) is not None:
             return turn
-        if time.time() - incident.rung_at > limit:
+        if time.time() - incident.action_at > limit:
             incident.tried.append(RecoveryAction.WAIT_FOR_CAPACITY)
             incident.lap("wait", time.time())
-            return Transition(Event.FAULTED, "; ".join([f"no capacity came within {limit:.0f} s", *run.wards.left_out()]))
+            return Transition(Event.FAULTED, "; ".join([f"no capacity came within {limit:.0f} s", *run.eligibility.left_out()]))
         look_after(run, incident)
         knock(run, missing=incident.decision.need - len(ready))
 

@@ -36,16 +36,16 @@ class GrowLive(MigrationPlan):
         try:
             places = self._places()
             seats = self.seats(places)
-            lineup = self.plan(seats, frozenset())
+            rank_table = self.plan(seats, frozenset())
             told = True
-            self.prepare(lineup, seats)
+            self.prepare(rank_table, seats)
             self.switch()
         except BaseException:
             self.give_up(told=told)
             raise
         where = "; ".join(f"rank {seat.rank} came to {seat.node}" for seat in seats)
-        self.record(seats, lineup, because=f"there was room for rank(s) {in_ranges(places)} again")
-        return f"{where}: {len(run.board.ranks)} of {run.lineup.width} ranks share each step's samples"
+        self.record(seats, rank_table, reason=f"there was room for rank(s) {in_ranges(places)} again")
+        return f"{where}: {len(run.board.ranks)} of {run.rank_table.width} ranks share each step's samples"
 
     def _places(self) -> dict[int, str]:
         """Return where the missing ranks go on: on nodes that have an agent."""

@@ -58,7 +58,7 @@ def test_every_line_is_an_object_with_its_facts(before: str, set_up: str) -> Non
     """Ours with event and facts, others with their message, exceptions whole; also where Prefect has set logging up."""
     first, *more = objects(said(LOGGING.format(before=before, set_up=set_up), "json"))
     assert (first["event"], first["level"], first["logger"]) == ("node.isolated", "info", "holdfast.test")
-    assert first["facts"] == {"node": "w1", "because": "a reason\nof two lines", "seconds": 0.5}
+    assert first["facts"] == {"node": "w1", "reason": "a reason\nof two lines", "seconds": 0.5}
     assert "ZeroDivisionError" in more[-1]["exception"]
     assert more[0]["message"] == "words 3"
 
@@ -66,7 +66,7 @@ def test_every_line_is_an_object_with_its_facts(before: str, set_up: str) -> Non
 def test_without_a_word_logs_are_for_people() -> None:
     """A time, the event and its facts."""
     first = said(LOGGING.format(before="", set_up="set_up"), "")[0]
-    assert first.endswith("node.isolated node=w1 because=a reason")
+    assert first.endswith("node.isolated node=w1 reason=a reason")
 
 
 def test_an_agent_logs_so_when_it_is_asked_to(tmp_path: Path) -> None:

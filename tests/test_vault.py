@@ -357,7 +357,7 @@ def test_a_folder_that_somebody_else_made_first_keeps_nobody_from_memory(tmp_pat
     place = shared_memory.vault_of("node", "job")
     shared_memory.make(place)
     assert stat.S_IMODE(place.parent.stat().st_mode) == stat.S_IMODE(place.stat().st_mode) == 0o700
-    command = "import os; from holdfast import vault; vault.make(vault.vault_of('other', 'job')); print(vault.root())"
+    command = "import os; from holdfast.memstore import shared_memory as m; m.make(m.vault_of('other', 'job')); print(m.root())"
     told = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
     assert told.stdout.strip() == str(shared_memory.root()) == str(place.parent)
     assert shared_memory.vaults_of("node") == [place]

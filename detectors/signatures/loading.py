@@ -31,8 +31,8 @@ _GAP: Final = re.compile(r"(?P<kept>\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\.(?P<times>
 
 _SHARED: Final = frozenset({"component", "source", "reference", "level", "blame", "action", "healthy", "confused_with", "weight"})
 _OF_FILE: Final = _SHARED | {"family", "quiet", "other", "clears"}
-_OF_KIND: Final = _SHARED | {"title", "match", "keys", "least", "sick"}
-_NEEDED: Final = ("component", "source", "reference", "level", "blame", "action", "healthy", "title", "sick")
+_OF_KIND: Final = _SHARED | {"title", "match", "keys", "least", "unhealthy"}
+_NEEDED: Final = ("component", "source", "reference", "level", "blame", "action", "healthy", "title", "unhealthy")
 
 
 class BadSignature(ValueError):
@@ -142,7 +142,7 @@ def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place
         blame=blame,
         action=all_of_it["action"],
         reference=all_of_it["reference"],
-        sick=LossSample(evidence=LogLine(text=all_of_it["sick"])),
+        unhealthy=LossSample(evidence=LogLine(text=all_of_it["unhealthy"])),
         healthy=LossSample(evidence=LogLine(text=all_of_it["healthy"])),
         weight=all_of_it.get("weight", usual_weight(name, all_of_it["component"], level, blame)),
         confused_with=tuple(all_of_it.get("confused_with", ())),

@@ -50,7 +50,7 @@ class Difference:
     """The rung on record."""
     decided_act: Mapping[str, Any]
     """Who left and came, where that is more than nothing."""
-    decided_because: str
+    decided_reason: str
     would: Made
     rule: str
     passed_over: Mapping[str, str]
@@ -131,11 +131,11 @@ def replay(history: History, name: str, *, job: Job | None = None, since: float 
             except UnreadableCase as error:
                 unreadable[str(error)] += 1
                 continue
-            if row.rung == answer.decision.rung and _said(row.act) == _said(act_of(answer.decision)):
+            if row.action == answer.decision.action and _said(row.act) == _said(act_of(answer.decision)):
                 same += 1
                 continue
             parted.add(row.incident_id)
-            hours, why_not = pricing.difference(row, answer.decision.rung)
+            hours, why_not = pricing.difference(row, answer.decision.action)
             differences.append(
                 Difference(
                     job=row.name,
@@ -143,9 +143,9 @@ def replay(history: History, name: str, *, job: Job | None = None, since: float 
                     incident=row.number,
                     kind=row.kind,
                     at=row.at,
-                    decided=row.rung,
+                    decided=row.action,
                     decided_act=_said(row.act),
-                    decided_because=row.because,
+                    decided_reason=row.reason,
                     would=answer.decision,
                     rule=answer.rule,
                     passed_over=answer.passed_over,
@@ -178,7 +178,7 @@ def _said(act: Mapping[str, Any]) -> dict[str, Any]:
 def _asked(session: Session, job: Job | None, since: float | None) -> Iterator[Any]:
     """Yield the decisions with their cases, in the order in which they were made."""
     columns = (
-        Decision.id, Decision.incident_id, Decision.job_id, Decision.at, Decision.rung, Decision.because, Decision.act,
+        Decision.id, Decision.incident_id, Decision.job_id, Decision.at, Decision.action, Decision.reason, Decision.act,
         Incident.number, Incident.kind, Incident.outcome, Incident.generation_before, Job.name, DecidedCase.record,
     )  # fmt: skip
     wanted = (
@@ -207,21 +207,21 @@ class _Pricing:
         """Return the median of each rung, over all recoveries of the history that needed one decision."""
         if self._costs is None:
             took = defaultdict[str, list[float]](list)
-            for rung, seconds in self.session.connection().execute(_single_recoveries()):
-                took[rung].append(seconds)
-            self._costs = {rung: ActionCost(median(all_of), len(all_of)) for rung, all_of in took.items()}
+            for action, seconds in self.session.connection().execute(_single_recoveries()):
+                took[action].append(seconds)
+            self._costs = {action: ActionCost(median(all_of), len(all_of)) for action, all_of in took.items()}
         return self._costs
 
-    def difference(self, row: Any, rung: RecoveryAction) -> tuple[float | None, str]:  # noqa: ANN401 (a row of several tables)
+    def difference(self, row: Any, action: RecoveryAction) -> tuple[float | None, str]:  # noqa: ANN401 (a row of several tables)
         """Return the compute-hours that *rung* would have won in the incident of *row*, or none and why nobody can tell."""
-        if RecoveryAction.GIVE_UP in {rung, row.rung}:
+        if RecoveryAction.GIVE_UP in {action, row.action}:
             return None, "the one ends the job, the other does not"
-        if rung == row.rung:
+        if action == row.action:
             return None, "the same rung, on other nodes"
         if row.outcome != "recovered":
             return None, f"the incident {'is open' if row.outcome is None else 'did not end in a recovery'}"
-        if rung not in self.costs:
-            return None, f"no recovery by {rung} is on record"
+        if action not in self.costs:
+            return None, f"no recovery by {action} is on record"
         took: Any = self.session.exec(sqlmodel.select(func.sum(Phase.seconds)).where(col(Phase.incident_id) == row.incident_id)).one()
         width = self.session.exec(
             sqlmodel.select(Generation.world_size).where(
@@ -230,7 +230,7 @@ class _Pricing:
         ).first()
         if took is None or not width:
             return None, "what the incident took is not on record"
-        return (took - self.costs[rung].seconds) * width / 3600, ""
+        return (took - self.costs[action].seconds) * width / 3600, ""
 
 
 def _single_recoveries() -> Any:  # noqa: ANN401 (SQLAlchemy's own type)
@@ -242,7 +242,7 @@ def _single_recoveries() -> Any:  # noqa: ANN401 (SQLAlchemy's own type)
         .subquery()
     )
     return (
-        sqlalchemy.select(col(Incident.rung), took.c.seconds)
+        sqlalchemy.select(col(Incident.action), took.c.seconds)
         .join(took, took.c.incident == col(Incident.id))
-        .where(col(Incident.outcome) == "recovered", col(Incident.rung).is_not(None), col(Incident.id).in_(once))
+        .where(col(Incident.outcome) == "recovered", col(Incident.action).is_not(None), col(Incident.id).in_(once))
     )

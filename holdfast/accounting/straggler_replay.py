@@ -23,10 +23,10 @@ class ReweighedStraggler:
     rank: int
     node: str
     decided: str
-    decided_because: str
+    decided_reason: str
     would: str
     """Empty where the record cannot be read."""
-    because: str
+    reason: str
 
     @property
     def differs(self) -> bool:
@@ -36,17 +36,17 @@ class ReweighedStraggler:
 
 def weighed_again(session: Session, rule: MoveWhenItPays, *, job: Job | None, since: float | None) -> Iterator[ReweighedStraggler]:
     """Yield what *rule* says of all slow ranks on record, of *job* or since *since* (seconds since 1970) where given."""
-    columns = (Job.name, Weighing.at, Weighing.rank, Weighing.node, Weighing.act, Weighing.because, Weighing.record)
+    columns = (Job.name, Weighing.at, Weighing.rank, Weighing.node, Weighing.act, Weighing.reason, Weighing.record)
     wanted = sqlalchemy.select(*map(col, columns)).join(Job, col(Job.id) == col(Weighing.job_id)).order_by(col(Weighing.at))
     if job is not None:
         wanted = wanted.where(col(Weighing.job_id) == job.id)
     if since is not None:
         wanted = wanted.where(col(Weighing.at) >= since)
     for row in session.connection().execute(wanted):
-        name, at, rank, node, act, because, record = tuple(row)
+        name, at, rank, node, act, reason, record = tuple(row)
         try:
             again = rule(SlowRank.of(record))
-            would, why = str(again.act), again.because
+            would, why = str(again.act), again.reason
         except (TypeError, ValueError, AttributeError):  # of a newer version, or damaged
             would, why = "", NO_CASE
-        yield ReweighedStraggler(job=name, at=at, rank=rank, node=node, decided=act, decided_because=because, would=would, because=why)
+        yield ReweighedStraggler(job=name, at=at, rank=rank, node=node, decided=act, decided_reason=reason, would=would, reason=why)

@@ -131,37 +131,37 @@ class CommandHandler:
 
     def _about(self, _peer: ClientConnection, _order: Message) -> Message:
         """Say who this agent is and what runs on its node."""
-        service, crew = self._service, self._service.crew
+        service, workers = self._service, self._service.workers
         return {
             "agent": service.me.id,
             "pid": os.getpid(),
             "job": service.job,
             "epoch": service.epoch,
-            "generation": crew.generation,
-            "membership": crew.membership,
+            "generation": workers.generation,
+            "membership": workers.membership,
             "since": service.generation_seq,
-            "workers": {str(worker.rank): worker.pid for worker in crew.living()},
-            "grouped": sorted(worker.rank for worker in crew.living() if worker.grouped),
-            "leavers": sorted(worker.pid for worker in crew.leavers if worker.pid is not None and not worker.gone),
-            "standbys": {str(number): _view(standby) for number, standby in crew.standbys.items()},
-            "abandoned": crew.abandoned,
-            "roles": crew.roles,
+            "workers": {str(worker.rank): worker.pid for worker in workers.living()},
+            "grouped": sorted(worker.rank for worker in workers.living() if worker.grouped),
+            "leavers": sorted(worker.pid for worker in workers.leavers if worker.pid is not None and not worker.gone),
+            "standbys": {str(number): _view(standby) for number, standby in workers.standbys.items()},
+            "abandoned": workers.abandoned,
+            "roles": workers.roles,
             "memory": service.vaults.about(),
         }
 
     def _living(self, _peer: ClientConnection, _order: Message) -> Message:
         """Say which ranks live and mean to, after all that was seen and heard of their ends so far."""
-        crew = self._service.crew
-        for worker in crew.living():
+        workers = self._service.workers
+        for worker in workers.living():
             self._service.hear_all(worker)
-        crew.reap()
-        well = [worker for worker in crew.living() if worker.raised is None and not worker.finished]
+        workers.reap()
+        well = [worker for worker in workers.living() if worker.raised is None and not worker.finished]
         living = sorted(worker.rank for worker in well if worker.pid is not None and not is_ending(worker.pid))
-        return {"generation": crew.generation, "ranks": living}
+        return {"generation": workers.generation, "ranks": living}
 
     def _attach(self, peer: ClientConnection, order: Message) -> Message:
         """Answer, tell the events after ``since``, and from then on every event as it comes."""
-        peer.told = min(schema.whole(order, "since"), self._service.journal.seq)
+        peer.told = min(schema.whole(order, "since"), self._service.event_log.seq)
         peer.past = None
         return {"agent": self._service.me.id, "since": peer.told}
 
@@ -173,7 +173,7 @@ class CommandHandler:
         service, plan = self._service, SpawnPlan.of(order)
         if service.ending:
             raise Refused("this agent is ending")
-        warm = service.crew.prepare(plan)
+        warm = service.workers.prepare(plan)
         service.hold(plan.job, schema.maybe(schema.whole, order, "epoch") or 0, plan.lease)
         service.vaults.prepare(plan)
         service.watching.prepare(watch=plan.watch)
@@ -188,28 +188,28 @@ class CommandHandler:
             raise Refused("no free port found") from error
 
     def _start(self, _peer: ClientConnection, order: Message) -> Message:
-        service, crew = self._service, self._service.crew
+        service, workers = self._service, self._service.workers
         generation, membership = schema.whole(order, "generation"), schema.membership(order)
         places = {schema.whole(item, "rank"): schema.environment(item, "environment") for item in schema.objects(order, "workers")}
-        if service.ending or crew.plan is None:
+        if service.ending or workers.plan is None:
             raise Refused("this agent is ending" if service.ending else "no job was prepared on this node: give the order 'prepare' first")
-        if generation <= crew.generation:
-            raise Refused(f"generation {generation} is not newer than {crew.generation}")
-        living = crew.living() + [worker for worker in crew.leavers if not worker.gone]
-        if living or crew.stopping:
-            raise Refused(f"{len(living)} worker(s) of generation {crew.generation} still live, or what they left does")
+        if generation <= workers.generation:
+            raise Refused(f"generation {generation} is not newer than {workers.generation}")
+        living = workers.living() + [worker for worker in workers.leavers if not worker.gone]
+        if living or workers.stopping:
+            raise Refused(f"{len(living)} worker(s) of generation {workers.generation} still live, or what they left does")
         service.begin_generation(generation)
-        crew.start(generation, membership, places)
+        workers.start(generation, membership, places)
         return {"started": sorted(places)}
 
     def _stop(self, _peer: ClientConnection, order: Message) -> Message:
-        crew, generation = self._service.crew, schema.whole(order, "generation")
+        workers, generation = self._service.workers, schema.whole(order, "generation")
         number, grace = schema.whole(order, "signal"), schema.seconds(order, "grace")
         if number not in signal.valid_signals():
             raise schema.BadField("signal", "the number of a signal", number)
-        if generation < crew.generation:
-            raise Refused(f"generation {generation} is over, this is {crew.generation}")
-        crew.stop(generation, number, grace)
+        if generation < workers.generation:
+            raise Refused(f"generation {generation} is over, this is {workers.generation}")
+        workers.stop(generation, number, grace)
         return {}
 
     def _replicate(self, _peer: ClientConnection, order: Message) -> Message:
@@ -223,10 +223,10 @@ class CommandHandler:
     def _ask(self, _peer: ClientConnection, order: Message) -> Message:
         """Put a question to the workers of this node (or to those *ranks*) that have a line; they answer in events of their own."""
         question, ranks = schema.mapping(order, "question"), schema.maybe(schema.numbers, order, "ranks")
-        generation, crew = schema.whole(order, "generation"), self._service.crew
-        if generation != crew.generation:
-            raise Refused(f"generation {generation} is not the current one, that is {crew.generation}")
-        asked = [worker for worker in crew.living() if worker.line is not None and (ranks is None or worker.rank in ranks)]
+        generation, workers = schema.whole(order, "generation"), self._service.workers
+        if generation != workers.generation:
+            raise Refused(f"generation {generation} is not the current one, that is {workers.generation}")
+        asked = [worker for worker in workers.living() if worker.line is not None and (ranks is None or worker.rank in ranks)]
         return {"asked": [worker.rank for worker in asked if self._service.tell(worker, question)]}
 
     def _stored(self, _peer: ClientConnection, _order: Message) -> Message:
@@ -236,7 +236,7 @@ class CommandHandler:
     def _flush(self, _peer: ClientConnection, order: Message) -> Message:
         """Put snapshots on disk, of workers that have ended: the last of a generation, which is over then."""
         service = self._service
-        generation, living = schema.whole(order, "generation"), [str(worker.rank) for worker in service.crew.living()]
+        generation, living = schema.whole(order, "generation"), [str(worker.rank) for worker in service.workers.living()]
         if living:
             raise Refused(f"rank {', '.join(living)} still lives, and takes snapshots of its own")
         facts = {"generation": generation, "world": schema.whole(order, "world", least=1), "keep": schema.whole(order, "keep", least=1)}
@@ -251,7 +251,7 @@ class CommandHandler:
 
     def _token(self, _peer: ClientConnection, order: Message) -> Message:
         """Tell the job's secret, without which nobody joins its workers: who may connect here could have any of them started anyway."""
-        plan = self._service.crew.plan
+        plan = self._service.workers.plan
         if plan is None or schema.text(order, "job") != self._service.job:
             raise Refused("this agent does not run that job")
         return {"token": plan.environment.get("HOLDFAST_TOKEN", "")}

@@ -27,7 +27,7 @@ class MessageStream:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)  # noqa: FBT003 (its only argument)
         self.socket, self.unsent = sock, bytearray()
-        self.inbox: deque[Message] = deque()
+        self.event_queue: deque[Message] = deque()
         self._lines = LineBuffer()
 
     def read(self) -> bool:
@@ -39,7 +39,7 @@ class MessageStream:
         except OSError:
             return False
         for message in self._lines.feed(data):
-            self.inbox.append(message)
+            self.event_queue.append(message)
         return bool(data)
 
     def send(self, message: Message) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from holdfast.agent.commands import CommandHandler
 from holdfast.agent.connection import ENOUGH, ClientConnection
-from holdfast.agent.event_log import JOURNAL, EventLog, past
+from holdfast.agent.event_log import EVENT_LOG, EventLog, past
 from holdfast.agent.memstore.manager import MemstoreManager
 from holdfast.agent.memstore.writer_client import CheckpointWriterClient
 from holdfast.agent.monitor.client import MonitorClient
@@ -61,7 +61,7 @@ class AgentServer:
     def __init__(self, me: Identity, *, kernel_log: Path = KERNEL_LOG, root: Path = Path("/")) -> None:
         """Open the journal and listen; raise ``OSError`` when that cannot be."""
         self.me = me
-        self.journal = EventLog(me.directory / JOURNAL)
+        self.event_log = EventLog(me.directory / EVENT_LOG)
         self.deposit = AgentOutbox(me.directory)
         self.generation_seq = 0
         """Number of the last event before the current generation."""
@@ -77,17 +77,17 @@ class AgentServer:
         self._next_beat = 0.0
         self._peers: set[ClientConnection] = set()
         self._selector = selectors.DefaultSelector()
-        self.crew = WorkerGroup(me, self._selector, self.emit, OomDetector(KernelLogFollower(kernel_log)))
-        self.crew.last_words = self._last_words
-        self.flushing = CheckpointWriterClient(me, self.crew, self.emit, self._send)
-        self.crew.buried = self.flushing.buried
-        self.vaults = MemstoreManager(me, self._selector, self.emit, self.crew, self.flushing)
-        self.watching = MonitorClient(me, self._selector, self.emit, self.crew, kernel_log, root)
-        self.crew.fell = self.watching.something_ended
-        self.notices = PreemptionClient(me, self._selector, self.emit, self.crew.helpers)
+        self.workers = WorkerGroup(me, self._selector, self.emit, OomDetector(KernelLogFollower(kernel_log)))
+        self.workers.last_words = self._last_words
+        self.flushing = CheckpointWriterClient(me, self.workers, self.emit, self._send)
+        self.workers.buried = self.flushing.buried
+        self.vaults = MemstoreManager(me, self._selector, self.emit, self.workers, self.flushing)
+        self.watching = MonitorClient(me, self._selector, self.emit, self.workers, kernel_log, root)
+        self.workers.fell = self.watching.something_ended
+        self.notices = PreemptionClient(me, self._selector, self.emit, self.workers.helpers)
         self._wipe = False
         self._steps = StepBatch(self.emit)
-        self._orders, self._reports = CommandHandler(self), WorkerMessages(self.crew, self._steps, self.emit, self.tell, self.flushing)
+        self._orders, self._reports = CommandHandler(self), WorkerMessages(self.workers, self._steps, self.emit, self.tell, self.flushing)
         self._reports.pass_by = self._pass_by
         self._server = listen(me.socket)
         self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -108,13 +108,13 @@ class AgentServer:
         while not self._ended():
             for key, mask in self._selector.select(self._patience()):
                 key.data(mask)
-            self.crew.reap()
+            self.workers.reap()
             self._tick()
         self._close()
         return 0
 
     def _ended(self) -> bool:
-        return self.ending and not self.crew.everybody()
+        return self.ending and not self.workers.everybody()
 
     def _hear_signals(self) -> None:
         wake, waker = socket.socketpair()
@@ -147,7 +147,7 @@ class AgentServer:
                 self.end(wipe=False)
             return
         listened_to = any(peer.told is not None for peer in self._peers)
-        at_work = self.crew.living() or (listened_to and now < self.crew.ended_at + SAME)
+        at_work = self.workers.living() or (listened_to and now < self.workers.ended_at + SAME)
         if os.getppid() != self._parent or not at_work:
             self.end(wipe=False)  # of this process, not of the job: another agent may follow
             return
@@ -155,7 +155,7 @@ class AgentServer:
         self.emit("agent.leaving", seconds=LEAVE_SECONDS)
         if not listened_to:
             self._leave_with_ranks = True
-            self.crew.stop(self.crew.generation, signal.SIGTERM, LEAVE_SECONDS)
+            self.workers.stop(self.workers.generation, signal.SIGTERM, LEAVE_SECONDS)
 
     def hold(self, job: str, epoch: int, lease: float) -> None:
         """Serve *job* from now on; raise ``OSError`` when that cannot be put on record."""
@@ -167,7 +167,7 @@ class AgentServer:
             raise
         if before != job:
             self.deposit.clear()
-            self.journal.hold(job)
+            self.event_log.hold(job)
             self._tell_the_past(job)
         self._lease = lease
         self.follow(job, max(epoch, self.epoch) if before else epoch)
@@ -182,7 +182,7 @@ class AgentServer:
 
     def _tell_the_past(self, job: str) -> None:
         """Tell what an agent that served *job* before may not have told anybody before it was killed."""
-        events = past(self.me.directory / JOURNAL, job)
+        events = past(self.me.directory / EVENT_LOG, job)
         for begin in range(0, len(events), PAST_AT_ONCE):
             self.emit("past", events=events[begin : begin + PAST_AT_ONCE])
 
@@ -205,20 +205,20 @@ class AgentServer:
     def begin_generation(self, number: int) -> None:
         """Let the events of generation *number* begin here."""
         self._steps.flush()
-        self.generation_seq = self.journal.seq
-        self.journal.begin_generation()
+        self.generation_seq = self.event_log.seq
+        self.event_log.begin_generation()
         self.watching.begin_generation(number)
 
     def _patience(self) -> float:
         times = [
-            self.crew.due(),
+            self.workers.due(),
             self._steps.due(),
             self.vaults.due(),
             self.flushing.due(),
             self.watching.due(),
             self.notices.due(),
             self._leave_at,
-            self._next_beat if self.crew.living() else None,
+            self._next_beat if self.workers.living() else None,
         ]
         nearest = min([at for at in times if at is not None], default=self._lease_end)
         return min(LONGEST_NAP, max(0.0, min(nearest, self._lease_end) - time.monotonic()))
@@ -226,13 +226,13 @@ class AgentServer:
     def _tick(self) -> None:
         now = time.monotonic()
         self._steps.tick(now)
-        self.crew.tick(now)
+        self.workers.tick(now)
         self.vaults.tick(now)
         self.flushing.tick(now)
         self.watching.tick(now)
         self.notices.tick(now)
-        if now >= self._next_beat and self.crew.living():
-            self._next_beat = now + (self.crew.plan.beat if self.crew.plan is not None else BEAT)
+        if now >= self._next_beat and self.workers.living():
+            self._next_beat = now + (self.workers.plan.beat if self.workers.plan is not None else BEAT)
             self._beat()
         if self._leave_at is not None and not self.ending and (now >= self._leave_at or self._is_left_alone()):
             self.end(wipe=False)
@@ -242,7 +242,7 @@ class AgentServer:
 
     def _is_left_alone(self) -> bool:
         """Tell whether the ranks that were told to end, as no flow would have them do anything else, are gone."""
-        return self._leave_with_ranks and not self.crew.living()
+        return self._leave_with_ranks and not self.workers.living()
 
     def renew(self) -> None:
         """Let the lease begin anew: a flow has spoken."""
@@ -254,7 +254,7 @@ class AgentServer:
         self.flushing.end()
         self.watching.end()
         self.notices.end()
-        self.crew.end()
+        self.workers.end()
 
     def _close(self) -> None:
         self._steps.flush()
@@ -272,13 +272,13 @@ class AgentServer:
 
     def emit(self, event: str, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
         """Journal an event, then send it to every attached flow."""
-        failing = self.journal.failing
-        line = self.journal.add({"event": event, "at": time.time(), **facts}, milestone=event not in FREQUENT)
-        if self.journal.failing != failing:
-            note(log, "journal.failing" if self.journal.failing else "journal.mended", why=self.journal.failing or failing)
+        failing = self.event_log.failing
+        line = self.event_log.add({"event": event, "at": time.time(), **facts}, milestone=event not in FREQUENT)
+        if self.event_log.failing != failing:
+            note(log, "journal.failing" if self.event_log.failing else "journal.mended", why=self.event_log.failing or failing)
         for peer in [peer for peer in self._peers if peer.told is not None]:
-            if peer.told == self.journal.seq - 1 and len(peer.unsent) < ENOUGH:
-                peer.told, peer.past = self.journal.seq, None
+            if peer.told == self.event_log.seq - 1 and len(peer.unsent) < ENOUGH:
+                peer.told, peer.past = self.event_log.seq, None
                 peer.unsent += line
                 self._flush(peer)
             else:
@@ -288,16 +288,16 @@ class AgentServer:
         """Send *peer* some of what the journal has and it does not: one that reads slowly misses nothing, and costs no memory."""
         if peer not in self._peers or not self._behind(peer):
             return
-        while peer.told is not None and peer.told < self.journal.seq and len(peer.unsent) < ENOUGH:
-            peer.past = peer.past or self.journal.since(peer.told)
+        while peer.told is not None and peer.told < self.event_log.seq and len(peer.unsent) < ENOUGH:
+            peer.past = peer.past or self.event_log.since(peer.told)
             peer.told, line = next(peer.past)
             peer.unsent += line
         self._flush(peer)
 
     def _beat(self) -> None:
         """Tell how far every worker is."""
-        ranks = {str(worker.rank): worker.view() | {"replica": self.vaults.replica(worker.rank)} for worker in self.crew.living()}
-        self._pass_by("beats", generation=self.crew.generation, ranks=ranks)
+        ranks = {str(worker.rank): worker.view() | {"replica": self.vaults.replica(worker.rank)} for worker in self.workers.living()}
+        self._pass_by("beats", generation=self.workers.generation, ranks=ranks)
 
     def tell_of_newer(self, epoch: int) -> None:
         """Have attached flows know at once that one of *epoch* steers: an older one gives no order that could be refused for a while."""
@@ -307,7 +307,7 @@ class AgentServer:
     def _pass_by(self, event: str, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
         """Tell attached flows what is not journaled and skips a reader that is behind: an old one is worth nothing."""
         message = {"event": event, "at": time.time(), **facts}
-        for peer in [peer for peer in self._peers if peer.told == self.journal.seq and not peer.unsent]:
+        for peer in [peer for peer in self._peers if peer.told == self.event_log.seq and not peer.unsent]:
             self._send(peer, message)
 
     def _send(self, peer: ClientConnection, message: Message) -> None:
@@ -354,12 +354,12 @@ class AgentServer:
         self._selector.register(sock, selectors.EVENT_READ, lambda mask: self._serve(peer, mask))
 
     def _behind(self, peer: ClientConnection) -> bool:
-        return peer.told is not None and peer.told < self.journal.seq
+        return peer.told is not None and peer.told < self.event_log.seq
 
     def _watch(self, peer: ClientConnection) -> None:
         """Wait for what *peer* needs: it is not heard while it is behind, so that answers come after the events of the past."""
         if peer in self._peers:
-            busy = bool(peer.inbox) or self._behind(peer)
+            busy = bool(peer.event_queue) or self._behind(peer)
             events = (selectors.EVENT_WRITE if busy or peer.unsent else 0) | (0 if busy else selectors.EVENT_READ)
             key = self._selector.get_key(peer.socket)
             if key.events != events:
@@ -370,7 +370,7 @@ class AgentServer:
         if peer in self._peers and mask & selectors.EVENT_WRITE:
             self._flush(peer)
             self._catch_up(peer)
-        if peer in self._peers and mask & selectors.EVENT_READ and not peer.inbox:
+        if peer in self._peers and mask & selectors.EVENT_READ and not peer.event_queue:
             self._hear(peer)
         self._attend(peer, A_TURN)
         self._watch(peer)
@@ -391,10 +391,10 @@ class AgentServer:
 
     def _attend(self, peer: ClientConnection, most: int | None = None) -> None:
         """Answer what *peer* has said, *most* messages of it, as long as it is not behind."""
-        for _ in range(len(peer.inbox) if most is None else min(most, len(peer.inbox))):
-            if peer not in self._peers or self._behind(peer) or not peer.inbox:
+        for _ in range(len(peer.event_queue) if most is None else min(most, len(peer.event_queue))):
+            if peer not in self._peers or self._behind(peer) or not peer.event_queue:
                 return
-            message = peer.inbox.popleft()
+            message = peer.event_queue.popleft()
             if "do" in message:
                 self._send(peer, self._orders.take(peer, message))
                 self._catch_up(peer)
@@ -431,7 +431,7 @@ class AgentServer:
                 if peer not in self._peers:
                     break
                 self._hear(peer)
-                if not peer.inbox:
+                if not peer.event_queue:
                     break
 
     def _drop(self, peer: ClientConnection) -> None:

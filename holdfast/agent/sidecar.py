@@ -104,8 +104,8 @@ class Sidecar:
         self._watch(line)
         try:
             going = not mask & selectors.EVENT_READ or line.read()
-            while line.inbox:
-                self._part.heard(line.inbox.popleft())
+            while line.event_queue:
+                self._part.heard(line.event_queue.popleft())
         except (BadLine, schema.BadField) as error:
             note(log, "helper.garbage", name=self._part.name, why=error)
             going = False

@@ -69,13 +69,13 @@ class WorkerMessages:
 
     def __init__(
         self,
-        crew: WorkerGroup,
+        workers: WorkerGroup,
         steps: StepBatch,
         emit: Callable[..., None],
         tell: Callable[[Worker, Message], bool],
         flushing: CheckpointWriterClient,
     ) -> None:
-        self._crew, self._steps, self._send, self._tell, self._flushing = crew, steps, emit, tell, flushing
+        self._workers, self._steps, self._send, self._tell, self._flushing = workers, steps, emit, tell, flushing
         self.pass_by: Callable[..., None] = lambda _event, **_facts: None
         """Tells attached flows what no journal keeps."""
         self._verbs: dict[str, Callable[[Worker, Message], None]] = {
@@ -139,7 +139,7 @@ class WorkerMessages:
     def speaker(self, peer: ClientConnection) -> Worker | None:
         """Return the living worker or standby that *peer* speaks for; once known it stays the same, also for a child that outlives it."""
         if peer.worker is None and not peer.nobody:
-            peer.worker = self._crew.worker_of(peer.pid)
+            peer.worker = self._workers.worker_of(peer.pid)
             peer.nobody = peer.worker is None
         return peer.worker if peer.worker is not None and not peer.worker.gone else None
 
@@ -152,12 +152,12 @@ class WorkerMessages:
         elif worker.former is not None:
             why = f"generation {worker.former} is over"
         elif (
-            (self._crew.stopping and not self._crew.may_save)
-            or worker.generation == self._crew.abandoned
-            or worker.generation < self._crew.generation
+            (self._workers.stopping and not self._workers.may_save)
+            or worker.generation == self._workers.abandoned
+            or worker.generation < self._workers.generation
         ):
             why = f"generation {worker.generation} is over"
-        wish = {"every": self._crew.pace} if self._crew.pace and not why else {}
+        wish = {"every": self._workers.pace} if self._workers.pace and not why else {}
         return {"ok": not why, "why": why, **wish}
 
     def _succeed(self, worker: Worker | None, message: Message) -> Message:
@@ -213,7 +213,7 @@ class WorkerMessages:
 
     def _on_roles(self, worker: Worker, message: Message) -> None:
         self._pass_on(worker, message)
-        self._crew.roles = _said(message)
+        self._workers.roles = _said(message)
 
     def _on_switched(self, worker: Worker, message: Message) -> None:
         """Note that it has gone on into a planned generation: the flow puts that on record once all have."""
@@ -256,7 +256,7 @@ class WorkerMessages:
             worker.snapshot |= of_snapshots
             self._note_pace(worker, message, step)
             self._note_loss(worker, step, loss)
-        if worker.rank == self._crew.first:
+        if worker.rank == self._workers.first:
             self._steps.add(generation, (step, now, seconds, loss))
 
     def _note_pace(self, worker: Worker, message: Message, step: int) -> None:

@@ -107,7 +107,7 @@ class Hosts:
         try:
             with self._ways.watchdog.over(time.monotonic() + LOGIN + WORK, connection.cut):
                 until = time.monotonic() + LOGIN
-                errand = RemoteProgram(connection, target.python, source(), until)
+                program = RemoteProgram(connection, target.python, source(), until)
                 asked = {
                     "digest": self._wheel.digest,
                     "version": self._wheel.version,
@@ -115,14 +115,14 @@ class Hosts:
                     "oldest": OLDEST,
                 }
                 tell(target.node, "looking")
-                found = _read(errand.ask(until, do="look", **asked))
+                found = _read(program.ask(until, do="look", **asked))
                 if found.get("whole"):
                     return {**found, "done": "kept"}
                 if "failed" in found:
                     return {"cure": PYTHON, **found}
                 tell(target.node, "installing")
                 wheel = base64.b64encode(self._wheel.data).decode()
-                return _read(errand.ask(time.monotonic() + WORK, do="install", seconds=WORK / 2, proof=PROOF, wheel=wheel, **asked))
+                return _read(program.ask(time.monotonic() + WORK, do="install", seconds=WORK / 2, proof=PROOF, wheel=wheel, **asked))
         finally:
             connection.cut()
 

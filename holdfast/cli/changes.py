@@ -152,7 +152,7 @@ def of_move(row: Move, *, brief: bool = False) -> JobChange:
     record = _record(row)
     record["trigger"] = record.pop("event")  # the change is the event here
     silent = (brief and row.after not in IN_FULL) or row.event == Event.FAULTED  # the incident is told, or that it passed by itself
-    return JobChange(event="move", at=row.at, text="" if silent else f"{row.after}: {row.because}", record=record)
+    return JobChange(event="move", at=row.at, text="" if silent else f"{row.after}: {row.reason}", record=record)
 
 
 def of_generation(row: Generation, *, brief: bool = False) -> JobChange:
@@ -164,7 +164,7 @@ def of_generation(row: Generation, *, brief: bool = False) -> JobChange:
 
 def of_incident(row: Incident) -> JobChange:
     """Tell the beginning of an incident."""
-    recovery = f"; recovery: {row.rung}" if row.rung else ""
+    recovery = f"; recovery: {row.action}" if row.action else ""
     return JobChange(event="incident", at=row.detected_at, text=begun(row) + recovery, record=_record(row))
 
 
@@ -175,7 +175,7 @@ def of_closed(row: Incident) -> JobChange:
 
 def of_decision(row: Decision, numbers: dict[str, int], *, brief: bool = False) -> JobChange:
     """Tell a decision; nothing for people where *brief*."""
-    text = f"incident {numbers.get(row.incident_id, '?')}: {row.rung}, because {row.because}"
+    text = f"incident {numbers.get(row.incident_id, '?')}: {row.action}, because {row.reason}"
     return JobChange(event="decision", at=row.at, text="" if brief else text, record=_record(row))
 
 
@@ -215,7 +215,7 @@ def of_end(history: History, outlook: JobView) -> JobChange:
 
     lost = losses(history, outlook.job, now=outlook.at)
     last = f" at step {count(outlook.step.step)}" if outlook.step else ""
-    lines = [f"job '{outlook.job.name}' {outlook.state} after {duration(outlook.elapsed)}{last}: {outlook.because}"]
+    lines = [f"job '{outlook.job.name}' {outlook.state} after {duration(outlook.elapsed)}{last}: {outlook.reason}"]
     if outlook.incidents:
         lines.append(f"{plural(len(outlook.incidents), 'incident')}: {loss_words.sentence(lost)}")
     if outlook.state == "FAILED":

@@ -93,8 +93,8 @@ class Frame:
         title = Text.assemble((visible(outlook.job.name), "bold"), "  ", (outlook.state, f"bold {colour}"), "  ", _passed(outlook.elapsed))
         inside = max(1, width - 4)
         body: list[RenderableType] = [self._bar(inside), *self._numbers(inside), _members(outlook, inside)]
-        if outlook.because and outlook.state not in CALM:
-            body += [_line(line, "dim") for line in _short(f"because {outlook.because}", inside, REASON_LINES)]
+        if outlook.reason and outlook.state not in CALM:
+            body += [_line(line, "dim") for line in _short(f"because {outlook.reason}", inside, REASON_LINES)]
         return Panel(Group(*body), title=title, title_align="left", border_style=colour, width=width)
 
     def _bar(self, width: int) -> RenderableType:
@@ -214,7 +214,7 @@ def _cells(one: Incident, outlook: JobView) -> dict[str, str]:
         "after": duration(max(0.0, one.fault_at - outlook.job.at)),
         "fault": visible(one.kind),
         "on": visible(one.subject),
-        "answer": visible(one.rung or NOTHING),
+        "answer": visible(one.action or NOTHING),
         "down": duration(down),
         "lost": NOTHING if one.steps_lost is None else str(one.steps_lost),
     }

@@ -405,12 +405,12 @@ def migrate(job: str, source: str | None, rank: int | None, target: str | None, 
     return migrate(job, {"from": source, "to": target, "rank": rank}, timeout=timeout, as_json=as_json)
 
 
-@app.command(epilog=example('holdfast drain node-1 --by 18:00 --because "new fan"', "holdfast drain node-1 --cancel"))
+@app.command(epilog=example('holdfast drain node-1 --by 18:00 --reason "new fan"', "holdfast drain node-1 --cancel"))
 @click.argument("node")
 @click.option("--by", metavar="TIME", help="When the node has to be empty: `18:00`, or a date and a time.")
 @click.option("--in", "within", metavar="DURATION", help="The same from now on, such as `20m`.")
 @click.option(
-    "--because", default="a planned removal", show_default=True, metavar="TEXT", help="Why: shown to everybody who meets the node."
+    "--reason", default="a planned removal", show_default=True, metavar="TEXT", help="Why: shown to everybody who meets the node."
 )
 @click.option("--cancel", is_flag=True, help="Take it back: jobs may stay, or be given the node again.")
 @click.option(
@@ -419,7 +419,7 @@ def migrate(job: str, source: str | None, rank: int | None, target: str | None, 
 @click.option("--job", metavar="JOB", help="The cluster of this job instead.")
 @as_json
 def drain(
-    node: str, by: str | None, within: str | None, because: str, cancel: bool, cluster_file: Path | None, job: str | None, as_json: bool
+    node: str, by: str | None, within: str | None, reason: str, cancel: bool, cluster_file: Path | None, job: str | None, as_json: bool
 ) -> int:
     """Have all jobs leave NODE, in time.
 
@@ -429,7 +429,7 @@ def drain(
     """
     from holdfast.cli.commands.drain import DrainRequest, drain_node
 
-    wish = DrainRequest(node=node, because=because, by=by, within=within, cancel=cancel)
+    wish = DrainRequest(node=node, reason=reason, by=by, within=within, cancel=cancel)
     return drain_node(wish, cluster_file, job, as_json=as_json)
 
 
@@ -451,8 +451,8 @@ class _Nodes(_Words):
     epilog=example(
         "holdfast nodes cluster.yaml",
         "holdfast nodes trust cluster.yaml",
-        'holdfast nodes hold node-1 --because "new fan" --for 2h',
-        "holdfast nodes release node-1 --because done",
+        'holdfast nodes hold node-1 --reason "new fan" --for 2h',
+        "holdfast nodes release node-1 --reason done",
     ),
 )
 @as_json
@@ -542,68 +542,68 @@ def check_nodes(cluster_file: Path, job_file: Path | None, only: tuple[str, ...]
 of_cluster = click.option(
     "--cluster", "cluster_file", type=file_path, metavar="FILE", help="Cluster of the node; default: the cluster `local` on this machine."
 )
-because = click.option("--because", required=True, metavar="TEXT", help="Why: it is kept, and shown to everybody who meets the node.")
+reason = click.option("--reason", required=True, metavar="TEXT", help="Why: it is kept, and shown to everybody who meets the node.")
 one_hold = click.option("--number", type=from_one, metavar="N", help="Only if this hold is open; `holdfast nodes` shows numbers.")
 
 
-@nodes.command("hold", epilog=example('holdfast nodes hold node-1 --because "new fan" --for 2h'))
+@nodes.command("hold", epilog=example('holdfast nodes hold node-1 --reason "new fan" --for 2h'))
 @click.argument("node")
-@because
+@reason
 @click.option("--for", "lasts", metavar="DURATION", help="Such as `2h`; then the node waits for a burn-in. Default: until it is released.")
 @of_cluster
 @as_json
-def hold_node(node: str, because: str, lasts: str | None, cluster_file: Path | None, as_json: bool) -> int:
+def hold_node(node: str, reason: str, lasts: str | None, cluster_file: Path | None, as_json: bool) -> int:
     """Give NODE to no job until a person releases it.
 
     No program lifts it. A job that trains on the node goes on there; `holdfast drain` has it leave as well.
     """
     from holdfast.cli.commands.nodes_cordon import CordonRequest, change
 
-    return change("hold", CordonRequest(node=node, because=because, lasts=lasts), cluster_file, as_json=as_json)
+    return change("hold", CordonRequest(node=node, reason=reason, lasts=lasts), cluster_file, as_json=as_json)
 
 
-@nodes.command("release", epilog=example("holdfast nodes release node-1 --because done"))
+@nodes.command("release", epilog=example("holdfast nodes release node-1 --reason done"))
 @click.argument("node")
-@because
+@reason
 @one_hold
 @of_cluster
 @as_json
-def release_node(node: str, because: str, number: int | None, cluster_file: Path | None, as_json: bool) -> int:
+def release_node(node: str, reason: str, number: int | None, cluster_file: Path | None, as_json: bool) -> int:
     """Lift a person's hold of NODE.
 
     What programs hold against the node stays: it is quarantined then, until it has passed a burn-in or is readmitted.
     """
     from holdfast.cli.commands.nodes_cordon import CordonRequest, change
 
-    return change("release", CordonRequest(node=node, because=because, number=number), cluster_file, as_json=as_json)
+    return change("release", CordonRequest(node=node, reason=reason, number=number), cluster_file, as_json=as_json)
 
 
-@nodes.command("readmit", epilog=example('holdfast nodes readmit node-1 --because "GPU replaced"'))
+@nodes.command("readmit", epilog=example('holdfast nodes readmit node-1 --reason "GPU replaced"'))
 @click.argument("node")
-@because
+@reason
 @one_hold
 @of_cluster
 @as_json
-def readmit_node(node: str, because: str, number: int | None, cluster_file: Path | None, as_json: bool) -> int:
+def readmit_node(node: str, reason: str, number: int | None, cluster_file: Path | None, as_json: bool) -> int:
     """Take NODE back without a burn-in.
 
     Lifts a quarantine, a doubt or a retirement by your word. A person's hold stays until it is released.
     """
     from holdfast.cli.commands.nodes_cordon import CordonRequest, change
 
-    return change("readmit", CordonRequest(node=node, because=because, number=number), cluster_file, as_json=as_json)
+    return change("readmit", CordonRequest(node=node, reason=reason, number=number), cluster_file, as_json=as_json)
 
 
-@nodes.command("retire", epilog=example('holdfast nodes retire node-1 --because "fell off the bus again"'))
+@nodes.command("retire", epilog=example('holdfast nodes retire node-1 --reason "fell off the bus again"'))
 @click.argument("node")
-@because
+@reason
 @of_cluster
 @as_json
-def retire_node(node: str, because: str, cluster_file: Path | None, as_json: bool) -> int:
+def retire_node(node: str, reason: str, cluster_file: Path | None, as_json: bool) -> int:
     """Give NODE up: only `readmit` brings it back."""
     from holdfast.cli.commands.nodes_cordon import CordonRequest, change
 
-    return change("retire", CordonRequest(node=node, because=because), cluster_file, as_json=as_json)
+    return change("retire", CordonRequest(node=node, reason=reason), cluster_file, as_json=as_json)
 
 
 @app.command("burn-in", epilog=example("holdfast burn-in node-1", "holdfast burn-in gpu-3 gpu-4 --cluster cluster.yaml --seconds 600"))
@@ -631,13 +631,13 @@ def burn_in(nodes: tuple[str, ...], cluster_file: Path | None, short: bool, seco
     return burn_in(nodes, cluster_file, short=short, seconds=seconds, as_json=as_json)
 
 
-@app.command(epilog=example("holdfast approve", "holdfast approve 3", 'holdfast approve 3 --refuse --because "only its fan"'))
+@app.command(epilog=example("holdfast approve", "holdfast approve 3", 'holdfast approve 3 --refuse --reason "only its fan"'))
 @click.argument("number", type=from_one, required=False)
 @click.option("--refuse", is_flag=True, help="The nodes stay in service.")
 @click.option("--node", "nodes", multiple=True, metavar="NODE", help="Isolate only this one; may be given several times.")
-@click.option("--because", default="", metavar="TEXT", help="Why: it is kept with the answer.")
+@click.option("--reason", default="", metavar="TEXT", help="Why: it is kept with the answer.")
 @as_json
-def approve(number: int | None, refuse: bool, nodes: tuple[str, ...], because: str, as_json: bool) -> int:
+def approve(number: int | None, refuse: bool, nodes: tuple[str, ...], reason: str, as_json: bool) -> int:
     """Answer what programs ask before they isolate nodes.
 
     They ask before they isolate more of a cluster than its `quarantine.share`, or so many of a job's nodes that it cannot go
@@ -651,7 +651,7 @@ def approve(number: int | None, refuse: bool, nodes: tuple[str, ...], because: s
         return open_questions(as_json=as_json)
     if refuse and nodes:
         raise click.UsageError("--refuse keeps all nodes: leave out --node, or --refuse.")
-    return answer(number, refuse=refuse, nodes=nodes, because=because, as_json=as_json)
+    return answer(number, refuse=refuse, nodes=nodes, reason=reason, as_json=as_json)
 
 
 @app.group(

@@ -61,9 +61,9 @@ class JobView:
         return self.move.after if self.move else "LAUNCHING"
 
     @property
-    def because(self) -> str:
+    def reason(self) -> str:
         """Return why the job is in its state."""
-        return self.move.because if self.move else "submitted"
+        return self.move.reason if self.move else "submitted"
 
     @property
     def ended(self) -> bool:
@@ -128,7 +128,7 @@ class JobView:
             "job": self.job.name,
             "id": self.job.id,
             "state": self.state,
-            "because": self.because,
+            "reason": self.reason,
             "since": self.move.at if self.move else self.job.at,
             "submitted": self.job.at,
             "generation": self.generation.number if self.generation else None,

@@ -39,7 +39,7 @@ COLOURS: Final[Mapping[str, str]] = {
     "off": "red",
     "ok": "green",
     "degraded": "yellow",
-    "sick": "red",
+    "unhealthy": "red",
     "missing": "red",
     "failed": "red",
     "installed": "green",

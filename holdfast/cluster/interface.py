@@ -58,7 +58,7 @@ class AllocationRequest:
 class Leaving:
     """Why a node is to be left, and by when."""
 
-    because: str
+    reason: str
     since: float
     """When this was known (seconds since 1970)."""
     by: float | None = None

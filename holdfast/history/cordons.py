@@ -144,7 +144,7 @@ def _hold(row: NodeHold) -> Cordon:
         number=row.number,
         kind=CordonKind(row.kind),
         owner=Owner(name=row.owner, person=row.person),
-        because=row.because,
+        reason=row.reason,
         evidence=tuple(row.evidence),
         faults=tuple(CordonedFault(kind=one["kind"], device=one.get("device", "")) for one in row.faults),
         at=row.at,
@@ -191,12 +191,12 @@ def _keep(session: Session, cluster: str, before: Node, done: Changed) -> None:
         elif hold != old[number]:
             row = _open_row(session, cluster, before.name, number)
             row.until, row.test, row.test_until = hold.until, hold.test, hold.test_until
-            row.because, row.leave_by = hold.because, hold.leave_by
+            row.reason, row.leave_by = hold.reason, hold.leave_by
             row.evidence, row.faults = list(hold.evidence), _faults(hold)
             row.newest_test = max(row.newest_test, hold.test)
     for number in old.keys() - new.keys():
         row = _open_row(session, cluster, before.name, number)
-        row.ended_at, row.ended_by, row.ended_because, row.test, row.test_until = done.at, done.owner.name, done.because, 0, None
+        row.ended_at, row.ended_by, row.ended_reason, row.test, row.test_until = done.at, done.owner.name, done.reason, 0, None
     for move in done.moves:
         session.add(
             ServiceMove(
@@ -209,7 +209,7 @@ def _keep(session: Session, cluster: str, before: Node, done: Changed) -> None:
                 after=move.after,
                 owner=move.owner.name,
                 person=move.owner.person,
-                because=move.because,
+                reason=move.reason,
                 hold=move.hold,
             )
         )
@@ -224,7 +224,7 @@ def _row(cluster: str, node: str, hold: Cordon) -> NodeHold:
         kind=hold.kind,
         owner=hold.owner.name,
         person=hold.owner.person,
-        because=hold.because,
+        reason=hold.reason,
         evidence=list(hold.evidence),
         faults=_faults(hold),
         at=hold.at,

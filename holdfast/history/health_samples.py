@@ -64,7 +64,7 @@ def keep(
 def _row(cluster: str, change: HealthChange, at: float) -> NodeVerdict:
     facts = {name: [_fact(one) for one in found] for name, found in (("new", change.new), ("over", change.over))}
     return NodeVerdict(
-        cluster=cluster, node=change.node, at=at, before=change.before, after=change.after, because=change.because, facts=facts
+        cluster=cluster, node=change.node, at=at, before=change.before, after=change.after, reason=change.reason, facts=facts
     )
 
 

@@ -115,7 +115,7 @@ class Move(SQLModel, table=True):
     before: str
     event: str
     after: str
-    because: str
+    reason: str
     generation: int
 
 
@@ -135,7 +135,7 @@ class Generation(SQLModel, table=True):
     """Step at which the script says it will end; empty when it does not say."""
     first_step_at: float | None = None
     ended_at: float | None = None
-    because: str = ""
+    reason: str = ""
     facts: dict[str, Any] | None = _maybe_json()
     """What a flow that comes later must know of its processes: since when each holds its rank, the store, the roles of the job."""
 
@@ -149,7 +149,7 @@ class NodeMove(SQLModel, table=True):
     node: str = Field(index=True)
     at: float
     standing: str
-    because: str
+    reason: str
     job_id: str | None = None
 
 
@@ -164,7 +164,7 @@ class NodeVerdict(SQLModel, table=True):
     before: str
     """The standing before; empty for a node that was never looked at."""
     after: str
-    because: str
+    reason: str
     facts: dict[str, Any] = _json()
     """The faults that are `new` and `over`, each with kind, part and quote."""
 
@@ -182,7 +182,7 @@ class NodeHold(SQLModel, table=True):
     kind: str
     owner: str
     person: bool
-    because: str
+    reason: str
     evidence: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     faults: list[dict[str, str]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     """Kind and device of each fault that it is for: what a burn-in has to exercise."""
@@ -199,7 +199,7 @@ class NodeHold(SQLModel, table=True):
     test_until: float | None = None
     ended_at: float | None = None
     ended_by: str = ""
-    ended_because: str = ""
+    ended_reason: str = ""
 
 
 class ServiceMove(SQLModel, table=True):
@@ -217,7 +217,7 @@ class ServiceMove(SQLModel, table=True):
     after: str
     owner: str
     person: bool
-    because: str
+    reason: str
     hold: int
     """The number of the hold that it is about."""
 
@@ -258,7 +258,7 @@ class Incident(SQLModel, table=True):
     closed_at: float | None = None
     generation_before: int
     generation_after: int | None = None
-    rung: str | None = None
+    action: str | None = None
     outcome: str | None = None
     """``recovered``, ``passed`` (by itself), ``stopped`` or ``gave-up``."""
     step_before: int | None = Field(default=None, sa_type=BigInteger)
@@ -267,10 +267,10 @@ class Incident(SQLModel, table=True):
     steps_lost: int | None = Field(default=None, sa_type=BigInteger)
     downtime_s: float | None = None
     """From *fault_at* to the first new step; for scripts that report no steps only until all processes had started (see *facts*)."""
-    because: str = ""
+    reason: str = ""
     facts: dict[str, Any] | None = _maybe_json()
     """What the recovery did inside the workers (see `holdfast.control.checkpoints.recovery_facts`), how old the newest snapshot in memory
-    was in steps, ``orders``: of each attempt the rung, and when its orders had been answered; `DOWN_UNTIL`: what *downtime_s* ends with."""
+    was in steps, ``orders``: each attempt's action, and when its orders had been answered; `DOWN_UNTIL`: what *downtime_s* ends with."""
 
     @property
     def until_started(self) -> bool:
@@ -309,7 +309,7 @@ class Verdict(SQLModel, table=True):
     subject: str
     weight: float
     """How likely it was beside the others: 0 to 1."""
-    because: str
+    reason: str
     candidates: list[dict[str, Any]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     """The explanations, the likeliest first (see `holdfast.control.faults.diagnosis_inputs.record`)."""
 
@@ -321,9 +321,9 @@ class Decision(SQLModel, table=True):
     job_id: str = Field(index=True)
     incident_id: str = Field(index=True)
     at: float
-    rung: str
+    action: str
     rule: str
-    because: str
+    reason: str
     act: dict[str, Any] = _json()
     """Fields of the decision: nodes dropped, nodes added, restarts counted."""
     passed_over: dict[str, Any] = _json()
@@ -381,7 +381,7 @@ class Checkpoint(SQLModel, table=True):
     """Seconds for which it was written while training went on; empty where training stood for all of it, which `seconds` says."""
     trouble: str | None = None
     """Catalogue kind of what is wrong with it; empty for a whole one."""
-    because: str = ""
+    reason: str = ""
 
 
 class Snapshots(SQLModel, table=True):
@@ -416,7 +416,7 @@ class Snapshots(SQLModel, table=True):
     """Seconds of all steps."""
     ages: dict[str, Any] = _json()
     """How often the newest was how many steps old, by looks at equal distances."""
-    because: str = ""
+    reason: str = ""
     """Why ranks take none, where they said so."""
 
     @property
@@ -457,7 +457,7 @@ class Weighing(SQLModel, table=True):
     rank: int
     node: str
     act: str
-    because: str
+    reason: str
     policy: str
     record: dict[str, Any] = _json()
     """The case, so that another policy can be asked the same."""
@@ -476,8 +476,8 @@ class Question(SQLModel, table=True):
     about: str
     """``share``: the cluster would lose more than a program may take; ``least``: the job would be left with fewer nodes than it needs."""
     nodes: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
-    """Node to what speaks against it: ``because``, ``seen``, ``evidence``."""
-    because: str
+    """Node to what speaks against it: ``reason``, ``seen``, ``evidence``."""
+    reason: str
     otherwise: str
     """What happens when nobody answers: ``keep`` or ``isolate``."""
     at: float

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, Engine, text
 
-from holdfast.errors import HistoryCorrupt, HistoryTooNew
+from holdfast.errors import HistoryCorrupt, HistoryTooNew, HistoryTooOld
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD: Final = "0016"
+HEAD: Final = "0100"
 """The newest revision in ``migrations/versions``: known here, so that an up-to-date database needs no Alembic."""
+
+_FIRST: Final = "0100"
+"""The revision that all tables begin with. Before it there were 16 others, with other names of tables and columns."""
 
 VERSION_TABLE: Final = "holdfast_schema"
 """Holds the revision. A name of our own: another program's Alembic may live in the same PostgreSQL database."""
@@ -43,6 +46,8 @@ def bring_to_head(engine: Engine, url: str) -> None:
             return
         if revision is None:
             refuse_another_programs(connection, url)
+        elif revision < _FIRST:
+            raise HistoryTooOld(url, f"its tables are at revision {revision}, this Holdfast begins with {_FIRST}")
         _upgrade(connection, url, revision)
 
 

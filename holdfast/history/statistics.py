@@ -42,7 +42,7 @@ class FleetStatistics:
     """Hours that nodes belonged to a generation, over all of them."""
     faults: int = 0
     """Incidents that interrupted training and were not the script's own fault."""
-    rungs: dict[str, int] = field(default_factory=dict)
+    actions: dict[str, int] = field(default_factory=dict)
     """Rung to the number of recoveries that it brought about, most first."""
     back: int = 0
     """Recoveries that went back to a checkpoint."""
@@ -52,7 +52,7 @@ class FleetStatistics:
     @property
     def recoveries(self) -> int:
         """Return how many incidents ended in a recovery."""
-        return sum(self.rungs.values())
+        return sum(self.actions.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +110,11 @@ def fleet(history: History, *, now: float | None = None) -> FleetStatistics:
         incidents = _interruptions(session)
         recovered = [one for one in incidents if one.outcome == "recovered"]
         phases = _phases(session, recovered[-RECOVERIES:])
-    rungs = Counter(one.rung or "none" for one in recovered)
+    actions = Counter(one.action or "none" for one in recovered)
     back = sum(went_back(one) for one in recovered)
-    return FleetStatistics(jobs=jobs, node_hours=hours, faults=len(incidents), rungs=dict(rungs.most_common()), back=back, phases=phases)
+    return FleetStatistics(
+        jobs=jobs, node_hours=hours, faults=len(incidents), actions=dict(actions.most_common()), back=back, phases=phases
+    )
 
 
 def work(history: History, name: str) -> StepStatistics:
@@ -163,7 +165,7 @@ def _interruptions(session: Session) -> list[Incident]:
 def went_back(one: Incident) -> bool:
     """Tell whether a recovery went back to a checkpoint: one that ended all processes, or found no living copy; never one from memory."""
     source = (one.facts or {}).get("source")
-    return source == "checkpoint" or (one.rung not in IN_PROCESS and source != "memory")
+    return source == "checkpoint" or (one.action not in IN_PROCESS and source != "memory")
 
 
 def _phases(session: Session, recovered: Sequence[Incident]) -> dict[str, float]:

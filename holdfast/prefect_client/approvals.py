@@ -44,7 +44,7 @@ class Approval(RunInput):
     answer: Literal["approve", "refuse"] = Field("refuse", description="Approve: the nodes below are isolated. Refuse: all of them stay.")
     nodes: list[str] = Field(default=[], description=NODES)
     by: str = Field("", description="Who you are.")
-    because: str = Field("", description="Why.")
+    reason: str = Field("", description="Why.")
 
 
 @flow(name="approval", retries=0)
@@ -122,7 +122,7 @@ class ApprovalRuns:
             answer=ISOLATE if form.answer == "approve" and form.nodes else KEEP,
             picked=tuple(form.nodes) if form.answer == "approve" else (),
             by=form.by.strip() or "the Prefect UI",
-            words=form.because.strip(),
+            words=form.reason.strip(),
         )
         try:
             _close(client, approvals.reply(self._history, one.number, said, now=time.time()))
@@ -132,8 +132,8 @@ class ApprovalRuns:
 
 def _form(one: Question) -> type[Approval]:
     names = list(one.nodes)
-    against = "\n".join(f"- **{node}**: {told['because']}" for node, told in one.nodes.items())
-    description = f"**Job {one.job}, question {one.number}**\n\n{one.because}\n\n{against}\n\n{how_to_answer(one)}"
+    against = "\n".join(f"- **{node}**: {told['reason']}" for node, told in one.nodes.items())
+    description = f"**Job {one.job}, question {one.number}**\n\n{one.reason}\n\n{against}\n\n{how_to_answer(one)}"
     picked = create_model("Approval", __base__=Approval, nodes=(list[Literal[*names]], Field(names, description=NODES)))  # type: ignore[valid-type]
     return picked.with_initial_data(description=description)
 
@@ -149,7 +149,7 @@ def _keyset(one: Question) -> Any:  # noqa: ANN401 (a dictionary with literal ke
 def _put(client: SyncPrefectClient, one: Question) -> str:
     """Make the paused run of a question; return its id."""
     words = f"may {', '.join(one.nodes)} be isolated?"
-    parameters = {"question": one.number, "job": one.job, "words": one.because}
+    parameters = {"question": one.number, "job": one.job, "words": one.reason}
     run = client.create_flow_run(approval, name=f"{one.job}: {words}", parameters=parameters, tags=["holdfast"], state=Running())
     _form(one).save(_keyset(one), run.id)
     paused = _paused(one)

@@ -37,7 +37,7 @@ def told(name: str) -> str:
         live = queries.live_job(history, name)
         move = queries.state_of(history, (live or queries.newest_job(history, name)).id)
     if live is None:
-        return f"The job has ended: {move.after}, {move.because}" if move is not None else "The job had not begun"
+        return f"The job has ended: {move.after}, {move.reason}" if move is not None else "The job had not begun"
     if move is not None and move.after == JobState.SUSPENDED:
         return "The job is suspended; run it again to resume it"
     return (

@@ -84,7 +84,7 @@ class NodeChange(Protocol):
         """Return the state now."""
 
     @property
-    def because(self) -> str:
+    def reason(self) -> str:
         """Return why."""
 
 
@@ -104,7 +104,7 @@ def emit_nodes(cluster: str, changes: Sequence[tuple[str, NodeChange, dict[str, 
     around, run = Resource(role=CLUSTER, names=(cluster,)), flow_run_id()
     for node, change, facts in changes:
         emit_node(cluster, node, change, [around, *of_flow_run(run)], facts)
-    told = {node: (str(change.after), change.because) for node, change, _ in changes}
+    told = {node: (str(change.after), change.reason) for node, change, _ in changes}
     notification = of_nodes(cluster, told, host=host(), link=ui_link("flow-run", run) if run else "")
     if notification is not None:
         emit(ATTENTION, around, of_flow_run(run), **asdict(notification))
@@ -112,7 +112,7 @@ def emit_nodes(cluster: str, changes: Sequence[tuple[str, NodeChange, dict[str, 
 
 def emit_node(cluster: str, node: str, change: NodeChange, related: Iterable[Resource], facts: dict[str, object]) -> None:
     """Send the event of one change of a node."""
-    moved = {"before": str(change.before), "after": str(change.after), "reason": change.because}
+    moved = {"before": str(change.before), "after": str(change.after), "reason": change.reason}
     about = Resource(role=NODE, names=(cluster, node))
     emit(f"holdfast.node.{change.after}", about, related, cluster=cluster, node=node, **moved, **facts)
 

@@ -194,10 +194,10 @@ class Publisher:
         self._next_beat = None
 
     def _moved(self, facts: Facts) -> None:
-        self._facts.state, self._facts.reason, self._is_news = facts["after"], facts["because"], True
+        self._facts.state, self._facts.reason, self._is_news = facts["after"], facts["reason"], True
         moved = {name: facts[name] for name in ("before", "event", "after")}
-        self._emit(f"holdfast.job.{facts['after'].lower()}", **moved, reason=facts["because"])
-        self._notifications.moved(facts["after"], facts["because"])
+        self._emit(f"holdfast.job.{facts['after'].lower()}", **moved, reason=facts["reason"])
+        self._notifications.moved(facts["after"], facts["reason"])
         if facts["after"] in TERMINAL:
             self._next_beat = None
             self._guarded(self._unwatch)
@@ -220,8 +220,8 @@ class Publisher:
         around = [*self._around(), Resource(role=JOB, names=(self._facts.job,))]
         events.emit_node(self._facts.cluster, node, move, around, {"hold": facts["hold"]})
         if move.after in NEEDS_SOMEBODY:
-            self._quarantined[node] = move.because
-            self._notifications.quarantined(node, move.because)
+            self._quarantined[node] = move.reason
+            self._notifications.quarantined(node, move.reason)
             if self._open is None and self._last_case is not None:
                 self._show_incident(self._last_case)
 
@@ -264,10 +264,10 @@ class Publisher:
             target=row.subject,
             summary=words.sentence(case),
             outcome=row.outcome,
-            action=row.rung,
+            action=row.action,
             downtime_s=row.downtime_s,
             steps_lost=row.steps_lost,
-            reason=row.because,
+            reason=row.reason,
         )
         self._notifications.closed(case, time.time())
         self._show_incident(case)
@@ -280,7 +280,7 @@ class Publisher:
 
     def _asked(self, question: Question) -> None:
         self._facts.question, self._is_news = question, True
-        self._emit("holdfast.approval.asked", number=question.number, nodes=list(question.nodes), reason=question.because)
+        self._emit("holdfast.approval.asked", number=question.number, nodes=list(question.nodes), reason=question.reason)
         for notification in self._notifications.asked(question, how_to_answer(question)):
             self._notify(notification)
 
@@ -288,7 +288,7 @@ class Publisher:
         self._facts.question, self._is_news = None, True
         summary, nodes = in_words(question), list(question.nodes)
         answer = {"answer": question.answer, "by": question.by, "summary": summary}
-        self._emit("holdfast.approval.answered", number=question.number, nodes=nodes, reason=question.because, **answer)
+        self._emit("holdfast.approval.answered", number=question.number, nodes=nodes, reason=question.reason, **answer)
         for notification in self._notifications.answered(question, summary):
             self._notify(notification)
 

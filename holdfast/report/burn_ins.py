@@ -24,7 +24,7 @@ _ORDER: Final = (CheckMark.FAILED, CheckMark.SKIPPED, CheckMark.PASSED)
 def burn_ins_markdown(outcomes: Mapping[str, BurnInOutcome], left: Mapping[str, str], states: Mapping[str, NodeState]) -> str:
     """Return *outcomes* by node, the nodes that were *left* out and why, and the *states* of all of them now."""
     found = sorted(outcomes.values(), key=lambda one: _ORDER.index(one.mark))
-    lines = [_node(one.node, in_a_word(one.mark), states[one.node], one.because) for one in found]
+    lines = [_node(one.node, in_a_word(one.mark), states[one.node], one.reason) for one in found]
     lines += [_node(node, "not tested", states[node], why) for node, why in left.items() if node not in outcomes]
     blocks = ["\n".join(lines)]
     to_do = [f"- {_plain(words)}" for one in found if (words := _to_do(one, states[one.node]))]
@@ -40,7 +40,7 @@ def in_a_sentence(outcomes: Mapping[str, BurnInOutcome], left: int) -> str:
     marks = [one.mark for one in outcomes.values()]
     counted = [f"{marks.count(mark)} {in_a_word(mark)}" for mark in reversed(_ORDER) if mark in marks]
     words = ", ".join([plural(len(outcomes), "node"), *counted, *([f"{left} not tested"] if left else [])])
-    reasons = [f"{one.node}: {one.because}" for one in outcomes.values() if one.mark is not CheckMark.PASSED]
+    reasons = [f"{one.node}: {one.reason}" for one in outcomes.values() if one.mark is not CheckMark.PASSED]
     return "; ".join([words, *reasons[:3], *([f"and {len(reasons) - 3} more"] if len(reasons) > 3 else [])])  # noqa: PLR2004 (three fit a line)
 
 
@@ -50,7 +50,7 @@ def _to_do(one: BurnInOutcome, state: NodeState) -> str:
     if one.mark is not CheckMark.FAILED:
         return ""
     if state in {NodeState.HEALTHY, NodeState.SUSPECT}:
-        return f"{one.node} failed and is still in service. `holdfast nodes hold {one.node} --because ...` takes it out."
+        return f"{one.node} failed and is still in service. `holdfast nodes hold {one.node} --reason ...` takes it out."
     return f"{one.node} stays {state}: repair what failed. The next burn-in is due later each time."
 
 

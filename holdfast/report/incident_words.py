@@ -56,22 +56,22 @@ QUOTED: Final = frozenset({"worker-exception", "worker-start-failed", "worker-co
 
 RULES: Final[Mapping[str, str]] = {
     "StopForUserError": "fail the job because the script is at fault",
-    "StopWhenFruitless": "fail the job after recoveries without a new step",
+    "StopWithoutProgress": "fail the job after recoveries without a new step",
     "StopWhenSpent": "fail the job after too many recoveries",
-    "ExcuseWhenCommon": "blame no node, because many nodes have the fault",
-    "LeaveWhenFrequent": "leave the node, because it had this fault often",
+    "ExcuseWhenCorrelated": "blame no node, because many nodes have the fault",
+    "LeaveWhenRecurring": "leave the node, because it had this fault often",
     "LeaveWhenFlapping": "leave the node, because the fault comes and goes",
     "GoBack": "go back to an earlier checkpoint",
     "RetryStep": "retry the step",
-    "TakeOver": "replace the lost ranks and keep the others running",
-    "Narrow": "go on with fewer copies of the model",
-    "RestartInPlace": "restart the workers on the same nodes",
-    "ReplaceBySpare": "replace the node with a spare",
-    "Shrink": "restart on fewer nodes",
+    "ReplaceRanks": "replace the lost ranks and keep the others running",
+    "ShrinkLive": "go on with fewer copies of the model",
+    "RestartWorkers": "restart the workers on the same nodes",
+    "ReplaceNode": "replace the node with a spare",
+    "ShrinkRestart": "restart on fewer nodes",
     "AskAPerson": "ask a person for approval",
     "WaitForCapacity": "wait for nodes",
     "RestartAgain": "restart once more, each rank on another node",
-    "GiveUp": "fail the job",
+    "FailTheJob": "fail the job",
 }
 """Rule of a policy to what it would have done."""
 
@@ -113,17 +113,17 @@ def brief(words: str, most: int = MOST_QUOTED) -> str:
 
 def done(case: IncidentCase) -> str:
     """Say what was done about it; empty before anything was decided."""
-    acts = [one for one in case.decisions if one.rung != RecoveryAction.ASK_A_PERSON]
+    acts = [one for one in case.decisions if one.action != RecoveryAction.ASK_A_PERSON]
     if not acts:
         return ""
     said = _done(acts[-1], case.incident.subject)
-    return f"{said} (attempt {len(acts)})" if len(acts) > 1 and acts[-1].rung != RecoveryAction.GIVE_UP else said
+    return f"{said} (attempt {len(acts)})" if len(acts) > 1 and acts[-1].action != RecoveryAction.GIVE_UP else said
 
 
 def _done(decision: Decision, target: str) -> str:
     """Say what one decision did."""
-    words = DONE.get(decision.rung)
-    return words(decision, target) if words is not None else f"{decision.rung} was tried"
+    words = DONE.get(decision.action)
+    return words(decision, target) if words is not None else f"{decision.action} was tried"
 
 
 def _replaced(decision: Decision, target: str) -> str:
@@ -247,7 +247,7 @@ def _cure(case: IncidentCase) -> str:
 
 def why_failed(case: IncidentCase) -> str:
     """Say why no recovery was possible; empty where there was one."""
-    return brief(case.incident.because, 400) if case.incident.outcome == "gave-up" else ""
+    return brief(case.incident.reason, 400) if case.incident.outcome == "gave-up" else ""
 
 
 def of_quarantine(node: str, reason: str) -> str:

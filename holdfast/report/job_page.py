@@ -115,7 +115,7 @@ def to_do(facts: JobFacts) -> str:
     newest = facts.cases[-1] if facts.cases else None
     isolated = [f"{node} is out of service: {words.brief(why, 300)}" for node, why in facts.isolated.items()]
     if facts.question is not None:
-        asked = f"answer question {facts.question.number}: {words.brief(facts.question.because, 300)}"
+        asked = f"answer question {facts.question.number}: {words.brief(facts.question.reason, 300)}"
         return f"{asked}. `holdfast approve {facts.question.number}`, or the paused flow run in the Prefect UI"
     if facts.state == State.FAILED:
         if newest is not None and newest.incident.outcome == "gave-up":

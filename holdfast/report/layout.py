@@ -51,7 +51,7 @@ class Layout:
     microbatches: int | None = None
     chunks: int | None = None
     """Parts of the model on each rank of the pipeline."""
-    because: str = ""
+    reason: str = ""
     """Why something is unknown."""
 
     def stage_of(self, rank: int) -> int | None:
@@ -72,7 +72,7 @@ class Schedule:
     name: str
     microbatches: int | None = None
     chunks: int | None = None
-    because: str = ""
+    reason: str = ""
 
 
 class _Unclear(Exception):
@@ -84,13 +84,13 @@ def recognise(world: int, told: Mapping[int, ProfileFacts]) -> Layout:
     try:
         pipelines = _pipelines(world, told)
     except _Unclear as unclear:
-        return Layout(world=world, schedule="unknown", because=str(unclear), copies=_copies(told), shards=_shards(world, 1, told))
+        return Layout(world=world, schedule="unknown", reason=str(unclear), copies=_copies(told), shards=_shards(world, 1, told))
     if not pipelines:
         shards = _shards(world, world, told)
         return Layout(world=world, width=world, shards=shards, copies=_copies(told))
     found = {schedule_of(one, told) for one in pipelines}
     known = {(one.name, one.microbatches, one.chunks) for one in found}
-    schedule = found.pop() if len(known) == 1 else Schedule("unknown", because="the pipelines do not work alike")
+    schedule = found.pop() if len(known) == 1 else Schedule("unknown", reason="the pipelines do not work alike")
     return Layout(
         world=world,
         stages=tuple(zip(*pipelines, strict=True)),
@@ -101,7 +101,7 @@ def recognise(world: int, told: Mapping[int, ProfileFacts]) -> Layout:
         schedule=schedule.name,
         microbatches=schedule.microbatches,
         chunks=schedule.chunks,
-        because=schedule.because,
+        reason=schedule.reason,
     )
 
 
@@ -182,7 +182,7 @@ def _in_order(together: set[int], told: Mapping[int, ProfileFacts]) -> tuple[int
 def schedule_of(pipeline: Sequence[int], told: Mapping[int, ProfileFacts]) -> Schedule:
     """Return how the ranks of *pipeline* work."""
     if any(len(told[rank].operations) >= CUT for rank in pipeline):
-        return Schedule("unknown", because=f"a rank has more than {CUT} operations a step: the list is cut")
+        return Schedule("unknown", reason=f"a rank has more than {CUT} operations a step: the list is cut")
     first, last = pipeline[0], pipeline[-1]
     begins = "".join("s" if what == SEND else "r" for what, _ in told[first].operations)
     ends = "".join("s" if what == SEND else "r" for what, _ in told[last].operations)
@@ -191,9 +191,9 @@ def schedule_of(pipeline: Sequence[int], told: Mapping[int, ProfileFacts]) -> Sc
         return straight
     chunks, many = _folds(pipeline, told, begins)
     if chunks < 2 or many < 1:  # noqa: PLR2004 (who is passed twice holds two)
-        return Schedule("unknown", because="the order of sends and receives is none of GPipe's, 1F1B's or interleaved 1F1B's")
+        return Schedule("unknown", reason="the order of sends and receives is none of GPipe's, 1F1B's or interleaved 1F1B's")
     if many == 1:
-        return Schedule("unknown", many, chunks, because="with one micro-batch all schedules are alike")
+        return Schedule("unknown", many, chunks, reason="with one micro-batch all schedules are alike")
     return Schedule("looped" if _looped(pipeline, told, chunks, many) else "interleaved", many, chunks)
 
 
@@ -205,7 +205,7 @@ def _straight(begins: str, ends: str, ranks: int) -> Schedule | None:
     ahead = min(many, ranks)
     flowing = "s" * ahead + "rs" * (many - ahead) + "r" * ahead
     if many == 1 and (begins, ends) == ("sr", "rs"):
-        return Schedule("unknown", 1, 1, because="with one micro-batch all schedules are alike")
+        return Schedule("unknown", 1, 1, reason="with one micro-batch all schedules are alike")
     if (begins, ends) == ("s" * many + "r" * many, "r" * many + "s" * many):
         return Schedule("gpipe", many, 1)
     return Schedule("1f1b", many, 1) if (begins, ends) == (flowing, "rs" * many) else None

@@ -70,7 +70,7 @@ def incident_markdown(
         *(_seen(case.faults) if case.faults else ["No fault was recorded with it."]),
         *_explained(case.verdicts, (incident.kind, incident.subject)),
         "## What was decided",
-        *(_decided(case.decisions) if case.decisions else [plain(incident.because) or "Nothing was decided yet."]),
+        *(_decided(case.decisions) if case.decisions else [plain(incident.reason) or "Nothing was decided yet."]),
         "---",
         _links(incident, job, run_link, page_link),
     ]
@@ -97,7 +97,7 @@ def _facts(incident: Incident) -> str:
     rows = [
         ("Fault kind", plain(incident.kind)),
         ("Target", plain(incident.subject)),
-        ("Recovery action", plain(incident.rung or wording.NOTHING)),
+        ("Recovery action", plain(incident.action or wording.NOTHING)),
         ("Outcome", plain(incident.outcome or ("open" if incident.closed_at is None else "closed"))),
         ("Downtime", wording.duration(incident.downtime_s) + (" (until all processes had started)" if incident.until_started else "")),
         ("Steps", steps),
@@ -189,7 +189,7 @@ def _explained(verdicts: Sequence[Verdict], root: tuple[str, str]) -> Iterator[s
 def _decided(decisions: Sequence[Decision]) -> Iterator[str]:
     """Yield the decisions in order, each with its reason; what was considered before is folded."""
     for decision in decisions:
-        yield f"**{plain(decision.rung)}**: {plain(decision.because)}"
+        yield f"**{plain(decision.action)}**: {plain(decision.reason)}"
         act = {ACTS.get(name, name): value for name, value in wording.act(decision.act).items()}
         short = [f"- {plain(piece.name)}: {plain(piece.text)}" for piece in pieces(act, longest=LONGEST)]
         if short:

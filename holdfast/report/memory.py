@@ -80,8 +80,8 @@ def why_none(row: Snapshots | None, fault: Fault | None, spec: Mapping[str, Any]
         return ""
     if _plan(spec).get("every") == 0:
         return "none: `checkpoint.memory.every` is 0"
-    if row is not None and row.because:
-        return f"none: {row.because}"
+    if row is not None and row.reason:
+        return f"none: {row.reason}"
     if fault is not None and fault.kind in NO_SNAPSHOTS:
         return f"none: {_quoted(fault)}"
     return "" if ended else "none yet: they begin a few steps after `holdfast.session` does"

@@ -26,7 +26,7 @@ MOST: Final = 5
 """Notifications within `WINDOW` after which those that ask nobody for anything are gathered into one."""
 WINDOW: Final = 600.0
 """Seconds."""
-NEEDS_SOMEBODY: Final = frozenset({NodeHealthState.SICK, NodeHealthState.UNREACHABLE, NodeState.QUARANTINED, NodeState.RETIRED})
+NEEDS_SOMEBODY: Final = frozenset({NodeHealthState.UNHEALTHY, NodeHealthState.UNREACHABLE, NodeState.QUARANTINED, NodeState.RETIRED})
 """States of nodes that are worth a notification: a person should know that the cluster has one node less."""
 MOST_NODES: Final = 20
 """Nodes that one notification explains; of more it gives the number."""
@@ -129,7 +129,7 @@ class Notifications:
     def opened(self, case: IncidentCase, now: float) -> list[Notification]:
         """Learn of an incident."""
         due = self._over(now) if self._closed is not None else []
-        self._open, self._reason = (case, now + PATIENCE), case.incident.because
+        self._open, self._reason = (case, now + PATIENCE), case.incident.reason
         return due
 
     def moved(self, after: str, reason: str) -> None:
@@ -148,7 +148,7 @@ class Notifications:
 
     def asked(self, question: Question, how: str) -> list[Notification]:
         """Learn that a person is asked; *how* says how to answer."""
-        return [self._of_question(question, "asked", NotificationLevel.ATTENTION, paragraphs(question.because, f"Answer: {how}"))]
+        return [self._of_question(question, "asked", NotificationLevel.ATTENTION, paragraphs(question.reason, f"Answer: {how}"))]
 
     def answered(self, question: Question, words: str) -> list[Notification]:
         """Learn that a question needs no answer any more."""

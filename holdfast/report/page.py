@@ -222,7 +222,7 @@ def _troubles_in_memory(story: Story) -> list[dict[str, Any]]:
             "first": found[0].at,
             "step": found[0].step,
             "last_step": found[-1].step,
-            "because": found[-1].because,
+            "reason": found[-1].reason,
         }
         for kind, found in kinds.items()
     ]

@@ -44,8 +44,8 @@ def _flapping(rule: Any, _policy: Policy) -> str:  # noqa: ANN401
     )
 
 
-def _deadline(rung: RecoveryAction) -> Callable[[Policy], str]:
-    return lambda policy: f"; at most {duration(policy.deadlines.of(rung))}"
+def _deadline(action: RecoveryAction) -> Callable[[Policy], str]:
+    return lambda policy: f"; at most {duration(policy.deadlines.of(action))}"
 
 
 def _replace(rule: Any, policy: Policy) -> str:  # noqa: ANN401
@@ -128,12 +128,12 @@ def of_slowness(rule: MoveWhenItPays) -> str:
 
 def changes(before: Policy, after: Policy) -> list[str]:
     """Say in what *after* differs from *before*: one phrase for each value, in the words of a policy file."""
-    return [*_rungs(before, after), *_levels(before, after), *_numbers(before, after)]
+    return [*_actions(before, after), *_levels(before, after), *_numbers(before, after)]
 
 
-def _rungs(before: Policy, after: Policy) -> Iterator[str]:
+def _actions(before: Policy, after: Policy) -> Iterator[str]:
     if before.order != after.order:
-        yield f"rungs: {', '.join(after.order)} (was: {', '.join(before.order)})"
+        yield f"actions: {', '.join(after.order)} (was: {', '.join(before.order)})"
 
 
 def _levels(before: Policy, after: Policy) -> Iterator[str]:

@@ -32,14 +32,14 @@ def layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
         )
         yield "schedule", _schedule(layout)
     elif layout.schedule == "unknown":
-        yield "pipeline", f"unknown: {layout.because}"
+        yield "pipeline", f"unknown: {layout.reason}"
     yield "data", _data(layout)
     yield "state", _state(layout)
 
 
 def _schedule(layout: Layout) -> str:
     if layout.schedule == "unknown":
-        return f"unknown: {layout.because}"
+        return f"unknown: {layout.reason}"
     parts = [SCHEDULES[layout.schedule]]
     if layout.microbatches:
         parts.append(plural(layout.microbatches, "micro-batch", "micro-batches"))
@@ -129,7 +129,7 @@ def cadence(profile: JobProfile) -> list[str]:
     steps = ["every step" if every == 1 else f"every {every:,} steps" for every in agreed]
     told: dict[str, list[int]] = {}
     for one in profile.ranks:
-        words = one.because or "no plan yet: it copies whenever it waits"
+        words = one.reason or "no plan yet: it copies whenever it waits"
         told.setdefault(words, []).append(one.rank)
     said = [f"A snapshot is taken {' or '.join(steps)}, as the rank needs that asks for the longest distance."]
     if len(told) == 1 and len(profile.ranks) > 1:
@@ -184,7 +184,7 @@ def record(profile: JobProfile) -> dict[str, Any]:
         "notes": list(profile.notes),
         "layout": {
             "schedule": layout.schedule,
-            "because": layout.because,
+            "reason": layout.reason,
             "stages": [list(held) for held in layout.stages],
             "pipelines": [list(held) for held in layout.pipelines],
             "width": layout.width,
@@ -222,7 +222,7 @@ def _rank_record(profile: JobProfile, one: RankProfile) -> dict[str, Any]:
         ],
         "copies": [copy._asdict() for copy in one.copies],
         "every": one.every,
-        "because": one.because,
+        "reason": one.reason,
         "copy_s": one.copy_s,
         "hidden": one.hidden,
         "predicted_overhead": one.predicted_overhead,

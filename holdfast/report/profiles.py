@@ -125,9 +125,9 @@ class RankProfile:
         return self.counts["slowed"] / trained if trained else None
 
     @property
-    def because(self) -> str:
+    def reason(self) -> str:
         """Return why snapshots are taken as often as they are."""
-        return "" if self.plan is None else str(self.plan.get("because") or "")
+        return "" if self.plan is None else str(self.plan.get("reason") or "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ def _states(story: Story) -> Sequence[TimelineSpan]:
     first = story.moves[0].at if story.moves else story.end
     found = [TimelineSpan(start=0, end=first - zero, ink=SvgTheme.STARTING, label="", words="LAUNCHING")]
     for move, end in zip(story.moves, ends, strict=True):
-        words = f"{move.after} for {wording.duration(end - move.at)}: {move.because}"
+        words = f"{move.after} for {wording.duration(end - move.at)}: {move.reason}"
         ink = _STATE_INK.get(move.after, SvgTheme.RECOVERING)
         label = move.after.lower() if ink is SvgTheme.TRAINING else ""
         found.append(TimelineSpan(start=move.at - zero, end=end - zero, ink=ink, label=label, words=words))
@@ -159,5 +159,5 @@ def _troubles(on: Drawing, story: Story, nodes: Sequence[str]) -> None:
     for move in story.node_moves:
         at = move.at - story.job.at
         if move.node in nodes and move.standing != "healthy" and 0 <= at <= story.wall_seconds:
-            tip, y = on.tip(f"{move.node} {move.standing}: {move.because}"), nodes.index(move.node) + 1.5
+            tip, y = on.tip(f"{move.node} {move.standing}: {move.reason}"), nodes.index(move.node) + 1.5
             on.axes.plot(at, y, "X", color=SvgTheme.INCIDENT, markeredgecolor=SvgTheme.PAPER, markersize=10, zorder=6, gid=tip)

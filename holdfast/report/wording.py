@@ -165,7 +165,7 @@ def over(incident: Incident) -> str:
     """Say that an incident is over, in a line: how it ended, what was done, and what it cost."""
     words = [f"incident {incident.number} {(incident.outcome or 'closed').replace('-', ' ')}"]
     if incident.outcome == "recovered":
-        words += [f"by {incident.rung}"] if incident.rung else []
+        words += [f"by {incident.action}"] if incident.action else []
         words += [f"in {duration(incident.downtime_s)}"] if incident.downtime_s is not None else []
     again = "no step" if incident.steps_lost == 0 else plural(incident.steps_lost or 0, "step")
     more = [f"{again} computed again"] if incident.steps_lost is not None else []

@@ -28,7 +28,7 @@ QUEUE: Final = 1000
 ANSWER_SECONDS: Final = 10.0
 """How long a worker waits for leave to commit a checkpoint; the agent answers from memory, in well under a millisecond."""
 
-FAREWELL_SECONDS: Final = 2.0
+FINAL_CHECKPOINT_SECONDS: Final = 2.0
 """How long the last words of a worker (an exception, a goodbye) may take to leave."""
 
 
@@ -122,12 +122,12 @@ class AgentLink:
             return
         self._reported = True
         self._send(describe(error, self.step if step is None else step))
-        self.flush(FAREWELL_SECONDS)
+        self.flush(FINAL_CHECKPOINT_SECONDS)
 
     def bye(self, step: int) -> None:
         """Say that all steps are done and exit 0 follows, and wait a moment until it has left."""
         self._send({"t": "bye", "step": step})
-        self.flush(FAREWELL_SECONDS)
+        self.flush(FINAL_CHECKPOINT_SECONDS)
 
     def want_flushed(self) -> None:
         """Tell that a snapshot is to be put on disk, by whom the agent has for that, else by a process of this interpreter."""

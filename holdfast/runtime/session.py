@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from holdfast.runtime.agent_client import FAREWELL_SECONDS, link
+from holdfast.runtime.agent_client import FINAL_CHECKPOINT_SECONDS, link
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.invalidated import WrittenOff
 from holdfast.runtime.checkpoint.load import load, newest_whole
@@ -100,7 +100,7 @@ class Session(AbstractContextManager["Session"]):
         self._made_group = False
         self._keeper: RecoveryManager | None = None
         self._any_rank = any_rank
-        self._farewell = SigtermHandler()
+        self._final_checkpoint = SigtermHandler()
         self._memory = SnapshotSource.of()
         self._taker: Snapshotter | None = None
         self._pieces: dict[str, str] = {}
@@ -137,7 +137,7 @@ class Session(AbstractContextManager["Session"]):
         if self._world.grouped:
             atexit.register(let_go)
         if self._keeping is not None and self._keeping.every > 0 and (assembly() is not None or self._world.size == 1):
-            self._farewell.listen()
+            self._final_checkpoint.listen()
         config = SnapshotConfig.of()
         if config is not None and self._training.optimizers:  # else nobody says when the state changes
             self._taker = Snapshotter(self._training, config)
@@ -146,7 +146,7 @@ class Session(AbstractContextManager["Session"]):
         managed = assembly()
         if managed is not None:
             self._keeper = RecoveryManager(self._training, managed, self._whole_steps)
-            self._keeper.farewell = self._farewell
+            self._keeper.final_checkpoint = self._final_checkpoint
             if managed.sandbox is not None:
                 self._keeper.new = True
                 self._prepare_saving()
@@ -333,14 +333,14 @@ class Session(AbstractContextManager["Session"]):
     def _end_if_told(self) -> None:
         """Save the step that is done and end, if any rank was told to end: what lives is saved as a whole, or not at all."""
         keeper = self._keeper
-        told = self._farewell.told if keeper is None else keeper.agreed.stop and not keeper.trouble
+        told = self._final_checkpoint.told if keeper is None else keeper.agreed.stop and not keeper.trouble
         if not told or (keeper is None and World.present().size > 1):  # without a vote nobody knows at which step the others hear of it
             return
         if self._is_unsaved():
             self._save(at_once=True)
         if keeper is None or not keeper.trouble:
             _log.warning("told to end: %s", f"step {self.step} is saved" if self.saved == self.step else f"step {self.step} is not saved")
-            link().flush(FAREWELL_SECONDS)
+            link().flush(FINAL_CHECKPOINT_SECONDS)
             raise SystemExit(STATUS)
 
     def _is_unsaved(self) -> bool:
@@ -526,7 +526,7 @@ class Session(AbstractContextManager["Session"]):
         self.step = found.step
         self._begin_lineage()
         self._from_replica = found.takes_replica(world.rank)
-        _log.info("%s", found.because)
+        _log.info("%s", found.reason)
         return True
 
     def _begin_lineage(self) -> None:

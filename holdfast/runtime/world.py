@@ -50,14 +50,14 @@ class World:
         """
         if self.size == 1:
             return [json.loads(json.dumps(value))]
-        council = _council()
-        if council is not None:
-            return list(council.gather(value).values())
+        control_tree = _control_tree()
+        if control_tree is not None:
+            return list(control_tree.gather(value).values())
         return [json.loads(told) for told in _gathered(json.dumps(value).encode(), self.size)]
 
     def told(self, value: Any) -> Any:  # noqa: ANN401 (as above)
         """Return on every rank what rank 0 gave here."""
-        if self.size == 1 or _council() is not None:
+        if self.size == 1 or _control_tree() is not None:
             return self.gather(value if self.rank == 0 else None)[0]
         return json.loads(_broadcast(json.dumps(value).encode() if self.rank == 0 else b""))
 
@@ -99,10 +99,10 @@ def _bytes(row: Tensor) -> bytes:
     return bytes(row.cpu().numpy().tobytes())
 
 
-def _council() -> ControlTree | None:
+def _control_tree() -> ControlTree | None:
     """Return the ranks' own way to talk, where groups are managed: a loss of a peer ends it at once."""
     present = membership.assembly()
-    return None if present is None else present.council
+    return None if present is None else present.control_tree
 
 
 def device_of(environment: Mapping[str, str], gpus: int) -> torch.device:

@@ -53,7 +53,7 @@ def policy_of(file: PolicyFile, *, name: str) -> Policy:
     """Return the policy that *file* describes, with what it does not say from the one that it is based on."""
     base = NAMED[file.based_on]
     common, frequent, flapping = NOTING[file.based_on]
-    order = ORDERS[file.based_on] if file.rungs is None else tuple(RecoveryAction(rung) for rung in file.rungs)
+    order = ORDERS[file.based_on] if file.actions is None else tuple(RecoveryAction(action) for action in file.actions)
     return Policy(
         name=name,
         based_on=file.based_on,

@@ -75,7 +75,7 @@ class Maintenance(Part):
     ahead: PositiveDuration = lasting(
         "30m", description="So long before it begins jobs are not given the nodes any more, and ranks that are there move away."
     )
-    because: FilledText = Field(default="maintenance", description="What is done then: it is shown to everybody who meets the nodes.")
+    reason: FilledText = Field(default="maintenance", description="What is done then: it is shown to everybody who meets the nodes.")
 
     def window(self, names: Sequence[str], domains: Mapping[str, str]) -> MaintenanceWindow:
         """Return it with the nodes that it means of a cluster."""
@@ -87,7 +87,7 @@ class Maintenance(Part):
             lasts=self.lasts,
             every=self.every,
             ahead=self.ahead,
-            because=self.because,
+            reason=self.reason,
         )
 
     def problems(self, names: Sequence[str], domains: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -20,8 +20,8 @@ from policies.case import RecoveryAction
 
 LONGEST: Final = timedelta(days=30)
 """The longest window in which faults are counted: the history is not read further back."""
-RUNGS: Final = tuple(
-    rung.value for rung in RecoveryAction if rung not in {RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON, RecoveryAction.GO_BACK}
+ACTIONS: Final = tuple(
+    action.value for action in RecoveryAction if action not in {RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON, RecoveryAction.GO_BACK}
 )
 
 
@@ -41,14 +41,14 @@ def _level(level: object) -> object:
     raise PydanticCustomError("level", "{shown} is no level", {"shown": shown(repr(level)), "cure": cure})
 
 
-def _rung(rung: str) -> str:
+def _action(action: str) -> str:
     """Refuse what is no rung of the ladder."""
-    if rung == RecoveryAction.GIVE_UP:
-        raise PydanticCustomError("rung", "'{rung}' comes last by itself", {"rung": rung, "cure": "Leave it out"})
-    if rung not in RUNGS:
-        cure = nearest(rung, list(RUNGS)) or f"Write one of {', '.join(RUNGS)}"
-        raise PydanticCustomError("rung", "no rung is called '{rung}'", {"rung": shown(rung), "cure": cure})
-    return rung
+    if action == RecoveryAction.GIVE_UP:
+        raise PydanticCustomError("action", "'{rung}' comes last by itself", {"action": action, "cure": "Leave it out"})
+    if action not in ACTIONS:
+        cure = nearest(action, list(ACTIONS)) or f"Write one of {', '.join(ACTIONS)}"
+        raise PydanticCustomError("action", "no rung is called '{rung}'", {"action": shown(action), "cure": cure})
+    return action
 
 
 Window = Annotated[PositiveDuration, Field(le=LONGEST)]
@@ -159,10 +159,10 @@ class PolicyFile(Part):
     levels: dict[Annotated[str, AfterValidator(_kind)], Annotated[RecommendedAction, BeforeValidator(_level)]] = Field(
         default={}, description="Fault kind to how much it asks for, in place of the catalogue's level (`holdfast faults`)."
     )
-    rungs: list[Annotated[str, AfterValidator(_rung)]] | None = Field(
+    actions: list[Annotated[str, AfterValidator(_action)]] | None = Field(
         default=None,
         min_length=1,
-        description=f"What is tried, in this order, of {', '.join(f'`{rung}`' for rung in RUNGS)}; giving up comes last by itself.",
+        description=f"What is tried, in this order, of {', '.join(f'`{action}`' for action in ACTIONS)}; giving up comes last by itself.",
     )
     budget: PolicyBudget = Field(default=PolicyBudget(), description="How many recoveries a job may have.")
     deadlines: PolicyDeadlines = Field(default=PolicyDeadlines(), description="How long each rung may take.")
@@ -172,13 +172,13 @@ class PolicyFile(Part):
     slowness: SlowRanks = Field(default=SlowRanks(), description="Ranks that hold the others up.")
     bad_loss: BadLoss = Field(default=BadLoss(), description="The loss has become no number for good.")
 
-    @field_validator("rungs")
+    @field_validator("actions")
     @classmethod
     def _each_once(cls, value: list[str] | None) -> list[str] | None:
         """Refuse a rung that is there twice."""
-        twice = next((rung for place, rung in enumerate(value or ()) if rung in (value or ())[:place]), None)
+        twice = next((action for place, action in enumerate(value or ()) if action in (value or ())[:place]), None)
         if twice is not None:
-            raise PydanticCustomError("rung", "'{rung}' is there twice", {"rung": twice, "cure": "Keep one of them"})
+            raise PydanticCustomError("action", "'{rung}' is there twice", {"action": twice, "cure": "Keep one of them"})
         return value
 
     @model_validator(mode="after")

@@ -69,7 +69,7 @@ def test_an_empty_history_costs_nothing(history: History) -> None:
 def test_the_bill_of_a_job_adds_up_to_what_it_held(history: History) -> None:
     """Four ranks for 40 seconds, two idle places for 35: by use, by phase, by fault, by node, and by job."""
     write(history, a_job("gpt", id="j", at=0.0, spec={"nodes": {"ranks": 2}}), a_move("j", "COMPLETED", at=40.0))
-    write(history, *(NodeMove(cluster="c", node=node, at=5.0, standing="healthy", because="", job_id="j") for node in ("n0", "n1", "n2")))
+    write(history, *(NodeMove(cluster="c", node=node, at=5.0, standing="healthy", reason="", job_id="j") for node in ("n0", "n1", "n2")))
     write(history, a_generation("j", 1, 5.0), a_generation("j", 2, 18.0, resumed_step=6), a_generation("j", 3, 32.0, resumed_step=12))
     write(history, *trained("j", 1, 1, 8, 8.0), *trained("j", 2, 7, 12, 19.0), *trained("j", 3, 13, 18, 33.0))
     write(history, *recovered("j", 1, 16.0, 4.0), *recovered("j", 2, 25.0, 9.0, kind="gpu-off-bus", blame="gpu", level="evict-now"))

@@ -40,7 +40,7 @@ def test_words_of_strangers_cannot_steer_the_page(tmp_path: Path) -> None:
     on = filled.launched(history, name="<script>alert(1)</script>")
     on.train(20)
     root = on.fault("<b>kind</b>", "node x", node="<i>n</i>", root=True)
-    on.suffer(1, [root], detect=1.0, because="strange")
+    on.suffer(1, [root], detect=1.0, reason="strange")
     job = on.write()
     found = bill(history, job, now=filled.BEGAN + 90_000)
     history.close()

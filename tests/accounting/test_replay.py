@@ -43,15 +43,15 @@ def decided(number: int, case: Case, policy: str = "balanced", seconds: float | 
     rows, incident = list[Any](), more.pop("incident", None)
     answer = decide(POLICIES[policy], case)
     if incident is None:
-        incident = an_incident("j", number, rung=str(answer.decision.rung), outcome=outcome, kind=case.diagnosis.root.kind)
+        incident = an_incident("j", number, action=str(answer.decision.action), outcome=outcome, kind=case.diagnosis.root.kind)
         rows.append(incident)
     made = Decision(
         job_id="j",
         incident_id=incident.id,
         at=float(number),
-        rung=answer.decision.rung,
+        action=answer.decision.action,
         rule=answer.rule,
-        because=answer.decision.because,
+        reason=answer.decision.reason,
         act=act_of(answer.decision),
     )
     rows += [made, *([DecidedCase(decision_id=made.id, job_id="j", record=to_record(case))] if more.get("kept", True) else [])]
@@ -87,7 +87,7 @@ def test_another_policy_is_priced_by_what_recoveries_of_its_kind_took(history: H
         write(history, *decided(number, LOST, seconds=seconds))
     found = replay(history, "aggressive")
     assert found.same == 3
-    assert [(one.incident, one.decided, one.would.rung) for one in found.differences] == [
+    assert [(one.incident, one.decided, one.would.action) for one in found.differences] == [
         (number, "restart-in-place", RecoveryAction.REPLACE_NODE) for number in (1, 2)
     ]
     assert [one.hours for one in found.differences] == [pytest.approx(2 * 4 / 3600), pytest.approx(-4 * 4 / 3600)]
@@ -115,9 +115,9 @@ def test_an_end_is_not_weighed_against_a_recovery(history: History) -> None:
     write(history, *decided(1, KILLED, seconds=8.0), *decided(2, LOST, seconds=6.0))
     with history.session() as session:
         made = session.exec(select(Decision).where(Decision.at == 1.0)).one()
-        made.rung, made.act = "give-up", {}
+        made.action, made.act = "give-up", {}
     (one,) = replay(history, "balanced").differences
-    assert (one.decided, one.would.rung, one.hours) == ("give-up", RecoveryAction.RESTART_IN_PLACE, None)
+    assert (one.decided, one.would.action, one.hours) == ("give-up", RecoveryAction.RESTART_IN_PLACE, None)
     assert "ends the job" in one.why_not
 
 
@@ -167,11 +167,11 @@ def test_what_was_decided_about_slow_ranks_is_asked_again(history: History) -> N
     """A move that pays for one policy does not for a more patient one; a record that nobody can read is said to be one."""
     slow = SlowRank(now=5.0, kind="straggler-gpu", rank=1, node="a", step=0.4, lost=0.1, remaining=2_000, spares=("d",), pauses=(0.5,))
     weighed = NAMED["balanced"].slowness(slow)
-    facts: dict[str, Any] = {"job_id": "j", "kind": slow.kind, "rank": 1, "node": "a", "policy": "balanced", "because": weighed.because}
+    facts: dict[str, Any] = {"job_id": "j", "kind": slow.kind, "rank": 1, "node": "a", "policy": "balanced", "reason": weighed.reason}
     write(history, Weighing(at=5.0, act=weighed.act, record=slow.as_record(), **facts), Weighing(at=6.0, act="move", record={}, **facts))
     same = replay(history, "balanced")
     assert (same.weighings, same.slow, list(same.unreadable.values())) == (2, [], [1])
     (other,) = replay(history, "patient").slow
     assert (other.decided, other.would, other.rank, other.job) == ("move", "stay", 1, "gpt")
-    assert "left there, as a move has to bring 10 min at least" in other.because
+    assert "left there, as a move has to bring 10 min at least" in other.reason
     assert replay(history, "patient", since=5.5).slow == []

@@ -128,8 +128,8 @@ def test_the_environment_of_torchrun_reaches_the_workers(runs: Runs) -> None:
         node, [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"], environment={"OF_THE_JOB": "1", "RANK": "x"}
     )
     membership = {"other": [0], "node": [1, 2]}
-    lineup = RankTable.fresh(generation, membership, ("127.0.0.1", 12345), every=7)
-    places = rank_environments(membership, generation=generation, lineup=lineup, job="name")["node"]
+    rank_table = RankTable.fresh(generation, membership, ("127.0.0.1", 12345), every=7)
+    places = rank_environments(membership, generation=generation, rank_table=rank_table, job="name")["node"]
     flow.ok("start", generation=generation, membership=membership, workers=places)
     for rank in (1, 2):
         flow.exited(rank, generation=generation)

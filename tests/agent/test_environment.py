@@ -63,7 +63,7 @@ def ours(folder: Path, node: Node, flow: Flow) -> list[dict[str, Any]]:
     })  # fmt: skip
     job = cast("Job", SimpleNamespace(id="j", name="shown", directory=str(folder / "job")))
     plan = how_to_run(spec, LocalCluster(), job)
-    places = rank_environments({"node-0": [0, 1]}, generation=1, lineup=RankTable(store=("127.0.0.1", 29501)), job="j")["node-0"]
+    places = rank_environments({"node-0": [0, 1]}, generation=1, rank_table=RankTable(store=("127.0.0.1", 29501)), job="j")["node-0"]
     order = {name: plan[name] for name in ("warm", "preload", "argv", "directory", "environment", "defaults")}
     flow.prepare(node, plan["argv"], **{name: value for name, value in order.items() if name != "argv"})
     flow.ok("start", generation=1, membership={"node-0": [0, 1]}, workers=places)
@@ -96,9 +96,9 @@ def test_a_user_who_sets_what_torchrun_leaves_alone_is_heeded(
 
 def test_a_process_that_takes_a_rank_over_is_told_of_the_same_variables() -> None:
     """One that began with the job and one that came later differ in nothing else."""
-    lineup = RankTable(store=("127.0.0.1", 29501), width=2)
-    first = rank_environments({"n": [0, 1]}, generation=2, lineup=lineup, job="j")["n"][1]["environment"]
-    later = seat_environment(1, lineup, generation=2, ranks_per_node=2, job="j")
+    rank_table = RankTable(store=("127.0.0.1", 29501), width=2)
+    first = rank_environments({"n": [0, 1]}, generation=2, rank_table=rank_table, job="j")["n"][1]["environment"]
+    later = seat_environment(1, rank_table, generation=2, ranks_per_node=2, job="j")
     assert {name: value for name, value in later.items() if name != "LOCAL_RANK"} == {
         name: value for name, value in first.items() if name != "LOCAL_RANK"
     }

@@ -15,10 +15,10 @@ from holdfast.agent.event_log import EventLog, past
 from holdfast.protocol import decode
 
 
-def told(journal: EventLog, seq: int) -> list[int]:
+def told(event_log: EventLog, seq: int) -> list[int]:
     """Return the numbers of the events after *seq*, each once checked to be its own line."""
     numbers = []
-    for number, line in journal.since(seq):
+    for number, line in event_log.since(seq):
         assert decode(line)["seq"] == number
         numbers.append(number)
     return numbers
@@ -26,10 +26,10 @@ def told(journal: EventLog, seq: int) -> list[int]:
 
 def filled(path: Path, count: int, *, largest: int = 1 << 20, remembered: int = 10) -> EventLog:
     """Return a journal with so many frequent events."""
-    journal = EventLog(path, largest=largest, remembered=remembered)
+    event_log = EventLog(path, largest=largest, remembered=remembered)
     for number in range(count):
-        journal.add({"event": "steps", "number": number}, milestone=False)
-    return journal
+        event_log.add({"event": "steps", "number": number}, milestone=False)
+    return event_log
 
 
 @pytest.mark.parametrize("since", [0, 1, 57, 89, 90, 91, 99, 100])
@@ -45,8 +45,8 @@ def test_a_journal_that_was_just_begun_tells_nothing(tmp_path: Path) -> None:
 
 def test_after_rotation_the_older_file_is_told_too(tmp_path: Path) -> None:
     """Two files of bounded size hold a contiguous past."""
-    journal = filled(tmp_path / "journal.jsonl", 100, largest=2000)
-    numbers = told(journal, 0)
+    event_log = filled(tmp_path / "journal.jsonl", 100, largest=2000)
+    numbers = told(event_log, 0)
     assert numbers == list(range(numbers[0], 101))
     assert 0 < numbers[0] < 80
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 3 * 2000
@@ -54,18 +54,18 @@ def test_after_rotation_the_older_file_is_told_too(tmp_path: Path) -> None:
 
 def test_milestones_outlive_the_files(tmp_path: Path) -> None:
     """A flow that adopts the job after days of steps must still learn that its workers were started."""
-    journal = EventLog(tmp_path / "journal.jsonl", largest=2000, remembered=10)
-    journal.add({"event": "of an old generation"})
-    journal.begin_generation()
-    journal.add({"event": "worker.started"})
+    event_log = EventLog(tmp_path / "journal.jsonl", largest=2000, remembered=10)
+    event_log.add({"event": "of an old generation"})
+    event_log.begin_generation()
+    event_log.add({"event": "worker.started"})
     for _ in range(200):
-        journal.add({"event": "steps"}, milestone=False)
-    journal.add({"event": "worker.stopped"})
-    numbers = told(journal, 1)
+        event_log.add({"event": "steps"}, milestone=False)
+    event_log.add({"event": "worker.stopped"})
+    numbers = told(event_log, 1)
     assert numbers[0] == 2
     assert numbers[1:] == list(range(numbers[1], 204))
     assert numbers[1] > 3
-    assert told(journal, 2)[0] == numbers[1]
+    assert told(event_log, 2)[0] == numbers[1]
 
 
 def test_a_journal_of_an_earlier_agent_is_set_aside(tmp_path: Path) -> None:
@@ -73,18 +73,18 @@ def test_a_journal_of_an_earlier_agent_is_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     filled(path, 100, largest=2000)
     assert path.with_suffix(".old").exists()
-    journal = filled(path, 20, remembered=5)
-    assert told(journal, 0) == list(range(1, 21))
+    event_log = filled(path, 20, remembered=5)
+    assert told(event_log, 0) == list(range(1, 21))
     assert path.with_suffix(".before").exists()
 
 
 def test_a_reader_that_is_slow_misses_nothing_when_files_are_rotated_under_it(tmp_path: Path) -> None:
     """It holds the files open that it was reading, and goes on from memory."""
-    journal = filled(tmp_path / "journal.jsonl", 60, largest=4000)
-    reader = journal.since(0)
+    event_log = filled(tmp_path / "journal.jsonl", 60, largest=4000)
+    reader = event_log.since(0)
     first = [next(reader)[0] for _ in range(5)]
     for _ in range(60):
-        journal.add({"event": "steps"}, milestone=False)
+        event_log.add({"event": "steps"}, milestone=False)
     assert first + [number for number, _ in reader] == list(range(first[0], 121))
 
 
@@ -98,21 +98,21 @@ def test_reading_while_writing_tells_each_event_once(
     tmp_path_factory: pytest.TempPathFactory, plan: list[int], reads: list[int], largest: int
 ) -> None:
     """Writes and reads take turns in any way; as long as the files hold what was missed, nothing is lost or told twice."""
-    journal = EventLog(tmp_path_factory.mktemp("j") / "journal.jsonl", largest=largest, remembered=4)
+    event_log = EventLog(tmp_path_factory.mktemp("j") / "journal.jsonl", largest=largest, remembered=4)
     seen: list[int] = []
     reader: Iterator[tuple[int, bytes]] = iter(())
     for writes, many in zip(plan, reads * len(plan), strict=False):
         for _ in range(min(writes, 20)):
-            journal.add({"event": "x"}, milestone=False)
+            event_log.add({"event": "x"}, milestone=False)
         for _ in range(many):
             event = next(reader, None)
             if event is None:
-                reader = journal.since(seen[-1] if seen else 0)
+                reader = event_log.since(seen[-1] if seen else 0)
                 event = next(reader, None)
             if event is not None:
                 seen.append(event[0])
-    seen += told(journal, seen[-1] if seen else 0)
-    assert seen == list(range(1, journal.seq + 1))
+    seen += told(event_log, seen[-1] if seen else 0)
+    assert seen == list(range(1, event_log.seq + 1))
 
 
 @pytest.fixture
@@ -131,19 +131,19 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_costs_the_file_and_not_the_events(small_disk: Path) -> None:
     """They are in memory; once there is room again the file goes on with whole lines."""
-    journal = EventLog(small_disk / "journal.jsonl", remembered=50)
-    while journal.failing is None:
-        journal.add({"event": "x", "filling": "y" * 500}, milestone=False)
-    last_on_disk = journal.seq - 1
+    event_log = EventLog(small_disk / "journal.jsonl", remembered=50)
+    while event_log.failing is None:
+        event_log.add({"event": "x", "filling": "y" * 500}, milestone=False)
+    last_on_disk = event_log.seq - 1
     for _ in range(5):
-        journal.add({"event": "x", "filling": "y" * 500})
-    assert journal.failing == "No space left on device"
-    assert told(journal, 0) == list(range(1, last_on_disk + 7))
+        event_log.add({"event": "x", "filling": "y" * 500})
+    assert event_log.failing == "No space left on device"
+    assert told(event_log, 0) == list(range(1, last_on_disk + 7))
     os.truncate(small_disk / "journal.jsonl", 0)
-    journal.add({"event": "x"})
-    assert journal.failing is None
+    event_log.add({"event": "x"})
+    assert event_log.failing is None
     (line,) = (small_disk / "journal.jsonl").read_bytes().splitlines()
-    assert decode(line)["seq"] == journal.seq
+    assert decode(line)["seq"] == event_log.seq
 
 
 def test_what_agents_of_one_job_have_journaled_is_found_after_their_end(tmp_path: Path) -> None:
@@ -151,13 +151,13 @@ def test_what_agents_of_one_job_have_journaled_is_found_after_their_end(tmp_path
     path = tmp_path / "journal.jsonl"
 
     def agent(job: str, *steps: int, again: bool = False) -> None:
-        journal = EventLog(path)
-        journal.hold(job)
+        event_log = EventLog(path)
+        event_log.hold(job)
         if again:
-            journal.add({"event": "past", "events": past(path, job)}, milestone=False)
-        journal.add({"event": "worker.started", "generation": 1})
+            event_log.add({"event": "past", "events": past(path, job)}, milestone=False)
+        event_log.add({"event": "worker.started", "generation": 1})
         for step in steps:
-            journal.add({"event": "steps", "generation": 1, "steps": [[step, 1.0, 0.1, 0.5]]}, milestone=False)
+            event_log.add({"event": "steps", "generation": 1, "steps": [[step, 1.0, 0.1, 0.5]]}, milestone=False)
 
     def found(job: str) -> list[int]:
         return [event["steps"][0][0] for event in past(path, job)]

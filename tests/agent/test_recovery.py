@@ -416,8 +416,8 @@ def test_standbys_are_forked_or_not_had(node: Node, flow: Flow) -> None:
     flow.ok("standby", standbys=[{"id": 1, "environment": places()}, {"id": 2, "environment": places()}])
     flow.ok("drop", standbys=[2])
     assert flow.wait("standby.gone", id=2)["ordered"] is True
-    (starter,) = [pid for pid in node.remains() if b"slow" in _command(pid)]
-    os.kill(starter, signal.SIGKILL)
+    (fork_server,) = [pid for pid in node.remains() if b"slow" in _command(pid)]
+    os.kill(fork_server, signal.SIGKILL)
     gone = flow.wait("standby.gone", id=1)
     assert (gone["pid"], gone["ordered"], gone["why"]) == (None, False, "there is no warm starter to fork it from")
 
@@ -571,7 +571,7 @@ def test_nothing_is_left_of_standbys_and_leavers(team: Team, whom: str) -> None:
         os.kill(team.node.agent if whom == "agent" else team.node.guardian_pid, signal.SIGKILL)
     team.node.wait_until_empty()
     assert [pid for pid in pids if is_alive(pid, None)] == []
-    journal = [json.loads(line) for line in (team.node.folder / "journal.jsonl").read_text().splitlines()]
+    event_log = [json.loads(line) for line in (team.node.folder / "journal.jsonl").read_text().splitlines()]
     if whom in {"end", "lease"}:
-        ends = [event["ordered"] for event in journal if event.get("event") in {"standby.gone", "worker.exited"}]
+        ends = [event["ordered"] for event in event_log if event.get("event") in {"standby.gone", "worker.exited"}]
         assert ends == [True] * 4

@@ -281,12 +281,12 @@ def test_what_a_lost_node_left_stays_until_nobody_can_need_it(make: MakeNode) ->
     there.keeps(5)
     here.kill()
     own.snapshot(5, noise(1000))
-    shelf = ReplicaStore(there.vault, 2**30)
-    assert shelf.tidy(frozenset({0})) == []
+    replica_store = ReplicaStore(there.vault, 2**30)
+    assert replica_store.tidy(frozenset({0})) == []
     own.snapshot(6, noise(1000), lineage=2)
-    assert shelf.tidy(frozenset({0})) == []
+    assert replica_store.tidy(frozenset({0})) == []
     own.snapshot(7, noise(1000), lineage=2)
-    assert [name.split(".")[0] for name in shelf.tidy(frozenset({0}))] == [f"copy-{shared_memory.key_of('here')}-00003"]
+    assert [name.split(".")[0] for name in replica_store.tidy(frozenset({0}))] == [f"copy-{shared_memory.key_of('here')}-00003"]
     assert there.copies() == []
     writer.close()
     own.close()
@@ -298,12 +298,12 @@ def test_files_of_a_rank_that_moved_away_are_removed(make: MakeNode) -> None:
     moved, stays = Writer(here, rank=3), Writer(here, rank=4)
     moved.snapshot(5, noise(1000))
     stays.snapshot(5, noise(1000))
-    shelf = ReplicaStore(here.vault, 2**30)
+    replica_store = ReplicaStore(here.vault, 2**30)
     for step in (6, 7):
-        assert shelf.tidy(frozenset({4})) == []
+        assert replica_store.tidy(frozenset({4})) == []
         stays.snapshot(step, noise(1000))
-    assert shelf.tidy(frozenset({3, 4})) == []
-    assert {name[:10] for name in shelf.tidy(frozenset({4}))} == {"rank-00003"}
+    assert replica_store.tidy(frozenset({3, 4})) == []
+    assert {name[:10] for name in replica_store.tidy(frozenset({4}))} == {"rank-00003"}
     moved.close()
     stays.close()
 
@@ -311,13 +311,13 @@ def test_files_of_a_rank_that_moved_away_are_removed(make: MakeNode) -> None:
 def test_one_replica_of_a_rank_comes_in_at_a_time_for_each_free_slot(make: MakeNode) -> None:
     """A connection that hangs does not cost what is whole."""
     there = make("there")
-    shelf = ReplicaStore(there.vault, 2**30)
-    open_slots = [shelf.open(shared_memory.key_of("here"), 3, label_of(step, b"12345")) for step in (1, 2, 3)]
+    replica_store = ReplicaStore(there.vault, 2**30)
+    open_slots = [replica_store.open(shared_memory.key_of("here"), 3, label_of(step, b"12345")) for step in (1, 2, 3)]
     with pytest.raises(Rejected):
-        shelf.open(shared_memory.key_of("here"), 3, label_of(4, b"12345"))
+        replica_store.open(shared_memory.key_of("here"), 3, label_of(4, b"12345"))
     for slot in open_slots:
-        shelf.close(slot, sealed=False)
-    shelf.close(shelf.open(shared_memory.key_of("here"), 3, label_of(5, b"12345")), sealed=False)
+        replica_store.close(slot, sealed=False)
+    replica_store.close(replica_store.open(shared_memory.key_of("here"), 3, label_of(5, b"12345")), sealed=False)
 
 
 # -- with agents ----------------------------------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ class Talk:
     """A flow's talk with one agent, and all that it was told."""
 
     def __init__(self, connected: Callable[[], Any]) -> None:
-        self.inbox, self.answers, self.events = EventQueue(), dict[str, Message](), list[Message]()
-        self.channel = AgentClient("node", connected, self.inbox, epoch=1, job="job")
+        self.event_queue, self.answers, self.events = EventQueue(), dict[str, Message](), list[Message]()
+        self.channel = AgentClient("node", connected, self.event_queue, epoch=1, job="job")
 
     def order(self, verb: str, **facts: Any) -> None:
         """Give an order that has to be carried out."""
@@ -64,7 +64,7 @@ class Talk:
     def wait(self, event: str, **facts: Any) -> Message:
         """Wait for an event."""
         while True:
-            _, told = self.inbox.get(timeout=SECONDS)
+            _, told = self.event_queue.get(timeout=SECONDS)
             self.events.append(told)
             if told["event"] == event and facts.items() <= told.items():
                 return told

@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 QUIET = "import time; time.sleep(600)"
 
 
-def starter_of(node: Node) -> int:
+def fork_server_of(node: Node) -> int:
     """Return the pid of the warm starter, when the agent has no other child."""
     (pid,) = wait_until(lambda: children_of(node.agent), seconds=60)
     return pid
@@ -53,10 +53,10 @@ def test_a_starter_that_is_lost_while_idle_is_replaced(node: Node, flow: Flow) -
     """The next recovery is to be quick again."""
     flow.prepare(node, [node.script("import json, sys; print('warm' if 'multiprocessing.process' in sys.modules else 'cold')")], warm=True)
     flow.wait("starter.ready")
-    first = starter_of(node)
+    first = fork_server_of(node)
     os.kill(first, signal.SIGKILL)
     flow.until(lambda: [event["event"] for event in flow.events] == ["starter.ready", "starter.gone", "starter.ready"])
-    assert starter_of(node) != first
+    assert fork_server_of(node) != first
     flow.start(1)
     flow.exited()
     assert node.output().endswith("\nwarm\n")
@@ -67,7 +67,7 @@ def test_a_starter_that_is_lost_over_and_over_is_given_up(node: Node, flow: Flow
     flow.prepare(node, [node.script("print('here')")], warm=True)
     for lost in range(spawner.MOST_STARTERS):
         wait_for_count(flow, "starter.ready", lost + 1)
-        os.kill(starter_of(node), signal.SIGKILL)
+        os.kill(fork_server_of(node), signal.SIGKILL)
         wait_for_count(flow, "starter.gone", lost + 1)
     flow.start(1)
     assert flow.exited()["code"] == 0
@@ -87,7 +87,7 @@ def test_a_starter_that_is_lost_with_starts_waiting_is_stood_in_for(node: Node, 
     """They start cold; one that never became of use is not tried again."""
     flow.prepare(node, **slow)
     flow.start(1, (0, 1))
-    os.kill(starter_of(node), signal.SIGKILL)
+    os.kill(fork_server_of(node), signal.SIGKILL)
     for rank in (0, 1):
         flow.wait("worker.hello", rank=rank)
     assert not any(event["event"] in {"start.failed", "starter.ready"} for event in flow.events)
@@ -100,7 +100,7 @@ def test_a_stop_does_not_wait_for_a_starter_that_is_not_ready(node: Node, flow: 
     flow.prepare(node, **slow)
     flow.start(1, (0, 1))
     flow.stop(1, signal.SIGTERM, 600.0)
-    os.kill(starter_of(node), signal.SIGKILL)
+    os.kill(fork_server_of(node), signal.SIGKILL)
     flow.wait("starter.gone")
     flow.ok("ping")
     assert [event["event"] for event in flow.events] == ["workers.gone", "starter.gone"]
@@ -110,7 +110,7 @@ def test_an_end_does_not_wait_for_a_starter_either(node: Node, flow: Flow, slow:
     """Nor for one that stands still."""
     flow.prepare(node, **slow)
     flow.start(1, (0, 1))
-    os.kill(starter_of(node), signal.SIGSTOP)
+    os.kill(fork_server_of(node), signal.SIGSTOP)
     flow.ok("end")
     assert node.ended() == 0
 
@@ -131,12 +131,12 @@ def test_a_starter_killed_in_the_middle_of_starts_loses_no_rank_and_doubles_none
     flow.prepare(node, [node.script(SPEAKING + "hello(); time.sleep(600)")], warm=True)
     for generation in range(1, 9):
         wait_for_count(flow, "starter.ready", generation)
-        starter = starter_of(node)
+        fork_server = fork_server_of(node)
         flow.ok("ping")
         flow.start(generation, range(4))
         for _ in range(generation * 40):
             os.getppid()
-        os.kill(starter, signal.SIGKILL)
+        os.kill(fork_server, signal.SIGKILL)
         for rank in range(4):
             flow.wait("worker.hello", rank=rank, generation=generation)
         wait_for_count(flow, "starter.ready", generation + 1)
@@ -167,8 +167,8 @@ def test_a_starter_that_stands_still_is_given_up(tmp_path: Path, monkeypatch: py
 
         try:
             wait_until(told, seconds=60)
-            assert nursery.starter_pid is not None
-            os.kill(nursery.starter_pid, signal.SIGSTOP)
+            assert nursery.fork_server_pid is not None
+            os.kill(nursery.fork_server_pid, signal.SIGSTOP)
             nursery.begin(3, {}, tmp_path / "rank-3.log")
             assert not born
             due = nursery.due()

@@ -124,15 +124,15 @@ def test_of_two_nodes_alone_none_is_named(case: str, cluster: Callable[..., Loca
     found = tried(cluster(nodes=2, limits=limits), ["node-0", "node-1"], [], relay=through)
     for one in found.values():
         assert one.mark is CheckMark.FAILED
-        assert "not known which" in one.because
-        assert words in one.because
+        assert "not known which" in one.reason
+        assert words in one.reason
 
 
 def test_a_clock_that_is_off_fails(cluster: Callable[..., LocalCluster]) -> None:
     """By more than the way of the question can explain; the sign is the node's."""
     found = tried(cluster(limits={"clock": "1s"}), ["node-0"], [], now=lambda: time.time() + 30.0)["node-0"]
     assert found.mark is CheckMark.FAILED
-    assert "its clock is off by -30 s" in found.because
+    assert "its clock is off by -30 s" in found.reason
     assert check(found, "network").mark is CheckMark.SKIPPED, "there was nobody to try it with"
 
 
@@ -140,7 +140,7 @@ def test_a_disk_that_is_too_slow_fails(cluster: Callable[..., LocalCluster]) -> 
     """No disk writes so fast."""
     found = tried(cluster(limits={"disk": 1e9}), ["node-0"], ["node-1"])["node-0"]
     assert found.mark is CheckMark.FAILED
-    assert "and 1e+09 are the least" in found.because
+    assert "and 1e+09 are the least" in found.reason
 
 
 def test_a_node_that_is_off_neither_passes_nor_fails(cluster: Callable[..., LocalCluster]) -> None:
@@ -148,10 +148,10 @@ def test_a_node_that_is_off_neither_passes_nor_fails(cluster: Callable[..., Loca
     made = cluster(nodes=2)
     LocalNodes.of(made).power_off("node-1")
     found = tried(made, ["node-1"], ["node-0"])["node-1"]
-    assert (found.mark, "it is switched off" in found.because) == (CheckMark.SKIPPED, True)
+    assert (found.mark, "it is switched off" in found.reason) == (CheckMark.SKIPPED, True)
     partner = tried(made, ["node-0"], ["node-1"])["node-0"]
     assert partner.mark is CheckMark.SKIPPED
-    assert "with node-1: node-1: it is switched off" in partner.because
+    assert "with node-1: node-1: it is switched off" in partner.reason
 
 
 def test_torch_that_is_missing_is_told_and_is_no_pass(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:

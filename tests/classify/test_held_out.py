@@ -99,4 +99,4 @@ def test_the_held_out_lines_are_many_and_of_all_families() -> None:
     assert sum(row["verdict"] == "fault" for row in lines) >= 380
     assert sum(row["verdict"] == "benign" for row in lines) >= 300
     assert len({row["family"] for row in lines}) >= 20
-    assert not {words_of(sample) for one in CATALOGUE.values() for sample in (one.sick, one.healthy)} & {row["line"] for row in lines}
+    assert not {words_of(sample) for one in CATALOGUE.values() for sample in (one.unhealthy, one.healthy)} & {row["line"] for row in lines}

@@ -56,7 +56,7 @@ def test_a_log_is_read_however_it_is_kept(packed: Callable[[str], bytes], at_onc
         (lzma.compress(LOG.encode())[:-20], "another copy"),
     ],
     # By name: gzip writes the time into what it packs, and workers that collect at different seconds must have the same tests.
-    ids=["zstd", "journal", "zip", "short gzip", "no gzip", "no bzip2", "short xz"],
+    ids=["zstd", "event_log", "zip", "short gzip", "no gzip", "no bzip2", "short xz"],
 )
 def test_what_cannot_be_read_as_lines_is_refused_with_the_cure(log: bytes, cure: str) -> None:
     """It would look as if it had no faults."""

@@ -14,7 +14,7 @@ from detectors.signatures import SIGNATURES, BadSignature, check, load
 from detectors.signatures.loading import FILES, HERE
 from holdfast.classify.classifier import judge_lines
 
-IN_LOGS = sorted(name for name, entry in CATALOGUE.items() if isinstance(entry.sick.evidence, LogLine))
+IN_LOGS = sorted(name for name, entry in CATALOGUE.items() if isinstance(entry.unhealthy.evidence, LogLine))
 LEAST = {Area.HARDWARE: 200, Area.NETWORK: 40, Area.STORAGE: 30, Area.HOST: 30, Area.SOFTWARE: 60, Area.PROGRESS: 15}
 
 
@@ -22,15 +22,15 @@ LEAST = {Area.HARDWARE: 200, Area.NETWORK: 40, Area.STORAGE: 30, Area.HOST: 30, 
 def test_a_sick_line_is_of_its_kind_and_a_healthy_one_of_none(name: str) -> None:
     """By the rule itself, on the standard library alone."""
     entry = CATALOGUE[name]
-    fault = see_line(entry.sick.evidence, HangLimits())
+    fault = see_line(entry.unhealthy.evidence, HangLimits())
     assert fault is not None
-    assert (fault.kind, fault.quote) == (name, entry.sick.evidence.text)
+    assert (fault.kind, fault.quote) == (name, entry.unhealthy.evidence.text)
     assert judge(entry.healthy.evidence.text) is None
 
 
 def test_the_fast_matcher_says_the_same_of_every_sample() -> None:
     """All samples in one log, the sick ones at even places."""
-    texts = [text for name in IN_LOGS for text in (words_of(CATALOGUE[name].sick), words_of(CATALOGUE[name].healthy))]
+    texts = [text for name in IN_LOGS for text in (words_of(CATALOGUE[name].unhealthy), words_of(CATALOGUE[name].healthy))]
     assert [(one.line, one.kind) for one in judge_lines("\n".join(texts))] == [(2 * at + 1, name) for at, name in enumerate(IN_LOGS)]
 
 
@@ -80,7 +80,7 @@ ROW = '[a-kind]\ntitle = "A thing"\nsick = "a thing"\n'
         ("component = ", "is no TOML"),
         (HEAD + ROW, "cannot be recognised; give it `match`"),
         (HEAD + ROW + "match = ['a']\ncolour = 'red'", "unknown fields colour; known are action,"),
-        (HEAD.replace("watch", "wait") + ROW + "match = ['a']", "'wait' is not a valid Level; take a word of"),
+        (HEAD.replace("watch", "wait") + ROW + "match = ['a']", "'wait' is not a valid RecommendedAction; take a word of"),
         (HEAD.replace('"gpu"', '"toaster"', 1) + ROW + "match = ['a']", "unknown component 'toaster'; take one of"),
         (HEAD.replace('action = "look"', "") + ROW + "match = ['a']", "says nothing of action; add it here"),
         ("colour = 'red'", "unknown fields colour"),

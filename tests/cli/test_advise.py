@@ -32,8 +32,8 @@ def a_long_job(book: History, *, faults: int = 4, saves: int = 12, steps: int = 
         )
     )
     for number in range(1, faults + 1):
-        author.incident(number, "node-lost", "node n1", seconds=number * 600, rung="replace-node")
-    author.write(Move(job_id=author.job.id, at=NOW, before="RUNNING", event="finished", after="COMPLETED", because="done", generation=1))
+        author.incident(number, "node-lost", "node n1", seconds=number * 600, action="replace-node")
+    author.write(Move(job_id=author.job.id, at=NOW, before="RUNNING", event="finished", after="COMPLETED", reason="done", generation=1))
     return author
 
 
@@ -116,7 +116,7 @@ def test_a_job_under_auto_shows_what_its_flow_chose(here: Command, book: History
     told = json.loads(here("advise", "--json").stdout)
     assert told["present"]["said"] == "as `auto` chose it"
     assert told["advised"]["steps"] == 200
-    assert "the most allowed is 200" in told["advised"]["because"]
+    assert "the most allowed is 200" in told["advised"]["reason"]
     assert "follows this by itself" not in here("advise").stdout
 
 

@@ -14,7 +14,7 @@ from tests.cli.conftest import Command
 
 def asked(book: History, *nodes: str, about: str = "share") -> int:
     """Have a job ask about nodes; return the question's number."""
-    against = {node: {"because": f"gpu-off-bus: Xid 79 on {node}", "seen": 1.0, "evidence": []} for node in nodes}
+    against = {node: {"reason": f"gpu-off-bus: Xid 79 on {node}", "seen": 1.0, "evidence": []} for node in nodes}
     now = time.time()
     question = Question(
         number=0,
@@ -23,7 +23,7 @@ def asked(book: History, *nodes: str, about: str = "share") -> int:
         job="gpt",
         about=about,
         nodes=against,
-        because=f"may {', '.join(nodes)} be isolated?",
+        reason=f"may {', '.join(nodes)} be isolated?",
         otherwise="keep",
         at=now,
         until=now + 600,
@@ -41,7 +41,7 @@ def test_what_is_asked_is_listed_and_answered(here: Command, book: History) -> N
     assert "n2: gpu-off-bus: Xid 79 on n2" in listed
     assert "they stay in service" in listed
     assert [one["number"] for one in json.loads(here("approve", "--json").stdout)] == [1, 2]
-    said = here("approve", "1", "--node", "n2", "--because", "smells burnt")
+    said = here("approve", "1", "--node", "n2", "--reason", "smells burnt")
     assert said.returncode == 0
     assert said.stdout.startswith("question 1 of job gpt is answered: isolate n2 by ")
     told = json.loads(here("approve", "2", "--refuse", "--json").stdout)

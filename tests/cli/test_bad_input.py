@@ -347,7 +347,7 @@ def test_two_commands_at_once_take_turns(holdfast_home: Path) -> None:
 
 def test_moves_of_an_unknown_kind_are_shown_as_they_are(here: Command, running: Author, book: History) -> None:
     """A newer Holdfast may have written them."""
-    running.write(Move(job_id=running.job.id, at=time.time(), before="X", event="y", after="TELEPORTING", because="why not", generation=1))
+    running.write(Move(job_id=running.job.id, at=time.time(), before="X", event="y", after="TELEPORTING", reason="why not", generation=1))
     done = here("status")
     assert done.returncode == 0
     assert "TELEPORTING" in done.stdout

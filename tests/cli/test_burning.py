@@ -38,7 +38,7 @@ def small(tmp_path: Path) -> Path:
 def out(history: History, node: str = "node-1") -> None:
     """Have a job quarantine a node."""
     now = time.time()
-    word = OperatorRequest(owner=Owner(name="job gpt"), because="gpu-off-bus: Xid 79", at=now)
+    word = OperatorRequest(owner=Owner(name="job gpt"), reason="gpu-off-bus: Xid 79", at=now)
     cordons.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
 
 
@@ -72,7 +72,7 @@ def test_one_that_fails_stays_out_with_the_evidence(here: Command, book: History
     node = now_of(book)
     assert node.state is NodeState.QUARANTINED
     assert not node.is_due(time.time()), "the next try is later"
-    assert "its disk wrote" in cordons.moves(book, "small", "node-1")[-1].because
+    assert "its disk wrote" in cordons.moves(book, "small", "node-1")[-1].reason
 
 
 def test_a_short_one_lifts_nothing_and_goes_beside_training(
@@ -119,7 +119,7 @@ def test_a_healthy_node_that_fails_is_left_to_a_person(here: Command, book: Hist
     small.write_text(small.read_text().replace("disk: 0", "disk: 1e9"))
     done = here("burn-in", "node-0", *QUICK)
     assert done.returncode == 1
-    assert "`holdfast nodes hold node-0 --because" in done.stderr
+    assert "`holdfast nodes hold node-0 --reason" in done.stderr
     assert now_of(book, "node-0").state is NodeState.HEALTHY
 
 
@@ -137,7 +137,7 @@ def test_one_burn_in_at_a_time(here: Command, book: History, small: Path) -> Non
     """The other one goes on."""
     out(book)
     now = time.time()
-    word = OperatorRequest(owner=Owner(name="node-repair"), because="due", at=now)
+    word = OperatorRequest(owner=Owner(name="node-repair"), reason="due", at=now)
     cordons.say(book, PLACE, "node-1", lambda one, _: begin_burn_in(one, word, 1, seconds=600), now=now)
     done = here("burn-in", "node-1", *QUICK)
     assert done.returncode == 2
@@ -155,7 +155,7 @@ def test_one_that_is_broken_off_leaves_nothing_open(here: Command, book: History
     monkeypatch.setattr(BurnInRunner, "_alone", interrupted)
     assert here("burn-in", "node-1", *QUICK).returncode == 130
     last = cordons.moves(book, "small", "node-1")[-1]
-    assert (last.event, last.because) == ("untried", "the burn-in was broken off")
+    assert (last.event, last.reason) == ("untried", "the burn-in was broken off")
 
 
 REFUSED = {

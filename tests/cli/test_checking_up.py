@@ -25,9 +25,9 @@ def test_nodes_over_ssh_are_judged_and_what_changed_is_told(holdfast: Command, s
     first = holdfast("health", name, "--json")
     told = {one["node"]: one for one in json.loads(first.stdout)["nodes"]}
     assert told["strange"]["verdict"] == "unknown"
-    assert "unknown host key" in told["strange"]["because"]
+    assert "unknown host key" in told["strange"]["reason"]
     assert told["well"]["verdict"] == told["off"]["verdict"], "both are this machine"
-    assert told["well"]["verdict"] in {"ok", "degraded", "sick"}
+    assert told["well"]["verdict"] in {"ok", "degraded", "unhealthy"}
 
     off.stop()
     done = holdfast("health", name)
@@ -70,7 +70,7 @@ def test_a_first_look_is_not_told_twice(here: Command, tmp_path: Path) -> None:
 
 def test_evidence_is_folded_where_the_terminal_ends() -> None:
     """Its end is the cure, and must not be cut off; a second finding has a line of its own."""
-    rows = [["w1", "sick", "bad: " + "word " * 12 + "cure\nsecond: thing"], ["w2", "ok", "-"]]
+    rows = [["w1", "unhealthy", "bad: " + "word " * 12 + "cure\nsecond: thing"], ["w2", "ok", "-"]]
     program = f"from holdfast.cli.output import say_rows; say_rows(('NODE', 'VERDICT', 'EVIDENCE'), {rows}, coloured=1, last='folded')"
     with Terminal([sys.executable, "-c", f"import sys; sys.stdin.readline(); {program}"], environment(), columns=50) as terminal:
         terminal.type("\n")

@@ -66,10 +66,8 @@ class Scene:
             for path in made.vault.glob(f"rank-{rank:05d}.*"):
                 shutil.copyfile(path, place / path.name)
 
-    def _move(self, after: str, because: str) -> None:
-        self.author.write(
-            Move(job_id=self.author.job.id, at=time.time(), before="X", event="x", after=after, because=because, generation=1)
-        )
+    def _move(self, after: str, reason: str) -> None:
+        self.author.write(Move(job_id=self.author.job.id, at=time.time(), before="X", event="x", after=after, reason=reason, generation=1))
 
     def end(self) -> None:
         """End the job, as a flow does: memory goes with it."""

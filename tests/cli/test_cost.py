@@ -126,7 +126,7 @@ def decided(book: History, job: str, kind: str = "worker-sigkill") -> None:
     """Write a decision of the balanced policy; of a killed worker the aggressive one decides otherwise."""
     case = a_case(kind, "a", spares=("d",))
     answer, incident = decide(POLICIES["balanced"], case), queries.incidents(book, job)[0]
-    made: dict[str, Any] = {"rung": answer.decision.rung, "rule": answer.rule, "because": answer.decision.because}
+    made: dict[str, Any] = {"action": answer.decision.action, "rule": answer.rule, "reason": answer.decision.reason}
     with book.session() as session:
         row = Decision(job_id=job, incident_id=incident.id, at=time.time(), act=act_of(answer.decision), **made)
         session.add_all([row, DecidedCase(decision_id=row.id, job_id=job, record=to_record(case))])

@@ -25,13 +25,13 @@ def node(here: Command, name: str, *words: str) -> dict[str, Any]:
 def test_a_drain_is_a_hold_with_a_time_and_its_cancelling_lifts_it(here: Command, book: History) -> None:
     """Said again it is another time, and no second hold; the table shows who, why and until when."""
     assert book is not None
-    done = here("drain", "node-1", "--in", "20m", "--because", "new fan")
+    done = here("drain", "node-1", "--in", "20m", "--reason", "new fan")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("node-1: healthy -> held (hold 1, by ")
     assert "jobs leave it by " in done.stdout
-    assert here("drain", "node-1", "--in", "2h", "--because", "two fans").returncode == 0
+    assert here("drain", "node-1", "--in", "2h", "--reason", "two fans").returncode == 0
     (hold,) = node(here, "node-1")["service"]["holds"]
-    assert (hold["drains"], hold["because"], hold["owner"]["person"]) == (True, "two fans", True)
+    assert (hold["drains"], hold["reason"], hold["owner"]["person"]) == (True, "two fans", True)
     assert hold["leave_by"] == pytest.approx(time.time() + 7200, abs=60)
     assert "(drained by " in here("nodes").stdout
     assert "; jobs leave by " in here("nodes").stdout
@@ -43,7 +43,7 @@ def test_a_drain_is_a_hold_with_a_time_and_its_cancelling_lifts_it(here: Command
 def test_cancelling_a_drain_leaves_what_others_hold(here: Command, book: History) -> None:
     """A person's hold stays, and the node out."""
     assert book is not None
-    here("nodes", "hold", "node-1", "--because", "a look")
+    here("nodes", "hold", "node-1", "--reason", "a look")
     here("drain", "node-1")
     told = json.loads(here("drain", "node-1", "--cancel", "--json").stdout)
     assert (told["state"], told["drains"], told["by"]) == ("held", False, None)
@@ -53,7 +53,7 @@ def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
     """Nobody has to find the file."""
     assert running is not None
     told = json.loads(here("drain", "node-1", "--job", "gpt-small", "--json").stdout)
-    assert (told["node"], told["state"], told["because"]) == ("node-1", "held", "a planned removal")
+    assert (told["node"], told["state"], told["reason"]) == ("node-1", "held", "a planned removal")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
         (["node-1", "--in", "0s"], "'0s' is no duration"),
         (["node-1", "--in", "5m", "--by", "18:00"], "name the time once"),
         (["node-1", "--in", "5m", "--cancel"], "takes the whole wish back"),
-        (["node-1", "--because", " "], "needs a reason"),
+        (["node-1", "--reason", " "], "needs a reason"),
         (["node-1", "--cluster", "c.yaml", "--job", "a"], "name the cluster once"),
         (["node-1", "--job", "nobody"], "nobody"),
     ],
@@ -98,7 +98,7 @@ def test_a_time_of_day_is_the_next_one() -> None:
 def test_maintenance_windows_stand_in_the_table(here: Command, book: History, tmp_path: Path) -> None:
     """The next one of each node."""
     assert book is not None
-    (tmp_path / "c.yaml").write_text("nodes: 2\nmaintenance: [{nodes: [node-1], begins: 2099-12-01 22:00, because: firmware}]\n")
-    assert node(here, "node-1", str(tmp_path / "c.yaml"))["service"]["maintenance"]["because"] == "firmware"
+    (tmp_path / "c.yaml").write_text("nodes: 2\nmaintenance: [{nodes: [node-1], begins: 2099-12-01 22:00, reason: firmware}]\n")
+    assert node(here, "node-1", str(tmp_path / "c.yaml"))["service"]["maintenance"]["reason"] == "firmware"
     assert node(here, "node-0", str(tmp_path / "c.yaml"))["service"]["maintenance"] is None
     assert "firmware from 2099-12-01 22:00:00 to 2099-12-02 02:00:00" in here("nodes", str(tmp_path / "c.yaml")).stdout

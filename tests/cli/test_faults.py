@@ -44,7 +44,7 @@ def test_faults_show_explains_one_kind(here: Command) -> None:
     for words in ("gpu-off-bus: A GPU", "evict-now", "replace the node", "healthy", "pcie-device-gone:"):
         assert words in text
     told = json.loads(here("faults", "show", "gpu-off-bus", "--json").stdout)
-    assert told["sick"].startswith("NodeReading(")
+    assert told["unhealthy"].startswith("NodeReading(")
     assert "AgentSilence(" in here("faults", "show", "node-lost").stdout
 
 

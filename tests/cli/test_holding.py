@@ -23,7 +23,7 @@ PLACE = CordonTable(cluster="local", names=LocalCluster().names, rules=Rules())
 def taken_out(history: History, node: str) -> None:
     """Have a job quarantine a node."""
     now = time.time()
-    word = OperatorRequest(owner=Owner(name="job gpt"), because="gpu-off-bus: Xid 79", at=now)
+    word = OperatorRequest(owner=Owner(name="job gpt"), reason="gpu-off-bus: Xid 79", at=now)
     cordons.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
 
 
@@ -37,7 +37,7 @@ def test_the_table_tells_state_owner_reason_and_end(here: Command, book: History
     """Of what programs and persons hold; columns in which nothing stands are left out."""
     assert "BY" not in here("nodes").stdout.splitlines()[0].split()
     taken_out(book, "node-1")
-    assert here("nodes", "hold", "node-2", "--because", "new fan", "--for", "2h").returncode == 0
+    assert here("nodes", "hold", "node-2", "--reason", "new fan", "--for", "2h").returncode == 0
     done = here("nodes")
     head, *rows = done.stdout.splitlines()
     assert head.split()[:5] == ["NODE", "STATE", "SINCE", "BY", "UNTIL"]
@@ -59,38 +59,38 @@ def test_each_word_moves_the_node(here: Command, book: History) -> None:
     """Over a quarantine: what the program held is there again once the person's hold is lifted."""
     taken_out(book, "node-1")
     for words, moved in (
-        (["hold", "node-1", "--because", "a look"], "quarantined -> held (hold 2"),
-        (["release", "node-1", "--because", "done"], "held -> quarantined (hold 2"),
-        (["readmit", "node-1", "--because", "reseated"], "quarantined -> healthy (hold 1"),
-        (["retire", "node-1", "--because", "once more"], "healthy -> retired (hold 3"),
-        (["readmit", "node-1", "--because", "board replaced"], "retired -> healthy (hold 3"),
+        (["hold", "node-1", "--reason", "a look"], "quarantined -> held (hold 2"),
+        (["release", "node-1", "--reason", "done"], "held -> quarantined (hold 2"),
+        (["readmit", "node-1", "--reason", "reseated"], "quarantined -> healthy (hold 1"),
+        (["retire", "node-1", "--reason", "once more"], "healthy -> retired (hold 3"),
+        (["readmit", "node-1", "--reason", "board replaced"], "retired -> healthy (hold 3"),
     ):
         done = here("nodes", *words)
         assert done.returncode == 0, done.stderr
         assert moved in done.stdout
     moves = cordons.moves(book, "local", "node-1")
-    assert [one.because for one in moves[1:]] == ["a look", "done", "reseated", "once more", "board replaced"]
+    assert [one.reason for one in moves[1:]] == ["a look", "done", "reseated", "once more", "board replaced"]
     assert {one.person for one in moves[1:]} == {True}
 
 
 def test_programs_are_told_the_same(here: Command) -> None:
     """`--json` may stand before the word or after it."""
-    told = json.loads(here("nodes", "hold", "node-0", "--because", "fan", "--json").stdout)
+    told = json.loads(here("nodes", "hold", "node-0", "--reason", "fan", "--json").stdout)
     assert (told["before"], told["state"], told["hold"], told["until"]) == ("healthy", "held", 1, None)
-    assert json.loads(here("nodes", "--json", "release", "node-0", "--because", "done").stdout)["state"] == "healthy"
+    assert json.loads(here("nodes", "--json", "release", "node-0", "--reason", "done").stdout)["state"] == "healthy"
 
 
 REFUSED = {
-    "no such node": (["hold", "node-9", "--because", "x"], "cluster 'local' has no node 'node-9'. It has node-"),
-    "nobody holds it": (["release", "node-0", "--because", "x"], "node-0 is healthy: no person holds it"),
-    "held by a program": (["release", "node-1", "--because", "x"], "`holdfast nodes readmit node-1 --because ...`"),
-    "held by a person": (["readmit", "node-2", "--because", "x"], "`holdfast nodes release node-2 --because ...` lifts it"),
-    "an old number": (["readmit", "node-1", "--because", "x", "--number", "7"], "node-1 has no open hold 7 of a program"),
-    "no reason": (["hold", "node-0", "--because", " "], "Say it by `--because`"),
-    "no duration": (["hold", "node-0", "--because", "x", "--for", "soon"], "'soon' is no duration of more than nothing"),
-    "no time at all": (["hold", "node-0", "--because", "x", "--for", "0s"], "'0s' is no duration of more than nothing"),
-    "a mistyped word": (["hodl", "node-0", "--because", "x"], "Did you mean 'hold'?"),
-    "no such file": (["hold", "node-0", "--because", "x", "--cluster", "gone.yaml"], "gone.yaml"),
+    "no such node": (["hold", "node-9", "--reason", "x"], "cluster 'local' has no node 'node-9'. It has node-"),
+    "nobody holds it": (["release", "node-0", "--reason", "x"], "node-0 is healthy: no person holds it"),
+    "held by a program": (["release", "node-1", "--reason", "x"], "`holdfast nodes readmit node-1 --reason ...`"),
+    "held by a person": (["readmit", "node-2", "--reason", "x"], "`holdfast nodes release node-2 --reason ...` lifts it"),
+    "an old number": (["readmit", "node-1", "--reason", "x", "--number", "7"], "node-1 has no open hold 7 of a program"),
+    "no reason": (["hold", "node-0", "--reason", " "], "Say it by `--reason`"),
+    "no duration": (["hold", "node-0", "--reason", "x", "--for", "soon"], "'soon' is no duration of more than nothing"),
+    "no time at all": (["hold", "node-0", "--reason", "x", "--for", "0s"], "'0s' is no duration of more than nothing"),
+    "a mistyped word": (["hodl", "node-0", "--reason", "x"], "Did you mean 'hold'?"),
+    "no such file": (["hold", "node-0", "--reason", "x", "--cluster", "gone.yaml"], "gone.yaml"),
     "a list of nothing": (["gone.yaml"], "gone.yaml"),
 }
 
@@ -99,7 +99,7 @@ REFUSED = {
 def test_what_cannot_be_is_told_with_node_state_and_cure(case: str, here: Command, book: History) -> None:
     """Status 2, and nothing is changed."""
     taken_out(book, "node-1")
-    assert here("nodes", "hold", "node-2", "--because", "fan").returncode == 0
+    assert here("nodes", "hold", "node-2", "--reason", "fan").returncode == 0
     words, reason = REFUSED[case]
     done = here("nodes", *words)
     assert done.returncode == 2
@@ -111,6 +111,6 @@ def test_a_file_of_a_cluster_is_still_listed(here: Command, tmp_path: Path) -> N
     """With or without the word; a node of it is named by `--cluster`."""
     (tmp_path / "hold.yaml").write_text("name: small\nnodes: 2\n")
     assert here("nodes", "hold.yaml").stdout == here("nodes", "list", "hold.yaml").stdout
-    assert here("nodes", "hold", "node-1", "--because", "fan", "--cluster", "hold.yaml").returncode == 0
+    assert here("nodes", "hold", "node-1", "--reason", "fan", "--cluster", "hold.yaml").returncode == 0
     assert "held" in here("nodes", "hold.yaml").stdout
     assert "held" not in here("nodes").stdout

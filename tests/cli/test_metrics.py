@@ -69,7 +69,7 @@ def moved(number: int, before: str, after: str) -> ServiceMove:
         after=after,
         owner="x",
         person=False,
-        because="",
+        reason="",
         hold=1,
     )
 
@@ -78,12 +78,12 @@ def test_what_the_history_knows_is_told(here: Command, book: History, running: A
     """Each number is that of the history; the parser finds nothing wrong."""
     say(
         book,
-        *(NodeMove(cluster="local", node=f"node-{number}", at=1.0, standing="healthy", because="") for number in range(3)),
+        *(NodeMove(cluster="local", node=f"node-{number}", at=1.0, standing="healthy", reason="") for number in range(3)),
         moved(1, "healthy", "suspect"),
         moved(2, "suspect", "quarantined"),
-        LastLook(cluster="lab", node="w1", at=1.0, verdict={"standing": "sick"}),
+        LastLook(cluster="lab", node="w1", at=1.0, verdict={"standing": "unhealthy"}),
         Snapshots(job_id=running.job.id, generation=9, at=1.0, step=3, age_steps=2, trained_s=10.0, cost_s=0.1, size=4096),
-        Question(number=1, cluster="local", job_id="", job="", about="share", nodes={}, because="", otherwise="keep", at=0, until=0),
+        Question(number=1, cluster="local", job_id="", job="", about="share", nodes={}, reason="", otherwise="keep", at=0, until=0),
     )
     told = parsed(here("metrics").stdout)
     look = json.loads(here("status", "gpt-small", "--json").stdout)
@@ -100,7 +100,7 @@ def test_what_the_history_knows_is_told(here: Command, book: History, running: A
     assert value(told, "holdfast_recovery_seconds_count", job="gpt-small") <= closed
     assert value(told, "holdfast_nodes", cluster="local", state="quarantined") == 1
     assert value(told, "holdfast_nodes", cluster="local", state="healthy") == 2
-    assert value(told, "holdfast_node_health", cluster="lab", health="sick") == 1
+    assert value(told, "holdfast_node_health", cluster="lab", health="unhealthy") == 1
     assert value(told, "holdfast_snapshot_age_steps", job="gpt-small") == 2
     assert value(told, "holdfast_snapshot_cost_ratio", job="gpt-small") == pytest.approx(0.01)
     assert value(told, "holdfast_approvals_pending") == 1
@@ -131,7 +131,7 @@ def test_every_counter_of_a_job_begins_at_zero(book: History) -> None:
     counters = {name: samples for name, samples in families.items() if name.endswith("_total")}
     assert all(samples and not any(samples.values()) for samples in counters.values()), counters
     author.incident(1, "worker-sigkill", "rank 1 on n0", seconds=0)
-    author.incident(2, "a kind of a later version", "rank 1 on n0", seconds=0, rung="a later action")
+    author.incident(2, "a kind of a later version", "rank 1 on n0", seconds=0, action="a later action")
     author.checkpoint(1, seconds=0, trouble="checkpoint-torn")
     author.incident(3, "worker-sigkill", "rank 1 on n0", seconds=0, is_open=True)
     later = {one.name: {tuple(sample.labels.values()): sample.value for sample in one.samples} for one in collect(book)}

@@ -63,7 +63,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(here: Command) -> None:
 def test_check_tells_of_every_file_and_every_problem(here: Command, tmp_path: Path) -> None:
     """Exit status 2 when one of them cannot be used, as of `validate`."""
     (tmp_path / "good.yaml").write_text(MINE)
-    (tmp_path / "bad.yaml").write_text("levels: {gpu-of-bus: evict-now}\nrungs: [shrnk]\n")
+    (tmp_path / "bad.yaml").write_text("levels: {gpu-of-bus: evict-now}\nactions: [shrnk]\n")
     done = here("policy", "check", "good.yaml")
     assert (done.returncode, done.stdout) == (0, "good.yaml: fine. Based on patient, 3 differences.\n")
     done = here("policy", "check", "good.yaml", "bad.yaml", "none.yaml")
@@ -77,12 +77,12 @@ def test_check_tells_of_every_file_and_every_problem(here: Command, tmp_path: Pa
     assert told[1]["problems"][1]["field"] == "rungs[0]"
 
 
-def an_attempt(running: Author, one: Incident, seconds: float, rung: str) -> Decision:
+def an_attempt(running: Author, one: Incident, seconds: float, action: str) -> Decision:
     """Return a further decision about an incident, as a flow records it now."""
-    act = {"policy": "/where/mine.yaml", "noted": {"LeaveWhenFrequent": "too often, the node leaves"}, "seats": []}
+    act = {"policy": "/where/mine.yaml", "noted": {"LeaveWhenRecurring": "too often, the node leaves"}, "seats": []}
     return Decision(
-        job_id=running.job.id, incident_id=one.id, at=one.fault_at + seconds, rung=rung, rule="ReplaceBySpare(on_echo=True)",
-        because="n2 takes the place of n0", act=act, passed_over={"RestartInPlace": "n0 cannot hold ranks"},
+        job_id=running.job.id, incident_id=one.id, at=one.fault_at + seconds, action=action, rule="ReplaceNode(on_echo=True)",
+        reason="n2 takes the place of n0", act=act, passed_over={"RestartWorkers": "n0 cannot hold ranks"},
     )  # fmt: skip
 
 
@@ -95,15 +95,15 @@ def test_explain_tells_each_attempt_its_rule_and_its_end(here: Command, running:
     told = json.loads(here("policy", "explain", "4", "--json").stdout)
     assert (told["job"], told["incident"], told["kind"], told["outcome"]) == ("gpt-small", 4, "worker-sigkill", "recovered")
     first, second = told["attempts"]
-    assert (first["rung"], first["policy"], first["noted"]) == ("restart-in-place", None, {})
+    assert (first["action"], first["policy"], first["noted"]) == ("restart-in-place", None, {})
     assert first["ended"].endswith("restart-in-place brought no step within 120 s")
-    assert (second["rung"], second["policy"]) == ("replace-node", "/where/mine.yaml")
-    assert second["passed_over"] == {"RestartInPlace": "n0 cannot hold ranks"}
+    assert (second["action"], second["policy"]) == ("replace-node", "/where/mine.yaml")
+    assert second["passed_over"] == {"RestartWorkers": "n0 cannot hold ranks"}
     assert second["ended"].startswith("recovered, 310 ms after the fault")
     text = here("policy", "explain", "4", "--job", "gpt-small").stdout
     for words in (
         "replace-node",
-        "ReplaceBySpare(on_echo=True)",
+        "ReplaceNode(on_echo=True)",
         "LeaveWhenFrequent: too often, the node leaves",
         "RestartInPlace: n0 cannot hold ranks",
         "/where/mine.yaml",
@@ -135,7 +135,7 @@ def test_what_was_decided_about_slow_ranks_is_explained_with_its_sum(here: Comma
     weighed = NAMED["aggressive"].slowness(slow)
     running.write(
         Weighing(
-            job_id=running.job.id, at=slow.now, kind=slow.kind, rank=1, node="n0", act=weighed.act, because=weighed.because,
+            job_id=running.job.id, at=slow.now, kind=slow.kind, rank=1, node="n0", act=weighed.act, reason=weighed.reason,
             policy="aggressive", record=slow.as_record(),
         )
     )  # fmt: skip

@@ -63,8 +63,8 @@ def test_status_tells_of_nodes_that_are_thought_to_be_sick(here: Command, runnin
     now = time.time()
     cluster = running.job.cluster["name"]
     told = {
-        node: HealthVerdict(node=node, standing=standing, since=at, at=at, seen=at, because=f"{node} is not well")
-        for node, standing, at in (("n0", "sick", now), ("n1", "sick", now), ("n2", "unreachable", now - 2 * FRESH))
+        node: HealthVerdict(node=node, standing=standing, since=at, at=at, seen=at, reason=f"{node} is not well")
+        for node, standing, at in (("n0", "unhealthy", now), ("n1", "unhealthy", now), ("n2", "unreachable", now - 2 * FRESH))
     }
     keep(book, cluster, told, [], {})
     text = here("status", "gpt-small").stdout

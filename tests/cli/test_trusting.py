@@ -68,7 +68,7 @@ def test_nobody_there_to_be_asked_is_no_yes(holdfast: Command, site: Site, tmp_p
     assert machines(one)["one"]["fingerprint"] == fingerprint(site, "one")
     assert site.known_hosts.read_text().startswith("# mine\n[")
     told = {look["node"]: look for look in json.loads(holdfast("health", name, "--json").stdout)["nodes"]}
-    assert "unknown host key" in told["two"]["because"]
+    assert "unknown host key" in told["two"]["reason"]
     assert told["one"]["verdict"] != "unknown"
 
 
@@ -95,7 +95,7 @@ def test_jump_hosts_come_first_and_then_what_lies_behind(holdfast: Command, site
     asked = holdfast("nodes", "trust", name, "--json")
     found = {one: (told["standing"], told["trusted"]) for one, told in machines(asked).items()}
     assert found == {"jump": ("unknown", False), "inner": (None, False)}
-    assert "unknown host key" in machines(asked)["inner"]["because"]
+    assert "unknown host key" in machines(asked)["inner"]["reason"]
     assert (asked.returncode, gate.logins()) == (1, 0)
     done = holdfast("nodes", "trust", name, "--yes", "--json")
     assert done.returncode == 0

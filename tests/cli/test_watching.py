@@ -48,14 +48,14 @@ def screen(running: Author) -> Iterator[Callable[..., Terminal]]:
             pass
 
 
-def end(author: Author, history: History, state: str = "COMPLETED", because: str = "all ended well") -> None:
+def end(author: Author, history: History, state: str = "COMPLETED", reason: str = "all ended well") -> None:
     """Close the open incident and end the job."""
     with history.session() as session:
         for row in queries.incidents(history, author.job.id):
             one = session.get(Incident, row.id)
             if one is not None and one.closed_at is None:
                 one.closed_at, one.outcome, one.downtime_s = time.time(), "recovered", 1.5
-    author.move(state, because, seconds=time.time() - author.zero, event="finished")
+    author.move(state, reason, seconds=time.time() - author.zero, event="finished")
 
 
 def ended(terminal: Terminal) -> int:
@@ -96,12 +96,12 @@ def test_a_job_that_just_trains_is_looked_at_less_often(running: Author, book: H
 def test_the_picture_shows_the_job_as_it_is(screen: Callable[..., Terminal], running: Author) -> None:
     """Name, state, step of total, loss, rate, ranks, reason, incidents."""
     terminal = screen(80)
-    top, bar, numbers, members, because, bottom = terminal.newest_frame()
+    top, bar, numbers, members, reason, bottom = terminal.newest_frame()
     assert re.match(r"╭─ gpt-small  RESCHEDULING  0:00:\d\d ─+╮", top)
     assert re.match(r"│ step 400 of 10,000 .* 4\.0% │", bar)
     assert re.match(r"│ loss 0\.\d+   10\.00 steps/s   saved 100, .* ago +│", numbers)
     assert "generation 3: 4 ranks on n0 (0–1), n2 (2–3)" in members  # noqa: RUF001 (a range)
-    assert "because restart 3 of 3 within 1 h" in because
+    assert "because restart 3 of 3 within 1 h" in reason
     assert bottom.endswith("╯")
     assert all(kind in terminal.text for kind in ("worker-sigkill", "node-lost", "worker-exception"))
 
@@ -133,7 +133,7 @@ def test_no_word_is_broken_and_no_line_too_long(
     for number in range(5):
         running.remark(LONG_NOTE.replace("9.2", f"{number + 9}.2"), seconds=now + 0.1 * number)
     wait_until(lambda: "node-1: The processors" in terminal.text, seconds=SECONDS, explain=lambda: terminal.text)
-    end(running, book, because="all of the 2,000 steps that were asked for are done and the newest checkpoint is whole")
+    end(running, book, reason="all of the 2,000 steps that were asked for are done and the newest checkpoint is whole")
     assert ended(terminal) == 0
     shown = [line for line in re.split(r"[\r\n]+", terminal.text) if line]
     assert max(map(len, shown)) <= columns, max(shown, key=len)

@@ -60,10 +60,10 @@ class Author:
         with self.history.session() as session:
             session.add_all(rows)
 
-    def move(self, after: str, because: str, *, seconds: float, event: str = "started", generation: int = 1) -> None:
+    def move(self, after: str, reason: str, *, seconds: float, event: str = "started", generation: int = 1) -> None:
         """Write a move of the state."""
         at = self.zero + seconds
-        self.write(Move(job_id=self.job.id, at=at, before=self.state, event=event, after=after, because=because, generation=generation))
+        self.write(Move(job_id=self.job.id, at=at, before=self.state, event=event, after=after, reason=reason, generation=generation))
         self.state = after
 
     def generation(self, number: int, ranks: dict[str, list[int]], *, seconds: float, until: int | None = 10_000) -> None:
@@ -93,7 +93,7 @@ class Author:
     def checkpoint(self, step: int, *, seconds: float, trouble: str | None = None) -> None:
         """Write a checkpoint, or trouble with one."""
         row = Checkpoint(job_id=self.job.id, at=self.zero + seconds, step=step, generation=1, path=f"/somewhere/step-{step}", seconds=0.1)
-        row.trouble, row.because = trouble, "checksum differs" if trouble else ""
+        row.trouble, row.reason = trouble, "checksum differs" if trouble else ""
         self.write(row)
 
     def snapshots(self, generation: int, *, step: int, replica_step: int | None = None) -> None:
@@ -114,16 +114,16 @@ class Author:
         subject: str,
         *,
         seconds: float,
-        rung: str = "restart-in-place",
+        action: str = "restart-in-place",
         is_open: bool = False,
         detail: str = "",
     ) -> Incident:
         """Write an incident with fault, decision and phases; an open one has no end."""
         at = self.zero + seconds
-        because = f"restart {number} of 3 within 1 h"
+        reason = f"restart {number} of 3 within 1 h"
         one = Incident(
             job_id=self.job.id, number=number, kind=kind, subject=subject, fault_at=at, detected_at=at + 0.02, ordered_at=at + 0.03,
-            generation_before=number, rung=rung, step_before=102, because=because,
+            generation_before=number, action=action, step_before=102, reason=reason,
         )  # fmt: skip
         if not is_open:
             one.closed_at, one.outcome, one.downtime_s = at + 0.41, "recovered", 0.31
@@ -134,8 +134,8 @@ class Author:
         )  # fmt: skip
         fault.evidence = {"quote": "ended by signal 9 (SIGKILL)", "signature": "signal 9", "detail": detail, "source": "process exit"}
         decision = Decision(
-            job_id=self.job.id, incident_id=one.id, at=at + 0.03, rung=rung, rule="RestartInPlace(budget=3)", because=because,
-            passed_over={"GiveUp()": "the fault is not the user's"},
+            job_id=self.job.id, incident_id=one.id, at=at + 0.03, action=action, rule="RestartWorkers(budget=3)", reason=reason,
+            passed_over={"FailTheJob()": "the fault is not the user's"},
         )  # fmt: skip
         self.write(one, fault, decision)
         for place, (name, took) in enumerate([] if is_open else PHASES.items()):
@@ -146,9 +146,9 @@ class Author:
         """Write who steers the job."""
         self.write(lease)
 
-    def node(self, name: str, standing: str, because: str, *, seconds: float) -> None:
+    def node(self, name: str, standing: str, reason: str, *, seconds: float) -> None:
         """Write a change of a node's standing."""
-        self.write(NodeMove(cluster="local", node=name, at=self.zero + seconds, standing=standing, because=because, job_id=self.job.id))
+        self.write(NodeMove(cluster="local", node=name, at=self.zero + seconds, standing=standing, reason=reason, job_id=self.job.id))
 
 
 def a_verdict(incident: Incident, weight: float) -> Verdict:
@@ -167,7 +167,7 @@ def a_verdict(incident: Incident, weight: float) -> Verdict:
     }  # fmt: skip
     return Verdict(
         job_id=incident.job_id, incident_id=incident.id, at=incident.detected_at, kind="gpu-off-bus", subject="node n1", weight=weight,
-        because="gpu-off-bus of node n1: NVRM: Xid 79", candidates=[gpu, kill],
+        reason="gpu-off-bus of node n1: NVRM: Xid 79", candidates=[gpu, kill],
     )  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def a_running_job(history: History, name: str, zero: float) -> Author:
     author.generation(2, {"n0": [0, 1], "n1": [2, 3]}, seconds=12.5)
     author.steps(101, 150, generation=2, seconds=12.7)
     author.move("RUNNING", "every worker made its first step", seconds=12.8, generation=2)
-    author.incident(2, "node-lost", "node n1", seconds=18, rung="replace-node")
+    author.incident(2, "node-lost", "node n1", seconds=18, action="replace-node")
     author.generation(3, {"n0": [0, 1], "n2": [2, 3]}, seconds=18.2)
     author.steps(151, 400, generation=3, seconds=18.4)
     author.remark("spare n3 is gone; 0 spare(s) left", seconds=19)

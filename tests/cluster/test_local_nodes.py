@@ -48,14 +48,14 @@ def remains(cluster: LocalNodes, node: str) -> list[int]:
 
 def run_worker(cluster: LocalNodes, node: str) -> int:
     """Have the node's agent run a worker; return its pid."""
-    inbox = EventQueue()
-    channel = AgentClient(node, lambda: cluster.connect(node), inbox, epoch=1, job="job")
+    event_queue = EventQueue()
+    channel = AgentClient(node, lambda: cluster.connect(node), event_queue, epoch=1, job="job")
     channel.attach()
     log = str(cluster.root / "logs")
     nap = [sys.executable, "-c", "import time; time.sleep(600)"]
     channel.order("prepare", lease=60.0, warm=False, argv=nap, directory="/", environment={}, log_directory=log)
     channel.order("start", generation=1, membership={node: [0]}, workers=[{"rank": 0, "environment": {}}])
-    name, event = inbox.get(timeout=SECONDS)
+    name, event = event_queue.get(timeout=SECONDS)
     assert (name, event["event"]) == (node, "worker.started")
     channel.close()
     return int(event["pid"])

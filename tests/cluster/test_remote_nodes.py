@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.event_log import JOURNAL, EventLog
+from holdfast.agent.event_log import EVENT_LOG, EventLog
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import AgentGone, NodeLost, NotAskable
@@ -76,7 +76,7 @@ class Talk:
             for event in self.heard:
                 if event["event"] == name:
                     return event
-            self.heard.append(self.fleet.inbox.get(timeout=max(0.01, until - time.monotonic()))[1])
+            self.heard.append(self.fleet.event_queue.get(timeout=max(0.01, until - time.monotonic()))[1])
 
 
 def settled(talk: Talk) -> bool:
@@ -249,9 +249,9 @@ def test_what_an_agent_journaled_is_heard_through_the_gate_when_it_is_gone(nodes
     nodes.survey()
     folder = nodes.folder("box-0")
     folder.mkdir(parents=True)
-    journal = EventLog(folder / JOURNAL)
-    journal.hold("job")
-    journal.add({"event": "steps", "generation": 1, "steps": [[5, 1.0, 0.1, 0.5]]}, milestone=False)
+    event_log = EventLog(folder / EVENT_LOG)
+    event_log.hold("job")
+    event_log.add({"event": "steps", "generation": 1, "steps": [[5, 1.0, 0.1, 0.5]]}, milestone=False)
     (event,) = nodes.past("box-0", "job")
     assert event["steps"] == [[5, 1.0, 0.1, 0.5]]
     assert nodes.past("box-0", "another") == []

@@ -15,7 +15,7 @@ from policies.checkpoint_interval import IntervalCase, IntervalLimits, advise, r
 
 AUTO = CheckpointPlan(every="auto")
 FLEET = FleetStatistics(
-    jobs=3, node_hours=1000.0, faults=9, rungs={"restart-in-place": 9}, back=9, phases={"detect": 1.0, "load": 4.0, "rollback": 50.0}
+    jobs=3, node_hours=1000.0, faults=9, actions={"restart-in-place": 9}, back=9, phases={"detect": 1.0, "load": 4.0, "rollback": 50.0}
 )
 WORK = StepStatistics(saves=20, save_s=2.0, steps=1000, step_s=0.5)
 
@@ -25,7 +25,7 @@ def a_cadence(plan: CheckpointPlan = AUTO, fleet: FleetStatistics = FLEET, work:
     return CheckpointInterval(plan=plan, fleet=fleet, work=work, **more)
 
 
-def an_incident(rung: str, source: str | None = None) -> models.Incident:
+def an_incident(action: str, source: str | None = None) -> models.Incident:
     """Return an incident that ended well."""
     facts = None if source is None else {"source": source}
     known: dict[str, Any] = {
@@ -37,7 +37,7 @@ def an_incident(rung: str, source: str | None = None) -> models.Incident:
         "detected_at": 0.0,
         "generation_before": 1,
     }
-    return models.Incident(**known, rung=rung, outcome="recovered", facts=facts)
+    return models.Incident(**known, action=action, outcome="recovered", facts=facts)
 
 
 def test_a_number_in_the_job_file_is_the_users_own_choice() -> None:
@@ -51,12 +51,12 @@ def test_before_enough_saves_the_cadence_stays_as_it_is() -> None:
     fresh = a_cadence(work=StepStatistics())
     first = fresh.choose(None, nodes=2, incidents=(), steps=())
     assert first is not None
-    assert (first.every, first.because) == (100, f"0 save(s) have been measured, {ENOUGH} are needed to judge what they cost")
+    assert (first.every, first.reason) == (100, f"0 save(s) have been measured, {ENOUGH} are needed to judge what they cost")
     for number in range(1, ENOUGH):
         fresh.note_saved(2.0, None)
         again = fresh.choose(70, nodes=2, incidents=(), steps=[0.5])
         assert again is not None
-        assert (again.every, again.because[0]) == (70, str(number))
+        assert (again.every, again.reason[0]) == (70, str(number))
 
 
 def test_a_job_that_ran_before_begins_with_what_its_runs_have_shown() -> None:
@@ -67,7 +67,7 @@ def test_a_job_that_ran_before_begins_with_what_its_runs_have_shown() -> None:
     assert case_of(FLEET, WORK, 4) == (case, rate)
     assert found is not None
     assert found.every == advise(case, IntervalLimits(least=10, most=10_000)).steps > 125
-    assert "a save costs 2 s" in found.because
+    assert "a save costs 2 s" in found.reason
 
 
 def test_what_the_flow_sees_itself_counts_from_the_first_few_saves_on() -> None:
@@ -93,11 +93,11 @@ def test_a_small_difference_changes_nothing_and_limits_hold() -> None:
     near = cadence.choose(round(best.every * 0.9), nodes=4, incidents=(), steps=())
     assert near is not None
     assert near.every == round(best.every * 0.9)
-    assert "near the best" in near.because
+    assert "near the best" in near.reason
     bound = a_cadence(CheckpointPlan(every="auto", every_most=150)).choose(None, nodes=4, incidents=(), steps=())
     assert bound is not None
     assert bound.every == 150
-    assert "the most allowed is 150" in bound.because
+    assert "the most allowed is 150" in bound.reason
 
 
 def test_faults_since_the_flow_began_make_saves_denser() -> None:

@@ -13,7 +13,7 @@ from holdfast.spec.load import load_cluster, load_job
 from tests.waiting import wait_until
 
 PLAIN = "name: c\nnodes: 3\n"
-WINDOW = "maintenance:\n- {nodes: [node-1], begins: 2030-01-01 22:00+00:00, lasts: 2h, because: new switch}\n"
+WINDOW = "maintenance:\n- {nodes: [node-1], begins: 2030-01-01 22:00+00:00, lasts: 2h, reason: new switch}\n"
 
 
 @pytest.fixture

@@ -27,14 +27,14 @@ def run(holdfast_home: Path, tmp_path: Path) -> Iterator[JobController]:
     spec = TrainingJob.model_validate({"name": "left", "command": ["true"], "preflight": False, "nodes": {"wanted": 2}})
     with steering(spec, LocalCluster(name="c", nodes=2, directory=str(tmp_path))) as run:
         assert isinstance(run, JobController)
-        run.enter_generation(1, dict(MEMBERSHIP), lineup=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), because="launch")
+        run.enter_generation(1, dict(MEMBERSHIP), rank_table=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), reason="launch")
         run.fleet.leaving.update(MEMBERSHIP)  # none is free: no agent is started on one
         yield run
 
 
 def says(run: JobController, name: str, **facts: Any) -> None:
     """Have the agent of node 1 say something."""
-    run.fleet.inbox.put(("node-1", {"event": name, "at": time.time(), **facts}))
+    run.fleet.event_queue.put(("node-1", {"event": name, "at": time.time(), **facts}))
 
 
 def ended(run: JobController, *, by: signal.Signals = signal.SIGTERM, code: int | None = None) -> None:

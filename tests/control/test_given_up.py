@@ -39,13 +39,13 @@ def nodes(tmp_path: Path) -> Iterator[LocalNodes]:
 def run_worker(nodes: LocalNodes, job: str) -> int:
     """Have the agent of node 1 run a worker of *job*, as a flow does from which it is cut off then; return its pid."""
     nodes.start_agent("node-1")
-    inbox = EventQueue()
-    channel = AgentClient("node-1", lambda: nodes.connect("node-1"), inbox, epoch=1, job=job)
+    event_queue = EventQueue()
+    channel = AgentClient("node-1", lambda: nodes.connect("node-1"), event_queue, epoch=1, job=job)
     channel.attach()
     nap = [sys.executable, "-c", "import time; time.sleep(600)"]
     channel.order("prepare", lease=60.0, warm=False, argv=nap, directory="/", environment={}, log_directory=str(nodes.root / "logs"))
     channel.order("start", generation=1, membership=MEMBERSHIP, workers=[{"rank": 1, "environment": {}}])
-    _, event = inbox.get(timeout=60)
+    _, event = event_queue.get(timeout=60)
     assert event["event"] == "worker.started"
     channel.close()
     return int(event["pid"])
@@ -59,16 +59,16 @@ def test_a_rank_that_is_taken_over_from_a_node_out_of_reach_is_ended_there_as_so
     spec = TrainingJob.model_validate({"name": "taken", "command": ["true"], "preflight": False, "nodes": {"wanted": 2}})
     with steering(spec, LocalCluster(name="c", nodes=2, directory=str(nodes.root))) as run:
         assert isinstance(run, JobController)
-        run.enter_generation(1, dict(MEMBERSHIP), lineup=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), because="launch")
+        run.enter_generation(1, dict(MEMBERSHIP), rank_table=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), reason="launch")
         run.held["node-1"] = 1
         pid = run_worker(nodes, run.job.id)
         now = time.time()
         row = models.Incident(
-            job_id=run.job.id, number=1, kind="job-hang", subject="rank 1", fault_at=now, detected_at=now, generation_before=1, because="x"
+            job_id=run.job.id, number=1, kind="job-hang", subject="rank 1", fault_at=now, detected_at=now, generation_before=1, reason="x"
         )
         incident = IncidentInWork(row=row, lap_at=now, board=run.board)
         seat = Placement(rank=1, node="node-0", standby=7)
-        incident.decision = Decision(rung=RecoveryAction.TAKE_OVER, because="rank 1 goes on in standby 7 on node-0", seats=(seat,))
+        incident.decision = Decision(action=RecoveryAction.TAKE_OVER, reason="rank 1 goes on in standby 7 on node-0", seats=(seat,))
         assert takeover.isolate(run, incident).event is Event.ISOLATED
         wait_until(lambda: not is_alive(pid, None), seconds=60)
         assert incident.lost == {"node-1"}

@@ -68,7 +68,7 @@ def worker_of(flow: Flow) -> int:
     """Have a worker run, and return its pid."""
     channel = flow.fleet.bring_up(NODE)
     channel.order("start", generation=1, membership={NODE: [0]}, workers=[{"rank": 0, "environment": {}}])
-    while (event := flow.fleet.inbox.get(timeout=60)[1])["event"] != "worker.started":
+    while (event := flow.fleet.event_queue.get(timeout=60)[1])["event"] != "worker.started":
         pass
     return int(event["pid"])
 
@@ -105,7 +105,7 @@ def test_the_newest_epoch_outlives_the_agents_that_heard_of_it(flows: tuple[Flow
             act(NODE)
     assert second.nodes.survey()[0].standing == "idle"
     second.nodes.start_agent(NODE, lambda: second.fleet.confirm(NODE))
-    late = AgentClient(NODE, lambda: first.nodes.connect(NODE), first.fleet.inbox, epoch=1, job="job")
+    late = AgentClient(NODE, lambda: first.nodes.connect(NODE), first.fleet.event_queue, epoch=1, job="job")
     with pytest.raises(LeaseLost):
         late.order("prepare", **PLAN)
     late.close()

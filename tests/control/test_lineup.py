@@ -61,6 +61,6 @@ def test_processes_that_live_on_keep_their_cadence_until_they_are_told_another()
     after = paced.after(4, {"a": [0, 1], "b": [2, 3]}, frozenset({1}))
     assert after.every == 250
     seat = seat_environment(1, after, generation=4, ranks_per_node=2, job="j")
-    workers = rank_environments({"a": [0, 1]}, generation=4, lineup=paced, job="j")["a"]
+    workers = rank_environments({"a": [0, 1]}, generation=4, rank_table=paced, job="j")["a"]
     assert {seat["HOLDFAST_SAVE_EVERY"], *(one["environment"]["HOLDFAST_SAVE_EVERY"] for one in workers)} == {"250"}
     assert "HOLDFAST_SAVE_EVERY" not in seat_environment(1, FIRST, generation=4, ranks_per_node=2, job="j")

@@ -20,7 +20,7 @@ def thought(node: str, standing: NodeHealthState, *, ago: float = 0.0) -> Health
     """Return a verdict that is *ago* seconds old."""
     at = time.time() - ago
     finding = HealthFinding(kind="gpu-off-bus", part="gpu 0", quote="Xid 79", since=at, seen=at)
-    findings = (finding,) if standing is NodeHealthState.SICK else ()
+    findings = (finding,) if standing is NodeHealthState.UNHEALTHY else ()
     return HealthVerdict(node=node, standing=str(standing), since=at, at=at, seen=at, findings=findings)
 
 
@@ -33,7 +33,7 @@ def test_a_sick_node_comes_last_and_says_why(history: History) -> None:
     """Others keep their order: not to be seen, silent, or degraded is no reason to pass a node over that brings an agent up."""
     told(
         history,
-        thought("node-0", NodeHealthState.SICK),
+        thought("node-0", NodeHealthState.UNHEALTHY),
         thought("node-1", NodeHealthState.UNKNOWN),
         thought("node-2", NodeHealthState.DEGRADED),
     )
@@ -47,7 +47,7 @@ def test_a_sick_node_comes_last_and_says_why(history: History) -> None:
 
 def test_a_verdict_that_is_old_counts_for_nothing(history: History) -> None:
     """Nobody knows how the node is now."""
-    told(history, thought("node-0", NodeHealthState.SICK, ago=FRESH + 60))
+    told(history, thought("node-0", NodeHealthState.UNHEALTHY, ago=FRESH + 60))
     preflight = Preflight(CLUSTER, history)
     preflight.remember()
     assert preflight.against("node-0") == ""
@@ -58,8 +58,8 @@ def test_a_look_of_its_own_counts_as_well(history: History) -> None:
     preflight = Preflight(CLUSTER, history)
     preflight.begin(["node-0"])
     wait_until(lambda: len(preflight._told) == 4, seconds=60)
-    assert preflight._told["node-0"].standing in {"ok", "degraded", "sick"}
-    assert all(bool(preflight.against(node)) == (one.standing == "sick") for node, one in preflight._told.items())
+    assert preflight._told["node-0"].standing in {"ok", "degraded", "unhealthy"}
+    assert all(bool(preflight.against(node)) == (one.standing == "unhealthy") for node, one in preflight._told.items())
     before = preflight._told["node-0"].at
     preflight.begin(["node-0"])
     preflight._thread.join()  # type: ignore[union-attr]
@@ -84,7 +84,7 @@ def test_what_cannot_be_looked_at_stops_nobody(history: History) -> None:
 
 def test_switched_off_it_asks_nobody(history: History) -> None:
     """Neither the nodes nor the history."""
-    told(history, thought("node-0", NodeHealthState.SICK))
+    told(history, thought("node-0", NodeHealthState.UNHEALTHY))
     preflight = Preflight(CLUSTER, history, on=False)
     preflight.remember()
     preflight.begin(["node-0"])
@@ -116,7 +116,9 @@ def test_a_node_that_fails_to_work_comes_last(history: History, tmp_path: Path) 
     preflight = Preflight(a_cluster(tmp_path, 1e9), history)
     preflight.begin(["node-0"])
     wait_until(lambda: "node-0" in preflight._failed, seconds=60)
-    assert preflight.against("node-0").startswith("failed the short burn-in: disk: its disk wrote") or "sick" in preflight.against("node-0")
+    assert preflight.against("node-0").startswith("failed the short burn-in: disk: its disk wrote") or "unhealthy" in preflight.against(
+        "node-0"
+    )
     assert preflight.by_worth(["node-0", "node-9"]) == ["node-9", "node-0"]
     preflight.finish()
     again = Preflight(a_cluster(tmp_path, 0), history, _failed=dict(preflight._failed))

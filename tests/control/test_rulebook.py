@@ -50,9 +50,9 @@ def test_a_changed_file_is_in_force_at_the_next_look(opened: Open, tmp_path: Pat
     """With what the job says itself before it, and with words of what changed."""
     book = opened("budget: {in_place: 1}\n", budget={"fruitless": 9})
     assert (book.present.budget.in_place, book.present.budget.fruitless) == (1, 9)
-    (tmp_path / "mine.yaml").write_text("budget: {in_place: 2, fruitless: 4}\nrungs: [shrink]\n")
+    (tmp_path / "mine.yaml").write_text("budget: {in_place: 2, fruitless: 4}\nactions: [shrink]\n")
     told = hears(book, "has changed")
-    assert "rungs: shrink (was: retry-step, take-over" in told
+    assert "actions: shrink (was: retry-step, take-over" in told
     assert "budget.in_place: 2 (was: 1)" in told
     assert "fruitless" not in told
     assert (book.present.budget.in_place, book.present.budget.fruitless) == (2, 9)

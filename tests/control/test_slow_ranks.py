@@ -80,7 +80,7 @@ def test_a_degraded_node_is_left_while_it_costs_nothing_and_left_behind_when_it_
     for _ in range(3):
         run.look()
     assert [(one.rank, one.act) for one in run.kept[1:]] == [(1, "move")]
-    assert run.said == [run.kept[1].because]
+    assert run.said == [run.kept[1].reason]
     assert run.said[0].startswith("rank 1 on n1 (gpu-thermal-throttle): staying costs 200 ms a step x ")
     assert [(one.kind, (one.facts or {})["rank"], (one.facts or {})["node"]) for one in run.asked] == [("migrate", 1, "n1")]
 
@@ -91,7 +91,7 @@ def test_a_fault_of_the_network_counts_what_all_wait_longer() -> None:
     run.ranks.note(NARROW)
     run.paces = paces(WAITS, WAITS, WAITS)
     run.look()
-    assert run.kept[0].because.startswith("rank 1 on n1 (ib-rate-low): ")
+    assert run.kept[0].reason.startswith("rank 1 on n1 (ib-rate-low): ")
     assert run.kept[0].record["lost"] == pytest.approx(0.2)
     assert (run.kept[0].act, len(run.asked)) == ("move", 1)
 

@@ -72,7 +72,7 @@ def test_why_ranks_take_none_is_kept(board: GenerationState) -> None:
     told(board, 1.0, {0: beat(5, why="no optimizer"), 1: beat(5, why="no optimizer")})
     row = row_of(board, "job", 1.0, {})
     assert row is not None
-    assert (row.step, row.because, row.hidden, row.cost) == (None, "no optimizer", None, None)
+    assert (row.step, row.reason, row.hidden, row.cost) == (None, "no optimizer", None, None)
 
 
 def test_the_history_has_one_row_a_generation_with_the_newest_word(board: GenerationState, history: History, recorder: Recorder) -> None:

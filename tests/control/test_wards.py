@@ -46,14 +46,14 @@ def begin() -> Iterator[Begin]:
         return made[-1], remarks
 
     yield make
-    for wards in made:
-        wards.close()
-        wards.consent.close(ended=True)
+    for eligibility in made:
+        eligibility.close()
+        eligibility.approvals.close(ended=True)
 
 
-def found(node: str, *, grave: bool = True, because: str = "gpu-off-bus: Xid 79") -> NodeFault:
+def found(node: str, *, grave: bool = True, reason: str = "gpu-off-bus: Xid 79") -> NodeFault:
     """Return what speaks against a node."""
-    return NodeFault(node=node, grave=grave, because=because, evidence=(because,), seen=time.time())
+    return NodeFault(node=node, grave=grave, reason=reason, evidence=(reason,), seen=time.time())
 
 
 def state(history: History, node: str) -> NodeState | None:
@@ -64,38 +64,38 @@ def state(history: History, node: str) -> NodeState | None:
 
 def word() -> OperatorRequest:
     """Return a person's word of now."""
-    return OperatorRequest(owner=ANN, because="looked at it", at=time.time())
+    return OperatorRequest(owner=ANN, reason="looked at it", at=time.time())
 
 
 def test_what_is_found_bars_a_node_at_once_and_for_all_soon(history: History, begin: Begin) -> None:
     """A person's word lifts it for all, this job included."""
-    wards, remarks = begin(history)
-    assert wards.usable(CLUSTER.names) == CLUSTER.names
-    wards.accuse([found("node-1")])
-    assert wards.usable(CLUSTER.names) == ["node-0", "node-2", "node-3"]
-    assert "job gpt" in wards.bars("node-1")
+    eligibility, remarks = begin(history)
+    assert eligibility.usable(CLUSTER.names) == CLUSTER.names
+    eligibility.accuse([found("node-1")])
+    assert eligibility.usable(CLUSTER.names) == ["node-0", "node-2", "node-3"]
+    assert "job gpt" in eligibility.bars("node-1")
     wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)
-    wait_until(lambda: "(hold 1)" in wards.bars("node-1"), seconds=60)
+    wait_until(lambda: "(hold 1)" in eligibility.bars("node-1"), seconds=60)
     assert remarks == ["node-1: healthy -> quarantined: gpu-off-bus: Xid 79"]
-    assert [words.partition(":")[0] for words in wards.left_out()] == ["node-1 is quarantined by job gpt (hold 1)"]
-    assert len(wards.news(CLUSTER.names)) == 1
-    assert wards.news(CLUSTER.names) == [], "told once"
+    assert [words.partition(":")[0] for words in eligibility.left_out()] == ["node-1 is quarantined by job gpt (hold 1)"]
+    assert len(eligibility.news(CLUSTER.names)) == 1
+    assert eligibility.news(CLUSTER.names) == [], "told once"
     cordons.say(history, PLACE, "node-1", lambda node, _: readmit(node, word()), now=time.time())
-    wait_until(lambda: wards.usable(CLUSTER.names) == CLUSTER.names, seconds=60)
+    wait_until(lambda: eligibility.usable(CLUSTER.names) == CLUSTER.names, seconds=60)
 
 
 def test_beyond_the_share_a_node_stays_out_of_this_job_and_a_person_is_asked(history: History, begin: Begin) -> None:
     """For all others it is suspect: of four nodes a program takes out one."""
-    wards, remarks = begin(history)
-    wards.accuse([found("node-1"), found("node-2")])
+    eligibility, remarks = begin(history)
+    eligibility.accuse([found("node-1"), found("node-2")])
     wait_until(lambda: state(history, "node-2") is NodeState.SUSPECT, seconds=60)
     assert any(one.startswith("node-2 is not quarantined for gpu-off-bus: Xid 79: 1 of the cluster's 4 node(s)") for one in remarks)
     other, _ = begin(history)
     assert (other.bars("node-2"), other.doubts("node-2")) == ("", "suspect: gpu-off-bus: Xid 79")
-    assert wards.usable(CLUSTER.names) == ["node-0", "node-3"]
-    assert "taken out by job gpt" in wards.bars("node-2")
+    assert eligibility.usable(CLUSTER.names) == ["node-0", "node-3"]
+    assert "taken out by job gpt" in eligibility.bars("node-2")
     cordons.say(history, PLACE, "node-2", lambda node, _: readmit(node, word()), now=time.time())
-    wait_until(lambda: not wards.bars("node-2"), seconds=60)
+    wait_until(lambda: not eligibility.bars("node-2"), seconds=60)
 
 
 def the_question(history: History) -> Question:
@@ -107,22 +107,22 @@ def the_question(history: History) -> Question:
 
 def test_by_a_persons_leave_more_than_the_share_goes(history: History, begin: Begin) -> None:
     """Of two nodes that were asked about the person picks one; both are quarantined or kept by that word, and it is on record whose."""
-    wards, remarks = begin(history)
-    wards.accuse([found("node-1")])
+    eligibility, remarks = begin(history)
+    eligibility.accuse([found("node-1")])
     wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)
-    wards.accuse([found("node-2"), found("node-3")])
+    eligibility.accuse([found("node-2"), found("node-3")])
     asked = the_question(history)
     assert (asked.about, list(asked.nodes), asked.otherwise, asked.job) == ("share", ["node-2", "node-3"], KEEP, "gpt")
-    assert "node-2: gpu-off-bus: Xid 79" in asked.because
+    assert "node-2: gpu-off-bus: Xid 79" in asked.reason
     assert any(f"`holdfast approve {asked.number}`" in one for one in remarks)
-    assert wards.usable(CLUSTER.names) == ["node-0"], "what is asked about is not used meanwhile"
+    assert eligibility.usable(CLUSTER.names) == ["node-0"], "what is asked about is not used meanwhile"
     approvals.reply(
         history, asked.number, ApprovalAnswer(answer=ISOLATE, picked=("node-3",), by="ann@desk", words="as I saw"), now=time.time()
     )
     wait_until(lambda: state(history, "node-3") is NodeState.QUARANTINED, seconds=60)
     (hold,) = [one for one in cordons.holds(history, "c", "node-3") if one.ended_at is None]
-    assert (hold.owner, hold.person, hold.because) == ("job gpt", False, "gpu-off-bus: Xid 79 (approved by ann@desk)")
-    wait_until(lambda: not wards.bars("node-2"), seconds=60)
+    assert (hold.owner, hold.person, hold.reason) == ("job gpt", False, "gpu-off-bus: Xid 79 (approved by ann@desk)")
+    wait_until(lambda: not eligibility.bars("node-2"), seconds=60)
     assert state(history, "node-2") is NodeState.SUSPECT
     with pytest.raises(approvals.AnsweredAlready, match=r"isolate node-3 by ann@desk: as I saw"):
         approvals.reply(history, asked.number, ApprovalAnswer(answer=KEEP), now=time.time())
@@ -130,24 +130,24 @@ def test_by_a_persons_leave_more_than_the_share_goes(history: History, begin: Be
 
 def test_when_nobody_answers_programs_take_out_no_more(history: History, begin: Begin) -> None:
     """For all others the node is suspect; this job still does without it."""
-    wards, remarks = begin(history, seconds=0.5)
-    wards.accuse([found("node-1"), found("node-2")])
+    eligibility, remarks = begin(history, seconds=0.5)
+    eligibility.accuse([found("node-1"), found("node-2")])
     wait_until(lambda: any("nobody answered in time" in one for one in remarks), seconds=60)
     assert state(history, "node-2") is NodeState.SUSPECT
-    assert "taken out by job gpt" in wards.bars("node-2")
-    (asked,) = approvals.of_job(history, wards.consent.job.id)
+    assert "taken out by job gpt" in eligibility.bars("node-2")
+    (asked,) = approvals.of_job(history, eligibility.approvals.job.id)
     assert (asked.answer, asked.picked, asked.by) == (KEEP, [], "")
 
 
 def test_a_flow_that_comes_later_takes_up_what_was_asked_and_the_jobs_end_withdraws_it(history: History, begin: Begin) -> None:
     """The answer acts though the flow that asked has died."""
-    wards, _ = begin(history)
-    wards.accuse([found("node-1"), found("node-2")])
+    eligibility, _ = begin(history)
+    eligibility.accuse([found("node-1"), found("node-2")])
     number = the_question(history).number
-    wards.close()
-    wards.consent.close(ended=False)
+    eligibility.close()
+    eligibility.approvals.close(ended=False)
     assert the_question(history).number == number
-    after = Approvals(history, wards.consent.job, 3600.0, print, lambda _event, _facts: None)
+    after = Approvals(history, eligibility.approvals.job, 3600.0, print, lambda _event, _facts: None)
     after.begin()
     wait_until(lambda: after.is_open("share"), seconds=60)
     heir = NodeEligibility(CLUSTER, history, lambda: CLUSTER.names, Owner(name="job gpt"), print, after)
@@ -164,12 +164,12 @@ def test_a_flow_that_comes_later_takes_up_what_was_asked_and_the_jobs_end_withdr
 
 def test_a_suspect_node_is_used_last(history: History, begin: Begin) -> None:
     """At once, and as long as the doubt lasts."""
-    wards, _ = begin(history)
-    preflight = Preflight(CLUSTER, history, on=False, doubts=wards.doubts)
-    wards.accuse([found("node-0", grave=False)])
+    eligibility, _ = begin(history)
+    preflight = Preflight(CLUSTER, history, on=False, doubts=eligibility.doubts)
+    eligibility.accuse([found("node-0", grave=False)])
     assert preflight.by_worth(CLUSTER.names)[-1] == "node-0"
     wait_until(lambda: state(history, "node-0") is NodeState.SUSPECT, seconds=60)
-    wait_until(lambda: not wards._queue, seconds=60)
+    wait_until(lambda: not eligibility._queue, seconds=60)
     assert preflight.by_worth(CLUSTER.names)[-1] == "node-0"
     assert preflight.against("node-0") == "suspect: gpu-off-bus: Xid 79"
 
@@ -180,36 +180,36 @@ def test_a_node_whose_window_begins_before_the_job_could_end_comes_later_and_one
     """Without a walltime nobody knows when a job ends, and no window speaks against a node before its time."""
     now = time.time()
     begins = datetime.fromtimestamp(now + 7200, UTC)
-    window = Maintenance(nodes=["node-0"], begins=begins, lasts=timedelta(hours=1), ahead=timedelta(minutes=1), because="new fan")
+    window = Maintenance(nodes=["node-0"], begins=begins, lasts=timedelta(hours=1), ahead=timedelta(minutes=1), reason="new fan")
     cluster = CLUSTER.model_copy(update={"maintenance": [window]})
-    wards, _ = begin(history, cluster=cluster)
-    preflight = Preflight(cluster, history, on=False, doubts=wards.doubts, cut_short=wards.cut_short)
+    eligibility, _ = begin(history, cluster=cluster)
+    preflight = Preflight(cluster, history, on=False, doubts=eligibility.doubts, cut_short=eligibility.cut_short)
     assert preflight.by_worth(cluster.names) == cluster.names
-    wards.ends = now + 7000
+    eligibility.ends = now + 7000
     assert preflight.by_worth(cluster.names) == cluster.names
-    wards.ends = now + 7300
-    wards.accuse([found("node-1", grave=False)])
+    eligibility.ends = now + 7300
+    eligibility.accuse([found("node-1", grave=False)])
     assert preflight.by_worth(cluster.names) == ["node-2", "node-3", "node-0", "node-1"]
     assert preflight.against("node-0").startswith("new fan from ")
     assert "begins before the job's walltime ends at" in preflight.against("node-0")
     assert (preflight.is_sound("node-0"), preflight.is_sound("node-1")) == (True, False)
-    assert not wards.bars("node-0")
+    assert not eligibility.bars("node-0")
 
 
 def test_a_persons_hold_is_seen_while_a_job_runs(history: History, begin: Begin) -> None:
     """And its end as well."""
-    wards, _ = begin(history)
+    eligibility, _ = begin(history)
     cordons.say(history, PLACE, "node-3", lambda node, _: hold(node, word()), now=time.time())
-    wait_until(lambda: "held by ann@desk (hold 1): looked at it" in wards.bars("node-3"), seconds=60)
+    wait_until(lambda: "held by ann@desk (hold 1): looked at it" in eligibility.bars("node-3"), seconds=60)
     cordons.say(history, PLACE, "node-3", lambda node, _: release(node, word()), now=time.time())
-    wait_until(lambda: not wards.bars("node-3"), seconds=60)
+    wait_until(lambda: not eligibility.bars("node-3"), seconds=60)
 
 
 def test_a_history_that_is_away_changes_nothing_and_gets_it_when_it_is_back(
     history: History, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The flow goes on by what it knows."""
-    wards, _ = begin(history)
+    eligibility, _ = begin(history)
     real = cordons.say
 
     def away(*_: object, **__: object) -> None:
@@ -217,51 +217,51 @@ def test_a_history_that_is_away_changes_nothing_and_gets_it_when_it_is_back(
 
     with monkeypatch.context() as patch:
         patch.setattr("holdfast.history.cordons.say", away)
-        wards.accuse([found("node-1")])
-        wait_until(lambda: wards._try.is_away, seconds=60)
-        assert "node-1" not in wards.usable(CLUSTER.names)
+        eligibility.accuse([found("node-1")])
+        wait_until(lambda: eligibility._try.is_away, seconds=60)
+        assert "node-1" not in eligibility.usable(CLUSTER.names)
     assert cordons.say is real
     wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)
 
 
 def test_a_drained_node_is_to_be_left_and_one_that_is_held_is_not(history: History, begin: Begin) -> None:
     """Both are given to nobody; a cancelled drain leaves nothing."""
-    wards, _ = begin(history)
+    eligibility, _ = begin(history)
     now = time.time()
     cordons.say(history, PLACE, "node-1", lambda node, _: hold(node, word()), now=now)
     cordons.say(history, PLACE, "node-2", lambda node, _: drain(node, word(), leave_by=now + 60), now=now)
-    wait_until(lambda: wards.usable(CLUSTER.names) == ["node-0", "node-3"], seconds=60)
-    assert wards.departure("node-1") is None
-    left = wards.departure("node-2")
+    wait_until(lambda: eligibility.usable(CLUSTER.names) == ["node-0", "node-3"], seconds=60)
+    assert eligibility.departure("node-1") is None
+    left = eligibility.departure("node-2")
     assert left is not None
     assert (left.node, left.by) == ("node-2", now + 60)
-    assert left.because.startswith("drained by ann@desk until ")
+    assert left.reason.startswith("drained by ann@desk until ")
     cordons.say(history, PLACE, "node-2", lambda node, _: cancel_drain(node, word()), now=time.time())
-    wait_until(lambda: wards.departure("node-2") is None and not wards.bars("node-2"), seconds=60)
+    wait_until(lambda: eligibility.departure("node-2") is None and not eligibility.bars("node-2"), seconds=60)
 
 
 def test_a_node_is_to_be_left_before_its_window_and_comes_back_by_itself(history: History, begin: Begin) -> None:
     """Of several reasons the one that leaves least time counts; a notice can be taken back."""
     begins = datetime.now(tz=UTC) + timedelta(minutes=10)
-    soon = Maintenance(nodes=["node-1"], begins=begins, lasts=timedelta(hours=1), because="firmware")
+    soon = Maintenance(nodes=["node-1"], begins=begins, lasts=timedelta(hours=1), reason="firmware")
     past = Maintenance(nodes=["node-2"], begins=begins - timedelta(days=1), lasts=timedelta(hours=1))
     later = Maintenance(nodes=["node-3"], begins=begins + timedelta(hours=1), lasts=timedelta(hours=1))
     cluster = LocalCluster(name="c", nodes=4, maintenance=[soon, past, later])
-    wards, _ = begin(history, cluster=cluster)
-    assert wards.usable(cluster.names) == ["node-0", "node-2", "node-3"]
-    assert "left out for firmware from " in wards.bars("node-1")
-    assert wards.bars("node-1").endswith("it comes back by itself")
-    left = wards.departure("node-1")
+    eligibility, _ = begin(history, cluster=cluster)
+    assert eligibility.usable(cluster.names) == ["node-0", "node-2", "node-3"]
+    assert "left out for firmware from " in eligibility.bars("node-1")
+    assert eligibility.bars("node-1").endswith("it comes back by itself")
+    left = eligibility.departure("node-1")
     assert left is not None
     assert left.by == begins.timestamp()
-    assert wards.departure("node-3") is None
+    assert eligibility.departure("node-3") is None
     now = time.time()
-    assert wards.notice("node-1", at=now, by=now + 30, why="it was told to go")
-    assert not wards.notice("node-1", at=now, by=now + 30, why="it was told to go")
-    left = wards.departure("node-1")
+    assert eligibility.notice("node-1", at=now, by=now + 30, why="it was told to go")
+    assert not eligibility.notice("node-1", at=now, by=now + 30, why="it was told to go")
+    left = eligibility.departure("node-1")
     assert left is not None
     assert left.by == now + 30
-    wards.take_back("node-1")
-    left = wards.departure("node-1")
+    eligibility.take_back("node-1")
+    left = eligibility.departure("node-1")
     assert left is not None
     assert left.by == begins.timestamp()

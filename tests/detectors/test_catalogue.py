@@ -14,7 +14,7 @@ from detectors.diagnosis import diagnose, see
 from detectors.evidence import LogLine, LossSample, WorkerExit
 from detectors.exceptions import PEER_LOST
 
-KINDS = sorted(name for name, entry in CATALOGUE.items() if not isinstance(entry.sick.evidence, LogLine))
+KINDS = sorted(name for name, entry in CATALOGUE.items() if not isinstance(entry.unhealthy.evidence, LogLine))
 """Kinds that the flow sees; tests/classify has those that stand in logs."""
 
 
@@ -28,7 +28,7 @@ def kinds_seen(sample: LossSample) -> set[str]:
 @pytest.mark.parametrize("name", KINDS)
 def test_each_kind_sees_its_own_fault_and_no_other(name: str) -> None:
     """A sick sample raises its own kind alone, its healthy twin does not raise it."""
-    assert kinds_seen(CATALOGUE[name].sick) == {name}
+    assert kinds_seen(CATALOGUE[name].unhealthy) == {name}
     healthy = CATALOGUE[name].healthy
     assert name not in kinds_seen(healthy)
     assert isinstance(healthy.evidence, tuple) or kinds_seen(healthy) == set()
@@ -57,8 +57,8 @@ def test_every_entry_is_whole(name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_fault_quotes_its_evidence(name: str) -> None:
     """A verdict without a quote cannot be judged by a person, one without a signature cannot be compared."""
-    evidence = CATALOGUE[name].sick.evidence
-    for fault in see(evidence if isinstance(evidence, tuple) else [evidence], CATALOGUE[name].sick.limits):
+    evidence = CATALOGUE[name].unhealthy.evidence
+    for fault in see(evidence if isinstance(evidence, tuple) else [evidence], CATALOGUE[name].unhealthy.limits):
         assert fault.quote
         assert fault.signature
         assert fault.source
@@ -115,7 +115,7 @@ def test_a_second_entry_of_one_id_is_refused() -> None:
 @pytest.mark.parametrize("number", range(1, 65))
 def test_every_signal_that_ends_a_worker_has_a_kind(number: int) -> None:
     """A signal is named by its own kind if it has one, and never passes for a good end."""
-    (fault,) = see([WorkerExit(node="n0", rank=0, at=0.0, signal=number)], CATALOGUE["job-hang"].sick.limits)
+    (fault,) = see([WorkerExit(node="n0", rank=0, at=0.0, signal=number)], CATALOGUE["job-hang"].unhealthy.limits)
     known = {int(one): f"worker-{one.name.lower()}" for one in signal.Signals if f"worker-{one.name.lower()}" in CATALOGUE}
     assert fault.kind == known.get(number, "worker-other-signal")
     assert f"signal {number} " in fault.quote

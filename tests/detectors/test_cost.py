@@ -22,9 +22,9 @@ LENGTH = 4096
 def pieces(signature: Signature) -> list[str]:
     """Return what may lead an expression astray: the sample of its kind, whole and broken off, so that it begins often and never ends."""
     entry = CATALOGUE.get(signature.kind or "")
-    if entry is None or not isinstance(entry.sick.evidence, LogLine):
+    if entry is None or not isinstance(entry.unhealthy.evidence, LogLine):
         return []
-    text = entry.sick.evidence.text.replace("\n", " ")
+    text = entry.unhealthy.evidence.text.replace("\n", " ")
     return [text, text[: len(text) // 2 + 1], text[: len(text) // 4 + 4]]
 
 

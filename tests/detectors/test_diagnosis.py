@@ -245,7 +245,7 @@ SCENES = {
         evidence=(missing("n0", errno.EAGAIN), missing("n1", errno.EAGAIN)), root="worker-start-failed", on="node n0"
     ),
     "a recovery that takes too long": Scene(
-        evidence=(Overrun(at=200.0, rung="shrink", seconds=181.0, limit=180.0, reached={0: ("n0", 1, ""), 1: ("n1", 3, "")}),),
+        evidence=(Overrun(at=200.0, action="shrink", seconds=181.0, limit=180.0, reached={0: ("n0", 1, ""), 1: ("n1", 3, "")}),),
         root="recovery-overrun",
         on="node n0",
     ),
@@ -281,11 +281,11 @@ def test_no_longer_is_waited_than_a_verdict_needs(name: str) -> None:
 def test_a_verdict_says_whom_and_why(name: str) -> None:
     """The words go unchanged into log, history and command line."""
     verdict = SCENES[name].verdict()
-    assert verdict.root.quote in verdict.because
+    assert verdict.root.quote in verdict.reason
     if verdict.root.kind == "user-error":
-        assert "the script and not a node is at fault" in verdict.because
+        assert "the script and not a node is at fault" in verdict.reason
     else:
-        assert verdict.because.startswith(f"{verdict.root.kind} of {verdict.root.subject}: ")
+        assert verdict.reason.startswith(f"{verdict.root.kind} of {verdict.root.subject}: ")
 
 
 @scenes
@@ -308,8 +308,8 @@ def test_a_users_error_shows_the_traceback_of_the_first_that_failed() -> None:
 
 def test_a_second_cause_is_told_as_such_and_an_echo_is_only_counted() -> None:
     """One kill does not follow from another."""
-    because = diagnose(seen(a_killed("n0", 0, at=0.1), a_killed("n1", 2, at=0.2), an_echo("n0", 1), an_echo("n1", 3))).because
-    assert because.endswith("; also worker-sigkill of rank 2 on n1; 2 symptoms follow from it")
+    reason = diagnose(seen(a_killed("n0", 0, at=0.1), a_killed("n1", 2, at=0.2), an_echo("n0", 1), an_echo("n1", 3))).reason
+    assert reason.endswith("; also worker-sigkill of rank 2 on n1; 2 symptoms follow from it")
 
 
 def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:
@@ -319,10 +319,10 @@ def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:
         return CheckpointTrouble(node="n1", rank=2, at=at, kind="replica-behind", path="/dev/shm/x", why="10 snapshots were left out")
 
     earlier = diagnose(seen(a_killed("n0", 0, at=30.0), behind(9.0), behind(10.0)))
-    assert "fault" not in earlier.because
+    assert "fault" not in earlier.reason
     assert left_unexplained(earlier.candidates[0], CATALOGUE_LEVELS) == []
     assert len(earlier.candidates[0].unexplained) == 2, "the verdict still accounts for all"
-    assert diagnose(seen(a_killed("n0", 0, at=30.0), behind(9.0), behind(30.1))).because.endswith("; 1 unrelated fault at the same time")
+    assert diagnose(seen(a_killed("n0", 0, at=30.0), behind(9.0), behind(30.1))).reason.endswith("; 1 unrelated fault at the same time")
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:
 )
 def test_a_users_error_says_what_makes_it_one(scene: str, words: str) -> None:
     """A person who doubts it can check."""
-    assert words in SCENES[scene].verdict().because
+    assert words in SCENES[scene].verdict().reason
 
 
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
@@ -346,7 +346,7 @@ def test_only_what_the_script_itself_did_can_become_the_users_error(name: str) -
     faults = [Fault(kind=name, at=float(n), node=f"n{n}", rank=n, step=7, signature="same") for n in range(3)]
     past = (before("n8", 7, "same"), before("n9", 7, "same"))
     scripts = {"worker-exception", "worker-exit-code", "worker-exit-early", "worker-gpu-out-of-memory", "user-error"}
-    if isinstance(CATALOGUE[name].sick.evidence, LogLine):
+    if isinstance(CATALOGUE[name].unhealthy.evidence, LogLine):
         scripts |= {name} & {one for one in CATALOGUE if follows_step(one) and CATALOGUE[one].blame is Blame.USER_CODE}
     assert (diagnose(faults[:1], past, 4).root.kind == "user-error") is (name in scripts)
     assert (diagnose(faults, (), 4).root.kind == "user-error") is (name in scripts)

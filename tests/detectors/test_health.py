@@ -30,7 +30,9 @@ def test_a_look_that_saw_nothing_has_no_fault() -> None:
     assert judge(dark, dark) == []
 
 
-SAMPLES = {name: entry.sick.evidence for name, entry in CATALOGUE.items() if isinstance(entry.sick.evidence, NodeReading | CounterGrowth)}
+SAMPLES = {
+    name: entry.unhealthy.evidence for name, entry in CATALOGUE.items() if isinstance(entry.unhealthy.evidence, NodeReading | CounterGrowth)
+}
 
 
 @pytest.mark.parametrize("name", SAMPLES)

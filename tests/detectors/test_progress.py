@@ -240,7 +240,7 @@ def test_a_silent_script_blames_the_rank_that_is_stuck() -> None:
 
 def overrun(*reached: tuple[str, int, str], seconds: float = 121.0) -> Overrun:
     """Return a recovery in which ranks came so far."""
-    return Overrun(at=500.0, rung="replace-node", seconds=seconds, limit=120.0, reached=dict(enumerate(reached)))
+    return Overrun(at=500.0, action="replace-node", seconds=seconds, limit=120.0, reached=dict(enumerate(reached)))
 
 
 def test_a_recovery_within_its_deadline_is_no_fault() -> None:

@@ -91,7 +91,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobController]:
     )
     lease = models.Lease(job_id=job.id, epoch=1, holder="", host="", pid=0, pid_started=0.0, expires_at=0.0)
     made.requests = Requests(history, recorder, lease, made.handover, made.flow_run)
-    made.enter_generation(1, dict(MEMBERSHIP), lineup=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), because="launch")
+    made.enter_generation(1, dict(MEMBERSHIP), rank_table=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), reason="launch")
     yield made
     made.requests.close()
     made.fleet.close(end=False)
@@ -102,7 +102,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobController]:
 def hears(run: JobController, *told: tuple[str, Message]) -> None:
     """Have agents say something, and the flow take it in."""
     for one in told:
-        run.fleet.inbox.put(one)
+        run.fleet.event_queue.put(one)
     run.pump(0.0)
 
 
@@ -110,6 +110,7 @@ def hears(run: JobController, *told: tuple[str, Message]) -> None:
 @given(name=some.sampled_from([*NAMES, "beats", "steps", "past"]), facts=spoiled(FACTS))
 @example(name="worker.hello", facts={"rank": 999, "at": 1.0})
 @example(name="worker.exited", facts={**FACTS, "signal": "nine"})
+@example(name="worker.exited", facts={**FACTS, "output": None})
 @example(name="steps", facts={"generation": 1, "steps": [[5]]})
 @example(name="worker.stepped", facts={**FACTS, "step": 2**70})
 def test_whatever_an_agent_tells_the_flow_goes_on_and_can_judge(run: JobController, name: str, facts: Message) -> None:
@@ -117,7 +118,7 @@ def test_whatever_an_agent_tells_the_flow_goes_on_and_can_judge(run: JobControll
     hears(run, ("a", {"event": name, **facts}))
     run.seen()
     run.snapshots.look(run.board, 5.0, training=True)
-    run.begin_generation(1, dict(MEMBERSHIP), lineup=run.lineup)
+    run.begin_generation(1, dict(MEMBERSHIP), rank_table=run.rank_table)
 
 
 @SOCKETS
@@ -128,12 +129,12 @@ def test_no_node_speaks_for_the_ranks_of_another(run: JobController, name: str, 
     if name.startswith("worker."):
         hears(run, ("a", {"event": name, **facts, "rank": 1}), ("a", {"event": "beats", "generation": 1, "ranks": {"1": BEAT}}))
         assert (repr(run.board.ranks[1]), run.board.evidence) == before
-        run.begin_generation(1, dict(MEMBERSHIP), lineup=run.lineup)
+        run.begin_generation(1, dict(MEMBERSHIP), rank_table=run.rank_table)
 
 
 def test_an_agent_that_is_reached_late_and_knows_of_an_older_generation_has_the_recovery_decided_anew(run: JobController) -> None:
     """It was presumed to be in the present one, of which the flow before did not live to tell it."""
-    run.begin_generation(1, dict(MEMBERSHIP), lineup=run.lineup)
+    run.begin_generation(1, dict(MEMBERSHIP), rank_table=run.rank_table)
     run.board.unseen = {1}
     run.fleet._late.put(("b", {**ABOUT, "generation": 1}))
     run._tell_news()
@@ -141,7 +142,7 @@ def test_an_agent_that_is_reached_late_and_knows_of_an_older_generation_has_the_
     run.fleet._late.put(("b", {**ABOUT, "generation": 0}))
     run._tell_news()
     assert [one.kind for one in run.faults()] == ["recovery-cut-short"]
-    run.begin_generation(1, dict(MEMBERSHIP), lineup=run.lineup)
+    run.begin_generation(1, dict(MEMBERSHIP), rank_table=run.rank_table)
 
 
 def test_nonsense_is_told_once_and_sense_is_heard_after_it(run: JobController) -> None:

@@ -38,7 +38,7 @@ jump: [{address: gate.example.org}]
 POLICY = b"""\
 based_on: balanced
 budget: {restarts: 2, window: 1h}
-rungs: [restart-rank, replace-node]
+actions: [restart-rank, replace-node]
 """
 FIELDS = ("name", "script", "command", "args", "nodes", "checkpoint", "limits", "policy", "cluster", "hosts", "kind", "user", "environment")
 FOLDED = some.dictionaries(some.sampled_from((*FIELDS, "wanted", "every", "based_on", "budget")) | some.text(max_size=4), ANYTHING)
@@ -78,12 +78,12 @@ def test_a_file_of_any_bytes_is_read_or_refused_with_words(tmp_path: Path, data:
 def test_a_journal_that_the_disk_has_damaged_is_told_as_far_as_it_is_whole(tmp_path: Path, change: bytes, place: int) -> None:
     """Every line that is told is a message with its number; numbers grow; what is in memory is told in any case."""
     path = tmp_path / "journal.jsonl"
-    journal = EventLog(path, remembered=3)
+    event_log = EventLog(path, remembered=3)
     for number in range(8):
-        journal.add({"event": "steps", "number": number}, milestone=number == 1)
+        event_log.add({"event": "steps", "number": number}, milestone=number == 1)
     data = path.read_bytes()
     path.write_bytes(data[:place] + change + data[place + len(change) :])
-    told = list(journal.since(0))
+    told = list(event_log.since(0))
     numbers = [number for number, _ in told]
     assert numbers == sorted(set(numbers))
     assert {2, 6, 7, 8} <= set(numbers)

@@ -173,13 +173,13 @@ def speak_of_nodes(url: str, name: str, rounds: str) -> None:
 
     def out(node: Node, ward: QuarantineLimits) -> Answer:
         nonlocal most
-        answer = acts.quarantine(node, OperatorRequest(owner=program, because="sick", at=time.time()), ward)
+        answer = acts.quarantine(node, OperatorRequest(owner=program, reason="unhealthy", at=time.time()), ward)
         if isinstance(answer, Changed):
             most = max(most, ward.isolated + 1)
         return answer
 
     def back(node: Node, _: QuarantineLimits) -> Answer:
-        return acts.readmit(node, OperatorRequest(owner=person, because="well", at=time.time()))
+        return acts.readmit(node, OperatorRequest(owner=person, reason="well", at=time.time()))
 
     say("ready")
     sys.stdin.readline()

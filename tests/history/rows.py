@@ -15,7 +15,7 @@ def a_job(name: str = "gpt", **fields: Any) -> Job:
 
 def a_move(job: str, after: str, **fields: Any) -> Move:
     """Return a move to the state *after*."""
-    return Move(**{"job_id": job, "at": 1.0, "before": "", "event": "", "after": after, "because": "", "generation": 1, **fields})
+    return Move(**{"job_id": job, "at": 1.0, "before": "", "event": "", "after": after, "reason": "", "generation": 1, **fields})
 
 
 def a_step(job: str, step: int, **fields: Any) -> Step:
@@ -37,7 +37,7 @@ def a_fault(job: str, **fields: Any) -> Fault:
 
 def a_decision(job: str, incident: str, **fields: Any) -> Decision:
     """Return a decision."""
-    known = {"at": 1.0, "rung": "restart-in-place", "rule": "RestartWithin()", "because": "restart 1 of 3"}
+    known = {"at": 1.0, "action": "restart-in-place", "rule": "RestartWithin()", "reason": "restart 1 of 3"}
     return Decision(**{"job_id": job, "incident_id": incident, **known, **fields})
 
 
@@ -48,7 +48,7 @@ def one_of_each(job: str) -> list[Any]:
         a_job(id=job),
         a_move(job, "LAUNCHING"),
         Generation(job_id=job, number=1, at=1.0, world_size=2, ranks={"n0": [0, 1]}),
-        NodeMove(cluster="local", node="n0", at=1.0, standing="healthy", because="new"),
+        NodeMove(cluster="local", node="n0", at=1.0, standing="healthy", reason="new"),
         incident,
         a_fault(job, incident_id=incident.id),
         a_decision(job, incident.id),

@@ -21,9 +21,9 @@ def test_bill_and_replay_read_either_database(history: History) -> None:
         job_id=job.id,
         incident_id=incident.id,
         at=1.0,
-        rung=answer.decision.rung,
+        action=answer.decision.action,
         rule=answer.rule,
-        because=answer.decision.because,
+        reason=answer.decision.reason,
         act=act_of(answer.decision),
     )
     with history.session() as session:

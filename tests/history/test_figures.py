@@ -32,9 +32,9 @@ def saved(job: str, step: int, seconds: float | None, **more: Any) -> Checkpoint
     return Checkpoint(**{"job_id": job, "at": float(step), "step": step, "generation": 1, "path": f"/c/{step}", "seconds": seconds, **more})
 
 
-def recovered(job: str, number: int, rung: str, phases: dict[str, float], **fields: Any) -> list[Any]:
+def recovered(job: str, number: int, action: str, phases: dict[str, float], **fields: Any) -> list[Any]:
     """Return an incident that ended well, with its phases."""
-    one = an_incident(job, number, rung=rung, outcome="recovered", closed_at=2.0, **fields)
+    one = an_incident(job, number, action=action, outcome="recovered", closed_at=2.0, **fields)
     rows = [Phase(job_id=job, incident_id=one.id, position=place, name=name, seconds=phases[name]) for place, name in enumerate(phases)]
     return [one, *rows]
 
@@ -77,12 +77,12 @@ def test_recoveries_are_counted_by_rung_and_by_whether_they_went_back(history: H
         *recovered("j", 3, "take-over", {}),
         *recovered("k", 1, "restart-in-place", {}),
         *recovered("k", 3, "restart-in-place", {}, facts={"source": "memory"}),
-        an_incident("k", 2, rung="replace-node"),
+        an_incident("k", 2, action="replace-node"),
     ]
     write(history, *rows)
     found = statistics.fleet(history)
-    assert found.rungs == {"take-over": 3, "restart-in-place": 2}
-    assert list(found.rungs) == ["take-over", "restart-in-place"]
+    assert found.actions == {"take-over": 3, "restart-in-place": 2}
+    assert list(found.actions) == ["take-over", "restart-in-place"]
     assert (found.recoveries, found.back) == (5, 2)
 
 

@@ -97,12 +97,12 @@ def test_the_open_incident_is_the_one_not_closed(history: History) -> None:
 def test_faults_decisions_and_phases_are_found_by_job_or_incident(history: History) -> None:
     """In the order they were recorded."""
     write(history, a_fault("1", incident_id="x", kind="a"), a_fault("1", incident_id="y", kind="b"), a_fault("2", kind="c"))
-    write(history, a_decision("1", "x", rung="a"), a_decision("1", "y", rung="b"))
+    write(history, a_decision("1", "x", action="a"), a_decision("1", "y", action="b"))
     write(history, *(Phase(job_id="1", incident_id="x", position=-n, name=str(n), seconds=1.0) for n in range(3)))
     assert [fault.kind for fault in queries.faults(history, "1")] == ["a", "b"]
     assert [fault.kind for fault in queries.faults(history, incident_id="y")] == ["b"]
-    assert [decision.rung for decision in queries.decisions(history, "1")] == ["a", "b"]
-    assert [decision.rung for decision in queries.decisions(history, incident_id="x")] == ["a"]
+    assert [decision.action for decision in queries.decisions(history, "1")] == ["a", "b"]
+    assert [decision.action for decision in queries.decisions(history, incident_id="x")] == ["a"]
     assert [phase.name for phase in queries.phases(history, "x")] == ["2", "1", "0"]
     assert len(queries.phases(history, job_id="1")) == 3
 
@@ -127,7 +127,7 @@ def test_the_standing_of_a_node_is_its_newest_move(history: History) -> None:
     """One row a node, of that cluster alone."""
     said = [("c", "n0", "healthy"), ("c", "n1", "healthy"), ("c", "n0", "lost"), ("d", "n0", "excluded")]
     for cluster, node, standing in said:
-        write(history, NodeMove(cluster=cluster, node=node, at=1.0, standing=standing, because=""))
+        write(history, NodeMove(cluster=cluster, node=node, at=1.0, standing=standing, reason=""))
     assert {node: move.standing for node, move in queries.node_standings(history, "c").items()} == {"n0": "lost", "n1": "healthy"}
 
 

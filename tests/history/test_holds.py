@@ -6,9 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
-import pytest
 from hypothesis import settings
 from sqlalchemy import func
 from sqlmodel import select
@@ -28,7 +26,7 @@ PLACE = CordonTable(cluster="c", names=[f"n{number}" for number in range(8)], ru
 
 def word(owner: Owner, at: float, seen: float | None = None) -> OperatorRequest:
     """Return what *owner* says at that time."""
-    return OperatorRequest(owner=owner, because="Xid 79", at=at, seen=seen, evidence=("NVRM: Xid 79",))
+    return OperatorRequest(owner=owner, reason="Xid 79", at=at, seen=seen, evidence=("NVRM: Xid 79",))
 
 
 def out(at: float, seen: float | None = None) -> Callable[[Node, QuarantineLimits], Answer]:
@@ -94,7 +92,7 @@ def test_a_hold_is_kept_with_all_that_belongs_to_it(history: History) -> None:
     assert isinstance(say(history, PLACE, "n1", lambda node, _: acts.readmit(node, word(ANN, 200.0)), now=200.0), Changed)
     assert record.nodes(history, PLACE, now=201.0)["n1"].state is NodeState.HEALTHY
     (row,) = record.holds(history, "c", "n1")
-    assert (row.ended_at, row.ended_by, row.ended_because) == (200.0, "ann@desk", "Xid 79")
+    assert (row.ended_at, row.ended_by, row.ended_reason) == (200.0, "ann@desk", "Xid 79")
     assert [(one.before, one.event, one.after, one.person) for one in record.moves(history, "c", "n1")] == [
         ("healthy", "quarantined", "quarantined", False),
         ("quarantined", "readmitted", "healthy", True),
@@ -175,23 +173,3 @@ def test_two_processes_that_speak_at_once_give_no_number_twice_and_keep_the_shar
         assert all(before.after == after.before for before, after in pairwise(moved))
     present = record.nodes(history, PLACE, now=now)
     assert all(node.state == record.moves(history, "c", name)[-1].after for name, node in present.items())
-
-
-@pytest.mark.parametrize("revision", ["0007"])
-def test_nodes_of_an_older_history_are_healthy(tmp_path: Path, revision: str) -> None:
-    """It is migrated when it is opened."""
-    from alembic import command  # noqa: PLC0415 (0.2 s, and hardly ever needed)
-    from sqlalchemy import create_engine  # noqa: PLC0415
-
-    from holdfast.history import schema  # noqa: PLC0415
-
-    url = f"sqlite:///{tmp_path / 'old.db'}"
-    engine, config = create_engine(url), schema.alembic_config()
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
-    engine.dispose()
-    history = History.open(url)
-    assert record.nodes(history, PLACE, now=1.0) == {}
-    assert isinstance(say(history, PLACE, "n1", out(2.0), now=2.0), Changed)
-    history.close()

@@ -13,7 +13,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Column, Connection, MetaData, create_engine, inspect, text
 
-from holdfast.errors import HistoryCorrupt
+from holdfast.errors import HistoryCorrupt, HistoryTooOld
 from holdfast.history import History, models, queries, schema
 from tests.history.children import Child
 from tests.history.postgres_server import PostgresServer
@@ -96,7 +96,7 @@ def test_every_revision_keeps_the_rows_of_those_before(history_url: str) -> None
     script = ScriptDirectory.from_config(schema.alembic_config())
     revisions = [one.revision for one in reversed(list(script.walk_revisions()))]
     written: dict[str, dict[str, dict[str, Any]]] = {}
-    for revision in revisions[:-1]:
+    for revision in revisions:
         with engine.begin() as connection:
             upgrade(connection, revision)
             written[revision] = one_row_each(connection, revision)
@@ -105,6 +105,7 @@ def test_every_revision_keeps_the_rows_of_those_before(history_url: str) -> None
         assert schema.revision_of(connection) == schema.HEAD
         tables = MetaData()
         tables.reflect(connection)
+        assert set(written[schema.HEAD]) == {table.name for table in models.TABLES}
         for rows in written.values():
             for name, row in rows.items():
                 table = tables.tables[name]
@@ -113,35 +114,30 @@ def test_every_revision_keeps_the_rows_of_those_before(history_url: str) -> None
     engine.dispose()
 
 
-def test_of_two_processes_that_find_an_old_history_one_migrates_it(history_url: str, child: Callable[..., Child]) -> None:
-    """The other one waits; both then see what is in it."""
-    engine = create_engine(history_url.replace("postgresql:", "postgresql+psycopg:"))
-    with engine.begin() as connection:
-        upgrade(connection, "0005")
-        one_row_each(connection, "0005")
-    engine.dispose()
+def test_of_two_processes_that_find_no_tables_one_makes_them(history_url: str, child: Callable[..., Child]) -> None:
+    """The other one waits; both then see what is in them."""
     children = [child("open_when_told", history_url) for _ in range(2)]
     assert [one.hear() for one in children] == ["ready"] * 2
     for one in children:
         one.tell()
-    assert [one.hear() for one in children] == ["opened 1"] * 2
+    assert [one.hear() for one in children] == ["opened 0"] * 2
 
 
-def test_a_history_from_before_snapshots_opens_with_all_its_jobs(history_url: str) -> None:
-    """It is migrated, and its jobs have no snapshots on record."""
+def test_a_history_of_the_tables_before_is_refused_and_left_as_it_is(history_url: str) -> None:
+    """Revision 0016 was the last of them: its tables have other names, and nobody depends on them."""
     engine = create_engine(history_url.replace("postgresql:", "postgresql+psycopg:"))
-    config = schema.alembic_config()
     with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0003")
-        columns = {"id": "'j1'", "name": "'old'", "spec": "'{}'", "cluster": "'{}'", "directory": "'/'", "at": "1.0"}
-        connection.execute(text(f"INSERT INTO job ({', '.join(columns)}) VALUES ({', '.join(columns.values())})"))  # noqa: S608 (constants)
+        connection.execute(text(f"CREATE TABLE {schema.VERSION_TABLE} (version_num VARCHAR(32) NOT NULL)"))
+        connection.execute(text(f"INSERT INTO {schema.VERSION_TABLE} VALUES ('0016')"))  # noqa: S608 (a constant)
+        connection.execute(text("CREATE TABLE job (id VARCHAR NOT NULL PRIMARY KEY)"))
+        connection.execute(text("INSERT INTO job VALUES ('j1')"))
+    for create in (True, False):
+        with pytest.raises(HistoryTooOld, match=r"0016.*Nothing was changed.*HOLDFAST_HISTORY"):
+            History.open(history_url, create=create)
+    with engine.connect() as connection:
+        assert {*inspect(connection).get_table_names()} == {schema.VERSION_TABLE, "job"}
+        assert connection.scalars(text("SELECT id FROM job")).all() == ["j1"]
     engine.dispose()
-    history = History.open(history_url)
-    assert queries.newest_job(history, "old").id == "j1"
-    assert queries.snapshots(history, "j1") == []
-    assert queries.newest_snapshots(history, "j1") is None
-    history.close()
 
 
 def test_tables_without_a_revision_are_refused(history_url: str) -> None:

@@ -90,14 +90,14 @@ def test_amendments_are_made_in_order_and_to_what_was_just_added(history: Histor
     incident = an_incident("j1", 1)
     with recording(history, spill) as recorder:
         recorder.add(incident)
-        recorder.amend(Incident, incident.id, rung="restart-in-place")
-        recorder.amend(Incident, incident.id, rung="replace-node", closed_at=9.0)
+        recorder.amend(Incident, incident.id, action="restart-in-place")
+        recorder.amend(Incident, incident.id, action="replace-node", closed_at=9.0)
         recorder.add(a_step("j1", 1))
         recorder.amend(Step, ("j1", 1, 1), loss=float("nan"))
-        recorder.amend(Incident, "nobody", rung="x")
+        recorder.amend(Incident, "nobody", action="x")
         assert recorder.flush(30)
     found = queries.incident(history, incident.id)
-    assert (found.rung, found.closed_at, found.kind) == ("replace-node", 9.0, incident.kind)
+    assert (found.action, found.closed_at, found.kind) == ("replace-node", 9.0, incident.kind)
     last = queries.last_step(history, "j1")
     assert str(last and last.loss) == "nan"
 
@@ -116,12 +116,12 @@ def test_an_outage_loses_nothing_and_keeps_the_order(
                 recorder.add(a_move("j1", state))
             incident = an_incident("j1", 1)
             recorder.add(incident)
-            recorder.amend(Incident, incident.id, rung="shrink")
+            recorder.amend(Incident, incident.id, action="shrink")
             wait_until(lambda: "history.away" in caplog.text, seconds=30)
             assert not recorder.flush(1.5)
         assert recorder.flush(15)
     assert [move.after for move in queries.moves(impatient, "j1")] == states
-    assert queries.incidents(impatient, "j1")[0].rung == "shrink"
+    assert queries.incidents(impatient, "j1")[0].action == "shrink"
     events = [getattr(record, "event", "") for record in caplog.records]
     assert (events.count("history.away"), events.count("history.back")) == (1, 1)
     assert not spill.exists()

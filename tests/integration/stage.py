@@ -114,11 +114,11 @@ class Play:
         """Return the root kinds of the incidents, in order."""
         return [one.kind for one in self.incidents()]
 
-    def because(self) -> str:
+    def reason(self) -> str:
         """Return why the job is where it is."""
         move = queries.state_of(self.stage.history, self.job.id)
         assert move is not None
-        return move.because
+        return move.reason
 
     def pids(self) -> dict[int, int]:
         """Return the processes of the ranks."""

@@ -120,7 +120,7 @@ def test_a_node_lost_while_no_flow_lives_is_replaced_by_the_next_one(stage: Stag
     again = stage.again("nodeless", play.spec)
     answered(again)
     again.stops()
-    assert [(one.kind, one.rung) for one in again.incidents()] == [("node-lost", "replace-node")]
+    assert [(one.kind, one.action) for one in again.incidents()] == [("node-lost", "replace-node")]
 
 
 def test_a_job_that_finished_while_no_flow_lived_is_completed_by_the_next_one(stage: Stage) -> None:

@@ -43,7 +43,7 @@ def test_a_rank_that_is_taken_over_holds_what_it_received_and_a_name_made_up_ane
     play.chaos.kill(2)
     recovered(play)
     goes_on(play)
-    assert [one.rung for one in queries.decisions(stage.history, play.job.id)] == ["take-over"], play.log()
+    assert [one.action for one in queries.decisions(stage.history, play.job.id)] == ["take-over"], play.log()
     assert held(play, 2) == first[2]
     differs = [one.text for one in queries.remarks(stage.history, play.job.id) if "is not as it was" in one.text]
     assert len(differs) == 1, differs
@@ -54,8 +54,8 @@ def test_a_rank_that_is_taken_over_holds_what_it_received_and_a_name_made_up_ane
     recovered(play, 2)
     goes_on(play)
     decisions = queries.decisions(stage.history, play.job.id)[1:]
-    assert [one.rung for one in decisions] == ["take-over", "restart-in-place"], play.log()
-    assert "sends other objects than the one before it sent" in decisions[1].passed_over["TakeOver"]
+    assert [one.action for one in decisions] == ["take-over", "restart-in-place"], play.log()
+    assert "sends other objects than the one before it sent" in decisions[1].passed_over["ReplaceRanks"]
     second = [held(play, rank) for rank in range(RANKS)]
     assert second[0]["name"] == second[1]["name"] == second[2]["name"] != first[0]["name"]
     play.stops()

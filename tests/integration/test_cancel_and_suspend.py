@@ -224,7 +224,7 @@ def test_cancel_under_the_worker_that_started_the_run_is_not_cut_short_by_its_si
     run = desk.submits("own-worker")
     run.cancels()
     run.reaches("CANCELLED")
-    assert run.job_reaches("CANCELLED").because in {"cancelled in Prefect", "the process of its controller received SIGTERM"}
+    assert run.job_reaches("CANCELLED").reason in {"cancelled in Prefect", "the process of its controller received SIGTERM"}
     run.leaves_nothing()
 
 
@@ -250,7 +250,7 @@ def test_a_suspended_job_releases_its_nodes_and_the_same_job_continues_when_it_i
     desk.kills_the_worker()
     run.cancels()  # no worker is left, and none is needed: the flow polls its own state
     assert run.reaches("CANCELLED").startswith("cancelled in Prefect")
-    assert run.job_reaches("CANCELLED").because == "cancelled in Prefect"
+    assert run.job_reaches("CANCELLED").reason == "cancelled in Prefect"
     run.leaves_nothing()
 
 
@@ -344,7 +344,7 @@ def test_a_run_without_a_deployment_waits_in_its_process_also_while_the_server_i
         server.starts()
         server.sets("train in-place", "CANCELLING", "Cancelling")
         assert play.ends() == 3, play.log()
-        assert play.because() == "cancelled in Prefect"
+        assert play.reason() == "cancelled in Prefect"
     finally:
         stage.close()
         server.dies()

@@ -240,7 +240,7 @@ def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack,
         assert job.state() == "RESUMING", job.log()
     job.until(lambda: job.state() == "RUNNING" and all(one.outcome for one in job.incidents()), "the end of the recovery")
     (incident,) = job.incidents()[known:]
-    assert (incident.kind, incident.rung, incident.outcome) == ("job-hang", "take-over", "recovered"), incident.because
+    assert (incident.kind, incident.action, incident.outcome) == ("job-hang", "take-over", "recovered"), incident.reason
     assert job.generation().number == number, job.log()
     assert job.chaos.ranks() == during
     assert {rank: during[rank] for rank in (0, 2)} == {rank: before[rank] for rank in (0, 2)}, "survivors stay in their processes"
@@ -278,8 +278,8 @@ def test_a_flow_that_takes_over_after_a_host_was_lost_gives_its_rank_to_another(
         job.start()
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         (incident,) = job.incidents()[known:]
-        told = (incident.kind, incident.rung, incident.outcome, incident.steps_lost)
-        assert told == ("node-lost", "take-over", "recovered", 0), incident.because
+        told = (incident.kind, incident.action, incident.outcome, incident.steps_lost)
+        assert told == ("node-lost", "take-over", "recovered", 0), incident.reason
         job.runs()
     finally:
         host.heal()
@@ -316,7 +316,7 @@ def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_
     finally:
         host.heal()
     (incident,) = job.incidents()[known:]
-    assert (incident.kind, incident.rung, incident.outcome) == (kind, "take-over", "recovered"), incident.because
+    assert (incident.kind, incident.action, incident.outcome) == (kind, "take-over", "recovered"), incident.reason
     assert {rank: seen[rank] for rank in stay} == {rank: during[rank] for rank in stay}, "survivors stay in their processes"
     if way == "cut":
         assert job.generation().number == number, job.log()
@@ -381,7 +381,7 @@ def test_a_host_that_is_given_up_and_comes_back_has_no_say_any_more(job: HostJob
     host.strand()
     job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
     incident = job.incidents()[known]
-    assert (incident.kind, incident.outcome, incident.steps_lost) == ("node-lost", "recovered", 0), incident.because
+    assert (incident.kind, incident.outcome, incident.steps_lost) == ("node-lost", "recovered", 0), incident.reason
     job.runs()
     after = job.chaos.ranks()
     assert after[0].node != host.name
@@ -427,8 +427,8 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         assert host.lost() > 0, "the cut took nothing"
         (incident,) = job.incidents()[known:]
-        told = (incident.kind, incident.subject, incident.rung, incident.outcome, incident.steps_lost)
-        assert told == ("node-severed", f"node {host.name}", "take-over", "recovered", 0), f"{incident.because}\n{job.log()}"
+        told = (incident.kind, incident.subject, incident.action, incident.outcome, incident.steps_lost)
+        assert told == ("node-severed", f"node {host.name}", "take-over", "recovered", 0), f"{incident.reason}\n{job.log()}"
         job.runs()
         after = job.chaos.ranks()
         assert host.name not in {one.node for one in after.values()}
@@ -437,7 +437,7 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
         job.until(lambda: not host.processes().keys() & set(old), f"the end of {old} on {host.name}, which can be asked for")
     finally:
         host.heal()
-    job.person("nodes", "readmit", host.name, "--because", "its cable was plugged in again", "--cluster", "cluster.yaml")
+    job.person("nodes", "readmit", host.name, "--reason", "its cable was plugged in again", "--cluster", "cluster.yaml")
     job.until(lambda: said(job, f"{host.name} taken in to be spare") > taken_in, "a spare node again")
 
 
@@ -453,8 +453,8 @@ def test_a_host_that_is_cut_off_from_all_in_one_direction_gives_way(job: HostJob
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         assert host.lost() > 0, "the cut took nothing"
         (incident,) = job.incidents()[known:]
-        assert (incident.rung, incident.outcome, incident.steps_lost) == ("take-over", "recovered", 0), f"{incident.because}\n{job.log()}"
-        assert incident.subject == f"node {host.name}", incident.because
+        assert (incident.action, incident.outcome, incident.steps_lost) == ("take-over", "recovered", 0), f"{incident.reason}\n{job.log()}"
+        assert incident.subject == f"node {host.name}", incident.reason
         job.runs()
         after = {rank: one for rank, one in job.chaos.ranks().items() if one.node != host.name}
         assert after.keys() == before.keys()
@@ -474,8 +474,8 @@ def test_two_hosts_that_do_not_reach_each_other_train_no_longer_together(job: Ho
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         assert one.lost() > 0, "the cut took nothing"
         (incident,) = job.incidents()[known:]
-        told = (incident.kind, incident.rung, incident.outcome, incident.steps_lost)
-        assert told == ("node-apart", "take-over", "recovered", 0), f"{incident.because}\n{job.log()}"
+        told = (incident.kind, incident.action, incident.outcome, incident.steps_lost)
+        assert told == ("node-apart", "take-over", "recovered", 0), f"{incident.reason}\n{job.log()}"
         job.runs()
         after = job.chaos.ranks()
         assert not {one.name, other.name} <= {placed.node for placed in after.values()}
@@ -537,7 +537,7 @@ def test_the_only_host_of_a_job_is_replaced_where_others_of_the_cluster_answer(b
         finally:
             host.heal()
         (incident,) = sole.incidents()
-        assert (incident.kind, incident.subject) == ("node-lost", f"node {host.name}"), incident.because
+        assert (incident.kind, incident.subject) == ("node-lost", f"node {host.name}"), incident.reason
         assert sole.host_of(0) is not host
 
 
@@ -576,7 +576,7 @@ def test_a_job_that_needs_two_hosts_which_do_not_reach_each_other_waits_until_th
         apart.until(lambda: [one.outcome for one in apart.incidents()] == ["recovered"], "the end of the incident")
         apart.runs()
         (incident,) = apart.incidents()
-        assert (incident.kind, incident.rung) == ("node-apart", "wait-for-capacity"), incident.because
+        assert (incident.kind, incident.action) == ("node-apart", "wait-for-capacity"), incident.reason
         assert set(apart.generation().ranks) == {host.name for host in apart.rack}
 
 
@@ -593,7 +593,7 @@ def test_a_job_that_nobody_hears_is_known_to_stand_once_the_lease_of_its_agents_
         brief.until(lambda: [one.outcome for one in brief.incidents()] == ["recovered"], "the end of the incident")
         brief.runs()
         (incident,) = brief.incidents()
-        assert (incident.kind, incident.rung) == ("node-lost", "wait-for-capacity"), incident.because
+        assert (incident.kind, incident.action) == ("node-lost", "wait-for-capacity"), incident.reason
 
 
 def steps(job: HostJob) -> dict[int, int]:

@@ -41,8 +41,8 @@ def test_without_a_spare_the_living_go_on_in_their_processes_until_the_node_is_b
     seen = play.chaos.step()
     wait_until(lambda: play.chaos.step() > seen + 3, seconds=60, explain=play.log)
     found = play.incidents()
-    assert [(one.kind, one.rung, one.outcome, one.steps_lost) for one in found] == [("node-lost", "narrow", "recovered", 0)], play.log()
-    assert "on with 2 of 3 copies of the model" in found[0].because
+    assert [(one.kind, one.action, one.outcome, one.steps_lost) for one in found] == [("node-lost", "narrow", "recovered", 0)], play.log()
+    assert "on with 2 of 3 copies of the model" in found[0].reason
     assert play.pids() == {rank: before[rank] for rank in (1, 2)}
     newest = queries.newest_generation(stage.history, play.job.id)
     assert newest is not None
@@ -53,7 +53,7 @@ def test_without_a_spare_the_living_go_on_in_their_processes_until_the_node_is_b
     wait_until(lambda: play.chaos.step() > seen + 3, seconds=60, explain=play.log)
     assert {rank: pid for rank, pid in play.pids().items() if rank} == {rank: before[rank] for rank in (1, 2)}
     assert len(play.incidents()) == 1, play.log()
-    told = [move.because for move in queries.moves(stage.history, play.job.id) if move.event == "moved"]
+    told = [move.reason for move in queries.moves(stage.history, play.job.id) if move.event == "moved"]
     assert len(told) == 1
     assert f"rank 0 came to {node}: 3 of 3 ranks share each step's samples" in told[0]
 
@@ -91,8 +91,8 @@ def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_and_on_more_w
     (stage.home / "gate-21").touch()
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=80, explain=play.log)
     (one,) = play.incidents()
-    assert (one.kind, one.rung, one.outcome) == ("node-lost", "shrink", "recovered"), play.log()
-    assert f"on without {node} with 2 node(s)" in one.because
+    assert (one.kind, one.action, one.outcome) == ("node-lost", "shrink", "recovered"), play.log()
+    assert f"on without {node} with 2 node(s)" in one.reason
     narrow = one.resumed_step
     assert narrow == kept, f"the memory of nodes had it\n{play.log()}"
     seen = play.chaos.step()
@@ -113,7 +113,7 @@ def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_and_on_more_w
     beside.replace(stage.home / "last-step")
     assert play.ends() == 0, play.log()
     assert len(play.incidents()) == 1, play.log()
-    told = [move.because for move in queries.moves(stage.history, play.job.id) if move.event == "moved"]
+    told = [move.reason for move in queries.moves(stage.history, play.job.id) if move.event == "moved"]
     assert len(told) == 1
     assert told[0].startswith(f"there was room on {node} again: 3 ranks on ")
 

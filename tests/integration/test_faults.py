@@ -22,7 +22,7 @@ def test_a_worker_killed_by_any_signal_is_named_and_restarted_in_place(stage: St
         wait_until(partial(play.saw, turn), seconds=30, explain=play.log)
     assert play.ends() == 0, play.log()
     assert play.kinds() == ["worker-sigkill", "worker-sigsegv", "worker-sigterm", "worker-sigusr1"]
-    assert {one.rung for one in play.incidents()} == {"restart-in-place"}
+    assert {one.action for one in play.incidents()} == {"restart-in-place"}
     assert all(one.outcome == "recovered" and one.steps_lost is not None for one in play.incidents())
     assert [step.step for step in queries.curve(stage.history, play.job.id)] == list(range(1, 81))
 
@@ -47,7 +47,7 @@ def test_the_same_exception_at_the_same_step_on_another_node_is_the_users_error(
     assert play.kinds() == ["user-error"]
     assert len(queries.generations(stage.history, play.job.id)) == 2
     assert play.incidents()[-1].outcome == "gave-up"
-    assert "script and not a node" in play.because()
+    assert "script and not a node" in play.reason()
     assert any("KeyError: 'bad batch'" in one.evidence["detail"] for one in queries.faults(stage.history, play.job.id))
 
 
@@ -57,7 +57,7 @@ def test_a_script_that_fails_on_all_nodes_at_once_is_stopped_without_a_retry(sta
     assert play.ends() == 1
     assert play.kinds() == ["user-error"]
     assert len(queries.generations(stage.history, play.job.id)) == 1
-    assert "no_such_module" in play.because()
+    assert "no_such_module" in play.reason()
 
 
 def test_a_rank_that_stands_still_is_a_hang_by_the_jobs_own_step_time(stage: Stage) -> None:
@@ -67,7 +67,7 @@ def test_a_rank_that_stands_still_is_a_hang_by_the_jobs_own_step_time(stage: Sta
     assert play.ends() == 0, play.log()
     assert play.kinds() == ["job-hang"]
     assert play.incidents()[0].subject.startswith("rank 1 on")
-    assert "limit 2.0 s" in play.incidents()[0].because
+    assert "limit 2.0 s" in play.incidents()[0].reason
 
 
 def test_a_declared_long_section_is_no_hang(stage: Stage) -> None:
@@ -105,7 +105,7 @@ def test_a_killed_agent_is_replaced_on_its_own_node_and_a_lost_node_by_the_spare
     assert set(queries.generations(stage.history, play.job.id)[-1].ranks) == {"node-0", "node-1"}
     play.chaos.at_step(25, lambda: play.chaos.power_off(0))
     assert play.ends() == 0, play.log()
-    assert [(one.kind, one.rung) for one in play.incidents()] == [("agent-lost", "restart-in-place"), ("node-lost", "replace-node")]
+    assert [(one.kind, one.action) for one in play.incidents()] == [("agent-lost", "restart-in-place"), ("node-lost", "replace-node")]
     assert list(queries.generations(stage.history, play.job.id)[-1].ranks) == ["node-2", "node-1"]
     assert queries.node_standings(stage.history, "stage")["node-0"].standing == "lost"
 
@@ -115,7 +115,7 @@ def test_without_a_spare_the_job_goes_on_with_what_is_left(stage: Stage) -> None
     play = stage.play("shrink", args=["--steps", "40"], nodes={"wanted": 3, "least": 2, "ranks": 1})
     play.chaos.at_step(8, lambda: play.chaos.power_off(2))
     assert play.ends() == 0, play.log()
-    assert [(one.kind, one.rung) for one in play.incidents()] == [("node-lost", "shrink")]
+    assert [(one.kind, one.action) for one in play.incidents()] == [("node-lost", "shrink")]
     assert queries.generations(stage.history, play.job.id)[-1].world_size == 2
 
 
@@ -131,7 +131,7 @@ def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) 
     for one in (node, "node-2"):
         play.chaos.power_on(one)
     assert play.ends() == 0, play.log()
-    assert [(one.rung, one.outcome) for one in play.incidents()] == [("wait-for-capacity", "recovered")]
+    assert [(one.action, one.outcome) for one in play.incidents()] == [("wait-for-capacity", "recovered")]
 
 
 def test_a_job_that_waits_too_long_is_given_up_with_the_reason(stage: Stage) -> None:
@@ -140,8 +140,8 @@ def test_a_job_that_waits_too_long_is_given_up_with_the_reason(stage: Stage) -> 
     play = stage.play("gives-up", args=["--steps", "40"], nodes={"wanted": 3, "ranks": 1}, deadlines=deadlines)
     play.chaos.at_step(8, lambda: play.chaos.power_off(1))
     assert play.ends() == 1, play.log()
-    assert "no rung of the ladder is left" in play.because()
-    assert "wait-for-capacity" in play.because()
+    assert "no rung of the ladder is left" in play.reason()
+    assert "wait-for-capacity" in play.reason()
 
 
 def test_a_job_that_never_steps_is_restarted_then_given_up(stage: Stage) -> None:
@@ -200,14 +200,14 @@ def test_a_command_that_cannot_be_started_is_told_and_given_up(stage: Stage) -> 
     """The verdict holds the system's own words."""
     play = stage.play("nothing", command=["/no/such/program"], nodes=TWO)
     assert play.ends() == 1, play.log()
-    assert "No such file" in play.because()
+    assert "No such file" in play.reason()
 
 
 def test_more_nodes_than_there_are_is_refused_with_the_cure(stage: Stage) -> None:
     """Nothing is started, nothing is left."""
     play = stage.play("many", nodes={"wanted": 9, "ranks": 1})
     assert play.ends() == 1
-    assert "wants 9 node(s) but cluster 'stage' has 3 free" in play.because()
+    assert "wants 9 node(s) but cluster 'stage' has 3 free" in play.reason()
 
 
 def test_a_stop_ends_the_workers_gently(stage: Stage) -> None:

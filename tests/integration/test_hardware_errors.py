@@ -32,8 +32,8 @@ def test_an_ecc_error_takes_the_node_out_and_the_job_goes_on_with_fewer(stage: S
     play = stage.play("ecc", args=["--steps", "12", "--each", EACH], nodes={"wanted": 2, "least": 1, "ranks": 1})
     assert play.ends() == 0, play.log()
     (incident,) = play.incidents()
-    assert (incident.kind, incident.subject, incident.rung) == ("cuda-uncorrectable-ecc", "rank 0 on node-0", "shrink")
-    assert "asks for a device reset, which Holdfast does not do: no rank is started on node-0 again" in incident.because
+    assert (incident.kind, incident.subject, incident.action) == ("cuda-uncorrectable-ecc", "rank 0 on node-0", "shrink")
+    assert "asks for a device reset, which Holdfast does not do: no rank is started on node-0 again" in incident.reason
     assert generations_on(play, "node-0") == [1]
     assert faults_of(stage, "node-0") == [{"kind": "cuda-uncorrectable-ecc", "device": ""}]
 
@@ -44,8 +44,8 @@ def test_an_ecc_error_on_the_only_node_makes_the_job_wait_and_say_why(stage: Sta
     play = stage.play("ecc-alone", args=["--steps", "12", "--each", EACH], nodes={"wanted": 1, "ranks": 1})
     play.reaches("WAITING")
     wait_until(lambda: faults_of(stage, "node-0"), seconds=60, explain=play.log)
-    assert " by job ecc-alone" in play.because()  # taken out, or quarantined already: the hold is written beside the recovery
-    assert "`holdfast nodes readmit node-0" in play.because()
+    assert " by job ecc-alone" in play.reason()  # taken out, or quarantined already: the hold is written beside the recovery
+    assert "`holdfast nodes readmit node-0" in play.reason()
     assert generations_on(play, "node-0") == [1]
     assert play.kinds() == ["cuda-uncorrectable-ecc"]
     play.stops()
@@ -58,12 +58,12 @@ def test_a_node_that_a_person_keeps_is_started_on_again_and_not_quarantined(stag
     play = stage.play("ecc-kept", args=["--steps", "12", "--each", each], nodes={"wanted": 1, "ranks": 1})
     wait_until(lambda: approvals.still_open(stage.history), seconds=60, explain=play.log)
     (asked,) = approvals.still_open(stage.history)
-    command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--refuse", "--because", "a test pattern"]
+    command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--refuse", "--reason", "a test pattern"]
     subprocess.run(command, env=stage.environment, capture_output=True, check=True)
     assert play.ends() == 0, play.log()
     (incident,) = play.incidents()
-    assert (incident.rung, incident.outcome) == ("restart-in-place", "recovered")
-    assert "a person keeps node-0 in service" in incident.because
+    assert (incident.action, incident.outcome) == ("restart-in-place", "recovered")
+    assert "a person keeps node-0 in service" in incident.reason
     assert (generations_on(play, "node-0"), faults_of(stage, "node-0")) == ([1, 2], [])
 
 
@@ -85,7 +85,7 @@ def test_a_gpu_that_can_do_no_more_work_is_left_at_once_though_the_job_still_ste
         file.write(f"Nov 21 09:10:05 n0 kernel: {line}\n")
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
     (incident,) = play.incidents()
-    assert (incident.kind, incident.subject, incident.rung, incident.outcome) == (
+    assert (incident.kind, incident.subject, incident.action, incident.outcome) == (
         "gpu-off-bus", "rank 1 on node-1", "replace-node", "recovered",
     )  # fmt: skip
     assert generations_on(play, "node-1") == [1]

@@ -20,7 +20,7 @@ TWO = {"wanted": 2, "ranks": 1, "spare": 1}
 FIRST = """
 import json, socket, types
 from pathlib import Path
-from holdfast import vault
+from holdfast.memstore import shared_memory as vault
 from tests.agent.memory_rig import Writer, noise
 place = types.SimpleNamespace(vault=Path(os.environ["HOLDFAST_VAULT"]))
 bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -42,7 +42,7 @@ def test_a_job_that_runs_between_its_faults_is_not_given_up(stage: Stage) -> Non
         wait_until(lambda since=since: time.time() > since + LEAST + 2.0, seconds=60)  # type: ignore[misc]
         play.chaos.kill(number % 2)
         wait_until(lambda number=number: play.saw(number) and play.incidents()[-1].outcome, seconds=60, explain=play.log)  # type: ignore[misc]
-    assert [(one.rung, one.outcome) for one in play.incidents()] == [("restart-in-place", "recovered")] * 4, play.because()
+    assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-in-place", "recovered")] * 4, play.reason()
     runs_since(play, 5)
     play.stops()
 
@@ -52,9 +52,9 @@ def test_before_a_job_that_gets_nowhere_is_failed_its_spare_is_tried(stage: Stag
     stage.count = 2
     play = unmanaged(stage, "dies", "import os; os.kill(os.getpid(), 9)", nodes={"wanted": 1, "ranks": 1, "spare": 1})
     assert play.ends() == 1, play.log()
-    rungs = [one.rung for one in queries.decisions(stage.history, play.job.id)]
-    assert rungs == ["restart-in-place", "restart-in-place", "restart-in-place", "replace-node", "give-up"]
-    assert "4 recoveries in a row brought no new step" in play.because()
+    actions = [one.action for one in queries.decisions(stage.history, play.job.id)]
+    assert actions == ["restart-in-place", "restart-in-place", "restart-in-place", "replace-node", "give-up"]
+    assert "4 recoveries in a row brought no new step" in play.reason()
 
 
 def test_the_silence_of_ranks_that_outlive_the_one_that_prints_is_no_hang(stage: Stage) -> None:
@@ -70,7 +70,7 @@ def test_a_job_whose_rank_0_has_ended_is_completed_though_others_do_not_end(stag
     """They are given their time, and ended then: to run all of it again would lead to the same place."""
     play = unmanaged(stage, "stuck", FIRST_ENDS.format(seconds=3600), limits={"end_grace": "1s"})
     assert play.ends() == 0, play.log()
-    assert play.because().startswith("rank 0 ended with status 0; rank(s) 1 did not end by themselves and are ended: rank 0 ended")
+    assert play.reason().startswith("rank 0 ended with status 0; rank(s) 1 did not end by themselves and are ended: rank 0 ended")
     assert [one.kind for one in queries.faults(stage.history, play.job.id)] == ["job-end-stuck"]
     assert (play.kinds(), len(queries.generations(stage.history, play.job.id))) == ([], 1)
     assert stage.left() == []
@@ -81,5 +81,5 @@ def test_a_job_whose_rank_0_does_not_end_is_started_again_once(stage: Stage) -> 
     other = FIRST_ENDS.format(seconds=3600).replace("'RANK'] == '0'", "'RANK'] == '1'")
     play = unmanaged(stage, "first", other, limits={"end_grace": "1s"})
     assert play.ends() == 1, play.log()
-    assert [(one.kind, one.rung) for one in play.incidents()] == [("job-end-stuck", "restart-in-place"), ("job-end-stuck", "give-up")]
-    assert "to do so once more would not end them" in play.because()
+    assert [(one.kind, one.action) for one in play.incidents()] == [("job-end-stuck", "restart-in-place"), ("job-end-stuck", "give-up")]
+    assert "to do so once more would not end them" in play.reason()

@@ -47,8 +47,8 @@ def test_nodes_come_back_by_passing_and_are_retired_by_failing(prefect_server: P
     now = time.time()
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}")) as history:
         faults = (CordonedFault(kind="memory-uncorrected"), CordonedFault(kind="cpu-machine-check", device="CPU 3"))
-        word = OperatorRequest(owner=Owner(name="job gpt"), because="memory-uncorrected: a word was lost", faults=faults, at=now)
-        held = OperatorRequest(owner=Owner(name="ann@desk", person=True), because="new fan", at=now)
+        word = OperatorRequest(owner=Owner(name="job gpt"), reason="memory-uncorrected: a word was lost", faults=faults, at=now)
+        held = OperatorRequest(owner=Owner(name="ann@desk", person=True), reason="new fan", at=now)
         for node in ("node-0", "node-1"):
             cordons.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
         cordons.say(history, PLACE, "node-2", lambda one, _: hold(one, held), now=now)
@@ -66,7 +66,7 @@ def test_nodes_come_back_by_passing_and_are_retired_by_failing(prefect_server: P
         }
         last = cordons.moves(history, "mended", "node-0")[-1]
         assert last.owner == "node-repair"
-        assert "failed burn-in 2 within 30 d: disk: its disk wrote" in last.because
+        assert "failed burn-in 2 within 30 d: disk: its disk wrote" in last.reason
 
     runs = asked(prefect_server, "flow_runs/filter", flow_runs={"name": {"any_": ["repair of mended"]}}, sort="START_TIME_ASC")
     messages = [one["state"]["message"] for one in runs]
@@ -94,7 +94,7 @@ def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_serv
     place, now = CordonTable(cluster="no-gpu", names=["node-0", "node-1"], rules=Rules()), time.time()
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}")) as history:
         ecc = CordonedFault(kind="cuda-uncorrectable-ecc")
-        word = OperatorRequest(owner=Owner(name="job gpt"), because="cuda-uncorrectable-ecc: CUDA error", faults=(ecc,), at=now)
+        word = OperatorRequest(owner=Owner(name="job gpt"), reason="cuda-uncorrectable-ecc: CUDA error", faults=(ecc,), at=now)
         cordons.say(history, place, "node-0", lambda one, ward: quarantine(one, word, ward), now=now)
         done = subprocess.run(
             [sys.executable, "-c", BLIND], cwd=ROOT, env=prefect_server.environment, capture_output=True, text=True, check=False
@@ -104,8 +104,8 @@ def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_serv
         assert (node.state, node.holds[0].faults) == (NodeState.QUARANTINED, (ecc,))
         *_, last = cordons.moves(history, "no-gpu", "node-0")
         why = "no check could exercise the GPU (no NVIDIA device is visible)"
-        assert (last.event, last.because) == ("untried", why)
-        ann = OperatorRequest(owner=Owner(name="ann@desk", person=True), because="swapped the card", at=time.time())
+        assert (last.event, last.reason) == ("untried", why)
+        ann = OperatorRequest(owner=Owner(name="ann@desk", person=True), reason="swapped the card", at=time.time())
         cordons.say(history, place, "node-0", lambda one, _: readmit(one, ann), now=time.time())
         assert cordons.nodes(history, place, now=time.time())["node-0"].state is NodeState.HEALTHY
 
@@ -113,7 +113,7 @@ def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_serv
     assert (run["state"]["type"], run["state"]["message"]) == ("COMPLETED", f"1 node, 1 not proven; node-0: {why}")
     (page,) = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["no-gpu-burn-ins"]}})
     assert f"- **node-0**: not proven, now quarantined. Reason: {why}" in page["data"]
-    assert "or return it by hand with `holdfast nodes readmit node-0 --because ...`" in page["data"]
+    assert "or return it by hand with `holdfast nodes readmit node-0 --reason ...`" in page["data"]
     marks = dict(re.findall(r"^- \*\*(\w+)\*\*: (\w+) after", page["data"], re.MULTILINE))
     assert (marks["gpu"], marks["compute"], marks["disk"], marks["network"]) == ("skipped", "passed", "passed", "passed")
 

@@ -50,7 +50,7 @@ def test_ranks_leave_a_drained_node_and_without_room_the_job_waits_for_it_in_tim
     play = begun(stage, "drained", nodes=SPARE, limits={"last_save": "1s"})
     play.steps_to(10)
     before, first = play.pids(), next(iter(newest(play).ranks))
-    told = drain(play, first, "--because", "new fan")
+    told = drain(play, first, "--reason", "new fan")
     assert (told["state"], told["drains"], told["by"], told["job"]) == ("held", True, None, play.name)
     wait_until(lambda: first not in newest(play).ranks, seconds=60, explain=play.log)
     goes_on(play)
@@ -60,7 +60,7 @@ def test_ranks_leave_a_drained_node_and_without_room_the_job_waits_for_it_in_tim
     wait_until(lambda: next(one for one in stage.nodes.survey() if one.name == first).standing == "idle", seconds=30, explain=play.log)
 
     second = list(newest(play).ranks)[-1]
-    drain(play, second, "--in", "10s", "--because", "old fan")
+    drain(play, second, "--in", "10s", "--reason", "old fan")
     play.reaches("WAITING")
     said = remarks(play)
     assert f"{second} is to be left: drained by " in said
@@ -99,7 +99,7 @@ def test_the_loss_curve_of_a_drained_job_is_that_of_an_undisturbed_one_to_the_bi
     )
     play.steps_to(10)
     left = play.chaos.ranks()[1].node
-    drain(play, left, "--because", "new fan")
+    drain(play, left, "--reason", "new fan")
     done = wait_until(
         lambda: [one for one in queries.moves(stage.history, play.job.id) if one.event == "moved"], seconds=60, explain=play.log
     )
@@ -118,8 +118,8 @@ def test_the_loss_curve_of_a_drained_job_is_that_of_an_undisturbed_one_to_the_bi
 def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_long(stage: Stage) -> None:
     """A node with maintenance before then is passed over; what is planned while it runs is heard; the next run goes on from its end."""
     now = datetime.now(UTC)
-    early = {"nodes": ["node-0"], "begins": str(now + timedelta(seconds=55)), "ahead": "1s", "because": "new fan"}
-    late = {"nodes": ["node-1"], "begins": str(now + timedelta(hours=1)), "ahead": "2h", "because": "new disk"}
+    early = {"nodes": ["node-0"], "begins": str(now + timedelta(seconds=55)), "ahead": "1s", "reason": "new fan"}
+    late = {"nodes": ["node-1"], "begins": str(now + timedelta(hours=1)), "ahead": "2h", "reason": "new disk"}
     plan = stage.home / "cluster.json"
     described = {"kind": "local", "name": "stage", "nodes": stage.count, "directory": str(stage.home / "nodes")}
     plan.write_text(json.dumps({**described, "maintenance": [early]}))
@@ -140,7 +140,7 @@ def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_
     wait_until(lambda: "node-1 is to be left: new disk from " in remarks(play), seconds=30, explain=play.log)
 
     assert play.ends() == exit_codes.TIME_OVER, play.log()
-    assert play.because().startswith("the walltime of 1 min 00 s (`limits.walltime`) ends at "), play.log()
+    assert play.reason().startswith("the walltime of 1 min 00 s (`limits.walltime`) ends at "), play.log()
     saved = next(manifest.whole_steps(stage.home / "jobs" / "timed" / "checkpoints"))
     assert f"step {saved} was saved out of the nodes' memory" in remarks(play), play.log()
     last = queries.last_step(stage.history, play.job.id)

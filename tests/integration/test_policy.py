@@ -36,16 +36,16 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     assert "levels.worker-sigkill: evict-now (was: as in the catalogue)" in change
     assert "budget.in_place: 3 (was: 9)" in change
     killed(play, 2)
-    assert [one.rung for one in play.incidents()] == ["restart-in-place", "replace-node"], play.log()
+    assert [one.action for one in play.incidents()] == ["restart-in-place", "replace-node"], play.log()
     assert next(one for one in queries.faults(stage.history, play.job.id)[::-1] if one.root).level == "evict-now"
     first, second = (
         attempts(one, queries.decisions(stage.history, incident_id=one.id), queries.moves(stage.history, play.job.id))
         for one in play.incidents()
     )
-    assert [one["rule"] for one in first] == ["RestartInPlace(gpu=1)"]
+    assert [one["rule"] for one in first] == ["RestartWorkers(gpu=1)"]
     (attempt,) = second
-    assert (attempt["rule"], attempt["policy"]) == ("ReplaceBySpare(on_echo=True)", str(file))
-    assert attempt["passed_over"]["RestartInPlace"].endswith("cannot hold ranks")
+    assert (attempt["rule"], attempt["policy"]) == ("ReplaceNode(on_echo=True)", str(file))
+    assert attempt["passed_over"]["RestartWorkers"].endswith("cannot hold ranks")
     file.write_text("levels: {worker-sigkil: record}\n")
     wait_until(lambda: told(play, "stays in force"), seconds=60, explain=play.log)
     (refusal,) = told(play, "stays in force")
@@ -54,6 +54,6 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     play = stage.again(play.name, play.spec)
     wait_until(lambda: told(play, "What was in force before"), seconds=40, explain=play.log)
     killed(play, 3)
-    assert play.incidents()[-1].rung == "replace-node", play.log()
+    assert play.incidents()[-1].action == "replace-node", play.log()
     play.process.send_signal(signal.SIGTERM)
     play.ends()

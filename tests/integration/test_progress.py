@@ -71,7 +71,7 @@ def test_who_does_not_come_and_who_comes_to_the_wrong_place_are_named_and_replac
     assert (mismatch.rank, mismatch.node, mismatch.blame) == (2, node[2], "user_code")
     assert "rank 2 entered broadcast of 4 float32 values" in mismatch.evidence["quote"]
     gets_on(play)
-    assert [one.rung for one in play.incidents()] == ["take-over", "take-over"]
+    assert [one.action for one in play.incidents()] == ["take-over", "take-over"]
     trouble(play, 0, "poison = math.nan")
     loss = the_fault(play, "loss-not-finite")
     assert (loss.rank, loss.incident_id, loss.level) == (0, None, "watch")
@@ -94,7 +94,7 @@ def test_a_slow_rank_is_moved_if_that_pays_and_one_with_a_flipped_bit_is_replace
     weighed = next(one for one in queries.weighings(stage.history, play.job.id) if one.rank == 1)
     assert (weighed.act, weighed.node, weighed.kind) == ("move", slowly, "straggler-gpu")
     assert re.match(
-        rf"rank 1 on {slowly}: staying costs .* a step x [\d,]+ steps that are left = .*; moving costs .*: moved$", weighed.because
+        rf"rank 1 on {slowly}: staying costs .* a step x [\d,]+ steps that are left = .*; moving costs .*: moved$", weighed.reason
     )
     wait_until(lambda: queries.moves_asked(stage.history, play.job.id)[-1].done, seconds=30, explain=play.log)
     assert (queries.moves_asked(stage.history, play.job.id)[-1].facts or {})["pause"] > 0

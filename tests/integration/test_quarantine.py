@@ -74,7 +74,7 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     assert (play.state(), play.incidents()) == ("RUNNING", []), "by itself it stops nothing"
     play.chaos.kill(0)
     play.reaches("WAITING")
-    assert "0 node(s) are left and the job needs 1, so a person is asked" in play.because()
+    assert "0 node(s) are left and the job needs 1, so a person is asked" in play.reason()
     wait_until(lambda: [one.flow_run for one in approvals.still_open(stage.history)] not in ([], [None]), seconds=30, explain=play.log)
     return play
 
@@ -83,10 +83,10 @@ def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(s
     """A person lets it go, as the job has no other: the job waits for capacity though the agent would answer, and says why."""
     play = off_the_bus(stage, tmp_path, "off-bus")
     (asked,) = approvals.still_open(stage.history)
-    command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--because", "swap it"]
+    command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--reason", "swap it"]
     said = subprocess.run(command, env=stage.environment, capture_output=True, text=True, check=True).stdout
     assert re.match(rf"question {asked.number} of job off-bus is answered: isolate node-0 by \S+@\S+: swap it\n", said)
-    wait_until(lambda: re.search(r"node-0 is (taken out|quarantined) by job off-bus", play.because()), seconds=30, explain=play.log)
+    wait_until(lambda: re.search(r"node-0 is (taken out|quarantined) by job off-bus", play.reason()), seconds=30, explain=play.log)
     assert play.state() == "WAITING"
     wait_until(
         lambda: [one.event for one in cordons.moves(stage.history, "stage", "node-0")] == ["quarantined"], seconds=15, explain=play.log
@@ -94,20 +94,20 @@ def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(s
     (hold,) = cordons.holds(stage.history, "stage", "node-0")
     assert (hold.owner, hold.person, hold.ended_at) == ("job off-bus", False, None)
     assert "fallen off the bus" in hold.evidence[0]
-    assert "(approved by " in hold.because
+    assert "(approved by " in hold.reason
     wait_until(lambda: run_of(stage, asked)["state"]["type"] == "COMPLETED", seconds=30, explain=play.log)
     assert "isolate node-0 by " in run_of(stage, asked)["state"]["message"]
 
     other = stage.play("next", args=["--steps", "5"], nodes={"wanted": 1, "ranks": 1})
     assert other.ends() == 1, other.log()
-    assert "node-0 is quarantined by job off-bus (hold 1): gpu-off-bus" in other.because()
-    assert "`holdfast nodes readmit node-0 --because ...`" in other.because()
+    assert "node-0 is quarantined by job off-bus (hold 1): gpu-off-bus" in other.reason()
+    assert "`holdfast nodes readmit node-0 --reason ...`" in other.reason()
     assert play.state() == "WAITING", "the node answers all the time, and is not taken"
 
-    assert "quarantined -> healthy" in say(stage, tmp_path, "readmit", "node-0", "--because", "GPU reseated")
+    assert "quarantined -> healthy" in say(stage, tmp_path, "readmit", "node-0", "--reason", "GPU reseated")
     assert play.ends() == 0, play.log()
     assert list(queries.generations(stage.history, play.job.id)[-1].ranks) == ["node-0"]
-    assert [(one.rung, one.outcome) for one in play.incidents()] == [("wait-for-capacity", "recovered")]
+    assert [(one.action, one.outcome) for one in play.incidents()] == [("wait-for-capacity", "recovered")]
 
 
 def test_a_form_in_prefects_ui_keeps_a_node_that_a_person_trusts(stage: Stage, tmp_path: Path) -> None:
@@ -118,10 +118,10 @@ def test_a_form_in_prefects_ui_keeps_a_node_that_a_person_trusts(stage: Stage, t
     assert (run["name"], run["state"]["type"]) == ("trusted: may node-0 be isolated?", "PAUSED")
     wrong = call(stage, f"flow_runs/{asked.flow_run}/resume", {"run_input": {"answer": "approve", "nodes": ["node-7"]}})
     assert wrong["status"] == "REJECT", "the form is typed"
-    form = {"answer": "refuse", "nodes": ["node-0"], "by": "ann", "because": "known bad sensor"}
+    form = {"answer": "refuse", "nodes": ["node-0"], "by": "ann", "reason": "known bad sensor"}
     assert call(stage, f"flow_runs/{asked.flow_run}/resume", {"run_input": form})["status"] == "ACCEPT"
     assert play.ends() == 0, play.log()
-    assert [(one.rung, one.outcome) for one in play.incidents()] == [("restart-in-place", "recovered")]
+    assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-in-place", "recovered")]
     assert "is answered: keep node-0 by ann: known bad sensor" in remarks(play)
     assert cordons.moves(stage.history, "stage", "node-0") == []
     assert run_of(stage, asked)["state"]["message"] == "keep node-0 by ann: known bad sensor"
@@ -136,10 +136,10 @@ def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: 
     """The launch takes others, a spare one included, and says who holds one and why, and what the cluster-health flow left of the other."""
     stage.count, now = 4, time.time()
     finding = HealthFinding(kind="gpu-off-bus", part="gpu 0", quote="GPU 0: Xid 79", since=now, seen=now)
-    sick = HealthVerdict(node="node-1", standing="sick", since=now, at=now, seen=now, findings=(finding,))
-    keep(stage.history, "stage", {"node-1": sick}, [], {})
+    unhealthy = HealthVerdict(node="node-1", standing="unhealthy", since=now, at=now, seen=now, findings=(finding,))
+    keep(stage.history, "stage", {"node-1": unhealthy}, [], {})
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
-    said = say(stage, tmp_path, "hold", "node-0", "--because", "new fan", "--for", "2h")
+    said = say(stage, tmp_path, "hold", "node-0", "--reason", "new fan", "--for", "2h")
     assert "healthy -> held (hold 1" in said
 
     play = stage.play("beside", args=["--steps", "2000"], nodes={"wanted": 1, "ranks": 1, "spare": 1})
@@ -150,5 +150,5 @@ def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: 
     assert list(generation.ranks) == ["node-2"]
     assert standings(stage) == {"node-2": "healthy", "node-3": "healthy"}
     assert "node-0 is left out: held by " in remarks(play)
-    assert "new fan; `holdfast nodes release node-0 --because ...` takes it back" in remarks(play)
+    assert "new fan; `holdfast nodes release node-0 --reason ...` takes it back" in remarks(play)
     assert "node-1 passed over: sick: gpu-off-bus: GPU 0: Xid 79" in remarks(play)

@@ -79,9 +79,9 @@ def holdfast(stage: SlurmStage, *words: str) -> str:
     return done.stdout
 
 
-def said(stage: SlurmStage, node: str, verb: Callable[[Node, OperatorRequest], Answer], because: str) -> None:
+def said(stage: SlurmStage, node: str, verb: Callable[[Node, OperatorRequest], Answer], reason: str) -> None:
     """Say a person's word about a node to the history alone, as somebody who has no Slurm at hand would."""
-    word = OperatorRequest(owner=Owner(name="ann@desk", person=True), because=because, at=time.time())
+    word = OperatorRequest(owner=Owner(name="ann@desk", person=True), reason=reason, at=time.time())
     place = CordonTable(cluster="slurm", names=stage.slurm.names, rules=SlurmCluster(kind="slurm").quarantine.rules)
     answer = cordons.say(stage.history, place, node, lambda node, _ward: verb(node, word), now=word.at)
     assert isinstance(answer, Changed), answer
@@ -96,7 +96,7 @@ def recovered(play: Play, number: int = 1) -> None:
 
 def story(play: Play) -> str:
     """Return what became of a job until now."""
-    moves = [f"{move.after}: {move.because}" for move in queries.moves(play.stage.history, play.job.id)]
+    moves = [f"{move.after}: {move.reason}" for move in queries.moves(play.stage.history, play.job.id)]
     return "\n".join([*moves, remarks(play), play.log()])
 
 
@@ -120,7 +120,7 @@ def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_le
     play.chaos.kill(1)
     recovered(play)
     goes_on(play)
-    assert (play.kinds(), [one.rung for one in play.incidents()]) == (["worker-sigkill"], ["restart-in-place"]), play.log()
+    assert (play.kinds(), [one.action for one in play.incidents()]) == (["worker-sigkill"], ["restart-in-place"]), play.log()
 
     stage.slurm.run("scontrol", "requeue", number)
     wait_until(lambda: play.saw(2), seconds=60, explain=play.log)
@@ -142,7 +142,7 @@ def test_a_lost_node_gives_way_to_the_spare_one_and_a_further_allocation_to_the_
     stage.take_node(lost)
     recovered(play)
     goes_on(play)
-    assert (play.kinds(), [one.rung for one in play.incidents()]) == (["node-lost"], ["replace-node"]), play.log()
+    assert (play.kinds(), [one.action for one in play.incidents()]) == (["node-lost"], ["replace-node"]), play.log()
 
     wait_until(lambda: len(stage.allocations("lost")) == 2, seconds=60, explain=lambda: remarks(play))
     further = next(number for number in stage.allocations("lost") if number != first)
@@ -223,10 +223,10 @@ def test_a_job_that_gives_way_to_a_more_urgent_one_is_saved_and_goes_on_when_tha
     recovered(play)
     goes_on(play)
     (incident,) = play.incidents()
-    assert (incident.kind, incident.rung) == ("node-leaving", "wait-for-capacity"), f"{incident.because}\n{remarks(play)}"
+    assert (incident.kind, incident.action) == ("node-leaving", "wait-for-capacity"), f"{incident.reason}\n{remarks(play)}"
     # Slurm tells when the allocation ends before the signal has come, or after it.
-    told = ("it was told to go" in incident.because, "which it belongs to, ends at" in incident.because)
-    assert any(told), incident.because
+    told = ("it was told to go" in incident.reason, "which it belongs to, ends at" in incident.reason)
+    assert any(told), incident.reason
     assert "was saved out of the nodes' memory" in remarks(play)
     assert (incident.steps_lost or 0) <= 1
     play.stops()
@@ -253,7 +253,7 @@ def test_a_job_that_is_run_inside_of_an_allocation_uses_it_and_ends_saved_before
     ends(stage, number, within=30)
     assert again.ends() == 5, again.log()
     assert (again.state(), again.kinds()) == ("CANCELLED", [])
-    assert "the allocation that this runs in ends at" in again.because()
+    assert "the allocation that this runs in ends at" in again.reason()
     assert "JobState=CANCELLED" not in stage.slurm.run("scontrol", "show", "job", number)
 
 

@@ -41,13 +41,13 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     play.ends()
 
     first, second = play.incidents()
-    assert (first.kind, first.rung) == ("worker-exit-code", "restart-in-place")
+    assert (first.kind, first.action) == ("worker-exit-code", "restart-in-place")
     (unknown,) = faults(play, "unknown")
     assert (unknown.incident_id, unknown.rank, unknown.root) == (first.id, 0, False)
     assert "flux capacitor 12 out of phase" in unknown.evidence["detail"]
     assert "status 37" in unknown.evidence["detail"]
 
-    assert (second.kind, second.subject, second.rung) == ("gpu-memory-double-bit", "node node-0", "replace-node")
+    assert (second.kind, second.subject, second.action) == ("gpu-memory-double-bit", "node node-0", "replace-node")
     told = {(one.node, one.incident_id, one.root) for one in faults(play, "gpu-memory-double-bit")}
     assert ("node-0", second.id, True) in told, told
     weighed = verdict(play, second.id).candidates

@@ -26,14 +26,14 @@ def lost_at(step: int, *before: int, **facts: Any) -> Case:
 def test_each_policy_goes_back_twice_and_then_stops_with_the_reason(name: str) -> None:
     """The state after the step before may be spoiled already: its loss was the last number."""
     first = NAMED[name].decide(lost_at(77)).decision
-    assert (first.rung, first.before, first.skip) == (RecoveryAction.GO_BACK, 76, ())
-    assert "with the same data" in first.because
+    assert (first.action, first.before, first.skip) == (RecoveryAction.GO_BACK, 76, ())
+    assert "with the same data" in first.reason
     second = NAMED[name].decide(lost_at(80, 77)).decision
-    assert (second.rung, second.before, second.skip) == (RecoveryAction.GO_BACK, 79, (79, 80))
-    assert "without the batches of 79 and 80" in second.because
+    assert (second.action, second.before, second.skip) == (RecoveryAction.GO_BACK, 79, (79, 80))
+    assert "without the batches of 79 and 80" in second.reason
     third = NAMED[name].decide(lost_at(78, 77, 80)).decision
-    assert third.rung is RecoveryAction.GIVE_UP
-    assert "came again after 2 time(s) of going back" in third.because
+    assert third.action is RecoveryAction.GIVE_UP
+    assert "came again after 2 time(s) of going back" in third.reason
 
 
 def test_another_place_is_another_trouble_and_the_numbers_are_the_policys() -> None:
@@ -41,13 +41,13 @@ def test_another_place_is_another_trouble_and_the_numbers_are_the_policys() -> N
     policy = Policy(name="p", bad_loss=GoBack(same_data=0, without_batch=1, near=10))
     assert policy.decide(lost_at(77)).decision.skip == (76, 77)
     assert policy.decide(lost_at(300, 77)).decision.skip == (299, 300)
-    assert policy.decide(lost_at(80, 77)).decision.rung is RecoveryAction.GIVE_UP
+    assert policy.decide(lost_at(80, 77)).decision.action is RecoveryAction.GIVE_UP
     assert policy.decide(lost_at(1)).decision.before == 1
 
 
 def test_levels_say_whether_anything_is_done() -> None:
     """As a user's error the job stops at once; a lost node comes first."""
     stops = replace(NAMED["balanced"], levels={"loss-lost": RecommendedAction.USER_ERROR})
-    assert stops.decide(lost_at(77)).decision.rung is RecoveryAction.GIVE_UP
+    assert stops.decide(lost_at(77)).decision.action is RecoveryAction.GIVE_UP
     assert not Levels(changed={"loss-lost": RecommendedAction.WATCH}).acts(lost_at(77).diagnosis.root)
     assert isinstance(GoBack()(lost_at(77, lost="a")), Pass)

@@ -58,9 +58,9 @@ def test_one_failure_is_one_too_many_and_being_blind_is_no_pass() -> None:
     blind, spare = a_check(CheckMark.SKIPPED, name="disk", words="no way in"), a_check(CheckMark.SKIPPED, name="gpu", needed=False)
     assert outcome("a", [a_check(), spare]).mark is CheckMark.PASSED
     assert outcome("a", [a_check(), blind]).mark is CheckMark.SKIPPED
-    assert "disk: no way in" in outcome("a", [a_check(), blind]).because
+    assert "disk: no way in" in outcome("a", [a_check(), blind]).reason
     failed = outcome("a", [a_check(CheckMark.FAILED, words="a bit was lost"), blind])
-    assert (failed.mark, failed.because) == (CheckMark.FAILED, "network: a bit was lost")
+    assert (failed.mark, failed.reason) == (CheckMark.FAILED, "network: a bit was lost")
     assert outcome("a", [spare]).mark is CheckMark.SKIPPED, "where nothing was tried nothing was passed"
     assert outcome("a", []).mark is CheckMark.SKIPPED
 

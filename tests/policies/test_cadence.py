@@ -84,7 +84,7 @@ def simulated(case: IntervalCase, steps: int, saves: int, chance: Random) -> tup
         clock["save"] += case.save_s
     whole = sum(clock.values())
     shares = {name: clock[name] / whole for name in ("save", "rollback", "recovery")}
-    return Waste(steps=steps, **shares, because=""), clock["rollback"] / max(1, faults)
+    return Waste(steps=steps, **shares, reason=""), clock["rollback"] / max(1, faults)
 
 
 @given(st.floats(-4, 0.3), st.floats(1, 7))
@@ -160,7 +160,7 @@ def test_a_cadence_that_is_never_reached_wastes_everything() -> None:
     """Without an overflow, and in words."""
     said = waste(IntervalCase(save_s=1, step_s=1, between_s=10), 10**7)
     assert said.total == 1
-    assert "never gets from one save to the next" in said.because
+    assert "never gets from one save to the next" in said.reason
 
 
 @given(CASES, st.integers(1, 500), st.integers(1, 500))
@@ -169,7 +169,7 @@ def test_the_advice_stays_within_its_limits_and_says_when_they_bind(case: Interv
     limits, free = IntervalLimits(least=min(one, other), most=max(one, other)), advise(case, WIDE)
     bound = advise(case, limits)
     assert bound.steps == min(limits.most, max(limits.least, free.steps))
-    assert ("would be best" in bound.because) == (bound.steps != free.steps)
+    assert ("would be best" in bound.reason) == (bound.steps != free.steps)
 
 
 def test_recoveries_from_living_ranks_make_saves_rarer() -> None:
@@ -216,7 +216,7 @@ def test_without_a_fault_the_published_rate_holds_until_peace_has_lasted_longer(
     assert pytest.approx(1 / 6335, rel=0.01) == PUBLISHED
     fresh = rate_of(0, 0.0)
     assert (fresh.per_node_hour, fresh.low) == (PUBLISHED, 0)
-    assert fresh.because.startswith("assumed: no fault was seen")
+    assert fresh.reason.startswith("assumed: no fault was seen")
     assert fresh.high > PUBLISHED
     quiet = rate_of(0, 1e6)
     assert quiet.per_node_hour == pytest.approx(0.5e-6)
@@ -231,7 +231,7 @@ def test_a_fault_loses_half_an_interval_and_what_its_recovery_takes() -> None:
     assert one.rollback == pytest.approx(0.5 * 51, rel=1e-3)
     assert (one.reschedule, one.communication, one.load, one.compilation) == (2.0, 3.0, 1.5, 1.5)
     assert one.total == pytest.approx(9 + 25.5, rel=1e-3)
-    assert "50% of the faults" in one.because
+    assert "50% of the faults" in one.reason
     assert loss(case, 100, {}).communication is None
 
 
@@ -242,7 +242,7 @@ def test_no_save_is_advised_before_the_one_before_is_written() -> None:
     assert advise(cheap, limits).steps == 20
     slow = replace(cheap, beside_s=100)
     assert advise(slow, limits).steps == 125
-    assert "written for 100 s beside training" in advise(slow, limits).because
+    assert "written for 100 s beside training" in advise(slow, limits).reason
     assert advise(replace(cheap, beside_s=1), limits).steps == 20
 
 
@@ -254,7 +254,7 @@ def test_the_table_shows_the_advice_shorter_and_longer_ones_and_those_asked_for(
     assert 200 < advice.steps < 500
     assert [row.steps for row in rows] == [7, 100, round(advice.steps / 2), advice.steps, 500, 9000]
     assert min(rows, key=lambda row: row.total).steps == advice.steps
-    assert all(f"{row.steps:,} step" in row.because for row in rows)
+    assert all(f"{row.steps:,} step" in row.reason for row in rows)
 
 
 def test_only_a_difference_of_more_than_a_quarter_is_worth_a_change() -> None:

@@ -14,7 +14,7 @@ from policies.node_faults import offences
 from tests.policies.cases import a_case, decided
 
 NOW = 1_000_000.0
-DRAIN = Drain(node="n1", because="drained by ann@desk until 18:00: new fan", since=NOW, by=NOW + 600)
+DRAIN = Drain(node="n1", reason="drained by ann@desk until 18:00: new fan", since=NOW, by=NOW + 600)
 CAN = DrainView(now=NOW, room=True, save=30.0)
 
 
@@ -48,7 +48,7 @@ def test_what_is_done_about_a_node_that_is_to_be_left(departure: Drain, seen: Dr
     """Room and time decide, and the words say so."""
     found = next_act(departure, seen)
     assert found.act is act
-    assert words in found.because
+    assert words in found.reason
 
 
 def test_a_short_notice_leaves_half_of_its_time_to_the_attempt_to_move() -> None:
@@ -82,14 +82,14 @@ def test_ranks_never_stay_beyond_the_last_moment_and_never_leave_with_time_to_sp
 
 def test_the_ladder_leaves_the_node_and_holds_nothing_against_it() -> None:
     """With a spare it is replaced; without one the job goes on smaller where it may, or waits: nobody need be asked."""
-    for facts, rung, drop in (
+    for facts, action, drop in (
         ({"spares": ("s",), "least": 3}, RecoveryAction.REPLACE_NODE, ("a",)),
         ({"least": 2}, RecoveryAction.SHRINK, ("a",)),
         ({"least": 3, "askable": True}, RecoveryAction.WAIT_FOR_CAPACITY, ("a",)),
     ):
         case = a_case("node-leaving", "a", **facts)
         made = decided("balanced", case)
-        assert (made.rung, made.drop) == (rung, drop)
+        assert (made.action, made.drop) == (action, drop)
         assert offences(case, made.drop) == []
 
 

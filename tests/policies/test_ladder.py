@@ -27,9 +27,9 @@ AGAIN = replace(a_recovery(), kind=LAUNCH)
 Row = tuple[Case, dict[str, RecoveryAction]]
 
 
-def all_say(rung: RecoveryAction) -> dict[str, RecoveryAction]:
+def all_say(action: RecoveryAction) -> dict[str, RecoveryAction]:
     """Return that every policy decides the same."""
-    return dict.fromkeys(POLICIES, rung)
+    return dict.fromkeys(POLICIES, action)
 
 
 def they_say(patient: RecoveryAction, balanced: RecoveryAction, aggressive: RecoveryAction) -> dict[str, RecoveryAction]:
@@ -164,8 +164,8 @@ CASES: dict[str, Row] = {
 @pytest.mark.parametrize("name", CASES)
 def test_each_policy_takes_its_rung(name: str, policy: str) -> None:
     """The first rule that has an answer decides."""
-    case, rungs = CASES[name]
-    assert decided(policy, case).rung is rungs[policy], decided(policy, case).because
+    case, actions = CASES[name]
+    assert decided(policy, case).action is actions[policy], decided(policy, case).reason
 
 
 MEMBERSHIPS: dict[str, tuple[str, Case, dict[str, Any]]] = {
@@ -209,26 +209,26 @@ def test_ranks_change_nodes_exactly_when_the_failure_may_follow_the_step(kind: s
     """What comes again with the rank on another node is the script; a kill tells nothing that way, and one node has no other."""
     decision = decided("balanced", a_case(kind))
     assert decision.rotate is follows_step(kind)
-    assert ("with the ranks on other nodes" in decision.because) is follows_step(kind)
+    assert ("with the ranks on other nodes" in decision.reason) is follows_step(kind)
     assert not decided("balanced", a_case(kind, members=("a",), least=1)).rotate
 
 
 def test_a_node_that_its_peers_do_not_reach_after_a_restart_either_is_replaced() -> None:
     """Restarts would go on to fail until the job is given up; one that helped is no such sign."""
-    for gained, rung, dropped in ((False, REPLACE, ("a",)), (True, IN_PLACE, ())):
+    for gained, action, dropped in ((False, REPLACE, ("a",)), (True, IN_PLACE, ())):
         case = a_case("peer-blamed", spares=("s",), past=(a_recovery(node=None, gained=gained),))
         decision = decided("balanced", case)
-        assert (decision.rung, decision.drop) == (rung, dropped)
-    assert decided("balanced", a_case("peer-blamed", spares=("s",))).rung is IN_PLACE, "the first time may be chance"
+        assert (decision.action, decision.drop) == (action, dropped)
+    assert decided("balanced", a_case("peer-blamed", spares=("s",))).action is IN_PLACE, "the first time may be chance"
 
 
 def test_a_decision_repeats_the_verdict_and_counts() -> None:
     """A person reads why, and how much is left."""
     second = decided("balanced", a_case(past=SPENT[:1], budget=RecoveryBudget(in_place=5)))
-    assert second.because == f"{a_verdict().because}; restart 2 of 5 within 3600 s"
-    for case, rungs in CASES.values():
-        for policy, rung in rungs.items():
-            assert (case.diagnosis.because in decided(policy, case).because) or rung is GIVE_UP
+    assert second.reason == f"{a_verdict().reason}; restart 2 of 5 within 3600 s"
+    for case, actions in CASES.values():
+        for policy, action in actions.items():
+            assert (case.diagnosis.reason in decided(policy, case).reason) or action is GIVE_UP
 
 
 @pytest.mark.parametrize(
@@ -242,9 +242,9 @@ def test_a_decision_repeats_the_verdict_and_counts() -> None:
 )
 def test_giving_up_is_a_clear_verdict(name: str, words: str) -> None:
     """It says what was tried and what was seen last."""
-    because = decided("balanced", CASES[name][0]).because
-    assert words in because
-    assert "what was seen" in because
+    reason = decided("balanced", CASES[name][0]).reason
+    assert words in reason
+    assert "what was seen" in reason
 
 
 def test_a_person_can_read_which_rules_were_passed_over_and_why() -> None:
@@ -253,16 +253,16 @@ def test_a_person_can_read_which_rules_were_passed_over_and_why() -> None:
     assert answer.rule == "WaitForCapacity(full=True)"
     assert answer.passed_over == {
         "StopForUserError": "no user error",
-        "StopWhenFruitless": "a is lost: that is no script's doing",
+        "StopWithoutProgress": "a is lost: that is no script's doing",
         "StopWhenSpent": "0 of 20 recoveries used",
-        "ExcuseWhenCommon": "node-lost came on 1 node(s) within 600 s, not on 3",
-        "LeaveWhenFrequent": "node-lost for time 1 within 86400 s on a, of 6",
+        "ExcuseWhenCorrelated": "node-lost came on 1 node(s) within 600 s, not on 3",
+        "LeaveWhenRecurring": "node-lost for time 1 within 86400 s on a, of 6",
         "LeaveWhenFlapping": "node-lost came 1 time(s) within 600 s on a, of 8",
         "GoBack": "the loss is not lost",
         "RetryStep": "the job's process groups are not Holdfast's own",
-        "TakeOver": "the job's process groups are not Holdfast's own",
-        "RestartInPlace": "a cannot hold ranks",
-        "ReplaceBySpare": "0 spare(s) for 1 node(s)",
+        "ReplaceRanks": "the job's process groups are not Holdfast's own",
+        "RestartWorkers": "a cannot hold ranks",
+        "ReplaceNode": "0 spare(s) for 1 node(s)",
         "AskAPerson": "no node that still works would be taken out without a person's word",
     }
 
@@ -285,7 +285,7 @@ def test_the_policies_are_those_that_a_job_can_name() -> None:
 
 def test_the_rungs_are_words_of_the_history() -> None:
     """They are stored, and must not change."""
-    assert [str(rung) for rung in RecoveryAction] == [
+    assert [str(action) for action in RecoveryAction] == [
         *("retry-step", "take-over", "narrow", "restart-in-place", "go-back", "replace-node", "shrink", "ask-a-person"),
         *("wait-for-capacity", "give-up"),
     ]

@@ -14,7 +14,7 @@ from detectors.diagnosis import Diagnosis
 from policies.case import Earlier
 from policies.escalation import POLICIES, Case, Decision, HotSpare, PastRecovery, RecoveryAction, RecoveryBudget, RestartAgain, decide
 from policies.placement import members_after, membership_after
-from policies.replace_ranks import sick_ranks, unfit_nodes
+from policies.replace_ranks import unfit_nodes, unhealthy_ranks
 from tests.policies.cases import NOW, a_verdict
 
 NODES = tuple("abcdefgh")
@@ -33,7 +33,7 @@ def cases(draw: st.DrawFn) -> Case:
     anywhere = st.sampled_from([*NODES, None])
     rank = st.sampled_from([*home, None])
     fault = st.builds(Fault, kind=st.sampled_from(sorted(CATALOGUE)), at=st.just(NOW), node=anywhere, rank=rank)
-    recovery = st.builds(PastRecovery, at=st.floats(0.0, NOW), rung=st.sampled_from(RecoveryAction), node=anywhere, gained=st.booleans())
+    recovery = st.builds(PastRecovery, at=st.floats(0.0, NOW), action=st.sampled_from(RecoveryAction), node=anywhere, gained=st.booleans())
     root = draw(fault)
     earlier = st.builds(
         Earlier,
@@ -45,7 +45,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
     return Case(
         now=NOW,
-        diagnosis=Diagnosis(root=root, echoes=tuple(draw(st.lists(fault, max_size=3))), because="what was seen"),
+        diagnosis=Diagnosis(root=root, echoes=tuple(draw(st.lists(fault, max_size=3))), reason="what was seen"),
         members=members,
         lost=frozenset(draw(st.sets(st.sampled_from(members)))),
         spares=tuple(others[: draw(st.integers(0, len(others)))]),
@@ -73,7 +73,7 @@ def cases(draw: st.DrawFn) -> Case:
 def test_every_policy_always_answers_and_says_why(policy: str, case: Case) -> None:
     """The first rule that does not pass decides; all before it have said why they pass."""
     answer = decide(POLICIES[policy], case)
-    assert answer.decision.because.strip()
+    assert answer.decision.reason.strip()
     assert answer.rule
     assert all(why.strip() for why in answer.passed_over.values())
 
@@ -95,9 +95,9 @@ def test_no_decision_ends_below_the_least_width_unless_it_waits_or_gives_up(poli
     """And a wait is for more than there is, but never for more than the job had."""
     decision = decide(POLICIES[policy], case).decision
     left = len(members_after(case.members, decision))
-    if decision.rung is RecoveryAction.WAIT_FOR_CAPACITY:
+    if decision.action is RecoveryAction.WAIT_FOR_CAPACITY:
         assert max(left, case.least - 1) < decision.need <= len(case.members)
-    elif decision.rung not in (RecoveryAction.GIVE_UP, RecoveryAction.TAKE_OVER, RecoveryAction.ASK_A_PERSON):
+    elif decision.action not in (RecoveryAction.GIVE_UP, RecoveryAction.TAKE_OVER, RecoveryAction.ASK_A_PERSON):
         assert left >= case.least
 
 
@@ -106,7 +106,7 @@ def test_no_rank_stays_on_a_node_that_cannot_hold_it(policy: str, case: Case) ->
     """Lost nodes and those that a fault asks to leave, unless it is excused, are out in every decision that goes on."""
     answer = decide(POLICIES[policy], case)
     case, decision = answer.case, answer.decision
-    if decision.rung not in (RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON):
+    if decision.action not in (RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON):
         assert not (set(case.lost) | set(case.unfit)) & set(members_after(case.members, decision))
 
 
@@ -125,16 +125,16 @@ def test_a_rung_is_what_its_name_says(policy: str, case: Case) -> None:
         RecoveryAction.WAIT_FOR_CAPACITY: bool(decision.drop),
         RecoveryAction.GIVE_UP: not decision.drop and not decision.add,
     }
-    assert widths[decision.rung]
-    assert not decision.rotate or decision.rung is RecoveryAction.RESTART_IN_PLACE
-    assert (decision.need > 0) is (decision.rung in (RecoveryAction.WAIT_FOR_CAPACITY, RecoveryAction.ASK_A_PERSON))
+    assert widths[decision.action]
+    assert not decision.rotate or decision.action is RecoveryAction.RESTART_IN_PLACE
+    assert (decision.need > 0) is (decision.action in (RecoveryAction.WAIT_FOR_CAPACITY, RecoveryAction.ASK_A_PERSON))
 
 
 @given(A_POLICY, cases())
 def test_a_person_is_asked_for_sick_nodes_that_work_and_only_where_their_word_decides(policy: str, case: Case) -> None:
     """Without them the job cannot go on, with them it could; nobody is asked twice, nor for what is lost anyway."""
     decision = decide(POLICIES[policy], case).decision
-    if decision.rung is not RecoveryAction.ASK_A_PERSON:
+    if decision.action is not RecoveryAction.ASK_A_PERSON:
         return
     assert case.askable
     assert set(decision.drop) <= case.leaving - case.lost - case.approved
@@ -143,7 +143,7 @@ def test_a_person_is_asked_for_sick_nodes_that_work_and_only_where_their_word_de
     assert without < case.least <= without + len(decision.drop)
     assert went <= case.lost | case.approved
     again = decide(POLICIES[policy], replace(case, approved=case.approved | set(decision.drop))).decision
-    assert again.rung is not RecoveryAction.ASK_A_PERSON
+    assert again.action is not RecoveryAction.ASK_A_PERSON
 
 
 @given(A_POLICY, cases())
@@ -152,10 +152,10 @@ def test_a_rung_that_failed_is_not_tried_again_while_no_node_was_lost(policy: st
     answer = decide(POLICIES[policy], case)
     if answer.rule == repr(RestartAgain()):
         others = tuple(rule for rule in POLICIES[policy] if not isinstance(rule, RestartAgain))
-        assert decide(others, case).decision.rung is RecoveryAction.GIVE_UP
+        assert decide(others, case).decision.action is RecoveryAction.GIVE_UP
         return
     decision = answer.decision
-    assert case.lost or decision.rung not in case.tried or (decision.rung is RecoveryAction.TAKE_OVER and decision.seats)
+    assert case.lost or decision.action not in case.tried or (decision.action is RecoveryAction.TAKE_OVER and decision.seats)
 
 
 @given(A_POLICY, cases())
@@ -163,12 +163,12 @@ def test_a_take_over_replaces_all_that_are_sick_and_nobody_else(policy: str, cas
     """Somebody lives on; each sick rank has one place, on a node that can hold it; no standby becomes two ranks."""
     answer = decide(POLICIES[policy], case)
     case, decision = answer.case, answer.decision
-    if decision.rung is not RecoveryAction.TAKE_OVER:
+    if decision.action is not RecoveryAction.TAKE_OVER:
         assert not decision.seats
         return
     assert not case.barred
     ranks = {rank for held in case.ranks.values() for rank in held}
-    assert {seat.rank for seat in decision.seats} == sick_ranks(case) < ranks
+    assert {seat.rank for seat in decision.seats} == unhealthy_ranks(case) < ranks
     assert not {seat.node for seat in decision.seats} & unfit_nodes(case)
     used = [seat.standby for seat in decision.seats if seat.standby is not None]
     assert len(set(used)) == len(used)
@@ -183,7 +183,7 @@ def test_a_take_over_replaces_all_that_are_sick_and_nobody_else(policy: str, cas
 def test_a_spent_budget_ends_every_job(policy: str, case: Case) -> None:
     """Whatever the reason, lost nodes included."""
     decision = decide(POLICIES[policy], case).decision
-    assert len(case.recent()) < case.budget.recoveries or decision.rung is RecoveryAction.GIVE_UP
+    assert len(case.recent()) < case.budget.recoveries or decision.action is RecoveryAction.GIVE_UP
 
 
 @given(st.permutations(sorted(POLICIES)), cases())
@@ -218,12 +218,12 @@ def survived(policy: str, faults: list[tuple[str, int | None, bool]], *, in_one_
         )
         decision = decide(POLICIES[policy], case).decision
         decisions.append(decision)
-        if decision.rung is RecoveryAction.GIVE_UP:
+        if decision.action is RecoveryAction.GIVE_UP:
             return decisions
-        past.append(PastRecovery(at=now, rung=decision.rung, node=node, gained=False))
-        tried = [*tried, decision.rung] if in_one_incident and not lost else []
+        past.append(PastRecovery(at=now, action=decision.action, node=node, gained=False))
+        tried = [*tried, decision.action] if in_one_incident and not lost else []
         members, spares = members_after(members, decision), tuple(one for one in spares if one not in decision.add)
-        if decision.rung is RecoveryAction.WAIT_FOR_CAPACITY:
+        if decision.action is RecoveryAction.WAIT_FOR_CAPACITY:
             members += decision.drop[: decision.need - len(members)]
         now += seconds
     return decisions
@@ -249,7 +249,7 @@ def test_a_job_that_only_fails_is_given_up_within_its_budget(
 ) -> None:
     """Whatever fails, and however often nodes are lost and come back: the budget of recoveries is the bound."""
     decisions = survived(policy, faults, in_one_incident=in_one_incident, seconds=seconds)
-    assert decisions[-1].rung is RecoveryAction.GIVE_UP
+    assert decisions[-1].action is RecoveryAction.GIVE_UP
     assert len(decisions) <= RecoveryBudget().recoveries + 1
 
 
@@ -257,15 +257,15 @@ def test_a_job_that_only_fails_is_given_up_within_its_budget(
 def test_a_script_that_always_dies_is_given_up_after_a_few_recoveries(policy: str, kind: str, in_one_incident: bool) -> None:  # noqa: FBT001
     """Without a lost node the recoveries that bring nothing are counted, hours apart or not; a spare is tried before the end."""
     decisions = survived(policy, [(kind, 0, False)], in_one_incident=in_one_incident, seconds=7200.0)
-    assert decisions[-1].rung is RecoveryAction.GIVE_UP
+    assert decisions[-1].action is RecoveryAction.GIVE_UP
     assert len(decisions) <= RecoveryBudget().fruitless + 2
-    assert sum(decision.rung is RecoveryAction.REPLACE_NODE for decision in decisions) >= 1
+    assert sum(decision.action is RecoveryAction.REPLACE_NODE for decision in decisions) >= 1
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_rack_that_goes_dark_node_by_node_does_not_end_the_job(policy: str) -> None:
     """Each loss interrupts the recovery from the one before, so none of them brings a step."""
     dark = [("node-lost", 0, True)] * 4
-    rungs = [decision.rung for decision in survived(policy, [*dark, ("user-error", 0, False)], in_one_incident=True, seconds=5.0)]
-    assert len(rungs) == 5
-    assert RecoveryAction.GIVE_UP not in rungs[:4]
+    actions = [decision.action for decision in survived(policy, [*dark, ("user-error", 0, False)], in_one_incident=True, seconds=5.0)]
+    assert len(actions) == 5
+    assert RecoveryAction.GIVE_UP not in actions[:4]

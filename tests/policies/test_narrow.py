@@ -27,7 +27,7 @@ def a_loss(lost: str = "c", *, nodes: str = "abc", ranks: int = 1, copies: Copie
     """Return a case in which node *lost*, that holds *ranks* ranks as each does, is lost, and there is no spare."""
     held = {node: tuple(range(place * ranks, (place + 1) * ranks)) for place, node in enumerate(nodes)}
     root = Fault(kind="node-lost", at=NOW, node=lost[0], quote="seen")
-    diagnosis = Diagnosis(root=root, echoes=(), because="node-lost was seen")
+    diagnosis = Diagnosis(root=root, echoes=(), reason="node-lost was seen")
     given = {"least": 1, "barred": "", "lost": frozenset(lost), "ranks": held, "copies": copies, **facts}
     return Case(now=NOW, diagnosis=diagnosis, members=tuple(nodes), **given)
 
@@ -55,7 +55,7 @@ def test_who_finds_no_place_is_left_out_with_its_copy_of_the_model(name: str) ->
     case, vacate, seats = ANSWERS[name]
     answer = ShrinkLive()(case)
     assert isinstance(answer, Decision), answer
-    assert (answer.rung, answer.vacate, answer.seats) == (RecoveryAction.NARROW, vacate, seats)
+    assert (answer.action, answer.vacate, answer.seats) == (RecoveryAction.NARROW, vacate, seats)
     assert set(answer.drop) == case.lost
 
 
@@ -84,10 +84,10 @@ def test_why_it_cannot_be_is_said(name: str) -> None:
 
 def test_a_policy_goes_on_in_the_living_processes_before_it_restarts_on_fewer_nodes() -> None:
     """The patient one waits for its full width all the same."""
-    rungs = {name: decide(rules, a_loss(least=2)).decision.rung for name, rules in POLICIES.items()}
-    assert rungs == {"patient": RecoveryAction.WAIT_FOR_CAPACITY, "balanced": RecoveryAction.NARROW, "aggressive": RecoveryAction.NARROW}
+    actions = {name: decide(rules, a_loss(least=2)).decision.action for name, rules in POLICIES.items()}
+    assert actions == {"patient": RecoveryAction.WAIT_FOR_CAPACITY, "balanced": RecoveryAction.NARROW, "aggressive": RecoveryAction.NARROW}
     failed = a_loss(least=2, barred="it failed in this incident: a rank could not")
-    assert decide(POLICIES["balanced"], failed).decision.rung is RecoveryAction.SHRINK
+    assert decide(POLICIES["balanced"], failed).decision.action is RecoveryAction.SHRINK
     assert all(
         RecoveryAction.NARROW not in order or order.index(RecoveryAction.NARROW) < order.index(RecoveryAction.SHRINK)
         for order in ORDERS.values()
@@ -98,7 +98,7 @@ def test_an_error_that_follows_the_step_is_not_answered_so_twice() -> None:
     """It would take one copy of the model after the other with it."""
     case = a_loss("c", past=(a_recovery(RecoveryAction.NARROW, gained=False),))
     root = Fault(kind="worker-exception", at=NOW, node="c", rank=2, quote="seen")
-    case = replace(case, diagnosis=Diagnosis(root=root, echoes=(), because="x"))
+    case = replace(case, diagnosis=Diagnosis(root=root, echoes=(), reason="x"))
     answer = ShrinkLive()(case)
     assert isinstance(answer, Pass)
     assert "may follow the step" in answer.why
@@ -130,7 +130,7 @@ def test_whoever_stays_is_of_a_whole_copy_and_no_whole_copy_is_left_out(mesh: tu
     if not nodes:
         return
     root = Fault(kind="node-lost", at=NOW, node=min(nodes), quote="seen")
-    diagnosis = Diagnosis(root=root, echoes=(), because="lost")
+    diagnosis = Diagnosis(root=root, echoes=(), reason="lost")
     case = Case(now=NOW, diagnosis=diagnosis, members=tuple(names), least=2, barred="", lost=nodes, ranks=held, copies=copies)
     gone = {rank for name in nodes for rank in held[name]}
     whole = [one for one in copies if gone.isdisjoint(one)]

@@ -16,7 +16,7 @@ CHOICE = st.randoms(use_true_random=False)
 
 def decision(drop: tuple[str, ...] = (), add: tuple[str, ...] = (), *, rotate: bool = False) -> Decision:
     """Return a decision that changes who is in."""
-    return Decision(rung=RecoveryAction.REPLACE_NODE, because="a test", drop=drop, add=add, rotate=rotate)
+    return Decision(action=RecoveryAction.REPLACE_NODE, reason="a test", drop=drop, add=add, rotate=rotate)
 
 
 def test_a_spare_takes_the_place_of_the_node_it_replaces() -> None:

@@ -25,42 +25,42 @@ def test_a_level_acts_wherever_a_rule_reads_one() -> None:
     killer = Policy(name="p", levels={"worker-sigkill": RecommendedAction.EVICT_NOW})
     assert killer.decide(a_case(spares=("s",))).decision.drop == ("a",)
     calm = Policy(name="p", levels={"gpu-off-bus": RecommendedAction.RESTART_PROCESS})
-    assert calm.decide(a_case("gpu-off-bus", spares=("s",))).decision.rung is RecoveryAction.RESTART_IN_PLACE
+    assert calm.decide(a_case("gpu-off-bus", spares=("s",))).decision.action is RecoveryAction.RESTART_IN_PLACE
     reset = Policy(name="p", levels={"gpu-off-bus": RecommendedAction.RESET_DEVICE})
-    assert reset.decide(a_case("gpu-off-bus")).decision.rung is RecoveryAction.WAIT_FOR_CAPACITY
+    assert reset.decide(a_case("gpu-off-bus")).decision.action is RecoveryAction.WAIT_FOR_CAPACITY
     again = Policy(name="p", levels={"cuda-uncorrectable-ecc": RecommendedAction.RESTART_PROCESS})
-    assert again.decide(a_case("cuda-uncorrectable-ecc")).decision.rung is RecoveryAction.RESTART_IN_PLACE
+    assert again.decide(a_case("cuda-uncorrectable-ecc")).decision.action is RecoveryAction.RESTART_IN_PLACE
     assert reset.decide(a_case("gpu-off-bus", spares=("s",))).decision.drop == ("a",)
     strict = Policy(name="p", levels={"worker-sigkill": RecommendedAction.USER_ERROR})
-    assert strict.decide(a_case(spares=("s",))).decision.rung is RecoveryAction.GIVE_UP
+    assert strict.decide(a_case(spares=("s",))).decision.action is RecoveryAction.GIVE_UP
 
 
 def test_the_budget_is_the_policys_not_the_cases() -> None:
     """A case of another policy can be decided by this one."""
     case = a_case(past=(a_recovery(),), spares=("s",), budget=RecoveryBudget(in_place=9))
-    assert Policy(name="p", budget=RecoveryBudget(in_place=1)).decide(case).decision.rung is RecoveryAction.REPLACE_NODE
+    assert Policy(name="p", budget=RecoveryBudget(in_place=1)).decide(case).decision.action is RecoveryAction.REPLACE_NODE
 
 
 def test_only_rungs_that_are_listed_are_tried_in_their_order() -> None:
     """Giving up comes last by itself."""
     only = Policy(name="p", order=(RecoveryAction.REPLACE_NODE,))
-    assert only.decide(a_case(spares=("s",))).decision.rung is RecoveryAction.REPLACE_NODE
-    assert only.decide(a_case()).decision.rung is RecoveryAction.GIVE_UP
+    assert only.decide(a_case(spares=("s",))).decision.action is RecoveryAction.REPLACE_NODE
+    assert only.decide(a_case()).decision.action is RecoveryAction.GIVE_UP
     first = Policy(name="p", order=(RecoveryAction.REPLACE_NODE, RecoveryAction.RESTART_IN_PLACE))
-    assert first.decide(a_case("worker-peer-lost", spares=("s",))).decision.rung is RecoveryAction.RESTART_IN_PLACE, (
+    assert first.decide(a_case("worker-peer-lost", spares=("s",))).decision.action is RecoveryAction.RESTART_IN_PLACE, (
         "an echo gets its restart first"
     )
 
 
 def test_a_job_that_must_not_shrink_waits_for_its_full_width() -> None:
     """Fewer nodes are no answer where the policy has no such rung."""
-    never = Policy(name="p", order=tuple(rung for rung in ORDERS["balanced"] if rung is not RecoveryAction.SHRINK))
+    never = Policy(name="p", order=tuple(action for action in ORDERS["balanced"] if action is not RecoveryAction.SHRINK))
     decision = never.decide(a_case("node-lost", lost="a", least=1)).decision
-    assert (decision.rung, decision.need) == (RecoveryAction.WAIT_FOR_CAPACITY, 3)
+    assert (decision.action, decision.need) == (RecoveryAction.WAIT_FOR_CAPACITY, 3)
 
 
 def test_every_rung_that_brings_ranks_back_has_a_deadline() -> None:
     """After a wait the job has as long as after a replacement."""
     deadlines = replace(PolicyTimeouts(), replace_node=7.0)
-    assert all(deadlines.of(rung) > 0 for rung in RecoveryAction if rung not in {RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON})
+    assert all(deadlines.of(action) > 0 for action in RecoveryAction if action not in {RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON})
     assert deadlines.of(RecoveryAction.WAIT_FOR_CAPACITY) == 7.0

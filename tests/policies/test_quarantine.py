@@ -35,7 +35,7 @@ FRESH = Node(name="a")
 
 def word(at: float, owner: Owner = JOB, **fields: Any) -> OperatorRequest:
     """Return a word that *owner* says at that time."""
-    return OperatorRequest(**{"owner": owner, "because": "Xid 79", "at": at, **fields})
+    return OperatorRequest(**{"owner": owner, "reason": "Xid 79", "at": at, **fields})
 
 
 def done(answer: Answer) -> Node:
@@ -56,7 +56,7 @@ def test_the_third_doubt_within_a_day_quarantines() -> None:
     assert len(twice.holds) == 1, "the newer doubt stands for both"
     third = done(doubt(twice, word(30.0), ward))
     assert third.state is NodeState.QUARANTINED
-    assert "doubted 3 times" in third.holds[0].because
+    assert "doubted 3 times" in third.holds[0].reason
     assert done(doubt(twice, word(115.0), ward)).state is NodeState.SUSPECT, "the first is too old"
     assert done(doubt(twice, word(30.0), replace(ward, rules=replace(rules, doubts=0)))).state is NodeState.SUSPECT
     assert done(doubt(twice, word(30.0), replace(ward, isolated=2))).state is NodeState.SUSPECT, "programs may take no more out"
@@ -110,7 +110,7 @@ def test_a_repeated_offender_stays_out_twice_as_long_and_is_retired_at_last() ->
     assert lasting == [3_600.0, 7_200.0, 14_400.0]
     retired = done(quarantine(node, word(at + 10), WARD))
     assert retired.state is NodeState.RETIRED
-    assert "quarantine 4 within 30 d" in retired.holds[0].because
+    assert "quarantine 4 within 30 d" in retired.holds[0].reason
     again = done(quarantine(done(readmit(retired, word(at + 20, ANN))), word(at + 30), WARD))
     assert (again.state, again.holds[0].until) == (NodeState.QUARANTINED, at + 30 + 3_600.0)
     late = at + 31 * 86_400.0
@@ -166,8 +166,8 @@ def test_of_two_persons_holds_one_has_to_be_named() -> None:
 def test_a_persons_word_needs_a_person_and_a_reason(verb: Any) -> None:
     """Both are said in the refusal."""
     held = done(hold(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
-    for owner, because, words in ((JOB, "well", "job gpt is a program"), (ANN, " ", "needs a reason")):
-        answer = verb(held, OperatorRequest(owner=owner, because=because, at=3.0))
+    for owner, reason, words in ((JOB, "well", "job gpt is a program"), (ANN, " ", "needs a reason")):
+        answer = verb(held, OperatorRequest(owner=owner, reason=reason, at=3.0))
         assert isinstance(answer, TransitionRefused)
         assert words in answer.why
 
@@ -186,7 +186,7 @@ def test_a_retired_node_is_not_tested() -> None:
     gone = done(retire(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
     answer = begin_burn_in(gone, word(3.0), 1, seconds=60.0)
     assert isinstance(answer, TransitionRefused)
-    assert "`holdfast nodes readmit a --because ...`" in answer.why
+    assert "`holdfast nodes readmit a --reason ...`" in answer.why
     assert done(readmit(gone, word(4.0, ANN))).state is NodeState.HEALTHY
 
 
@@ -202,7 +202,7 @@ def test_failed_burn_ins_come_less_often_and_retire_at_last() -> None:
         waits.append((node.holds[0].until or 0.0) - at)
     assert waits[:4] == [100.0, 100.0, 200.0, 100.0]
     assert node.state is NodeState.RETIRED
-    assert "failed burn-in 3 within 30 d: Xid 79" in node.holds[-1].because
+    assert "failed burn-in 3 within 30 d: Xid 79" in node.holds[-1].reason
     assert [one.kind for one in node.holds] == ["quarantine", "retirement"], "what it was quarantined for stays on record"
 
 
@@ -221,7 +221,7 @@ def test_the_reason_is_in_words_with_owner_number_and_cure() -> None:
     assert in_words(FRESH) == ""
     assert in_words(done(doubt(FRESH, word(1.0), WARD))) == ""
     out = done(quarantine(FRESH, word(1.0), WARD))
-    assert in_words(out) == "quarantined by job gpt (hold 1): Xid 79; `holdfast nodes readmit a --because ...` takes it back"
+    assert in_words(out) == "quarantined by job gpt (hold 1): Xid 79; `holdfast nodes readmit a --reason ...` takes it back"
     assert in_words(done(hold(out, word(2.0, ANN)))).startswith("held by ann@desk (hold 2): Xid 79; `holdfast nodes release a ")
     assert in_words(done(retire(out, word(2.0, ANN)))).startswith("retired by ann@desk (hold 2)")
 
@@ -252,17 +252,17 @@ def test_what_was_done_to_a_node_is_not_its_own() -> None:
     """A fault that another one explains is excused; a node that stays is not asked."""
     root = Fault(kind="gpu-off-bus", at=NOW, node="a", quote="Xid 79")
     other = Fault(kind="gpu-off-bus", at=NOW, node="b", quote="Xid 79")
-    told = replace(a_case(), diagnosis=Diagnosis(root=root, echoes=(other,), because="", excused=(other,)))
+    told = replace(a_case(), diagnosis=Diagnosis(root=root, echoes=(other,), reason="", excused=(other,)))
     assert [one.node for one in offences(told, ("a", "b"))] == ["a"]
     assert offences(told, ("c",)) == []
     (found,) = offences(told, ("a",))
-    assert (found.because, found.evidence, found.seen) == ("gpu-off-bus: Xid 79", ("gpu-off-bus: Xid 79",), NOW)
+    assert (found.reason, found.evidence, found.seen) == ("gpu-off-bus: Xid 79", ("gpu-off-bus: Xid 79",), NOW)
 
 
 def test_a_lost_node_whose_gpu_fell_off_before_answers_for_that() -> None:
     """The root is that it is gone; the evidence is what it said before."""
     (found,) = offences(a_case("node-lost", "a", ("gpu-off-bus", "a")), ("a",))
-    assert (found.grave, found.because) == (True, "gpu-off-bus: also seen")
+    assert (found.grave, found.reason) == (True, "gpu-off-bus: also seen")
     assert takes_out([], CATALOGUE_LEVELS) is None
 
 
@@ -274,4 +274,4 @@ def test_what_came_on_many_nodes_is_held_against_none_and_what_came_too_often_ag
     assert [one.grave for one in offences(soft, ("a",))] == [False]
     worn = replace(soft, worn=frozenset({"a"}), notes=("gpu-off-bus for time 4 within 86400 s on a: too often, the node leaves",))
     (found,) = offences(worn, ("a",))
-    assert (found.grave, found.because) == (True, worn.notes[0])
+    assert (found.grave, found.reason) == (True, worn.notes[0])

@@ -105,7 +105,7 @@ class Wards(RuleBasedStateMachine):
         assert [(one.before, one.after) for one in done.moves] == (
             [(before.state, done.node.state)] if before.state is not done.node.state else []
         )
-        assert all(NODE_MOVES[one.before, one.event] is one.after and one.because for one in done.moves)
+        assert all(NODE_MOVES[one.before, one.event] is one.after and one.reason for one in done.moves)
 
     def no_hold_is_lost(self, before: Node, after: Node, lifts: frozenset[int]) -> None:
         """See that a hold which keeps a node out goes only by a word that may lift it, or into a stronger one of a program."""
@@ -129,7 +129,7 @@ class Wards(RuleBasedStateMachine):
 
     def word(self, owner: Owner, late: float = 0.0) -> OperatorRequest:
         """Return a word of *owner*, whose evidence is so many seconds old."""
-        return OperatorRequest(owner=owner, because="it was seen", at=self.now, seen=self.now - late)
+        return OperatorRequest(owner=owner, reason="it was seen", at=self.now, seen=self.now - late)
 
     @rule(seconds=st.floats(0.5, 60.0))
     def time_passes(self, seconds: float) -> None:
@@ -286,7 +286,7 @@ TestWards = Wards.TestCase
 def test_a_node_is_never_changed_in_place() -> None:
     """A word that comes to nothing cannot leave anything behind."""
     node = Node(name="a")
-    answer = acts.quarantine(node, OperatorRequest(owner=PROGRAM, because="Xid 79", at=5.0), QuarantineLimits(size=4, isolated=0))
+    answer = acts.quarantine(node, OperatorRequest(owner=PROGRAM, reason="Xid 79", at=5.0), QuarantineLimits(size=4, isolated=0))
     assert isinstance(answer, Changed)
     assert node == Node(name="a")
     assert replace(answer.node, holds=()).state is NodeState.QUARANTINED

@@ -74,7 +74,7 @@ def test_a_large_case_keeps_what_rules_read(many: int) -> None:
     assert len(json.dumps(record)) <= MOST_BYTES < len(json.dumps(to_record(case)))
     back = from_record(through_json(record))
     assert [(fault.kind, fault.node, fault.rank) for fault in back.diagnosis.echoes] == [(one.kind, one.node, one.rank) for one in long]
-    assert (back.diagnosis.root.quote, back.diagnosis.because) == (case.diagnosis.root.quote, case.diagnosis.because)
+    assert (back.diagnosis.root.quote, back.diagnosis.reason) == (case.diagnosis.root.quote, case.diagnosis.reason)
     for policy in POLICIES.values():
         one, other = decide(policy, back), decide(policy, case)
         assert (one.decision, one.rule, one.passed_over, one.noted) == (other.decision, other.rule, other.passed_over, other.noted)

@@ -30,7 +30,7 @@ def noted(rule: Any, case: Case) -> Case:
     """Return the case as *rule* hands it on."""
     answer = rule(case)
     assert isinstance(answer, Noted), answer
-    assert answer.why in answer.case.because
+    assert answer.why in answer.case.reason
     return answer.case
 
 
@@ -52,9 +52,9 @@ def test_a_fault_on_three_nodes_is_held_against_none() -> None:
     after = noted(ExcuseWhenCorrelated(), case)
     assert (after.unfit, after.bad) == ((), ())
     decision = decided("balanced", case)
-    assert decision.rung is RecoveryAction.RESTART_IN_PLACE
-    assert "gpu-off-bus came on 3 nodes (a, x, y) within 600 s: held against none of them" in decision.because
-    assert decided("aggressive", case).rung is RecoveryAction.RESTART_IN_PLACE
+    assert decision.action is RecoveryAction.RESTART_IN_PLACE
+    assert "gpu-off-bus came on 3 nodes (a, x, y) within 600 s: held against none of them" in decision.reason
+    assert decided("aggressive", case).action is RecoveryAction.RESTART_IN_PLACE
 
 
 def test_faults_of_one_incident_count_as_well() -> None:
@@ -99,8 +99,8 @@ def test_restarts_for_a_common_fault_do_not_spend_the_budget_of_a_node() -> None
     past = tuple(a_recovery(at=NOW - 100 * n) for n in range(1, 4))
     spent = tuple(replace(one, kind=KILL) for one in past)
     others = (*before(10, node="b"), *before(20, node="c"))
-    assert decided("balanced", a_case(past=spent, spares=("s",), earlier=others)).rung is RecoveryAction.RESTART_IN_PLACE
-    assert decided("balanced", a_case(past=spent, spares=("s",))).rung is RecoveryAction.REPLACE_NODE
+    assert decided("balanced", a_case(past=spent, spares=("s",), earlier=others)).action is RecoveryAction.RESTART_IN_PLACE
+    assert decided("balanced", a_case(past=spent, spares=("s",))).action is RecoveryAction.REPLACE_NODE
 
 
 def test_a_share_of_the_nodes_is_enough_where_it_is_set() -> None:
@@ -124,17 +124,17 @@ def test_the_fourth_incident_of_one_kind_on_one_node_moves_it_out() -> None:
     """Though a restart in place would be allowed."""
     case = again(7200, 40_000, 86_399, spares=("s",))
     decision = decided("balanced", case)
-    assert (decision.rung, decision.drop, decision.add) == (RecoveryAction.REPLACE_NODE, ("a",), ("s",))
-    assert f"{HANGS} for time 4 within 86400 s on a: too often, the node leaves" in decision.because
-    assert decided("patient", case).rung is RecoveryAction.RESTART_IN_PLACE
-    assert decided("balanced", again(7200, 40_000, 86_400, spares=("s",))).rung is RecoveryAction.RESTART_IN_PLACE
+    assert (decision.action, decision.drop, decision.add) == (RecoveryAction.REPLACE_NODE, ("a",), ("s",))
+    assert f"{HANGS} for time 4 within 86400 s on a: too often, the node leaves" in decision.reason
+    assert decided("patient", case).action is RecoveryAction.RESTART_IN_PLACE
+    assert decided("balanced", again(7200, 40_000, 86_400, spares=("s",))).action is RecoveryAction.RESTART_IN_PLACE
 
 
 def test_what_is_possible_decides_a_node_stays_where_no_spare_is() -> None:
     """A sick place is better than none."""
     case = again(10, 20, 30, least=1)
     assert "no spare is there" in passed(LeaveWhenRecurring(), case)
-    assert decided("balanced", case).rung is RecoveryAction.RESTART_IN_PLACE
+    assert decided("balanced", case).action is RecoveryAction.RESTART_IN_PLACE
 
 
 def test_what_ends_processes_is_counted_only_where_somebody_says_so() -> None:
@@ -173,7 +173,7 @@ def test_a_device_is_told_from_others_where_it_is_known() -> None:
     unknown = a_case(GPU, spares=("s",), earlier=earlier)
     assert "for time 3" in passed(LeaveWhenRecurring(), unknown)
     root = Fault(kind=GPU, at=NOW, node="a", device="0000:3b:00")
-    known = replace(unknown, diagnosis=Diagnosis(root=root, echoes=(), because="seen"))
+    known = replace(unknown, diagnosis=Diagnosis(root=root, echoes=(), reason="seen"))
     assert "for time 2 within 86400 s on a (0000:3b:00)" in passed(LeaveWhenRecurring(), known)
 
 
@@ -185,7 +185,7 @@ def test_a_take_over_moves_all_ranks_of_a_node_that_leaves() -> None:
         standbys=(HotSpare(id=5, node="s"),),
     )  # fmt: skip
     decision = decided("balanced", case)
-    assert decision.rung is RecoveryAction.TAKE_OVER
+    assert decision.action is RecoveryAction.TAKE_OVER
     assert {seat.rank: seat.node for seat in decision.seats} == {0: "s", 1: "s"}
     assert decision.drop == ("a",)
 
@@ -199,8 +199,8 @@ def test_a_fault_that_comes_and_goes_moves_the_node_out_though_training_went_on(
     case = a_case(KILL, "b", ("link-down", "a"), spares=("s",), earlier=comings)
     assert noted(LeaveWhenFlapping(), case).worn == {"a"}
     decision = decided("balanced", case)
-    assert (decision.rung, decision.drop) == (RecoveryAction.REPLACE_NODE, ("a",))
-    assert "link-down came 5 time(s) within 600 s on a: too often" in decision.because
+    assert (decision.action, decision.drop) == (RecoveryAction.REPLACE_NODE, ("a",))
+    assert "link-down came 5 time(s) within 600 s on a: too often" in decision.reason
 
 
 def test_what_is_told_within_moments_is_one_coming() -> None:
@@ -232,6 +232,6 @@ def test_a_common_fault_is_not_counted_against_a_node_that_had_it_often() -> Non
     """One broken script must not take a cluster apart node by node."""
     often = (*before(10, 20, 30, 40, 50, kind=HANGS), *before(15, kind=HANGS, node="b"), *before(25, kind=HANGS, node="c"))
     answer = decide(POLICIES["balanced"], a_case(HANGS, spares=("s",), earlier=often))
-    assert answer.decision.rung is RecoveryAction.RESTART_IN_PLACE
+    assert answer.decision.action is RecoveryAction.RESTART_IN_PLACE
     assert list(answer.noted) == ["ExcuseWhenCorrelated"]
     assert answer.passed_over["LeaveWhenRecurring"] == "it came on many nodes"

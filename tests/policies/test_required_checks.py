@@ -130,7 +130,7 @@ def test_a_part_that_could_not_be_tested_keeps_the_node_out_and_says_what_to_do(
     assert found.mark is CheckMark.SKIPPED
     assert stays_out(found, "quarantined") == (
         "node-0 stays quarantined: no check could exercise the GPU (no NVIDIA device is visible). "
-        "Repair the driver or the card, or return it by hand with `holdfast nodes readmit node-0 --because ...`."
+        "Repair the driver or the card, or return it by hand with `holdfast nodes readmit node-0 --reason ...`."
     )
     assert outcome("node-0", (*SOUND, NO_GPU)).mark is CheckMark.PASSED
     assert outcome("node-0", (*SOUND, GPU_0), wanted).mark is CheckMark.PASSED

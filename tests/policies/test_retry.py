@@ -23,8 +23,8 @@ def why_not(case: Case) -> str:
 def test_groups_that_broke_while_all_live_are_built_anew_and_nothing_else_happens(policy: str) -> None:
     """The finest rung comes first, and moves nobody."""
     decision = decide(POLICIES[policy], a_loss("group-broken")).decision
-    assert (decision.rung, decision.seats, decision.drop) == (RecoveryAction.RETRY_STEP, (), ())
-    assert "all 4 stay in their processes" in decision.because
+    assert (decision.action, decision.seats, decision.drop) == (RecoveryAction.RETRY_STEP, (), ())
+    assert "all 4 stay in their processes" in decision.reason
 
 
 def test_a_policy_may_have_a_hang_answered_by_a_retry_first() -> None:
@@ -32,7 +32,7 @@ def test_a_policy_may_have_a_hang_answered_by_a_retry_first() -> None:
     levels = Levels(changed={"job-hang": RecommendedAction.RETRY_STEP})
     assert isinstance(RetryStep()(a_loss("job-hang", levels=levels)), Decision)
     answer = decide(POLICIES["balanced"], a_loss("job-hang", levels=levels, tried=(RecoveryAction.RETRY_STEP,)))
-    assert (answer.decision.rung, [seat.rank for seat in answer.decision.seats]) == (RecoveryAction.TAKE_OVER, [1])
+    assert (answer.decision.action, [seat.rank for seat in answer.decision.seats]) == (RecoveryAction.TAKE_OVER, [1])
 
 
 def test_what_only_explains_why_the_groups_broke_does_not_keep_the_step_from_being_done_again() -> None:
@@ -69,5 +69,5 @@ def test_a_step_is_not_done_again_where_that_cannot_help(name: str) -> None:
 def test_a_retry_that_failed_is_not_repeated_as_a_take_over_of_nobody() -> None:
     """It would be the same thing under another name."""
     answer = decide(POLICIES["balanced"], a_loss("group-broken", tried=(RecoveryAction.RETRY_STEP,)))
-    assert answer.decision.rung is RecoveryAction.RESTART_IN_PLACE
-    assert answer.passed_over["TakeOver"] == "tried already in this incident"
+    assert answer.decision.action is RecoveryAction.RESTART_IN_PLACE
+    assert answer.passed_over["ReplaceRanks"] == "tried already in this incident"

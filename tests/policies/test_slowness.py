@@ -48,9 +48,9 @@ BEFORE = MovedBefore(at=NOW - 60, rank=3, node="n0")
 def test_the_sum_decides_and_stands_in_the_words(slow: SlowRank, act: SlowAct, words: str) -> None:
     """What it costs to stay, what to move, and what else counts."""
     found = RULE(slow)
-    assert found.act is act, found.because
-    assert words in found.because
-    assert found.because.startswith("rank 3 on n1: ")
+    assert found.act is act, found.reason
+    assert words in found.reason
+    assert found.reason.startswith("rank 3 on n1: ")
 
 
 COST = st.floats(0.0, 1_000.0)

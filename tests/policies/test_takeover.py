@@ -23,7 +23,7 @@ def a_loss(kind: str = "worker-sigkill", rank: int | None = 1, *beside: Fault, *
     """Return a case of two nodes with two ranks each, in which something befell *rank*."""
     node = next((node for node, ranks in RANKS.items() if rank in ranks), None)
     root = Fault(kind=kind, at=NOW, node=facts.pop("node", node), rank=rank, quote="seen")
-    diagnosis = Diagnosis(root=root, echoes=beside, because=f"{kind} was seen")
+    diagnosis = Diagnosis(root=root, echoes=beside, reason=f"{kind} was seen")
     given = {"barred": "", "ranks": RANKS, "roles": ((0, 2), (1, 3)), **facts}
     return Case(now=NOW, diagnosis=diagnosis, members=("a", "b"), least=2, **given)
 
@@ -32,7 +32,7 @@ def seats(case: Case) -> tuple[Placement, ...]:
     """Return where the sick ranks go on."""
     answer = ReplaceRanks()(case)
     assert isinstance(answer, Decision), answer
-    assert answer.rung is RecoveryAction.TAKE_OVER
+    assert answer.action is RecoveryAction.TAKE_OVER
     return answer.seats
 
 
@@ -122,14 +122,14 @@ def test_a_take_over_that_cannot_help_says_why(name: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_it_is_the_first_answer_of_every_policy(policy: str) -> None:
     """Before anything restarts; and after the stops."""
-    assert decide(POLICIES[policy], a_loss()).decision.rung is RecoveryAction.TAKE_OVER
-    assert decide(POLICIES[policy], a_loss("user-error")).decision.rung is RecoveryAction.GIVE_UP
+    assert decide(POLICIES[policy], a_loss()).decision.action is RecoveryAction.TAKE_OVER
+    assert decide(POLICIES[policy], a_loss("user-error")).decision.action is RecoveryAction.GIVE_UP
 
 
 def test_the_reason_names_who_goes_where_and_who_stays() -> None:
     """It goes unchanged into log, history and report."""
-    because = decide(POLICIES["balanced"], a_loss(standbys=(ELSEWHERE,))).decision.because
-    assert because == "worker-sigkill was seen; rank 1 goes on in standby 8 on s, the other 3 stay in their processes"
+    reason = decide(POLICIES["balanced"], a_loss(standbys=(ELSEWHERE,))).decision.reason
+    assert reason == "worker-sigkill was seen; rank 1 goes on in standby 8 on s, the other 3 stay in their processes"
 
 
 def test_a_membership_after_a_take_over_keeps_places_and_drops_empty_nodes() -> None:

@@ -75,7 +75,7 @@ def test_a_look_without_faults_is_ok_and_its_faults_decide() -> None:
     """By what they ask for: to be watched, or to be taken out."""
     assert standings(WELL) == ["ok"]
     assert standings(a_node(ssh=False)) == ["degraded"]
-    assert standings(a_node(lines=(FATAL,))) == ["sick"]
+    assert standings(a_node(lines=(FATAL,))) == ["unhealthy"]
     assert standings(AWAY) == ["unreachable"]
     assert standings(DARK) == ["unknown"]
 
@@ -98,8 +98,8 @@ def test_what_makes_a_node_sick_is_held_for_longer() -> None:
     """A line of the log is no state: its silence proves little."""
     bad = a_node(lines=(FATAL,))
     looks = [bad, *[bad] * CLEAN, bad]  # the line stays in the log, and is told once
-    assert standings(*looks) == ["sick"] * len(looks)
-    assert standings(*looks, every=HELD / 2) == ["sick"] * CLEAN + ["ok"] * (len(looks) - CLEAN)
+    assert standings(*looks) == ["unhealthy"] * len(looks)
+    assert standings(*looks, every=HELD / 2) == ["unhealthy"] * CLEAN + ["ok"] * (len(looks) - CLEAN)
 
 
 def test_counters_are_compared_with_the_look_before() -> None:
@@ -111,12 +111,12 @@ def test_counters_are_compared_with_the_look_before() -> None:
 def test_a_probe_that_could_not_be_carried_out_neither_condemns_nor_mends() -> None:
     """A sick node stays sick; of a healthy one nobody knows any more."""
     bad = a_node(lines=(FATAL,))
-    assert standings(bad, DARK, DARK) == ["sick"] * 3
+    assert standings(bad, DARK, DARK) == ["unhealthy"] * 3
     assert standings(a_node(ssh=False), *[DARK] * (CLEAN + 1)) == ["degraded"] * (CLEAN + 2)
     assert standings(WELL, DARK, WELL) == ["ok", "unknown", "ok"]
     assert standings(AWAY, DARK) == ["unreachable", "unreachable"]
     *_, told = story(bad, DARK)
-    assert told.because == "could not be looked at: changed host key"
+    assert told.reason == "could not be looked at: changed host key"
     assert (told.seen, told.at) == (0.0, 60.0)
 
 
@@ -132,7 +132,7 @@ def test_a_part_that_is_not_seen_any_more_is_not_taken_for_healthy() -> None:
     assert standings(WELL, half, half, WELL) == ["ok", "unknown", "unknown", "ok"]
     assert standings(a_node(ssh=False), *[half] * (CLEAN + 1)) == ["degraded"] * (CLEAN + 2)
     *_, told = story(WELL, half)
-    assert told.because == "services is not seen any more: no answer within 8 s"
+    assert told.reason == "services is not seen any more: no answer within 8 s"
 
 
 def test_only_changes_are_told() -> None:
@@ -171,25 +171,24 @@ def test_a_first_look_that_is_not_well_is_told(found: Found) -> None:
     (told,) = story(found)
     change = change_of(None, told)
     assert change is not None
-    assert change.because
+    assert change.reason
 
 
 def test_a_fault_that_logs_told_of_keeps_its_weight_in_another_process() -> None:
     """Who looks next may have read no signature yet: a sick node must not get better by that."""
-    program = (
-        "from policies.node_health import Finding\nprint(Finding(kind='journal-aborted', part='p', quote='q', since=0.0, seen=0.0).level)"
-    )
+    made = "HealthFinding(kind='journal-aborted', part='p', quote='q', since=0.0, seen=0.0)"
+    program = f"from policies.node_health import HealthFinding\nprint({made}.level)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "evict-now"
 
 
 def test_a_node_that_answers_again_is_not_said_to_be_free_of_what_is_held_against_it() -> None:
     """It was sick, did not answer, and answers."""
-    sick = a_node(lines=(FATAL,))
-    _, gone, again = story(sick, AWAY, sick)
+    unhealthy = a_node(lines=(FATAL,))
+    _, gone, again = story(unhealthy, AWAY, unhealthy)
     change = change_of(gone, again)
     assert change is not None
-    assert change.because == "it answers, and gpu-off-bus speaks against it"
+    assert change.reason == "it answers, and gpu-off-bus speaks against it"
 
 
 def test_evidence_has_the_worst_first() -> None:
@@ -197,7 +196,7 @@ def test_evidence_has_the_worst_first() -> None:
     (told,) = story(a_node(lines=(FATAL,), ssh=False))
     assert [words.partition(":")[0] for words in told.evidence] == ["gpu-off-bus", "service-down"]
     assert told.is_bad
-    assert told.standing == NodeHealthState.SICK
+    assert told.standing == NodeHealthState.UNHEALTHY
 
 
 def test_a_verdict_grows_old() -> None:

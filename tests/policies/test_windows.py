@@ -15,7 +15,7 @@ from policies.maintenance import MaintenanceWindow, closing
 BEGINS = datetime(2026, 12, 1, 22, 0, tzinfo=UTC)
 AT = BEGINS.timestamp()
 HOUR = 3600.0
-ONCE = MaintenanceWindow(nodes=frozenset({"a"}), begins=BEGINS, lasts=timedelta(hours=4), ahead=timedelta(minutes=30), because="firmware")
+ONCE = MaintenanceWindow(nodes=frozenset({"a"}), begins=BEGINS, lasts=timedelta(hours=4), ahead=timedelta(minutes=30), reason="firmware")
 WEEKLY = MaintenanceWindow(nodes=frozenset({"a", "b"}), begins=BEGINS, lasts=timedelta(hours=2), every=timedelta(days=7))
 
 
@@ -36,7 +36,7 @@ def test_a_node_is_closed_from_some_time_before_its_window_until_its_end(now: fl
     """And no other node is."""
     found = closing([ONCE], "a", now)
     assert (found is not None) == is_closed
-    assert found is None or (found.begins, found.ends, found.because) == (AT, AT + 4 * HOUR, "firmware")
+    assert found is None or (found.begins, found.ends, found.reason) == (AT, AT + 4 * HOUR, "firmware")
     assert closing([ONCE], "b", now) is None
 
 
@@ -48,7 +48,7 @@ def test_the_next_one_is_known_long_before() -> None:
     assert told.begins == AT + 7 * 86_400
     both = closing([WEEKLY, ONCE], "a", AT + 3 * HOUR, soon=False)
     assert both is not None
-    assert both.because == "firmware"
+    assert both.reason == "firmware"
     assert closing([ONCE], "a", AT + 5 * HOUR, soon=False) is None
 
 

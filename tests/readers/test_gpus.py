@@ -54,7 +54,7 @@ def test_the_program_that_travels_sees_the_same(stand_in: StandIn) -> None:
     assert stand_in.reading_of_the_program() == stand_in.reading()
 
 
-SICK = {
+UNHEALTHY = {
     "gpu-off-bus": ("gpu0.fail 15",),
     "gpu-reset-required": ("gpu0.recovery_action 2",),
     "gpu-unusable": ("gpu0.nvmlDeviceGetHandleByIndex_v2 999",),
@@ -73,13 +73,13 @@ SICK = {
 }
 
 
-@pytest.mark.parametrize("kind", SICK)
+@pytest.mark.parametrize("kind", UNHEALTHY)
 def test_what_nvml_says_becomes_the_fault_it_is(stand_in: StandIn, kind: str) -> None:
     """One thing is wrong with one GPU (or the driver): that fault is seen, it names the GPU, and no other is seen."""
-    stand_in.say(*SICK[kind])
+    stand_in.say(*UNHEALTHY[kind])
     (fault,) = judge(looked(stand_in.reading()))
     assert fault.kind == kind
-    assert "init" in SICK[kind][0] or FIRST in fault.quote or "GPU 0" in fault.quote
+    assert "init" in UNHEALTHY[kind][0] or FIRST in fault.quote or "GPU 0" in fault.quote
 
 
 GROWS = {

@@ -64,23 +64,23 @@ class Script:
         self.rows.clear()
         return self.job
 
-    def move(self, event: str, after: str, because: str, *, seconds: float = 0.0) -> None:
+    def move(self, event: str, after: str, reason: str, *, seconds: float = 0.0) -> None:
         """Make one move after *seconds*."""
         self.clock += seconds
         self.add(
             Move(
-                job_id=self.job.id, at=self.clock, before=self.state, event=event, after=after, because=because, generation=self.generation
+                job_id=self.job.id, at=self.clock, before=self.state, event=event, after=after, reason=reason, generation=self.generation
             )
         )  # fmt: skip
         self.state = after
 
-    def gather_ranks(self, ranks: dict[str, list[int]], because: str) -> Generation:
+    def gather_ranks(self, ranks: dict[str, list[int]], reason: str) -> Generation:
         """Agree on a new membership."""
         self.generation += 1
         size = sum(map(len, ranks.values()))
         row = Generation(
             job_id=self.job.id, number=self.generation, at=self.clock, world_size=size, ranks=ranks, port=29500,
-            resumed_step=self.step, until=600, because=because,
+            resumed_step=self.step, until=600, reason=reason,
         )  # fmt: skip
         return self.add(row)
 
@@ -95,12 +95,12 @@ class Script:
             if save_every and self.step % save_every == 0:
                 self.save(seconds=0.041)
 
-    def save(self, *, seconds: float, trouble: str | None = None, because: str = "") -> None:
+    def save(self, *, seconds: float, trouble: str | None = None, reason: str = "") -> None:
         """Write a checkpoint of the present step, or trouble with it."""
         self.add(
             Checkpoint(
                 job_id=self.job.id, at=self.clock, step=self.step, generation=self.generation, path=f"/srv/step-{self.step:08d}",
-                seconds=seconds, size=13_654_021, trouble=trouble, because=because,
+                seconds=seconds, size=13_654_021, trouble=trouble, reason=reason,
             )
         )  # fmt: skip
 
@@ -113,17 +113,17 @@ class Script:
             )
         )  # fmt: skip
 
-    def stand(self, node: str, standing: str, because: str) -> None:
+    def stand(self, node: str, standing: str, reason: str) -> None:
         """Change a node's standing."""
-        self.add(NodeMove(cluster="local", node=node, at=self.clock, standing=standing, because=because, job_id=self.job.id))
+        self.add(NodeMove(cluster="local", node=node, at=self.clock, standing=standing, reason=reason, job_id=self.job.id))
 
-    def suffer(self, number: int, faults: list[Fault], *, detect: float, because: str) -> Incident:
+    def suffer(self, number: int, faults: list[Fault], *, detect: float, reason: str) -> Incident:
         """Open an incident that the first of *faults* is the root of."""
         root = faults[0]
         self.clock += detect
         incident = Incident(
             job_id=self.job.id, number=number, kind=root.kind, subject=root.subject, fault_at=root.at, detected_at=self.clock,
-            ordered_at=self.clock + 0.012, generation_before=self.generation, step_before=self.step, because=because,
+            ordered_at=self.clock + 0.012, generation_before=self.generation, step_before=self.step, reason=reason,
         )  # fmt: skip
         for fault in faults:
             fault.incident_id = incident.id
@@ -138,20 +138,20 @@ class Script:
             job_id=self.job.id, at=self.clock, kind=kind, subject=subject, generation=self.generation, step=self.step, **facts
         )  # fmt: skip
 
-    def decide(self, incident: Incident, rung: str, rule: str, because: str, **facts: Any) -> None:
+    def decide(self, incident: Incident, action: str, rule: str, reason: str, **facts: Any) -> None:
         """Record what the policy answered, and the move that follows."""
-        incident.rung = rung
+        incident.action = action
         self.add(
-            Decision(job_id=self.job.id, incident_id=incident.id, at=self.clock, rung=rung, rule=rule, because=because, **facts)
+            Decision(job_id=self.job.id, incident_id=incident.id, at=self.clock, action=action, rule=rule, reason=reason, **facts)
         )  # fmt: skip
-        self.move("decided", "ISOLATING", because, seconds=0.004)
+        self.move("decided", "ISOLATING", reason, seconds=0.004)
 
-    def recover(self, incident: Incident, ranks: dict[str, list[int]], *, back_to: int, times: tuple[float, ...], because: str) -> None:
+    def recover(self, incident: Incident, ranks: dict[str, list[int]], *, back_to: int, times: tuple[float, ...], reason: str) -> None:
         """Bring the job back: *times* are the seconds of `PHASES` but the last, which is the rollback and follows from the steps."""
         self.move("isolated", "RESCHEDULING", "every rank has stopped", seconds=times[2])
         before, self.step = self.step, back_to
-        made = self.gather_ranks(ranks, because)
-        self.move("placed", "RESUMING", because, seconds=times[3])
+        made = self.gather_ranks(ranks, reason)
+        self.move("placed", "RESUMING", reason, seconds=times[3])
         self.move("started", "RUNNING", f"resumed from step {back_to}", seconds=sum(times[4:]))
         made.first_step_at = self.clock
         incident.generation_after, incident.outcome = self.generation, "recovered"
@@ -194,10 +194,10 @@ def killed(on: Script, number: int = 1) -> None:
         "worker-peer-lost", "rank 3 on node-1", rank=3, node="node-1", level="record", blame="none",
         evidence={"quote": "RuntimeError: Connection closed by peer", "detail": TRACEBACK},
     )  # fmt: skip
-    because = "worker-sigkill on rank 1 of node-0 came 18 ms before the connection errors of the other ranks; restart 1 of 3 within 3600 s"
-    incident = on.suffer(number, [root, echo], detect=0.021, because=because)
+    reason = "worker-sigkill on rank 1 of node-0 came 18 ms before the connection errors of the other ranks; restart 1 of 3 within 3600 s"
+    incident = on.suffer(number, [root, echo], detect=0.021, reason=reason)
     on.decide(
-        incident, "restart-in-place", "RestartInPlace()", because, act={"restarts": 1},
+        incident, "restart-in-place", "RestartWorkers()", reason, act={"restarts": 1},
         passed_over={
             "Dismiss()": "worker-sigkill asks for restart-process",
             "StopForUserError()": "no user error",
@@ -205,7 +205,7 @@ def killed(on: Script, number: int = 1) -> None:
         },
     )  # fmt: skip
     on.recover(
-        incident, {"node-0": [0, 1], "node-1": [2, 3]}, back_to=max(0, on.step - 22), because="the same nodes",
+        incident, {"node-0": [0, 1], "node-1": [2, 3]}, back_to=max(0, on.step - 22), reason="the same nodes",
         times=(0.021, 0.004, 0.118, 0.172, 0.31, 0.082, 0.41),
     )  # fmt: skip
 
@@ -216,12 +216,12 @@ def stopped(on: Script, number: int = 2) -> None:
         "worker-stopped", "rank 2 on node-1", rank=2, node="node-1", root=True,
         evidence={"quote": "rank 2 has been stopped by SIGSTOP for 1.0 s", "signal": 19},
     )  # fmt: skip
-    because = "worker-stopped on rank 2 of node-1: nobody let it go on for 1.0 s; restart 1 of 3 within 3600 s"
-    incident = on.suffer(number, [root], detect=1.044, because=because)
+    reason = "worker-stopped on rank 2 of node-1: nobody let it go on for 1.0 s; restart 1 of 3 within 3600 s"
+    incident = on.suffer(number, [root], detect=1.044, reason=reason)
     passed = {"Dismiss()": "worker-stopped asks for restart-process"}
-    on.decide(incident, "restart-in-place", "RestartInPlace()", because, act={"restarts": 1}, passed_over=passed)
+    on.decide(incident, "restart-in-place", "RestartWorkers()", reason, act={"restarts": 1}, passed_over=passed)
     on.recover(
-        incident, {"node-0": [0, 1], "node-1": [2, 3]}, back_to=max(0, on.step - 37), because="the same nodes",
+        incident, {"node-0": [0, 1], "node-1": [2, 3]}, back_to=max(0, on.step - 37), reason="the same nodes",
         times=(1.044, 0.005, 0.097, 0.181, 0.29, 0.079, 0.39),
     )  # fmt: skip
 
@@ -233,15 +233,15 @@ def lost_node(on: Script, number: int = 3) -> None:
         evidence={"quote": "the agent of node-1 closed its connection and the node is silent", "last_words": ["beat 411", "beat 412"]},
     )  # fmt: skip
     on.stand("node-1", "lost", "its agent closed the connection and the node does not answer")
-    because = "node-lost on node node-1; node-2 takes the place of node-1"
-    incident = on.suffer(number, [root], detect=0.034, because=because)
+    reason = "node-lost on node node-1; node-2 takes the place of node-1"
+    incident = on.suffer(number, [root], detect=0.034, reason=reason)
     on.decide(
-        incident, "replace-node", "ReplaceBySpare()", because, act={"drop": ["node-1"], "add": ["node-2"]},
-        passed_over={"RestartInPlace()": "node-1 no longer answers"},
+        incident, "replace-node", "ReplaceNode()", reason, act={"drop": ["node-1"], "add": ["node-2"]},
+        passed_over={"RestartWorkers()": "node-1 no longer answers"},
     )  # fmt: skip
-    on.save(seconds=0.0, trouble="checkpoint-corrupt", because="shard 2 is not what the manifest says; the one before is taken")
+    on.save(seconds=0.0, trouble="checkpoint-corrupt", reason="shard 2 is not what the manifest says; the one before is taken")
     on.recover(
-        incident, {"node-0": [0, 1], "node-2": [2, 3]}, back_to=max(0, on.step - 12), because="node-2 for node-1",
+        incident, {"node-0": [0, 1], "node-2": [2, 3]}, back_to=max(0, on.step - 12), reason="node-2 for node-1",
         times=(0.034, 0.006, 0.141, 0.902, 0.33, 0.121, 0.47),
     )  # fmt: skip
     incident.facts = {"source": "memory", "replicas": 2, "snapshot_age": 12}

@@ -79,8 +79,8 @@ def recovering(history: History) -> Job:
     on.train(122)
     filled.killed(on)
     on.train(180)
-    because = "no rank made progress for 2.4 s"
-    on.suffer(2, [on.fault("job-hang", "job", root=True, evidence={"quote": because})], detect=2.4, because=because)
+    reason = "no rank made progress for 2.4 s"
+    on.suffer(2, [on.fault("job-hang", "job", root=True, evidence={"quote": reason})], detect=2.4, reason=reason)
     return on.write()
 
 
@@ -92,10 +92,10 @@ def failed(history: History) -> Job:
     on.stand(HOSTILE, "lost", HOSTILE)
     evidence = {"detail": HOSTILE + "\n" + HOSTILE, HOSTILE: [HOSTILE]}
     fault = on.fault("user-error", HOSTILE, level="user-error", blame="user_code", root=True, evidence=evidence)
-    incident = on.suffer(1, [fault], detect=0.03, because=HOSTILE)
+    incident = on.suffer(1, [fault], detect=0.03, reason=HOSTILE)
     on.decide(incident, "give-up", HOSTILE, HOSTILE, act={HOSTILE: HOSTILE}, passed_over={HOSTILE: HOSTILE})
     incident.kind, incident.outcome, incident.closed_at = HOSTILE, "gave-up", on.clock
-    on.save(seconds=0.1, trouble=HOSTILE, because=HOSTILE)
+    on.save(seconds=0.1, trouble=HOSTILE, reason=HOSTILE)
     on.gather_ranks({HOSTILE: [0]}, HOSTILE)
     on.add(Phase(job_id=on.job.id, incident_id=incident.id, position=0, name=HOSTILE, seconds=1.0))
     on.move("gave-up", "FAILED", HOSTILE)
@@ -134,9 +134,9 @@ def many_nodes(history: History, number: int = 300) -> Job:
     on.train(400)
     lost = next(iter(ranks))
     on.stand(lost, "lost", "does not answer")
-    incident = on.suffer(1, [on.fault("node-lost", f"node {lost}", root=True)], detect=0.1, because="node-lost")
+    incident = on.suffer(1, [on.fault("node-lost", f"node {lost}", root=True)], detect=0.1, reason="node-lost")
     moved = {("gpu-cluster-a-rack-99-node-9999" if node == lost else node): held for node, held in ranks.items()}
-    on.recover(incident, moved, back_to=350, times=(0.1, 0.01, 1.2, 4.1, 2.2, 3.9, 5.0), because="one spare for one lost node")
+    on.recover(incident, moved, back_to=350, times=(0.1, 0.01, 1.2, 4.1, 2.2, 3.9, 5.0), reason="one spare for one lost node")
     on.train(900)
     return on.write()
 

@@ -78,7 +78,7 @@ def test_it_says_what_was_seen_and_what_was_decided_and_folds_what_was_not_done(
     for line in (
         "### worker-sigkill on rank 1 on node-0",
         "- quote: rank 1 on node-0 was ended by SIGKILL",
-        f"**restart-in-place**: {killed.decisions[0].because}",
+        f"**restart-in-place**: {killed.decisions[0].reason}",
     ):
         assert line in written.splitlines()
     folded = next(line for line in written.splitlines() if line.startswith("<details>"))
@@ -127,15 +127,15 @@ def _saying(text: str) -> str:
         detected_at=0.0,
         generation_before=1,
         outcome=text,
-        rung=text,
-        because=text,
+        action=text,
+        reason=text,
     )
     evidence = {text + "x": " ".join(text.split()) + "x", "detail": f"first\n{text}"}
     fault = Fault(job_id="j", at=0.0, kind=text, level=text, subject=text, blame=text, generation=1, evidence=evidence)
     echo = fault.model_copy(update={"id": "echo"})
     fault.root = True
     act = {"node": text + "x"}
-    decision = Decision(job_id="j", incident_id="i", at=0.0, rung=text, rule=text, because=text, act=act, passed_over={text: text})
+    decision = Decision(job_id="j", incident_id="i", at=0.0, action=text, rule=text, reason=text, act=act, passed_over={text: text})
     phase = Phase(job_id="j", incident_id="i", position=0, name=text, seconds=1.0)
     return _written(IncidentCase(incident=incident, faults=[fault, echo], decisions=[decision], phases=[phase]))
 

@@ -56,7 +56,7 @@ def test_incidents_are_a_sentence_each_the_newest_first() -> None:
 
 
 QUESTION = Question(
-    number=7, cluster="lab", job_id="j", job="gpt", about="share", nodes={"node-1": {}}, because="may it go?", otherwise="keep", at=0.0,
+    number=7, cluster="lab", job_id="j", job="gpt", about="share", nodes={"node-1": {}}, reason="may it go?", otherwise="keep", at=0.0,
     until=60.0,
 )  # fmt: skip
 

@@ -31,7 +31,7 @@ def recorded(schedule: str, ranks: int, microbatches: int) -> list[Any]:
 def claimed(schedule: str, ranks: int, microbatches: int, found: Layout) -> None:
     """Hold what was found against what was run."""
     name = schedule.rstrip("3")
-    assert (found.schedule, found.microbatches, found.chunks, found.because) == (name, microbatches, CHUNKS[schedule], "")
+    assert (found.schedule, found.microbatches, found.chunks, found.reason) == (name, microbatches, CHUNKS[schedule], "")
     assert found.pipelines == (tuple(range(ranks)),)
     assert found.stages == tuple((rank,) for rank in range(ranks))
 
@@ -113,12 +113,12 @@ def test_what_is_not_understood_is_unknown_with_the_reason(operations: list[Any]
     """Rather than a guess."""
     found = recognise(world, told_of(operations))
     assert found.schedule == "unknown"
-    assert why in found.because
+    assert why in found.reason
 
 
 def test_pipelines_that_differ_are_no_schedule() -> None:
     """One by GPipe, one by 1F1B; and of different lengths."""
     mixed = told_of(recorded("gpipe", 2, 4)) | told_of(recorded("1f1b", 2, 4), offset=2)
-    assert recognise(4, mixed).because == "the pipelines do not work alike"
+    assert recognise(4, mixed).reason == "the pipelines do not work alike"
     uneven = told_of(recorded("gpipe", 2, 4)) | told_of(recorded("gpipe", 3, 8), offset=2)
-    assert "different lengths: 2, 3 ranks" in recognise(5, uneven).because
+    assert "different lengths: 2, 3 ranks" in recognise(5, uneven).reason

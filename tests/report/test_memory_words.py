@@ -58,7 +58,7 @@ def test_the_newest_snapshot_is_said_with_its_age_and_whether_another_node_has_i
     [
         (a_row(), None, REPLICATED, False, ""),
         (None, None, {"checkpoint": {"memory": {"every": 0}}}, False, "none: `checkpoint.memory.every` is 0"),
-        (a_row(step=None, because="no optimizer"), None, REPLICATED, False, "none: no optimizer"),
+        (a_row(step=None, reason="no optimizer"), None, REPLICATED, False, "none: no optimizer"),
         (None, a_fault("memory-none"), REPLICATED, False, "none: memory-none on node n1 (no room)"),
         (a_row(step=None), a_fault("snapshot-no-memory"), REPLICATED, True, "none: snapshot-no-memory on node n1 (no room)"),
         (None, a_fault("replica-lost"), REPLICATED, False, "none yet: they begin a few steps after `holdfast.session` does"),

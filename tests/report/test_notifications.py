@@ -30,7 +30,7 @@ TRACEBACK = "RuntimeError: sizes do not fit in /home/ann/a/very/long/path/model.
 def an_incident(number: int = 1, **facts: Any) -> IncidentCase:
     """Return an incident as the history has it: a rank that was killed."""
     known: dict[str, Any] = {
-        "because": "ended by signal 9",
+        "reason": "ended by signal 9",
         "id": f"i{number}",
         "kind": "worker-sigkill",
         "subject": "rank 1 on node-1",
@@ -43,13 +43,13 @@ def an_incident(number: int = 1, **facts: Any) -> IncidentCase:
         root=True, node="node-1", evidence={"quote": TRACEBACK},
     )  # fmt: skip
     act = {"seats": [{"rank": 1, "node": "node-2", "standby": 0}]}
-    decision = Decision(job_id="j", incident_id=incident.id, at=0.0, rung="take-over", rule="TakeOver", because="it can", act=act)
+    decision = Decision(job_id="j", incident_id=incident.id, at=0.0, action="take-over", rule="ReplaceRanks", reason="it can", act=act)
     return IncidentCase(incident=incident, faults=[fault], decisions=[decision], phases=[])
 
 
 def ended(number: int = 1, outcome: str = "recovered", **facts: Any) -> IncidentCase:
     """Return one that is over."""
-    return an_incident(number, outcome=outcome, rung="take-over", downtime_s=0.26, steps_lost=0, **facts)
+    return an_incident(number, outcome=outcome, action="take-over", downtime_s=0.26, steps_lost=0, **facts)
 
 
 def test_what_is_over_soon_is_one_notification() -> None:
@@ -91,7 +91,7 @@ def test_a_job_that_fails_by_an_incident_is_one_notification() -> None:
     desk = Notifications(LAB)
     desk.opened(an_incident(), 0.0)
     desk.moved("FAILED", "no rung is left")
-    desk.closed(ended(outcome="gave-up", because="the same again"), 1.0)
+    desk.closed(ended(outcome="gave-up", reason="the same again"), 1.0)
     assert desk.tick(PATIENCE) == []
     (told,) = desk.last(PATIENCE)
     assert (told.id, told.state, told.level) == ("incident i1", "ended", NotificationLevel.ATTENTION)
@@ -141,7 +141,7 @@ def test_a_question_is_told_at_once_and_so_is_its_answer() -> None:
     """With how to answer."""
     desk = Notifications(LAB)
     question = Question(
-        number=7, cluster="c", job_id="j", job="gpt", about="share", nodes={"n1": {}, "n2": {}}, because="may they go?", otherwise="keep",
+        number=7, cluster="c", job_id="j", job="gpt", about="share", nodes={"n1": {}, "n2": {}}, reason="may they go?", otherwise="keep",
         at=0.0, until=60.0,
     )  # fmt: skip
     (told,) = desk.asked(question, "`holdfast approve 7`")

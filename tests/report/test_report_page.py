@@ -156,7 +156,7 @@ def test_what_came_again_is_counted_and_what_is_in_memory_is_no_checkpoint(histo
     for number in range(11):
         begun.remark(f"rank 1 on node-0 (host-overloaded): watched; staying costs {15 + number} ms a step")
     for _ in range(3):
-        begun.save(seconds=0.0, trouble="replica-behind", because="11 snapshots were left out")
+        begun.save(seconds=0.0, trouble="replica-behind", reason="11 snapshots were left out")
         begun.add(begun.fault("replica-behind", "rank 1 on node-0", level="watch", evidence={"quote": "11 snapshots were left out"}))
     root = Page(page(gather(history, begun.write(), now=filled.BEGAN + 900))).root
     (notes,) = root.find("ol", class_="remarks")
@@ -231,9 +231,9 @@ hostile = st.text(min_size=1, max_size=60) | st.sampled_from(
 def _bare(text: str) -> Story:
     """Return a story without drawings that says *text* wherever a stranger can."""
     job = Job(name=text, spec={"script": text, "policy": text}, cluster={"name": text}, directory=text, at=filled.BEGAN)
-    move = Move(job_id=job.id, at=filled.BEGAN, before=text, event=text, after="FAILED", because=text, generation=1)
+    move = Move(job_id=job.id, at=filled.BEGAN, before=text, event=text, after="FAILED", reason=text, generation=1)
     incident = Incident(
-        job_id=job.id, number=1, kind=text, subject=text, fault_at=1.0, detected_at=2.0, generation_before=1, rung=text, outcome=text
+        job_id=job.id, number=1, kind=text, subject=text, fault_at=1.0, detected_at=2.0, generation_before=1, action=text, outcome=text
     )
     evidence = {text: text, "lines": [text, text], "deep": {text: [text]}}
     fault = Fault(job_id=job.id, at=1.0, kind=text, level=text, subject=text, blame=text, generation=1, evidence=evidence)
@@ -249,7 +249,7 @@ def _bare(text: str) -> Story:
         "unexplained": [symptom],
     }
     verdict = Verdict(
-        job_id=job.id, incident_id=incident.id, at=1.0, kind=text, subject=text, weight=0.5, because=text, candidates=[weighed, weighed]
+        job_id=job.id, incident_id=incident.id, at=1.0, kind=text, subject=text, weight=0.5, reason=text, candidates=[weighed, weighed]
     )
     case = IncidentCase(incident=incident, faults=[fault], decisions=[], phases=[], verdicts=[verdict])
     number, real = np.empty(0, dtype=np.int64), np.empty(0)

@@ -43,7 +43,7 @@ def rank_file(rank: int, world: int, **more: Any) -> dict[str, Any]:
             "hidden": 0.005,
             "pause": 0.0,
             "overhead": 0.0,
-            "because": "all of it fits into 1 of 2 windows of the step",
+            "reason": "all of it fits into 1 of 2 windows of the step",
             "upto": {"1": 12},
             "slices": 12,
         },

@@ -29,7 +29,7 @@ def test_the_longest_window_takes_what_fits_into_it_and_short_ones_are_left_in_p
     found = plan(lived((1, 0.0, 0.002), (3, 0.02, 0.05), (7, 0.09, 0.004)), [MEGABYTE] * 20, SPEED, Terms())
     assert found.upto == {3: 20}
     assert (found.every, found.pause, found.overhead) == (1, 0.0, 0.0)
-    assert found.because == "all of it fits into 1 of 3 windows of the step"
+    assert found.reason == "all of it fits into 1 of 3 windows of the step"
 
 
 def test_a_last_stage_copies_at_both_ends_of_its_step() -> None:
@@ -46,10 +46,10 @@ def test_a_copy_that_does_not_fit_is_taken_seldom_or_pauses_training() -> None:
     assert seldom.upto == {1: 40}
     assert seldom.every == 34
     assert 0.009 < seldom.overhead <= 0.01
-    assert seldom.because == "41.9 ms of copying do not fit into 10 ms of windows: a snapshot every 34 steps keeps the cost at 1.0%"
+    assert seldom.reason == "41.9 ms of copying do not fit into 10 ms of windows: a snapshot every 34 steps keeps the cost at 1.0%"
     paused = plan(profile, [MEGABYTE] * 40, SPEED, Terms(policy="pause", pause=0.05))
     assert paused.every == 1
-    assert paused.because.endswith("training pauses 33.6 ms for each snapshot, as the policy allows")
+    assert paused.reason.endswith("training pauses 33.6 ms for each snapshot, as the policy allows")
     assert plan(profile, [MEGABYTE] * 40, SPEED, Terms(policy="pause", pause=0.02)).every == 34
     assert plan(profile, [MEGABYTE] * 40, SPEED, Terms(), paused=0.0005).every == 1
 

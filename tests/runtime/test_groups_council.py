@@ -111,7 +111,7 @@ def test_a_vote_brings_every_light_state_to_another_node(table: Callable[..., Ta
     """Four ranks on two nodes: each is kept on the other node; and what changed after the vote follows before the next."""
     sitting, kept = table(4, stride=2), dict[int, Kept]()
     sitting.all(lambda one: vote(one, kept))
-    assert kept == {one.rank: [(ward, f"light of {ward}".encode()) for ward in one.wards] for one in sitting.councils}
+    assert kept == {one.rank: [(ward, f"light of {ward}".encode()) for ward in one.eligibility] for one in sitting.councils}
     assert all(any(keeper // 2 != rank // 2 and rank in dict(kept[keeper]) for keeper in kept) for rank in range(4))
     sitting.councils[1].finally_(b"final of 1")
     kept.clear()
@@ -149,8 +149,8 @@ def test_with_vacant_places_everybody_is_reached_and_kept(ranks: set[int], strid
     for rank, one in councils.items():
         assert all(councils[child].parent == rank for child in one.children)
         assert len(set(one.buddies) - {rank}) == min(2, len(ranks) - 1)
-        assert all(rank in councils[buddy].wards for buddy in one.buddies)
-        assert all(rank in councils[ward].buddies for ward in one.wards)
+        assert all(rank in councils[buddy].eligibility for buddy in one.buddies)
+        assert all(rank in councils[ward].buddies for ward in one.eligibility)
 
 
 def test_forty_ranks_talk_over_a_tree(table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch) -> None:

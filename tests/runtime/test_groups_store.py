@@ -126,9 +126,9 @@ def test_a_wait_ends_when_its_time_is_up(connect: Callable[..., KvStore]) -> Non
 def test_who_is_patient_waits_as_long_as_it_said_and_no_longer_than_it_makes_sense(connect: Callable[..., KvStore]) -> None:
     """Over the connection of one who is not; the end of a generation ends the waits of those before, and of no later ones."""
     store, other = connect(timedelta(milliseconds=30)), connect()
-    shelf = dist.PrefixStore("shelf", store.patiently(timedelta(seconds=60)))
+    replica_store = dist.PrefixStore("replica_store", store.patiently(timedelta(seconds=60)))
     with ThreadPoolExecutor(2) as hands:
-        value, never = hands.submit(shelf.get, "value"), hands.submit(shelf.get, "never")
+        value, never = hands.submit(replica_store.get, "value"), hands.submit(replica_store.get, "never")
         with pytest.raises(dist.DistStoreError):
             store.get("shelf/value")
         assert not value.done()

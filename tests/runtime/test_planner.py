@@ -52,7 +52,7 @@ def test_a_new_rank_takes_the_state_from_all_its_replicas_and_its_light_state_fr
     assert found.lights == ((3, 2),)
     assert not found.roll_forward | found.roll_back
     assert not found.fetches
-    assert found.because == "the ranks that live hold all of step 12"
+    assert found.reason == "the ranks that live hold all of step 12"
 
 
 def test_nobody_moves_anything_when_all_ranks_live() -> None:
@@ -71,7 +71,7 @@ def test_a_lost_shard_that_nobody_keeps_comes_from_the_checkpoint_with_all_the_o
     """Fully sharded, nothing kept in memory: the newest live step is not whole."""
     found = planned([keeps(0, 14, "shard 0", lights={1: {14}}), new(1, "shard 1")], (10, 5))
     assert (found.step, found.checkpoint, found.transfers, set(found.roll_back)) == (10, True, (), {0})
-    assert found.because == "the checkpoint of step 10 is whole; nobody has the state of rank 1 at step 14"
+    assert found.reason == "the checkpoint of step 10 is whole; nobody has the state of rank 1 at step 14"
 
 
 def test_a_lost_shard_comes_from_its_replica_while_the_others_go_back_to_their_own_snapshots() -> None:
@@ -81,7 +81,7 @@ def test_a_lost_shard_comes_from_its_replica_while_the_others_go_back_to_their_o
     found = planned([*ranks, new(2, "shard 2")], (10,), stored)
     assert (found.step, set(found.roll_back), found.transfers, found.lights) == (12, {0, 1}, (), ())
     assert found.fetches == tuple(Fetch(target=rank, parts=(stored[rank],), light=stored[rank]) for rank in (0, 1, 2))
-    assert found.because.startswith("the memory of nodes has all of step 12; nobody has the state of rank 2")
+    assert found.reason.startswith("the memory of nodes has all of step 12; nobody has the state of rank 2")
 
 
 def test_copies_that_shared_the_work_are_put_together() -> None:
@@ -150,7 +150,7 @@ def test_a_step_whose_light_state_is_lost_is_not_whole() -> None:
     """The lost rank had not voted for step 9: nobody knows its generators after it."""
     found = planned([keeps(0, 8, prepared=True, lights={1: {8}}), new(1)])
     assert (found.step, set(found.roll_forward), set(found.roll_back)) == (8, set(), {0})
-    assert found.because.endswith("; nobody has the generators and the position in the data of rank 1 at step 9")
+    assert found.reason.endswith("; nobody has the generators and the position in the data of rank 1 at step 9")
 
 
 def test_survivors_that_no_vote_explains_are_not_trusted() -> None:
@@ -159,7 +159,7 @@ def test_survivors_that_no_vote_explains_are_not_trusted() -> None:
     found = planned(ranks, (5,))
     assert (found.step, found.checkpoint, set(found.roll_back)) == (5, True, {0, 1})
     apart = "the ranks that live are at steps that do not go together: rank 0 at 9 and rank 1 at 7"
-    assert found.because == f"the checkpoint of step 5 is whole; {apart}"
+    assert found.reason == f"the checkpoint of step 5 is whole; {apart}"
     assert plan(ranks) == NoPlan(f"{apart}, and there is no whole checkpoint")
 
 
@@ -174,8 +174,8 @@ def test_the_reason_why_there_is_no_plan_names_what_is_lacking() -> None:
 
 def test_many_targets_share_the_sources_evenly() -> None:
     """Eight newcomers, eight survivors, two sources each: every survivor sends one whole piece."""
-    wards = {rank: {4} for rank in range(8, 16)}
-    found = planned([*(keeps(rank, 4, lights=wards) for rank in range(8)), *(new(rank) for rank in range(8, 16))], most=2)
+    eligibility = {rank: {4} for rank in range(8, 16)}
+    found = planned([*(keeps(rank, 4, lights=eligibility) for rank in range(8)), *(new(rank) for rank in range(8, 16))], most=2)
     assert set(Counter(one.source for one in found.transfers).values()) == {2}
     assert {one.shares for one in found.transfers} == {2}
 
@@ -295,7 +295,7 @@ def test_the_newest_whole_step_is_chosen(ranks: list[RankHolding], checkpoints: 
     assert found.checkpoint == (found.step not in {step for step, _ in memory})
     if not found.checkpoint:
         assert (found.step, found.lineage) == max(memory)
-    assert found.because
+    assert found.reason
 
 
 @given(generations(), CHECKPOINTS, STORED)
@@ -309,7 +309,7 @@ def test_what_a_plan_says_can_be_done_and_brings_every_rank_to_its_step(
     step, by_rank = found.step, {one.rank: one for one in ranks}
     assert found.roll_back == {one.rank for one in ranks if max(one.live or 0, one.prepared or 0) > step}
     if found.checkpoint:
-        assert found == RestorePlan(step=step, because=found.because, roll_back=found.roll_back, checkpoint=True)
+        assert found == RestorePlan(step=step, reason=found.reason, roll_back=found.roll_back, checkpoint=True)
         return
     assert all(by_rank[rank].prepared == step and lives(by_rank[rank], step, ranks) for rank in found.roll_forward)
     at_hand = {one.rank for one in ranks if found.lineage == 1 and lives(one, step, ranks)}
@@ -366,8 +366,8 @@ def test_every_rank_arrives_at_the_same_plan(
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 9))
 def test_no_source_sends_more_than_a_share_more_than_another(survivors: int, newcomers: int, most: int) -> None:
     """Whatever the numbers of both."""
-    wards = {survivors + number: {6} for number in range(newcomers)}
-    ranks = [*(keeps(rank, 6, lights=wards) for rank in range(survivors)), *(new(rank) for rank in wards)]
+    eligibility = {survivors + number: {6} for number in range(newcomers)}
+    ranks = [*(keeps(rank, 6, lights=eligibility) for rank in range(survivors)), *(new(rank) for rank in eligibility)]
     load: Counter[int] = Counter(one.source for one in planned(ranks, most=most).transfers)
     shares = min(survivors, most)
     assert sum(load.values()) * Fraction(1, shares) == newcomers

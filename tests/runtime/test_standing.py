@@ -48,18 +48,18 @@ def test_ranks_say_where_they_stand_while_they_wait_and_while_they_dawdle(job: J
 
 def test_a_trail_counts_each_way_by_itself_and_forgets_what_nobody_waits_for() -> None:
     """Sends that are never waited for would fill the memory."""
-    trail, one = InFlightOperations(), [torch.ones(4, dtype=torch.bfloat16)]
-    marks = [trail.enter(name, one) for name in ("allreduce", "send>1", "send>1", "recv<2", "broadcast")]
-    assert trail.counts == {"": 2, "send>1": 2, "recv<2": 1}
+    in_flight, one = InFlightOperations(), [torch.ones(4, dtype=torch.bfloat16)]
+    marks = [in_flight.enter(name, one) for name in ("allreduce", "send>1", "send>1", "recv<2", "broadcast")]
+    assert in_flight.counts == {"": 2, "send>1": 2, "recv<2": 1}
     assert [(mark.way, mark.number, mark.size, mark.kind) for mark in marks][-1] == ("", 2, 4, torch.bfloat16)
     for mark in marks:
-        trail.leave(mark)
-    assert trail.pending == {}
+        in_flight.leave(mark)
+    assert in_flight.pending == {}
     for _ in range(3 * MOST):
-        trail.enter("send>1", one)
-    assert len(trail.pending) == MOST
-    assert trail.counts["send>1"] == 2 + 3 * MOST
-    assert trail.enter("barrier", []).size == 0
+        in_flight.enter("send>1", one)
+    assert len(in_flight.pending) == MOST
+    assert in_flight.counts["send>1"] == 2 + 3 * MOST
+    assert in_flight.enter("barrier", []).size == 0
 
 
 def test_a_question_that_cannot_be_answered_leaves_the_hearing_of_orders_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ PLAN = """
 nodes: 12
 domains: {node-10: rack-b, node-11: rack-b}
 maintenance:
-  - {nodes: ["node-[0-2]", node-5], begins: 2026-12-01 22:00+01:00, lasts: 2h, every: 7d, because: firmware}
+  - {nodes: ["node-[0-2]", node-5], begins: 2026-12-01 22:00+01:00, lasts: 2h, every: 7d, reason: firmware}
   - {domains: [rack-b], begins: "2026-12-02 06:00"}
   - {begins: 2026-12-24T12:00}
 notice: {file: "/run/{node}.leaving", signals: [SIGUSR1], lasts: 30s}
@@ -30,7 +30,7 @@ def test_windows_know_their_nodes_and_survive_the_way_to_the_flow(tmp_path: Path
     assert not isinstance(made, SlurmCluster)
     racks, rack_b, everything = made.windows
     assert racks.nodes == {"node-0", "node-1", "node-2", "node-5"}
-    assert (racks.lasts, racks.every, racks.because) == (timedelta(hours=2), timedelta(days=7), "firmware")
+    assert (racks.lasts, racks.every, racks.reason) == (timedelta(hours=2), timedelta(days=7), "firmware")
     assert racks.begins.utcoffset() == timedelta(hours=1)
     assert rack_b.nodes == {"node-10", "node-11"}
     assert everything.nodes == set(made.names)

@@ -26,7 +26,7 @@ from policies.policy import NAMED, PolicyTimeouts
 def test_a_file_says_where_it_differs_and_the_rest_is_the_bases(file: Any) -> None:
     """Levels, rungs, thresholds, budget and deadlines, times in seconds."""
     path = file(
-        "based_on: patient\nlevels: {gpu-off-bus: evict-when-idle}\nrungs: [restart-in-place, replace-node]\n"
+        "based_on: patient\nlevels: {gpu-off-bus: evict-when-idle}\nactions: [restart-in-place, replace-node]\n"
         "budget: {in_place: 1, window: 2h}\ndeadlines: {shrink: 30s}\nfrequent: {times: 2}\ncommon: {share: 0.5}\nflapping: {apart: 0s}\n",
         "policy.yaml",
     )
@@ -57,7 +57,7 @@ levels:
   gpu-off-bus: evict-naw
   worker-sigkill: record
   node-lost: watch
-rungs: [restart-in-place, replace-nodes, give-up]
+actions: [restart-in-place, replace-nodes, give-up]
 budget: {in_place: -1, fruitles: 3}
 deadlines: {shrink: 0s, wait_for_capacity: soon}
 frequent: {times: 2, window: 60d}
@@ -69,8 +69,8 @@ WRONG = {
     "levels.gpu-off-bus": ("line 4: 'evict-naw' is no level", "Did you mean 'evict-now'?"),
     "levels.worker-sigkill": ("line 5: at 'record' nobody would answer", "The least it may ask for is 'retry-step'"),
     "levels.node-lost": ("line 6: at 'watch' nobody would answer", "The least it may ask for is 'retry-step'"),
-    "rungs[1]": ("line 7: no rung is called 'replace-nodes'", "Did you mean 'replace-node'?"),
-    "rungs[2]": ("line 7: 'give-up' comes last by itself", "Leave it out"),
+    "actions[1]": ("line 7: no rung is called 'replace-nodes'", "Did you mean 'replace-node'?"),
+    "actions[2]": ("line 7: 'give-up' comes last by itself", "Leave it out"),
     "budget.in_place": ("line 8: -1 is not greater than or equal to 0", "Raise it"),
     "budget.fruitles": ("line 8: unknown field", "Did you mean 'fruitless'?"),
     "deadlines.shrink": ("line 9: '0s' is not greater than 0s", "Raise it"),
@@ -99,8 +99,8 @@ def test_every_problem_is_told_at_once_with_line_and_cure(file: Any) -> None:
         ("- a\n", "policy.yaml", "holds no fields"),
         ("levels: {", "policy.yaml", "not valid YAML"),
         ("levels: 3", "policy.yaml", "holds no fields"),
-        ("rungs: []", "policy.yaml", "at least 1"),
-        ("rungs: [shrink, shrink]", "policy.yaml", "is there twice"),
+        ("actions: []", "policy.yaml", "at least 1"),
+        ("actions: [shrink, shrink]", "policy.yaml", "is there twice"),
         ("based_on: bold", "policy.yaml", "is not one of"),
         ("levels: {gpu-off-bus: [1]}", "policy.yaml", "is no level"),
         (b"\xff\xfe", "policy.yaml", "not UTF-8"),
@@ -174,7 +174,7 @@ def test_a_job_names_a_policy_or_a_file_beside_the_job_file(tmp_path: Path) -> N
 def test_a_job_with_a_bad_policy_file_is_refused_with_the_files_problems(tmp_path: Path) -> None:
     """`holdfast validate` and `holdfast run` tell them as the job's."""
     (tmp_path / "b.py").write_text("")
-    (tmp_path / "mine.yaml").write_text("levels: {gpu-of-bus: evict-now}\nrungs: [shrnk]\n")
+    (tmp_path / "mine.yaml").write_text("levels: {gpu-of-bus: evict-now}\nactions: [shrnk]\n")
     (tmp_path / "job.yaml").write_text("name: a\nscript: b.py\npolicy: mine.yaml\n")
     found = [problem for problem in review(tmp_path / "job.yaml").problems if problem.field == "policy"]
     assert len(found) == 2

@@ -32,7 +32,7 @@ def test_nodes_over_ssh_are_tried_and_meet(site: Site, tmp_path: Path) -> None:
         found = BurnInRunner(posts, BurnInPlan.of(cluster.burn_in, seconds=0.05)).try_out(["one", "two", "away"])
     assert {node: one.mark for node, one in found.items()} == {"one": CheckMark.PASSED, "two": CheckMark.PASSED, "away": CheckMark.SKIPPED}
     assert "well with two" in found["one"].checks[-1].words
-    assert "Connection refused" in found["away"].because
+    assert "Connection refused" in found["away"].reason
     assert list(tmp_path.iterdir()) == [], "the disk is as it was"
     wait_until(lambda: not [*site.nodes["one"].children(), *site.nodes["two"].children()], seconds=60)
 
@@ -44,7 +44,7 @@ def test_an_interpreter_that_is_not_there_is_told(site: Site, tmp_path: Path) ->
     with SshBurnInConnections(cluster) as posts:
         found = BurnInRunner(posts, BurnInPlan.of(cluster.burn_in, seconds=0.05)).try_out(["one"])["one"]
     assert found.mark is CheckMark.SKIPPED
-    assert "/no/such/python3" in found.because
+    assert "/no/such/python3" in found.reason
 
 
 def test_a_node_that_goes_away_in_the_middle_is_blind(site: Site, tmp_path: Path) -> None:
@@ -57,4 +57,4 @@ def test_a_node_that_goes_away_in_the_middle_is_blind(site: Site, tmp_path: Path
         )
         found = bench.try_out(["one"])["one"]
     assert found.mark is CheckMark.SKIPPED
-    assert "ended or could not be reached" in found.because
+    assert "ended or could not be reached" in found.reason

@@ -22,9 +22,9 @@ SMALL = LocalCluster(name="small", nodes=3)
 PLACE = CordonTable(cluster="small", names=SMALL.names, rules=Rules(share=1.0))
 
 
-def word(because: str) -> OperatorRequest:
+def word(reason: str) -> OperatorRequest:
     """Return a word of a person now."""
-    return OperatorRequest(owner=Owner(name="ann@desk", person=True), because=because, at=time.time())
+    return OperatorRequest(owner=Owner(name="ann@desk", person=True), reason=reason, at=time.time())
 
 
 def quarantined(history: History, node: str) -> None:

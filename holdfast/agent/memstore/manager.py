@@ -38,12 +38,17 @@ class MemstoreManager:
     """Keeps the vault of the job that this agent serves."""
 
     def __init__(
-        self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], crew: WorkerGroup, flushing: CheckpointWriterClient
+        self,
+        me: Identity,
+        selector: selectors.BaseSelector,
+        emit: Callable[..., None],
+        workers: WorkerGroup,
+        flushing: CheckpointWriterClient,
     ) -> None:
         self.flushing = flushing
-        self._me, self._emit, self._crew = me, emit, crew
+        self._me, self._emit, self._workers = me, emit, workers
         self._mark = mark_of(me.directory)
-        self._server = MemstoreServerClient(me, selector, emit, crew.helpers)
+        self._server = MemstoreServerClient(me, selector, emit, workers.helpers)
         self.vault: Path | None = None
         self.limit = 0
         """Bytes of memory for everything in the vault."""
@@ -64,7 +69,7 @@ class MemstoreManager:
         if self.vault is not None and plan.memory is not None:
             self._serve(self.vault, plan.memory, plan.environment.get("HOLDFAST_TOKEN", ""))
         self.flushing.vault = self.vault
-        self._crew.tell_of_node(self._environment())
+        self._workers.tell_of_node(self._environment())
 
     def _open(self, place: Path, plan: MemstoreSettings) -> None:
         try:
@@ -131,7 +136,7 @@ class MemstoreManager:
     def tick(self, now: float) -> None:
         """Do what is due, and let the server know whose ranks are here."""
         self._server.tick(now)
-        self._server.own(sorted(self._crew.workers))
+        self._server.own(sorted(self._workers.workers))
 
     def close(self, *, wipe: bool) -> None:
         """End the server; *wipe* the vault unless a later agent may need what is in it."""

@@ -38,9 +38,9 @@ class CheckpointWriterClient:
     """Keeps a flusher at work as long as there is something to write."""
 
     def __init__(
-        self, me: Identity, crew: WorkerGroup, emit: Callable[..., None], send: Callable[[ClientConnection, Message], None]
+        self, me: Identity, workers: WorkerGroup, emit: Callable[..., None], send: Callable[[ClientConnection, Message], None]
     ) -> None:
-        self._me, self._crew, self._emit, self._send = me, crew, emit, send
+        self._me, self._workers, self._emit, self._send = me, workers, emit, send
         self._pid: int | None = None
         self._starting = False
         self._python = ""
@@ -71,7 +71,7 @@ class CheckpointWriterClient:
         self.want(sys.executable)
 
     def _start(self) -> None:
-        if self.vault is None or self._crew.plan is None or self._ending or self._lost >= MOST_FLUSHERS:
+        if self.vault is None or self._workers.plan is None or self._ending or self._lost >= MOST_FLUSHERS:
             return
         self._starting = True
         places = {
@@ -79,7 +79,7 @@ class CheckpointWriterClient:
             "CUDA_VISIBLE_DEVICES": "",  # it reads host memory, and must take none of a GPU's
             "RANK": "-1",
         }
-        self._crew.launch_helper((str(PROGRAM),), self._python, places, self._me.directory / "flusher.log", self._born, self._failed)
+        self._workers.launch_helper((str(PROGRAM),), self._python, places, self._me.directory / "flusher.log", self._born, self._failed)
 
     def _born(self, pid: int) -> None:
         self._pid, self._starting = pid, False
@@ -95,7 +95,7 @@ class CheckpointWriterClient:
             self._again_at = time.monotonic() + PAUSE * self._lost
             return
         why = f"the process that writes checkpoints has ended {self._lost} times; see {self._me.directory / 'flusher.log'}"
-        self._emit("trouble", rank=0, generation=self._crew.generation, kind="checkpoint-write-failed", step=None, path="", why=why)
+        self._emit("trouble", rank=0, generation=self._workers.generation, kind="checkpoint-write-failed", step=None, path="", why=why)
         if self.vault is not None:
             write_requests.close(self.vault)
 
@@ -130,7 +130,7 @@ class CheckpointWriterClient:
     def speaks(self, peer: ClientConnection) -> bool:
         """Tell whether *peer* is the flusher."""
         if self._starting:
-            self._crew.hear_births()  # it may say who that is
+            self._workers.hear_spawner()  # it may say who that is
         return self._pid is not None and peer.pid == self._pid
 
     def take(self, peer: ClientConnection, message: Message) -> Message | None:
@@ -151,7 +151,7 @@ class CheckpointWriterClient:
 
     def _leave(self, message: Message) -> Message:
         generation = schema.whole(message, "generation")
-        over = generation != self._crew.generation or (generation == self._crew.abandoned and generation != self._last)
+        over = generation != self._workers.generation or (generation == self._workers.abandoned and generation != self._last)
         return {"ok": not over, "why": f"generation {generation} is over" if over else ""}
 
     def _on_saved(self, message: Message) -> None:
@@ -162,4 +162,4 @@ class CheckpointWriterClient:
     def _on_trouble(self, message: Message) -> None:
         facts = {name: schema.text(message, name) for name in ("kind", "why", "path")}
         rank, step = schema.whole(message, "rank"), schema.maybe(schema.whole, message, "step")
-        self._emit("trouble", rank=rank, generation=self._crew.generation, step=step, **facts)
+        self._emit("trouble", rank=rank, generation=self._workers.generation, step=step, **facts)

@@ -24,16 +24,16 @@ class MonitorClient:
     """Has the node watched while a job holds it."""
 
     def __init__(  # noqa: PLR0913, PLR0917 (who the agent is, what it waits with, where to look)
-        self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], crew: WorkerGroup, kernel_log: Path, root: Path
+        self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], workers: WorkerGroup, kernel_log: Path, root: Path
     ) -> None:
-        self._me, self._emit, self._crew, self._kernel_log, self._root = me, emit, crew, kernel_log, root
+        self._me, self._emit, self._workers, self._kernel_log, self._root = me, emit, workers, kernel_log, root
         self._generation = 0
         self._begin_at: float | None = None
         self._begun = False
         part = SidecarSpec(
             name="lookout", command=self._command, begun=self._tell, heard=self._take, lost=lambda: None, given_up=self._given_up
         )
-        self._helper = Sidecar(part, me, selector, crew.helpers)
+        self._helper = Sidecar(part, me, selector, workers.helpers)
 
     def _command(self, line: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
         command = (sys.executable, "-m", "holdfast.agent.monitor", str(line), self._me.node, str(self._kernel_log), str(self._root))
@@ -59,7 +59,7 @@ class MonitorClient:
     def _take(self, message: Message) -> None:
         if "fault" in message:
             facts = {name: schema.text(message, name) for name in ("part", "quote", "source")}
-            on = ranks_on(facts["part"], facts["quote"], self._crew.workers.values(), self._root)
+            on = ranks_on(facts["part"], facts["quote"], self._workers.workers.values(), self._root)
             self._emit("node.fault", kind=schema.text(message, "fault"), seen_at=schema.number(message, "at"), on=on, **facts)
         elif "grew" in message:
             grew = schema.mapping(message, "grew")

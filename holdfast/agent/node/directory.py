@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from holdfast.agent.event_log import JOURNAL, past
+from holdfast.agent.event_log import EVENT_LOG, past
 from holdfast.agent.node.epochs import Epochs, FencingToken
 from holdfast.memstore import shared_memory
 from holdfast.own_variables import without_added
@@ -72,7 +72,7 @@ class AgentDirectory:
         with ours, theirs, (self.folder / "agent.log").open("ab") as log:
             command = [sys.executable, *self.options, "-m", "holdfast.agent", "--detach", "--directory", str(self.folder)]
             command += ["--node", self.node, "--cluster", self.cluster, "--ready-fd", str(theirs.fileno())]
-            starter = subprocess.Popen(
+            fork_server = subprocess.Popen(
                 command,
                 env={**_inherited(), **self.environment, NODE_MARK: mark_of(self.folder)},
                 stdin=subprocess.DEVNULL,
@@ -83,11 +83,11 @@ class AgentDirectory:
             )
             theirs.close()
             try:
-                starter.wait(START_SECONDS)
+                fork_server.wait(START_SECONDS)
                 return _first_word(ours)
             except BaseException:
-                starter.kill()
-                starter.wait()
+                fork_server.kill()
+                fork_server.wait()
                 raise
 
     def seen(self) -> AgentStatus | None:
@@ -130,7 +130,7 @@ class AgentDirectory:
 
     def past(self, job: str) -> list[Message]:
         """Return the newest steps and checkpoints of *job* in the journals of agents here, which may not have lived to tell them."""
-        return past(self.folder / JOURNAL, job)
+        return past(self.folder / EVENT_LOG, job)
 
     def wipe_memory(self, job: str, token: FencingToken | None = None) -> None:
         """Remove the job's vault: an agent that was killed has left it. Raise `Refused` for a late *token*."""

@@ -51,8 +51,8 @@ class WorkerGroup:
         self.helpers: set[int] = set()
         """Other children of the agent: they are no worker's strays."""
         self._emit, self._memory = emit, memory
-        self._births = Spawner(me, selector, emit)
-        self._births.born, self._births.failed = self._born, self._failed
+        self._spawner = Spawner(me, selector, emit)
+        self._spawner.born, self._spawner.failed = self._born, self._failed
         self._tickets = count()
         self._expected: dict[int, Worker] = {}
         self._expected_helpers: dict[int, tuple[Callable[[int], None], Callable[[str], None]]] = {}
@@ -83,12 +83,12 @@ class WorkerGroup:
 
     def tell_of_node(self, environment: dict[str, str]) -> None:
         """Give what is started from now on these variables, and none of those it was told of the node before."""
-        self._births.local = environment
+        self._spawner.local = environment
 
     @property
     def warm(self) -> bool:
         """Tell whether there is a starter, so that standbys can be had."""
-        return self.plan is not None and self.plan.warm and self._births.starter_pid is not None
+        return self.plan is not None and self.plan.warm and self._spawner.fork_server_pid is not None
 
     @property
     def stopping(self) -> bool:
@@ -99,8 +99,8 @@ class WorkerGroup:
         """Return the living worker that *pid* is, or descends from: a command may run the training script in a child."""
         for ancestor in _ancestry(pid):
             worker = self._worker_with(ancestor)
-            if worker is None and self._births.forking:
-                self._births.hear()  # it may say who that is
+            if worker is None and self._spawner.forking:
+                self._spawner.hear()  # it may say who that is
                 worker = self._worker_with(ancestor)
             if worker is not None:
                 return worker
@@ -114,7 +114,7 @@ class WorkerGroup:
     def prepare(self, plan: SpawnPlan) -> bool:
         """Take on a job's plan; tell whether its workers will start warm. Raise ``OSError`` when they could not be started at all."""
         _make_private(plan.log_directory)
-        warm = self._births.prepare(plan)
+        warm = self._spawner.prepare(plan)
         self.plan = plan
         return warm
 
@@ -142,7 +142,7 @@ class WorkerGroup:
     def launch(self, worker: Worker, environment: dict[str, str]) -> None:
         """Have *worker* started; a standby is forked or there is none, as it is to be quick and costs what it has loaded."""
         assert self.plan is not None
-        given = self._births.environment(environment)
+        given = self._spawner.environment(environment)
         worker.ticket, worker.sees = next(self._tickets), {name: given[name] for name in SEES if name in given}
         self._expected[worker.ticket] = worker
         try:
@@ -150,9 +150,9 @@ class WorkerGroup:
         except OSError as error:
             self._failed(worker.ticket, str(error), error.errno)
         else:
-            worker.error_file = self._births.error_file(worker.ticket)
+            worker.error_file = self._spawner.error_file(worker.ticket)
             environment = {**environment, error_file.NAME: str(worker.error_file)}
-            self._births.begin(worker.ticket, environment, worker.log, cold=worker.standby is None)
+            self._spawner.begin(worker.ticket, environment, worker.log, cold=worker.standby is None)
 
     def launch_helper(  # noqa: PLR0913, PLR0917 (what a process is)
         self,
@@ -166,11 +166,11 @@ class WorkerGroup:
         """Have *program* run as a helper: a fork of the starter, or cold by *python*; it is told by *born* (its pid) or *failed* (why)."""
         ticket = next(self._tickets)
         self._expected_helpers[ticket] = born, failed
-        self._births.begin(ticket, places, log, program=(python, *program))
+        self._spawner.begin(ticket, places, log, program=(python, *program))
 
-    def hear_births(self) -> None:
+    def hear_spawner(self) -> None:
         """Learn of processes that have come to life by now."""
-        self._births.hear()
+        self._spawner.hear()
 
     def _born(self, ticket: int, pid: int) -> None:
         if ticket in self._expected_helpers:
@@ -208,7 +208,7 @@ class WorkerGroup:
         """
         self._stopping = max(generation, self._stopping or 0)
         self.may_save = number != signal.SIGKILL
-        self._births.forget([worker.ticket for worker in self.everybody() if self._is_stopping(worker)])
+        self._spawner.forget([worker.ticket for worker in self.everybody() if self._is_stopping(worker)])
         self._signal_all(number)
         if number != signal.SIGKILL:
             at = time.monotonic() + grace
@@ -224,7 +224,7 @@ class WorkerGroup:
     def kill(self, worker: Worker) -> None:
         """Kill one, by order."""
         worker.ordered = True
-        self._births.forget([worker.ticket])
+        self._spawner.forget([worker.ticket])
         _signal(worker, signal.SIGKILL)
 
     def _signal_all(self, number: int) -> None:
@@ -234,7 +234,7 @@ class WorkerGroup:
 
     def _settle(self) -> None:
         """Say that an ordered stop is complete once nothing is left, strays included: their ends lead here again."""
-        if self._stopping is None or any(self._is_stopping(worker) for worker in self.everybody()) or self._births.forking:
+        if self._stopping is None or any(self._is_stopping(worker) for worker in self.everybody()) or self._spawner.forking:
             return  # one of our children may be a standby that has not been told of yet
         if self._end_strays():
             return
@@ -243,9 +243,9 @@ class WorkerGroup:
 
     def _end_strays(self) -> bool:
         """Kill what workers forked into sessions of their own: as orphans they are our children now. Tell whether there are any."""
-        if self._births.forking:
+        if self._spawner.forking:
             return False  # one of our children may be a process that has not been told of yet
-        strays = set(children_of(os.getpid())) - {one.pid for one in self.everybody()} - {self._births.starter_pid} - self.helpers
+        strays = set(children_of(os.getpid())) - {one.pid for one in self.everybody()} - {self._spawner.fork_server_pid} - self.helpers
         for pid in strays:
             kill(pid, signal.SIGKILL)
         return bool(strays)
@@ -255,7 +255,7 @@ class WorkerGroup:
         for standby in [standby for standby in self.standbys.values() if not standby.gone]:
             self.kill(standby)
         self.stop(self.generation, signal.SIGKILL, 0.0)
-        self._births.end()
+        self._spawner.end()
         self._settle()
 
     # -- watching -----------------------------------------------------------------------------------------------------
@@ -277,8 +277,8 @@ class WorkerGroup:
         for found in _changes():
             changed = True
             worker = self._worker_with(found.si_pid)
-            if worker is None and not self._births.buried(found.si_pid):
-                self._births.hear()  # a worker's pid is told before it can end
+            if worker is None and not self._spawner.buried(found.si_pid):
+                self._spawner.hear()  # a worker's pid is told before it can end
                 worker = self._worker_with(found.si_pid)
             if worker is not None:
                 self._changed(worker, found)
@@ -341,7 +341,7 @@ class WorkerGroup:
     def due(self) -> float | None:
         """Return when `tick` has something to do (monotonic)."""
         leaving = [leaver.leave_by for leaver in self.leavers]
-        return min([at for at in (self._kill_at, self._births.due(), *leaving) if at is not None], default=None)
+        return min([at for at in (self._kill_at, self._spawner.due(), *leaving) if at is not None], default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due: kill what did not stop or leave in time, give up a starter that is stuck."""
@@ -352,7 +352,7 @@ class WorkerGroup:
             if leaver.leave_by is not None and now >= leaver.leave_by:
                 leaver.leave_by = None
                 self.kill(leaver)
-        self._births.tick(now)
+        self._spawner.tick(now)
         self._settle()
 
 

@@ -89,28 +89,28 @@ class InProcessRecovery:
         }
 
     @property
-    def _crew(self) -> WorkerGroup:
-        return self._service.crew
+    def _workers(self) -> WorkerGroup:
+        return self._service.workers
 
     # -- a generation ends ----------------------------------------------------------------------------------------------
 
     def _abandon(self, _peer: ClientConnection, order: Message) -> Message:
         """Wake the workers of the current generation from whatever they wait for, and kill some of them."""
-        crew, generation = self._crew, schema.whole(order, "generation")
+        workers, generation = self._workers, schema.whole(order, "generation")
         lost, kill = schema.numbers(order, "lost"), schema.numbers(order, "kill")
-        if generation != crew.generation:
-            raise Refused(f"generation {generation} is not the current one, that is {crew.generation}")
-        crew.abandoned = generation
-        sick = [worker for worker in crew.living() if worker.rank in kill]
-        for worker in sick:
-            crew.kill(worker)
+        if generation != workers.generation:
+            raise Refused(f"generation {generation} is not the current one, that is {workers.generation}")
+        workers.abandoned = generation
+        unhealthy = [worker for worker in workers.living() if worker.rank in kill]
+        for worker in unhealthy:
+            workers.kill(worker)
         told = []
-        for worker in crew.living():
+        for worker in workers.living():
             over = worker.ahead if worker.is_ahead else generation  # one that has switched already is to give up that one too
             line = {"do": "abandon", "generation": over, "lost": lost}
             if worker.rank not in kill and self._service.tell(worker, line):
                 told.append(worker.rank)
-        return {"told": sorted(told), "killed": sorted(worker.rank for worker in sick)}
+        return {"told": sorted(told), "killed": sorted(worker.rank for worker in unhealthy)}
 
     # -- the next one begins --------------------------------------------------------------------------------------------
 
@@ -118,9 +118,9 @@ class InProcessRecovery:
         """Begin a generation with workers that are kept, standbys that take over ranks, and fresh ones; tell each what it needs to know."""
         facts = schema.mapping(order, "facts")
         table = RankTableUpdate.of(order, "kept", "standby", "fresh")
-        for worker in self._crew.everybody():
+        for worker in self._workers.everybody():
             self._service.hear_out(worker)  # what has been said so far belongs to the old generation
-        taken, since = self._taken(table), self._crew.generation
+        taken, since = self._taken(table), self._workers.generation
         for worker in taken.values():
             if worker.line is None and not worker.greetings:
                 raise Refused(f"{worker.name} has no line to its agent on which it could be told")
@@ -134,9 +134,9 @@ class InProcessRecovery:
         return {}
 
     def _start_fresh(self, seat: RankAssignment, line: Message) -> None:
-        worker = self._crew.workers[seat.rank] = self._crew.recruit(seat.rank)
+        worker = self._workers.workers[seat.rank] = self._workers.recruit(seat.rank)
         worker.greetings, worker.grouped = [line], True
-        self._crew.launch(worker, seat.environment)
+        self._workers.launch(worker, seat.environment)
 
     def _hand_over(self, worker: Worker, seat: RankAssignment, line: Message, since: int) -> None:
         """Tell a process that lives already what it is from now on."""
@@ -160,7 +160,7 @@ class InProcessRecovery:
 
     def _taken(self, table: RankTableUpdate) -> dict[int, Worker]:
         """Return the living processes for the ranks that are not filled with fresh ones; refuse unless all can be had."""
-        self._crew.reap()
+        self._workers.reap()
         self._check(table)
         taken = {}
         for seat in table.seats:
@@ -171,21 +171,21 @@ class InProcessRecovery:
         return taken
 
     def _check(self, table: RankTableUpdate) -> None:
-        crew = self._crew
+        workers = self._workers
         self._check_job()
-        if table.generation <= crew.generation:
-            raise Refused(f"generation {table.generation} is not newer than {crew.generation}")
-        if crew.stopping:
-            raise Refused(f"the workers of generation {crew.generation} are being stopped")
+        if table.generation <= workers.generation:
+            raise Refused(f"generation {table.generation} is not newer than {workers.generation}")
+        if workers.stopping:
+            raise Refused(f"the workers of generation {workers.generation} are being stopped")
 
     def _check_job(self) -> None:
         if self._service.ending:
             raise Refused("this agent is ending")
-        if self._crew.plan is None:
+        if self._workers.plan is None:
             raise Refused("no job was prepared on this node: give the order 'prepare' first")
 
     def _kept(self, rank: int) -> Worker:
-        worker = self._crew.workers.get(rank)
+        worker = self._workers.workers.get(rank)
         if worker is None or worker.gone:
             raise Refused(f"rank {rank} has no living worker here that could be kept")
         if worker.ordered or worker.finished:
@@ -193,7 +193,7 @@ class InProcessRecovery:
         return worker
 
     def _parked(self, standby: int) -> Worker:
-        worker = self._crew.standbys.get(standby)
+        worker = self._workers.standbys.get(standby)
         if worker is None or worker.gone or worker.ordered or worker.pid is None:
             raise Refused(f"no standby {standby} lives here")
         if worker.parked is None or state_of(worker.pid) == "T":
@@ -202,16 +202,16 @@ class InProcessRecovery:
 
     def _begin(self, table: RankTableUpdate, taken: dict[int, Worker]) -> None:
         """Let the generation begin here: whoever is kept or taken over belongs to it, all other workers leave."""
-        crew, kept = self._crew, list(taken.values())
+        workers, kept = self._workers, list(taken.values())
         self._service.begin_generation(table.generation)
-        for worker in crew.living():
+        for worker in workers.living():
             if worker not in kept:
                 worker.ordered, worker.leave_by = True, time.monotonic() + table.leave
-                crew.leavers.append(worker)
-        crew.enter(table.generation, table.membership)
-        crew.workers = {}
+                workers.leavers.append(worker)
+        workers.enter(table.generation, table.membership)
+        workers.workers = {}
         for rank, worker in taken.items():
-            crew.workers[rank] = worker
+            workers.workers[rank] = worker
             if worker.standby is None:
                 worker.enter(table.generation)
                 self._service.emit("worker.kept", rank=rank, pid=worker.pid, generation=table.generation, grouped=worker.grouped)
@@ -219,43 +219,43 @@ class InProcessRecovery:
                 self._promote(worker, rank)
 
     def _promote(self, worker: Worker, rank: int) -> None:
-        crew, standby = self._crew, worker.standby
+        workers, standby = self._workers, worker.standby
         assert standby is not None
-        del crew.standbys[standby]
-        worker.promote(rank, crew.generation, crew.recruit(rank).log)
+        del workers.standbys[standby]
+        worker.promote(rank, workers.generation, workers.recruit(rank).log)
         with suppress(OSError):  # the process opens it too, and tells when it cannot
-            worker.open_log(crew.plan.job if crew.plan is not None else "")
-        self._service.emit("worker.started", rank=rank, pid=worker.pid, generation=crew.generation, standby=standby)
+            worker.open_log(workers.plan.job if workers.plan is not None else "")
+        self._service.emit("worker.started", rank=rank, pid=worker.pid, generation=workers.generation, standby=standby)
 
     # -- standbys -------------------------------------------------------------------------------------------------------
 
     def _standby(self, _peer: ClientConnection, order: Message) -> Message:
         """Start processes that run the script as far as they can without a rank; one that lives already is left alone."""
-        crew = self._crew
+        workers = self._workers
         wanted = {schema.whole(item, "id"): schema.environment(item, "environment") for item in schema.objects(order, "standbys")}
         self._check_job()
-        if not crew.warm:
+        if not workers.warm:
             raise Refused("standbys are forked from a warm starter, and there is none on this node")
-        started = [standby for standby in wanted if standby not in crew.standbys]
+        started = [standby for standby in wanted if standby not in workers.standbys]
         for standby in started:
-            worker = crew.standbys[standby] = crew.recruit(NO_RANK, standby=standby)
-            crew.launch(worker, wanted[standby])
+            worker = workers.standbys[standby] = workers.recruit(NO_RANK, standby=standby)
+            workers.launch(worker, wanted[standby])
         return {"started": sorted(started)}
 
     def _drop(self, _peer: ClientConnection, order: Message) -> Message:
         """Kill standbys; those that are gone already are."""
-        dropped = [standby for standby in schema.numbers(order, "standbys") if standby in self._crew.standbys]
+        dropped = [standby for standby in schema.numbers(order, "standbys") if standby in self._workers.standbys]
         for standby in dropped:
-            self._crew.kill(self._crew.standbys[standby])
+            self._workers.kill(self._workers.standbys[standby])
         return {"dropped": sorted(dropped)}
 
     def _tell(self, _peer: ClientConnection, order: Message) -> Message:
         """Pass a message on to workers and standbys as it is, to all of them or to none."""
-        message, crew = schema.mapping(order, "message"), self._crew
+        message, workers = schema.mapping(order, "message"), self._workers
         ranks, standbys = schema.numbers(order, "ranks"), schema.numbers(order, "standbys")
-        crew.reap()
-        named = [(f"rank {rank}", crew.workers.get(rank)) for rank in ranks]
-        named += [(f"standby {standby}", crew.standbys.get(standby)) for standby in standbys]
+        workers.reap()
+        named = [(f"rank {rank}", workers.workers.get(rank)) for rank in ranks]
+        named += [(f"standby {standby}", workers.standbys.get(standby)) for standby in standbys]
         hearers = [worker for _, worker in named if worker is not None and not worker.gone and worker.line is not None]
         deaf = [name for name, worker in named if worker not in hearers]
         if deaf:
@@ -266,9 +266,9 @@ class InProcessRecovery:
 
     def _pace(self, _peer: ClientConnection, order: Message) -> Message:
         """Keep how often the current generation is to save: rank 0 hears it when it asks for leave to commit, and tells the others."""
-        crew, generation = self._crew, schema.whole(order, "generation")
+        workers, generation = self._workers, schema.whole(order, "generation")
         every = schema.whole(order, "every", least=1)
-        if generation != crew.generation:
-            raise Refused(f"generation {generation} is not the current one, that is {crew.generation}")
-        crew.pace = every
+        if generation != workers.generation:
+            raise Refused(f"generation {generation} is not the current one, that is {workers.generation}")
+        workers.pace = every
         return {}

@@ -101,7 +101,7 @@ class Spawner:
         self.local: dict[str, str] = {}
         """What every process is told of this node, beside what the plan says."""
         self._plan: SpawnPlan | None = None
-        self._starter: ForkServer | None = None
+        self._fork_server: ForkServer | None = None
         self._lost = 0
         self._waiting: dict[int, Launch | None] = {}
         """Processes that the starter owes us, by ticket; None for one that nobody wants any more."""
@@ -109,32 +109,32 @@ class Spawner:
     @property
     def forking(self) -> bool:
         """Tell whether a child of ours may exist whose pid has not been told yet."""
-        return self._starter is not None and self._starter.ready and bool(self._waiting)
+        return self._fork_server is not None and self._fork_server.ready and bool(self._waiting)
 
     @property
-    def starter_pid(self) -> int | None:
+    def fork_server_pid(self) -> int | None:
         """Return the pid of the warm starter, if there is one."""
-        return self._starter.pid if self._starter else None
+        return self._fork_server.pid if self._fork_server else None
 
     def prepare(self, plan: SpawnPlan) -> bool:
         """Take on *plan* and have a starter warmed up for it; tell whether there is one. Raise ``OSError`` when there cannot be."""
         before, self._plan = self._plan, plan
         if before and (before.python, before.preload, before.environment) != (plan.python, plan.preload, plan.environment):
-            self._drop_starter()
-        if plan.warm and self._starter is None and self._lost < MOST_STARTERS:
+            self._drop_fork_server()
+        if plan.warm and self._fork_server is None and self._lost < MOST_STARTERS:
             self._warm_up()
-        return self._starter is not None
+        return self._fork_server is not None
 
     def _warm_up(self) -> None:
         assert self._plan is not None
-        starter = ForkServer(
+        fork_server = ForkServer(
             python=self._plan.python,
             environment={**self._plan.defaults, **os.environ, **self._plan.environment, **self._me.marks()},
             preload=self._plan.preload,
             log=self._me.directory / "starter.log",
         )
-        self._starter = starter
-        self._selector.register(starter.socket, selectors.EVENT_READ, lambda mask: self._serve(starter, mask))
+        self._fork_server = fork_server
+        self._selector.register(fork_server.socket, selectors.EVENT_READ, lambda mask: self._serve(fork_server, mask))
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -147,12 +147,12 @@ class Spawner:
         assert plan is not None
         argv = (program if not plan.warm else program[1:]) if program else plan.argv
         launch = Launch(argv=argv, environment=environment, directory="/" if program else plan.directory, log=output, cold=cold)
-        if self._starter is None:
+        if self._fork_server is None:
             self._start_cold(ticket, launch)
             return
         self._waiting[ticket] = launch
-        if self._starter.ready:
-            self._ask(self._starter, ticket, launch)
+        if self._fork_server.ready:
+            self._ask(self._fork_server, ticket, launch)
 
     def environment(self, places: dict[str, str]) -> dict[str, str]:
         """Return all variables of a process that is given *places*."""
@@ -163,11 +163,11 @@ class Spawner:
         """Return where the process of that ticket is to leave the error that ends it."""
         return error_file.place(self._me.directory, ticket)
 
-    def _ask(self, starter: ForkServer, ticket: int, launch: Launch) -> None:
-        if starter.ask(ticket, launch):
-            self._watch(starter)
+    def _ask(self, fork_server: ForkServer, ticket: int, launch: Launch) -> None:
+        if fork_server.ask(ticket, launch):
+            self._watch(fork_server)
         else:
-            self._starter_gone(starter)
+            self._fork_server_gone(fork_server)
 
     def _start_cold(self, ticket: int, launch: Launch) -> None:
         assert self._plan is not None
@@ -185,7 +185,7 @@ class Spawner:
 
     def forget(self, tickets: Iterable[int]) -> None:
         """Want these no more. What the starter has been asked for still comes to life, all else has `failed`."""
-        asked = self._starter is not None and self._starter.ready
+        asked = self._fork_server is not None and self._fork_server.ready
         for ticket in tickets:
             if ticket in self._waiting and asked:
                 self._waiting[ticket] = None
@@ -195,48 +195,48 @@ class Spawner:
 
     # -- the warm starter ---------------------------------------------------------------------------------------------
 
-    def _watch(self, starter: ForkServer) -> None:
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if starter.unsent else 0)
-        key = self._selector.get_key(starter.socket)
+    def _watch(self, fork_server: ForkServer) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if fork_server.unsent else 0)
+        key = self._selector.get_key(fork_server.socket)
         if key.events != events:
-            self._selector.modify(starter.socket, events, key.data)
+            self._selector.modify(fork_server.socket, events, key.data)
 
-    def _serve(self, starter: ForkServer, mask: int) -> None:
-        if starter is not self._starter:
+    def _serve(self, fork_server: ForkServer, mask: int) -> None:
+        if fork_server is not self._fork_server:
             return
-        if mask & selectors.EVENT_WRITE and not starter.drain():
-            self._starter_gone(starter)
+        if mask & selectors.EVENT_WRITE and not fork_server.drain():
+            self._fork_server_gone(fork_server)
             return
-        self._watch(starter)
+        self._watch(fork_server)
         if mask & selectors.EVENT_READ:
             self.hear()
 
     def hear(self) -> None:
         """Take in what the starter has said: before anybody asks who a process is, its pid must have been heard."""
-        starter = self._starter
-        if starter is None:
+        fork_server = self._fork_server
+        if fork_server is None:
             return
         try:
-            open_still = starter.read()
-            while starter.inbox:
-                self._take(starter, starter.inbox.popleft())
+            open_still = fork_server.read()
+            while fork_server.event_queue:
+                self._take(fork_server, fork_server.event_queue.popleft())
         except (BadLine, schema.BadField) as error:
             note(log, "starter.garbage", why=error)
             open_still = False
         if not open_still:
-            self._starter_gone(starter)
+            self._fork_server_gone(fork_server)
 
-    def _take(self, starter: ForkServer, message: Message) -> None:
-        starter.asked = time.monotonic()
+    def _take(self, fork_server: ForkServer, message: Message) -> None:
+        fork_server.asked = time.monotonic()
         if "ready" in message:
-            starter.ready = True
+            fork_server.ready = True
             self._emit("starter.ready", seconds=schema.seconds(message, "seconds"), preloaded=list(schema.words(message, "preloaded")))
             for ticket, launch in list(self._waiting.items()):
                 if launch is None:  # owed by a starter before this one, and unwanted
                     del self._waiting[ticket]
                     self.failed(ticket, UNWANTED, None)
                 else:
-                    self._ask(starter, ticket, launch)
+                    self._ask(fork_server, ticket, launch)
             return
         ticket = schema.whole(message, "rank")
         if ticket not in self._waiting:
@@ -249,54 +249,54 @@ class Spawner:
 
     def buried(self, pid: int) -> bool:
         """Tell whether *pid*, which has ended, was the starter; the end of its socket says so too, after its last messages."""
-        if self._starter is None or self._starter.pid != pid:
+        if self._fork_server is None or self._fork_server.pid != pid:
             return False
-        self._starter.bury()
+        self._fork_server.bury()
         return True
 
-    def _starter_gone(self, starter: ForkServer) -> None:
+    def _fork_server_gone(self, fork_server: ForkServer) -> None:
         """Start cold what the dead starter still owed, and warm up another one unless it never was of use."""
-        if starter is not self._starter:
+        if fork_server is not self._fork_server:
             return
-        self._drop_starter()
+        self._drop_fork_server()
         self._lost += 1
-        self._emit("starter.gone", ready=starter.ready)
+        self._emit("starter.gone", ready=fork_server.ready)
         waiting, self._waiting = self._waiting, {}
         for ticket, launch in waiting.items():
             if launch is None:
                 self.failed(ticket, UNWANTED, None)
             else:
                 self._start_cold(ticket, launch)
-        if starter.ready and self._lost < MOST_STARTERS:
+        if fork_server.ready and self._lost < MOST_STARTERS:
             try:
                 self._warm_up()
             except OSError as error:
                 note(log, "starter.failed", why=error)
 
-    def _drop_starter(self) -> None:
-        if self._starter is not None:
-            self._selector.unregister(self._starter.socket)
-            self._starter.close()
-            self._starter = None
+    def _drop_fork_server(self) -> None:
+        if self._fork_server is not None:
+            self._selector.unregister(self._fork_server.socket)
+            self._fork_server.close()
+            self._fork_server = None
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def due(self) -> float | None:
         """Return when the starter will have been silent for too long (monotonic)."""
-        return self._starter.asked + ANSWER_SECONDS if self.forking and self._starter is not None else None
+        return self._fork_server.asked + ANSWER_SECONDS if self.forking and self._fork_server is not None else None
 
     def tick(self, now: float) -> None:
         """Give up a starter that is stuck, after its last words: what it has not told of by then never becomes a worker."""
-        due, starter = self.due(), self._starter
-        if due is None or now < due or starter is None:
+        due, fork_server = self.due(), self._fork_server
+        if due is None or now < due or fork_server is None:
             return
-        starter.hang_up()
-        while self._starter is starter:
+        fork_server.hang_up()
+        while self._fork_server is fork_server:
             self.hear()
 
     def end(self) -> None:
         """End the starter and forget what it owed: nothing is started any more."""
-        self._drop_starter()
+        self._drop_fork_server()
         waiting, self._waiting = self._waiting, {}
         for ticket in waiting:
             self.failed(ticket, UNWANTED, None)

@@ -146,7 +146,7 @@ def _tell(found: Figures, every: Sequence[int]) -> None:
     say_facts([(name, _wrapped(text, 16)) for name, text in _facts(found)])
     advised = _advised(found)
     _title(f"Advised: every {plural(advised.steps, 'step')} ({duration(advised.seconds)})" if advised else "Advised: nothing yet")
-    for line in _because(found, advised):
+    for line in _reason(found, advised):
         say(textwrap.indent(_wrapped(line, 2), "  "))
     if advised:
         _title("What a cadence costs")
@@ -178,8 +178,8 @@ def _facts(found: Figures) -> Iterator[tuple[str, str]]:
         f"{plural(found.nodes, 'node')}, {plural(found.ranks, 'rank')}: a fault every {duration(rate.between_s(found.nodes))}",
     )
     if fleet.recoveries:
-        rungs = ", ".join(f"{number} by {rung}" for rung, number in fleet.rungs.items())
-        yield "recoveries", f"{rungs}; {fleet.back} of {fleet.recoveries} went back to a checkpoint"
+        actions = ", ".join(f"{number} by {action}" for action, number in fleet.actions.items())
+        yield "recoveries", f"{actions}; {fleet.back} of {fleet.recoveries} went back to a checkpoint"
     for number, text in enumerate(_assumed(found)):
         yield "assumed" if not number else "", text
 
@@ -199,7 +199,7 @@ def _assumed(found: Figures) -> Iterator[str]:
     """Say what was not measured, or too seldom to be relied on."""
     fleet, work = found.fleet, found.work
     if not fleet.faults:
-        yield f"how often faults come ({found.rate.because})"
+        yield f"how often faults come ({found.rate.reason})"
     elif fleet.faults < SURE:
         yield f"how often faults come, from {fleet.faults} only: the advice may change much with the next one"
     if not fleet.recoveries:
@@ -212,13 +212,13 @@ def _advised(found: Figures) -> Advice | None:
     return best(found.case, limits_of(found.plan)) if found.case else None
 
 
-def _because(found: Figures, advised: Advice | None) -> Iterator[str]:
+def _reason(found: Figures, advised: Advice | None) -> Iterator[str]:
     case = found.case
     if advised is None or case is None:
         missing = " and ".join(name for name, number in (("save", found.work.saves), ("step", found.work.steps)) if not number)
         yield f"What a {missing} costs is not known yet: {_cure(found)}"
         return
-    yield f"{advised.because[0].upper()}{advised.because[1:]}."
+    yield f"{advised.reason[0].upper()}{advised.reason[1:]}."
     low, high = (_at_rate(found, rate) for rate in (found.rate.high, found.rate.low))
     if low != high:
         yield f"Within the interval of that rate it would be between {count(low)} and {plural(high, 'step')}."
@@ -293,4 +293,4 @@ def _parts(one: ExpectedLoss) -> None:
         say(f"  {name:<14}{term:<4}{duration(seconds) if seconds is not None else NOTHING:>13}  {meaning}")
     if one.detection is None:
         say(f"  {'downtime':<18}{duration(one.downtime):>13}  assumed, in all")
-    say(_wrapped(f"{one.because}. The others are medians of past recoveries.", 0))
+    say(_wrapped(f"{one.reason}. The others are medians of past recoveries.", 0))

@@ -31,9 +31,9 @@ def open_questions(*, as_json: bool) -> int:
     return 0
 
 
-def answer(number: int, *, refuse: bool, nodes: tuple[str, ...], because: str, as_json: bool) -> int:
+def answer(number: int, *, refuse: bool, nodes: tuple[str, ...], reason: str, as_json: bool) -> int:
     """Answer one question; raise an `OperatorError` where it is answered already, or none."""
-    said = ApprovalAnswer(answer=KEEP if refuse else ISOLATE, picked=nodes, by=signature(), words=because)
+    said = ApprovalAnswer(answer=KEEP if refuse else ISOLATE, picked=nodes, by=signature(), words=reason)
     history = History.open()
     try:
         done = approvals.reply(history, number, said, now=time.time())
@@ -48,9 +48,9 @@ def answer(number: int, *, refuse: bool, nodes: tuple[str, ...], because: str, a
 
 def _tell(one: Question) -> None:
     heading(f"Question {one.number}, job {one.job}, cluster {one.cluster}, since {clock(one.at)}")
-    say(one.because)
+    say(one.reason)
     for node, told in one.nodes.items():
-        say(f"  {node}: {told['because']}")
+        say(f"  {node}: {told['reason']}")
     what = {KEEP: "they stay in service", ISOLATE: "they are isolated"}[one.otherwise]
     say(f"If nobody answers by {clock(one.until)}, {what}.")
     say()

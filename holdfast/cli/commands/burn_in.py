@@ -23,7 +23,7 @@ from policies.burn_in import BurnInOutcome, in_a_word, seen, stays_out
 from policies.cordons import TESTABLE, Owner
 from policies.node_states import NodeState
 
-MARKS: Final = {CheckMark.PASSED: COLOURS["ok"], CheckMark.FAILED: COLOURS["sick"], CheckMark.SKIPPED: COLOURS["unknown"]}
+MARKS: Final = {CheckMark.PASSED: COLOURS["ok"], CheckMark.FAILED: COLOURS["unhealthy"], CheckMark.SKIPPED: COLOURS["unknown"]}
 
 
 def burn_in(nodes: Sequence[str], cluster_file: Path | None, *, short: bool, seconds: float | None, as_json: bool) -> int:
@@ -88,14 +88,14 @@ def _tell_verdicts(repair: Repair, found: dict[str, BurnInOutcome], begun: Seque
     say()
     for node, one in found.items():
         moved = f"; {moves[node].before} -> {moves[node].after}" if node in moves else ""
-        say(f"{node}: {one.because}{moved}" if one.mark is CheckMark.PASSED else f"{node} {in_a_word(one.mark)}: {one.because}{moved}")
+        say(f"{node}: {one.reason}{moved}" if one.mark is CheckMark.PASSED else f"{node} {in_a_word(one.mark)}: {one.reason}{moved}")
         _advise(node, one, after[node].state, short=repair.plan.short)
 
 
 def _advise(node: str, one: BurnInOutcome, state: NodeState, *, short: bool) -> None:
     """Say what is left to do."""
     if one.mark is CheckMark.FAILED and state in {NodeState.HEALTHY, NodeState.SUSPECT}:
-        hint(f'Jobs may still be given {node}. `holdfast nodes hold {node} --because "failed a burn-in"` takes it out.')
+        hint(f'Jobs may still be given {node}. `holdfast nodes hold {node} --reason "failed a burn-in"` takes it out.')
     if one.mark is CheckMark.SKIPPED and state is NodeState.QUARANTINED:
         hint(stays_out(one, str(state)))
     if one.mark is CheckMark.PASSED and short and state is NodeState.QUARANTINED:
@@ -105,4 +105,4 @@ def _advise(node: str, one: BurnInOutcome, state: NodeState, *, short: bool) -> 
 def _record(one: BurnInOutcome, state: str, counted: bool) -> dict[str, Any]:  # noqa: FBT001 (a field of the record)
     checks = [dataclasses.asdict(check) for check in one.checks]
     outcome = in_a_word(one.mark)
-    return {"node": one.node, "outcome": outcome, "because": one.because, "state": state, "for_a_hold": counted, "checks": checks}
+    return {"node": one.node, "outcome": outcome, "reason": one.reason, "state": state, "for_a_hold": counted, "checks": checks}

@@ -33,7 +33,7 @@ class DrainRequest:
     """What a person wants of a node."""
 
     node: str
-    because: str
+    reason: str
     by: str | None = None
     """When it has to be empty."""
     within: str | None = None
@@ -49,7 +49,7 @@ def drain_node(wish: DrainRequest, cluster_file: Path | None, job: str | None, *
     try:
         cluster = _cluster(history, cluster_file, job)
         place = CordonTable(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules)
-        word = OperatorRequest(owner=Owner(name=signature(), person=True), because=wish.because, at=now)
+        word = OperatorRequest(owner=Owner(name=signature(), person=True), reason=wish.reason, at=now)
         refuse_a_stranger(history, place, wish.node, now)
         answer = say_of(history, place, wish.node, partial(_said, wish, word, leave_by), now=now)
         if not isinstance(answer, Changed):
@@ -103,7 +103,7 @@ def _tell(history: History, cluster: Cluster, done: Changed, leave_by: float | N
     name = row.name if row is not None else job
     if as_json:
         facts = {"cluster": cluster.name, "node": node.name, "before": before, "state": node.state, "hold": done.hold}
-        say_json({**facts, "owner": done.owner.name, "because": done.because, "drains": asked is not None, "by": leave_by, "job": name})
+        say_json({**facts, "owner": done.owner.name, "reason": done.reason, "drains": asked is not None, "by": leave_by, "job": name})
         return
     moved = f"{before} -> {node.state}" if done.moves else f"{node.state}, as before"
     if asked is None:

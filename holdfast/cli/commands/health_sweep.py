@@ -54,12 +54,12 @@ def _news(change: HealthChange) -> str:
     moved = f"{change.before} -> {change.after}" if change.before != change.after else change.after
     named = {word: ", ".join(dict.fromkeys(one.kind for one in found)) for word, found in (("new", change.new), ("over", change.over))}
     told = [f"{word}: {kinds}" for word, kinds in named.items() if kinds]
-    return f"{change.node}: {moved}, {'; '.join(told) or change.because}"
+    return f"{change.node}: {moved}, {'; '.join(told) or change.reason}"
 
 
 def _row(told: HealthVerdict) -> list[str]:
     findings = [one.words if one.seen >= told.at else f"{one.words} (last seen {clock(one.seen)})" for one in worst_first(told.findings)]
-    evidence = [told.because, *findings] if told.because else findings
+    evidence = [told.reason, *findings] if told.reason else findings
     return [told.node, told.standing, clock(told.since), "\n".join(evidence) or NOTHING]
 
 
@@ -74,7 +74,7 @@ def _node(checkup: Checkup, told: HealthVerdict) -> dict[str, Any]:
         "node": told.node,
         "verdict": told.standing,
         "since": told.since,
-        "because": told.because,
+        "reason": told.reason,
         "evidence": [_finding(one) for one in told.findings],
         "blind": checkup.blind(told.node),
         "seconds": checkup.looks[told.node].seconds,

@@ -93,7 +93,7 @@ def _job_record(book: History, job: Job) -> dict[str, Any]:
         "job": job.name,
         "id": job.id,
         "state": state.after if state else "LAUNCHING",
-        "because": state.because if state else "",
+        "reason": state.reason if state else "",
         "submitted": job.at,
         "seconds": None if ended is None else ended - job.at,
         "step": step.step if step else None,
@@ -153,21 +153,21 @@ def _lines(book: History, job: Job) -> Iterator[HistoryLine]:
         yield HistoryLine(at=note.at, id=note.id, text=f"{note.text}{again}", style="dim")
     for saved in queries.checkpoints(book, job.id):
         if saved.trouble and saved.trouble not in IN_MEMORY:  # of those a note tells
-            yield HistoryLine(at=saved.at, id=saved.id, text=f"{saved.trouble}: {saved.path}: {saved.because}")
+            yield HistoryLine(at=saved.at, id=saved.id, text=f"{saved.trouble}: {saved.path}: {saved.reason}")
 
 
 def _recoveries(book: History, job: Job, incidents: Sequence[Incident]) -> Iterator[HistoryLine]:
     """Yield the job's states, and the incidents, which stand out among them; a reason that a decision gave is not repeated."""
     numbers = {one.id: one.number for one in incidents}
     decisions = queries.decisions(book, job.id)
-    reasons = {decision.because for decision in decisions}
+    reasons = {decision.reason for decision in decisions}
     for move in queries.moves(book, job.id):
-        text = move.after if move.because in reasons else f"{move.after}: {move.because}"
+        text = move.after if move.reason in reasons else f"{move.after}: {move.reason}"
         yield HistoryLine(
             at=move.at, id=move.id, text=text, style="dim" if in_recovery(move.at, incidents) and move.after not in IN_FULL else ""
         )
     for decision in decisions:
-        text = f"incident {numbers.get(decision.incident_id, '?')}: {decision.rung}, because {decision.because}"
+        text = f"incident {numbers.get(decision.incident_id, '?')}: {decision.action}, because {decision.reason}"
         yield HistoryLine(at=decision.at, id=decision.id, text=text)
     for incident in incidents:
         yield HistoryLine(at=incident.detected_at, id=incident.id, text=begun(incident), mark="!", style="yellow")
@@ -183,7 +183,7 @@ def _incident_rows(incidents: Sequence[Incident], zero: float) -> None:
             str(one.number),
             duration(max(0.0, one.fault_at - zero)),
             one.outcome or "open",
-            one.rung or NOTHING,
+            one.action or NOTHING,
             duration(one.detected_at - one.fault_at),
             duration(one.downtime_s),
             NOTHING if one.steps_lost is None else plural(one.steps_lost, "step"),
@@ -223,10 +223,10 @@ def _incident_facts(one: Incident) -> Iterator[tuple[str, str]]:
     yield "detected", f"{duration(one.detected_at - one.fault_at)} later"
     if one.ordered_at is not None:
         yield "first order", f"{duration(one.ordered_at - one.detected_at)} after that"
-    if one.rung:
-        yield "answer", one.rung
-    if one.because:
-        yield "because", one.because
+    if one.action:
+        yield "answer", one.action
+    if one.reason:
+        yield "reason", one.reason
     if one.downtime_s is not None:
         until = "until all processes had started; no steps are reported" if one.until_started else "to the first new step"
         yield "downtime", f"{duration(one.downtime_s)} from the fault {until}"
@@ -292,7 +292,7 @@ def _decisions(decisions: Sequence[Decision]) -> None:
     if decisions:
         _title("Decided")
     for decision in decisions:
-        say(f"  {clock(decision.at)}  {decision.rung} by {decision.rule}, because {decision.because}")
+        say(f"  {clock(decision.at)}  {decision.action} by {decision.rule}, because {decision.reason}")
         for one in decision.act.get("seats") or ():
             say(f"            {seat(one)}")
         for rule, why in decision.passed_over.items():

@@ -38,7 +38,7 @@ HEAD: Final = (
     "SINCE",
     "VERDICT",
     "SEEN",
-    "BECAUSE",
+    "REASON",
 )
 ALWAYS: Final = frozenset({0, 1, 5, len(HEAD) - 1})
 """Columns that are shown even where no node has anything to say in them."""
@@ -109,7 +109,7 @@ def _with_name(history: History, view: NodeView) -> NodeView:
 
 def _record(one: KnownNode) -> dict[str, Any]:
     move, told = one.move, one.told
-    jobs = {"standing": move.standing, "since": move.at, "because": move.because} if move else None
+    jobs = {"standing": move.standing, "since": move.at, "reason": move.reason} if move else None
     thought = {"verdict": told.standing, "since": told.since, "seen": told.seen or None, "evidence": list(told.evidence)} if told else None
     now = {name: None if value == NOTHING else value for name, value in dataclasses.asdict(one.view).items()}
     service = {
@@ -129,10 +129,10 @@ def _row(one: KnownNode) -> list[str]:
     thought = [told.standing, clock(told.seen) if told.seen else NOTHING] if told else [NOTHING, NOTHING]
     reasons = [_reason(hold) for hold in reversed(one.node.holds)]
     if one.closing is not None:
-        reasons.append(f"{one.closing.because} from {clock(one.closing.begins)} to {clock(one.closing.ends)}")
-    seen = [view.why, *reasons, move.because if move else "", *(told.evidence if told else ())]
-    because = "\n".join(words for words in dict.fromkeys(seen) if words and not any(words in other for other in seen if other != words))
-    return [view.name, *_service(one), view.standing, agent, view.job or NOTHING, view.allocation or NOTHING, *jobs, *thought, because]
+        reasons.append(f"{one.closing.reason} from {clock(one.closing.begins)} to {clock(one.closing.ends)}")
+    seen = [view.why, *reasons, move.reason if move else "", *(told.evidence if told else ())]
+    reason = "\n".join(words for words in dict.fromkeys(seen) if words and not any(words in other for other in seen if other != words))
+    return [view.name, *_service(one), view.standing, agent, view.job or NOTHING, view.allocation or NOTHING, *jobs, *thought, reason]
 
 
 def _service(one: KnownNode) -> list[str]:
@@ -150,4 +150,4 @@ def _reason(hold: Cordon) -> str:
     until = f", until {clock(hold.until)}" if hold.until is not None else ""
     if hold.drains:
         what, until = "drained", f"; jobs leave by {clock(hold.leave_by)}" if hold.leave_by is not None else "; jobs leave when they can"
-    return f"hold {hold.number} ({what} by {hold.owner.name}, {clock(hold.at)}{until}): {hold.because}"
+    return f"hold {hold.number} ({what} by {hold.owner.name}, {clock(hold.at)}{until}): {hold.reason}"

@@ -34,7 +34,7 @@ class CordonRequest:
     """What a person wants of a node."""
 
     node: str
-    because: str
+    reason: str
     lasts: str | None = None
     """For how long it is to be held."""
     number: int | None = None
@@ -69,7 +69,7 @@ def change(verb: str, wish: CordonRequest, cluster_file: Path | None, *, as_json
     """Carry out a person's word about a node, and tell how the node is then; raise an `OperatorError` where it cannot be."""
     cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
     now, place = time.time(), CordonTable(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules)
-    word = OperatorRequest(owner=Owner(name=signature(), person=True), because=wish.because, at=now)
+    word = OperatorRequest(owner=Owner(name=signature(), person=True), reason=wish.reason, at=now)
     if wish.lasts is not None:
         seconds_in(wish.lasts, "--for")
     history = History.open()
@@ -115,7 +115,7 @@ def _tell(cluster: Cluster, done: Changed, *, as_json: bool) -> None:
     before = done.moves[0].before if done.moves else node.state
     if as_json:
         facts = {"cluster": cluster.name, "node": node.name, "before": before, "state": node.state, "hold": done.hold}
-        say_json({**facts, "owner": done.owner.name, "because": done.because, "until": hold_ends})
+        say_json({**facts, "owner": done.owner.name, "reason": done.reason, "until": hold_ends})
         return
     moved = f"{before} -> {node.state}" if done.moves else f"{node.state}, as before"
     ends = f", until {clock(hold_ends)}" if hold_ends is not None else ""

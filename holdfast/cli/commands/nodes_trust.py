@@ -104,5 +104,5 @@ def _record(one: ShownKey, added: set[str]) -> dict[str, Any]:
         "standing": one.standing,
         "trusted": trusted,
         "added": one.name in added,
-        "because": one.why or None,
+        "reason": one.why or None,
     }

@@ -88,7 +88,7 @@ def record(policy: Policy) -> dict[str, Any]:
         "name": policy.name,
         "based_on": policy.based_on,
         "rules": rules,
-        "rungs": [str(rung) for rung in policy.order],
+        "actions": [str(action) for action in policy.order],
         "levels": {kind: {"level": level, "catalogue": CATALOGUE[kind].level} for kind, level in policy.levels.items()},
         "numbers": dict(values(policy)),
         "differs": changes(base, policy),
@@ -139,7 +139,7 @@ def explain_slow(job: str | None, *, as_json: bool) -> int:
         return 0
     heading(f"{name}, ranks that held the others up")
     for one in told:
-        say(f"{clock(one.at)}  {one.act} ({one.kind}, policy {one.policy}): {one.because}")
+        say(f"{clock(one.at)}  {one.act} ({one.kind}, policy {one.policy}): {one.reason}")
     return 0
 
 
@@ -174,9 +174,9 @@ def attempts(one: Incident, decisions: Sequence[Decision], moves: Sequence[Move]
         act = decision.act or {}
         yield {
             "at": decision.at,
-            "rung": decision.rung,
+            "action": decision.action,
             "rule": decision.rule,
-            "because": decision.because,
+            "reason": decision.reason,
             "policy": act.get("policy"),
             "noted": act.get("noted") or {},
             "passed_over": decision.passed_over,
@@ -192,14 +192,14 @@ def _end(one: Incident, decision: Decision, later: Decision | None, moves: Seque
         if one.outcome == "recovered":
             return f"recovered, {duration(one.downtime_s)} after the fault"
         return {"gave-up": "the job was given up", "stopped": "the job was stopped meanwhile"}.get(one.outcome, one.outcome)
-    failed = next((move.because for move in moves if decision.at <= move.at <= later.at and move.event in FAILED), "")
+    failed = next((move.reason for move in moves if decision.at <= move.at <= later.at and move.event in FAILED), "")
     return f"failed after {duration(max(0.0, later.at - decision.at))}" + (f": {failed}" if failed else "")
 
 
 def _attempt(one: dict[str, Any]) -> None:
     say()
-    heading(f"{clock(one['at'])}  {one['rung']}")
-    facts = [("because", one["because"]), ("rule", one["rule"]), ("end", one["ended"])]
+    heading(f"{clock(one['at'])}  {one['action']}")
+    facts = [("reason", one["reason"]), ("rule", one["rule"]), ("end", one["ended"])]
     facts += [("policy", one["policy"])] if one["policy"] else []
     facts += [("seats", "\n".join(seat(each) for each in one["seats"]))] if one["seats"] else []
     facts += [("noted", "\n".join(f"{rule}: {why}" for rule, why in one["noted"].items()))] if one["noted"] else []

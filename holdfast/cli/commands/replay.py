@@ -58,19 +58,19 @@ def _tell_of_slow(found: PolicyReplay) -> None:
     for one in found.slow[:MOST]:
         say()
         heading(f"{one.job}, slow rank {one.rank} on {one.node}")
-        _say("decided", f"{one.decided}: {one.decided_because}")
-        _say("would have", f"{one.would}: {one.because}")
+        _say("decided", f"{one.decided}: {one.decided_reason}")
+        _say("would have", f"{one.would}: {one.reason}")
 
 
 def _tell_differences(found: PolicyReplay) -> None:
     head = ("JOB", "INCIDENT", "FAULT", "DECIDED", "WOULD HAVE", "WON")
     shown = found.differences[:MOST]
-    say_rows(head, [[one.job, str(one.incident), one.kind, one.decided, one.would.rung, _won(one)] for one in shown])
+    say_rows(head, [[one.job, str(one.incident), one.kind, one.decided, one.would.action, _won(one)] for one in shown])
     for one in shown:
         say()
         heading(f"{one.job}, incident {one.incident}")
-        _say("decided", one.decided_because)
-        _say("would have", one.would.because)
+        _say("decided", one.decided_reason)
+        _say("would have", one.would.reason)
         if one.hours is None:
             _say("won", f"unknown: {one.why_not}")
     if len(found.differences) > MOST:
@@ -105,7 +105,7 @@ def _basis(found: PolicyReplay) -> str:
     """Say what the prices stand on."""
     if not found.costs:
         return "No recovery is on record that needed one decision, so nothing can be priced."
-    told = ", ".join(f"{rung} {duration(cost.seconds)} (of {cost.n:,})" for rung, cost in sorted(found.costs.items()))
+    told = ", ".join(f"{action} {duration(cost.seconds)} (of {cost.n:,})" for action, cost in sorted(found.costs.items()))
     return (
         f"Priced by the median of all recoveries on record that needed one decision, steps computed again included: {told}. "
         "What fewer ranks after a shrink do not compute is not counted."
@@ -122,7 +122,7 @@ def _record(found: PolicyReplay) -> dict[str, Any]:
         "cannot_tell": dict(found.unreadable),
         "hours_won": found.won if found.unpriced < len(found.differences) else None if found.differences else 0.0,
         "unpriced": found.unpriced,
-        "rungs": {rung: {"seconds": cost.seconds, "n": cost.n} for rung, cost in found.costs.items()},
+        "actions": {action: {"seconds": cost.seconds, "n": cost.n} for action, cost in found.costs.items()},
         "differences": [_difference(one) for one in found.differences],
         "weighings": found.weighings,
         "slow_ranks": [dataclasses.asdict(one) for one in found.slow],
@@ -136,8 +136,8 @@ def _difference(one: Difference) -> Mapping[str, Any]:
         "incident": one.incident,
         "kind": one.kind,
         "at": one.at,
-        "decided": {"rung": one.decided, "because": one.decided_because, "act": dict(one.decided_act)},
-        "would": {"rung": one.would.rung, "because": one.would.because, "rule": one.rule, "act": act_of(one.would)},
+        "decided": {"action": one.decided, "reason": one.decided_reason, "act": dict(one.decided_act)},
+        "would": {"action": one.would.action, "reason": one.would.reason, "rule": one.rule, "act": act_of(one.would)},
         "passed_over": dict(one.passed_over),
         "hours_won": one.hours,
         "why_unknown": one.why_not or None,

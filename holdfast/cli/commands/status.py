@@ -88,7 +88,7 @@ def _one(history: History, outlook: JobView, *, as_json: bool) -> None:
         say_json({**outlook.as_record(), **told, "standbys": [one.model_dump(exclude={"job"}) for one in present]})
         return
     since = outlook.move.at if outlook.move else outlook.job.at
-    heading(f"{outlook.job.name}  {outlook.state} since {clock(since)}: {outlook.because}")
+    heading(f"{outlook.job.name}  {outlook.state} since {clock(since)}: {outlook.reason}")
     say_facts([*_facts(outlook), *_troubles(history, outlook), *_health(history, outlook), *_places(outlook), *_standbys(outlook, present)])
 
 
@@ -127,7 +127,7 @@ def _memory(outlook: JobView) -> list[str]:
 def _troubles(history: History, outlook: JobView) -> list[tuple[str, str]]:
     facts = [("warning", f"{one.kind} on {one.subject}: {one.evidence['quote']}") for one in outlook.warnings[-WARNINGS:]]
     if now := outlook.incident:
-        answer = f", answer: {now.rung}" if now.rung else ""
+        answer = f", answer: {now.action}" if now.action else ""
         facts += [("open", f"incident {now.number} since {duration(outlook.at - now.fault_at)}: {now.kind} on {now.subject}{answer}")]
     if outlook.incidents:
         facts += [("incidents", f"{len(outlook.incidents)}; `holdfast history {outlook.job.name}` lists them")]

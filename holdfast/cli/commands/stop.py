@@ -65,5 +65,5 @@ def _tell(outlook: JobView, what: str, *, as_json: bool) -> int:
     if as_json:
         say_json(outlook.as_record())
     else:
-        say(f"job '{outlook.job.name}' {what}: {outlook.state}, {outlook.because}")
+        say(f"job '{outlook.job.name}' {what}: {outlook.state}, {outlook.reason}")
     return 0

@@ -126,7 +126,7 @@ class Allocations:
         """Return why *node* is to be left, once that is near: its allocation ends, or somebody has drained it."""
         state = self._states.get(node)
         if state is not None and state.is_leaving and not self._drains.are_of(state) and self.allocation_of(node) is not None:
-            return Leaving(because=f"Slurm has it {state.in_words()}", since=now)
+            return Leaving(reason=f"Slurm has it {state.in_words()}", since=now)
         return self._ending(node, now)
 
     def _ending(self, node: str, now: float) -> Leaving | None:
@@ -138,7 +138,7 @@ class Allocations:
             notice = min(notice, (one.ends - one.began) / 2)
         if now < one.ends - notice:
             return None
-        return Leaving(because=f"Slurm job {one.id}, which it belongs to, ends at {moment(one.ends)}", since=one.ends - notice, by=one.ends)
+        return Leaving(reason=f"Slurm job {one.id}, which it belongs to, ends at {moment(one.ends)}", since=one.ends - notice, by=one.ends)
 
     def has(self, node: str) -> bool:
         """Tell whether *node* is in an allocation that has begun and is not over."""

@@ -11,13 +11,13 @@ class RemoteCollector:
     """A resident collector on a node."""
 
     def __init__(self, connection: Connection, python: str, until: float) -> None:
-        self._errand = RemoteProgram(connection, python, program(entry="collector_daemon"), until, fruit="look")
+        self._program = RemoteProgram(connection, python, program(entry="collector_daemon"), until, fruit="look")
 
     @property
     def lives(self) -> bool:
         """Tell whether it can be asked, as far as is known."""
-        return self._errand.lives
+        return self._program.lives
 
     def ask(self, node: str, seconds: float, until: float) -> str:
         """Return its look at *node*, as JSON, by *until* (monotonic); the look itself is to take *seconds* at most."""
-        return self._errand.ask(until, node=node, seconds=seconds)
+        return self._program.ask(until, node=node, seconds=seconds)

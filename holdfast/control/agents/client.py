@@ -50,7 +50,9 @@ class AgentClient:
     speaks ours.
     """
 
-    def __init__(self, node: str, connect: Callable[[], socket.socket], inbox: EventQueue, *, epoch: int, job: str | None = None) -> None:
+    def __init__(
+        self, node: str, connect: Callable[[], socket.socket], event_queue: EventQueue, *, epoch: int, job: str | None = None
+    ) -> None:
         self.node, self.epoch, self.job = node, epoch, job
         self.heard = self.spoke = time.monotonic()
         """When the agent was last heard, and when it was last given an order."""
@@ -62,7 +64,7 @@ class AgentClient:
         """Epoch of a newer flow, once the agent has refused an order in its favour."""
         self.missed = 0
         """Attempts at a new connection that failed since the last one ended."""
-        self._connect, self._inbox = connect, inbox
+        self._connect, self._event_queue = connect, event_queue
         self._session = secrets.token_hex(8)
         self.agent: str | None = None
         """Which agent this is, once it has said so: only that one is sought when the connection ends."""
@@ -205,7 +207,7 @@ class AgentClient:
 
     def _hear(self, data: bytes) -> None:
         self.heard = time.monotonic()
-        if not self._inbox.has_room(self.node, len(data)):  # what it tells is told again once there is
+        if not self._event_queue.has_room(self.node, len(data)):  # what it tells is told again once there is
             raise OSError("it tells more than is taken in of one node")
         for message in self._lines.feed(data):
             self._take(message)
@@ -258,7 +260,7 @@ class AgentClient:
 
     def _wait_for_room(self) -> None:
         """Wait until what the agent has told already was taken in, or this connection is closed."""
-        while not self._inbox.has_room(self.node) and not self._closed.wait(FULL):
+        while not self._event_queue.has_room(self.node) and not self._closed.wait(FULL):
             pass
 
     def _greet(self, sock: socket.socket) -> LineBuffer:
@@ -300,7 +302,7 @@ class AgentClient:
             take(message)
         if not self._closed.is_set():
             note(log, "agent.gone", node=self.node, why=why)
-            self._inbox.put((self.node, message))
+            self._event_queue.put((self.node, message))
 
     def _take(self, message: Message) -> None:
         if "event" in message:
@@ -309,7 +311,7 @@ class AgentClient:
                 if self._told is not None and number <= self._told:
                     return  # heard before the connection ended
                 self._told = number
-            self._inbox.put((self.node, message))
+            self._event_queue.put((self.node, message))
             return
         if not message.get("ok") and isinstance(newer := message.get("epoch"), int) and newer > self.epoch:
             self.superseded = newer

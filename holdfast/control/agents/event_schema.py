@@ -93,7 +93,7 @@ class _Event(_Said):
     kind: str | None = None
     group: str | None = None
     source: str | None = None
-    because: str | None = None
+    reason: str | None = None
     quote: str | None = None
     part: str | None = None
     bytes: Count | None = None

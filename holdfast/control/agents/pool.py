@@ -93,7 +93,7 @@ class AgentPool:
     def __init__(self, source: NodeBackend, plan: dict[str, Any], *, epoch: int) -> None:
         self.source, self.plan, self.epoch = source, plan, epoch
         self._job = str(plan.get("name", plan["job"]))
-        self.inbox = EventQueue()
+        self.event_queue = EventQueue()
         self.channels: dict[str, AgentClient] = {}
         self.unreached: dict[str, str] = {}
         """Nodes that should have an agent of this job and, when looked for, had none."""
@@ -155,7 +155,7 @@ class AgentPool:
         if channel is None:
             self._go_on(node)
             self._past_agents(node, lambda: self.source.start_agent(node, lambda: self._begin(node)))
-            channel = AgentClient(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch, job=self.plan["job"])
+            channel = AgentClient(node, lambda: self.source.connect(node), self.event_queue, epoch=self.epoch, job=self.plan["job"])
         try:
             channel.attach()
             self._go_on(node)
@@ -278,7 +278,7 @@ class AgentPool:
 
     def _reach(self, node: str) -> AgentClient | None:
         try:
-            return AgentClient(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch, job=self.plan["job"])
+            return AgentClient(node, lambda: self.source.connect(node), self.event_queue, epoch=self.epoch, job=self.plan["job"])
         except AgentGone:
             return None
 
@@ -342,7 +342,7 @@ class AgentPool:
             note(log, "past.not-heard", node=node, why=error)
             return
         if events:
-            self.inbox.put((node, {"event": "past", "events": events}))
+            self.event_queue.put((node, {"event": "past", "events": events}))
 
     def fence(self, node: str) -> None:
         """Make sure nothing of the job runs on *node*; raise a `NodeTrouble` when it cannot be reached."""

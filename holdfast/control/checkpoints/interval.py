@@ -66,7 +66,7 @@ class Choice:
     """Steps between two checkpoints from now on, and why."""
 
     every: int
-    because: str
+    reason: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class CheckpointInterval:
     """Incidents that the figures of the fleet have in them."""
     began: float = field(default_factory=time.time)
     _saves: deque[SaveStatistics] = field(default_factory=lambda: deque(maxlen=SAVES))
-    _rungs: dict[str, int] = field(default_factory=dict)
+    _actions: dict[str, int] = field(default_factory=dict)
     _back: int = 0
 
     def note_saved(self, seconds: float, beside: float | None) -> None:
@@ -90,8 +90,8 @@ class CheckpointInterval:
 
     def note_recovered(self, incident: models.Incident) -> None:
         """Learn how a recovery went."""
-        rung = incident.rung or ""
-        self._rungs[rung] = self._rungs.get(rung, 0) + 1
+        action = incident.action or ""
+        self._actions[action] = self._actions.get(action, 0) + 1
         self._back += went_back(incident)
 
     def choose(self, present: int | None, *, nodes: int, incidents: Collection[str], steps: Collection[float]) -> Choice | None:
@@ -104,11 +104,11 @@ class CheckpointInterval:
         now, work = present or self.plan.first, self._work(steps)
         case, _ = case_of(self._fleet(nodes, incidents), work, nodes)
         if case is None or work.saves < ENOUGH:
-            return Choice(every=now, because=f"{work.saves} save(s) have been measured, {ENOUGH} are needed to judge what they cost")
+            return Choice(every=now, reason=f"{work.saves} save(s) have been measured, {ENOUGH} are needed to judge what they cost")
         advice = advise(case, limits_of(self.plan))
         if not differs(now, advice.steps):
-            return Choice(every=now, because=f"it is near the best, {advice.steps:,}: {advice.because}")
-        return Choice(every=advice.steps, because=advice.because)
+            return Choice(every=now, reason=f"it is near the best, {advice.steps:,}: {advice.reason}")
+        return Choice(every=advice.steps, reason=advice.reason)
 
     def _work(self, steps: Collection[float]) -> StepStatistics:
         """Return what the job's work costs: as this flow saw it, else as the history has it from before."""
@@ -119,13 +119,13 @@ class CheckpointInterval:
 
     def _fleet(self, nodes: int, incidents: Collection[str]) -> FleetStatistics:
         """Return the fleet with what this job has been through since."""
-        before, rungs = self.fleet, dict(self.fleet.rungs)
-        for rung, number in self._rungs.items():
-            rungs[rung] = rungs.get(rung, 0) + number
+        before, actions = self.fleet, dict(self.fleet.actions)
+        for action, number in self._actions.items():
+            actions[action] = actions.get(action, 0) + number
         return replace(
             before,
             node_hours=before.node_hours + max(0.0, time.time() - self.began) / 3600 * nodes,
             faults=before.faults + len(set(incidents) - set(self.answered)),
-            rungs=rungs,
+            actions=actions,
             back=before.back + self._back,
         )

@@ -41,7 +41,7 @@ def row_of(board: GenerationState, job_id: str, now: float, ages: Mapping[int, i
         cost_s=_sum(told, "slowed"),
         trained_s=_sum(told, "trained"),
         ages={str(age): number for age, number in sorted(ages.items())},
-        because=next((str(one["why"]) for one in told if one.get("why")), ""),
+        reason=next((str(one["why"]) for one in told if one.get("why")), ""),
     )
 
 

@@ -73,4 +73,4 @@ def _in_words(plan: Sequence[Maintenance]) -> str:
 def _window(one: Maintenance) -> str:
     where = ", ".join([*one.nodes, *one.domains]) or "all nodes"
     again = "" if one.every is None else f", every {duration(one.every.total_seconds())}"
-    return f"{one.because} of {where} from {moment(one.begins.timestamp())} for {duration(one.lasts.total_seconds())}{again}"
+    return f"{one.reason} of {where} from {moment(one.begins.timestamp())} for {duration(one.lasts.total_seconds())}{again}"

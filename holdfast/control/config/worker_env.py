@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.paths import job_directory, make_private
 from holdfast.protocol import BEAT
 from holdfast.runtime.process.preload import USUAL
+from holdfast.source_tree import of_source_tree
 
 if TYPE_CHECKING:
     from holdfast.control.state.rank_table import RankTable
     from holdfast.history import Job
-    from holdfast.source_tree import of_source_tree
 from holdfast.spec import Cluster, TrainingJob
 
 TORCHRUN_SETS: Final = {
@@ -132,13 +132,15 @@ def _token_file(job: Job) -> Path:
     return job_directory(job.name) / "token"
 
 
-def rank_environments(membership: dict[str, list[int]], *, generation: int, lineup: RankTable, job: str) -> dict[str, list[dict[str, Any]]]:
+def rank_environments(
+    membership: dict[str, list[int]], *, generation: int, rank_table: RankTable, job: str
+) -> dict[str, list[dict[str, Any]]]:
     """Return for each node what its workers need to know of their places: the variables that ``torchrun`` sets.
 
     Global ranks are consecutive over the nodes in the order of *membership*.
     """
     world = sum(len(ranks) for ranks in membership.values())
-    address, port = lineup.store
+    address, port = rank_table.store
     shared = {
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
@@ -151,7 +153,7 @@ def rank_environments(membership: dict[str, list[int]], *, generation: int, line
         "TORCHELASTIC_RUN_ID": job,
         "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store, not its launcher
         "HOLDFAST_GENERATION": str(generation),
-        **lineup_environment(lineup),
+        **rank_table_environment(rank_table),
     }
     return {
         node: [
@@ -188,19 +190,19 @@ def told_of(membership: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def seat_environment(rank: int, lineup: RankTable, *, generation: int, ranks_per_node: int, job: str) -> dict[str, str]:
+def seat_environment(rank: int, rank_table: RankTable, *, generation: int, ranks_per_node: int, job: str) -> dict[str, str]:
     """Return what a process that takes over *rank* alone must know of its place.
 
     What the others were told when they were started stays true: the width of a node, and the rank's number among nodes.
     """
-    world = lineup.width
-    host, port = lineup.store
+    world = rank_table.width
+    host, port = rank_table.store
     return {
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         "RANK": str(rank),
         "ROLE_RANK": str(rank),
-        "LOCAL_RANK": str(lineup.places.get(rank, 0)),
+        "LOCAL_RANK": str(rank_table.places.get(rank, 0)),
         "LOCAL_WORLD_SIZE": str(ranks_per_node),
         "WORLD_SIZE": str(world),
         "ROLE_WORLD_SIZE": str(world),
@@ -212,15 +214,17 @@ def seat_environment(rank: int, lineup: RankTable, *, generation: int, ranks_per
         "TORCHELASTIC_RUN_ID": job,
         "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store, not its launcher
         "HOLDFAST_GENERATION": str(generation),
-        **lineup_environment(lineup),
+        **rank_table_environment(rank_table),
     }
 
 
-def lineup_environment(lineup: RankTable) -> dict[str, str]:
+def rank_table_environment(rank_table: RankTable) -> dict[str, str]:
     """Return how often a process saves, where the flow chooses it, and what it must neither go on from nor do again."""
-    every = {} if lineup.every is None else {"HOLDFAST_SAVE_EVERY": str(lineup.every)}
-    off = {"HOLDFAST_WRITTEN_OFF": ",".join(f"{step}:{number}" for step, number in lineup.written_off)} if lineup.written_off else {}
-    skip = {"HOLDFAST_SKIP": ",".join(map(str, lineup.skip))} if lineup.skip else {}
+    every = {} if rank_table.every is None else {"HOLDFAST_SAVE_EVERY": str(rank_table.every)}
+    off = (
+        {"HOLDFAST_WRITTEN_OFF": ",".join(f"{step}:{number}" for step, number in rank_table.written_off)} if rank_table.written_off else {}
+    )
+    skip = {"HOLDFAST_SKIP": ",".join(map(str, rank_table.skip))} if rank_table.skip else {}
     return {**every, **off, **skip}
 
 

@@ -47,7 +47,7 @@ def beside(run: JobController) -> list[Fault]:
     others = [fault for fault in run.board.node_faults if _thing(fault, kind) not in acting]
     told = [fault for fault in (*others, *run.board.troubles) if fault.node in run.members and now - fault.at < RECENT]
     known = [fault for fault in (*seen, *told) if run.levels.of(fault) is not RecommendedAction.RECORD]
-    return [fault for fault in known if not run.wards.pardons(fault, run.levels)]
+    return [fault for fault in known if not run.eligibility.pardons(fault, run.levels)]
 
 
 def _thing(fault: Fault | Earlier, cluster_kind: str) -> tuple[str, str, str]:
@@ -98,7 +98,7 @@ def row_of(diagnosis: Diagnosis, job: str, incident: str, levels: Levels = CATAL
         kind=root.kind,
         subject=root.subject,
         weight=diagnosis.candidates[0].weight if diagnosis.candidates else 1.0,
-        because=diagnosis.because,
+        reason=diagnosis.reason,
         candidates=candidates,
     )
 
@@ -115,7 +115,7 @@ def record(one: Candidate, levels: Levels = CATALOGUE_LEVELS) -> dict[str, Any]:
         "weight": one.weight,
         "blame": str(fault.entry.blame),
         "level": str(levels.of(fault)),
-        "rules": one.because,
+        "rules": one.reason,
         "evidence": [
             {"at": seen.at, "source": seen.source, "subject": seen.subject, "quote": seen.quote} for seen in one.evidence[:MOST_EVIDENCE]
         ],

@@ -116,15 +116,15 @@ class Stragglers:
                 at=slow.now,
                 **facts,
                 act=weighed.act,
-                because=weighed.because,
+                reason=weighed.reason,
                 policy=run.policy.name,
                 record=slow.as_record(),
             )
         )
         if news:
-            run.remark(weighed.because)
+            run.remark(weighed.reason)
         if weighed.act is SlowAct.MOVE:
-            asked = {**facts, "quote": one.fault.quote, "because": weighed.because}
+            asked = {**facts, "quote": one.fault.quote, "reason": weighed.reason}
             by = f"the detector of {slow.kind}"
             run.requests.ask(models.Request(job_id=run.job.id, at=slow.now, kind="migrate", by=by, facts=asked))
 

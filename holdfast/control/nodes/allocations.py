@@ -63,14 +63,14 @@ class BorrowedNodes:
         nodes = run.spec.nodes
         usable = self._lender.usable(time.time())
         self._forget_notices(usable)
-        names = {*usable, *run.members, *run.wards.isolated()}
-        out = {node: why for node in names if (why := run.wards.isolation(node))}
+        names = {*usable, *run.members, *run.eligibility.isolated()}
+        out = {node: why for node in names if (why := run.eligibility.isolation(node))}
         used, save = frozenset() if run.state is State.WAITING else frozenset(run.members), run.spec.limits.last_save.total_seconds()
         if run.incident is not None:
             self._lose(run.incident.lost, run.incident.silent_since)
         alive = set(run.fleet.alive())
         self._lost = {node: at for node, at in self._lost.items() if node not in alive}
-        wanted, back = nodes.wanted + nodes.spare, run.wards.back_in_service()
+        wanted, back = nodes.wanted + nodes.spare, run.eligibility.back_in_service()
         self._lender.wish(AllocationRequest(nodes=wanted, out=out, back=back, lost=dict(self._lost), used=used, save=save))
         self._tell()
         self._take_words()
@@ -79,7 +79,7 @@ class BorrowedNodes:
         """Forget what nodes were told that are lent anew: it was the allocation before that is over."""
         assert self._lender is not None
         anew = self._lost.keys() & set(usable)
-        for one in self._run.wards.told_to_go():
+        for one in self._run.eligibility.told_to_go():
             since = self._lender.lent_since(one.node)
             if since is not None and since > one.since:
                 anew.add(one.node)
@@ -115,7 +115,7 @@ class BorrowedNodes:
 
     def are_enough(self) -> bool:
         """Tell whether the job can start on what is there."""
-        return self._lender is None or len(self._run.wards.usable(self._lender.usable(time.time()))) >= self._run.spec.nodes.wanted
+        return self._lender is None or len(self._run.eligibility.usable(self._lender.usable(time.time()))) >= self._run.spec.nodes.wanted
 
     def may_try_again(self) -> bool:
         """Tell whether a launch that found too few nodes is to wait for others: nodes on which no agent comes up count as lost."""
@@ -147,7 +147,7 @@ class BorrowedNodes:
     def departure(self, node: str) -> Drain | None:
         """Return why and by when *node* is to be left."""
         leaving = None if self._lender is None else self._lender.leaving(node, time.time())
-        return None if leaving is None else Drain(node=node, because=leaving.because, since=leaving.since, by=leaving.by)
+        return None if leaving is None else Drain(node=node, reason=leaving.reason, since=leaving.since, by=leaving.by)
 
     @property
     def end(self) -> str:

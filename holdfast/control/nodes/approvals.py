@@ -50,15 +50,15 @@ class Approvals:
     _ended: bool = False
     """The job is over: its questions need no answer any more."""
     _thread: threading.Thread | None = None
-    _try: RetryingHistory = field(default_factory=lambda: RetryingHistory("consent"))
+    _try: RetryingHistory = field(default_factory=lambda: RetryingHistory("approvals"))
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def ask(self, about: str, against: Iterable[NodeFault], because: str, *, otherwise: str) -> None:
+    def ask(self, about: str, against: Iterable[NodeFault], reason: str, *, otherwise: str) -> None:
         """Ask whether nodes may be isolated, for what speaks *against* them; a question about the same nodes is put once."""
         nodes = {
             one.node: {
-                "because": one.because,
+                "reason": one.reason,
                 "seen": one.seen,
                 "evidence": list(one.evidence),
                 "faults": [asdict(fault) for fault in one.faults],
@@ -78,7 +78,7 @@ class Approvals:
                     job=self.job.name,
                     about=about,
                     nodes=nodes,
-                    because=because,
+                    reason=reason,
                     otherwise=otherwise,
                     at=now,
                     until=now + self.seconds,
@@ -109,7 +109,7 @@ class Approvals:
 
     def begin(self) -> None:
         """Take up the questions that a flow before left open, and follow them from now on."""
-        self._thread = threading.Thread(target=self._follow, name="consent", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name="approvals", daemon=True)
         self._thread.start()
 
     def close(self, *, ended: bool) -> None:
@@ -144,7 +144,7 @@ class Approvals:
                 if self._wanted and self._wanted[0].nodes == put.nodes:
                     self._wanted.popleft()
                 self._open[put.number] = put
-            self.remark(f"question {put.number}: {put.because}. {how_to_answer(put)}")
+            self.remark(f"question {put.number}: {put.reason}. {how_to_answer(put)}")
             self.tell("asked", {"question": put})
         for number in [one.number for one in self._open.values() if (one.about, frozenset(one.nodes)) in self._withdraw]:
             self._reply(number, ApprovalAnswer(answer=WITHDRAWN, words="it need not be answered any more"))

@@ -36,7 +36,7 @@ class PlannedDrains:
         if run.state not in AT_WORK or run.incident is not None:
             return
         for node in run.members:
-            departure = run.wards.departure(node)
+            departure = run.eligibility.departure(node)
             if departure is None:
                 self._told.pop(node, None)
                 self._asked.pop(node, None)
@@ -45,38 +45,38 @@ class PlannedDrains:
             if after.act is DrainAction.MOVE and run.state is State.RUNNING and not run.requests.asked_for(node):
                 self._ask(departure, now)
             elif after.act is DrainAction.LEAVE:
-                self._leave(node, now, after.because)
-            elif after.act is DrainAction.STAY and not run.requests.asked_for(node) and self._told.get(node) != after.because:
-                self._told[node] = after.because
-                run.remark(after.because)
+                self._leave(node, now, after.reason)
+            elif after.act is DrainAction.STAY and not run.requests.asked_for(node) and self._told.get(node) != after.reason:
+                self._told[node] = after.reason
+                run.remark(after.reason)
 
     def _forget_past(self, now: float) -> None:
-        for one in self._run.wards.told_to_go():
+        for one in self._run.eligibility.told_to_go():
             if one.by is not None and now > one.by + PAST:
                 self.forget(one.node)
 
     def forget(self, node: str) -> None:
         """Forget that *node* was told to go: it stays, it is lent anew, or it has come back."""
-        self._run.wards.take_back(node)
+        self._run.eligibility.take_back(node)
         self._run.fleet.leaving.discard(node)
 
     def rank_has_gone(self, node: str) -> None:
         """Learn that a rank ended by the signal with which *node* was told to go: there is nothing to wait for any more."""
-        departure = self._run.wards.departure(node)
+        departure = self._run.eligibility.departure(node)
         if departure is not None:
-            self._leave(node, time.time(), f"{departure.because}; its ranks were told to go with it")
+            self._leave(node, time.time(), f"{departure.reason}; its ranks were told to go with it")
 
     @property
     def end(self) -> str:
         """Say why the job has to end now, saved, to be run again; empty when it need not."""
-        return self._nowhere() or self._walltime_over() or self._run.borrowing.end
+        return self._nowhere() or self._walltime_over() or self._run.borrowed_nodes.end
 
     def _nowhere(self) -> str:
         """Say so when all its nodes were told that they will be gone, soon, and no other one is free."""
         run, now = self._run, time.time()
-        if run.borrowing.is_lent:  # others can be had: they are waited for
+        if run.borrowed_nodes.is_lent:  # others can be had: they are waited for
             return ""
-        found = {node: run.wards.departure(node) for node in run.members if run.wards.is_told_to_go(node)}
+        found = {node: run.eligibility.departure(node) for node in run.members if run.eligibility.is_told_to_go(node)}
         if not run.members or len(found) < len(run.members) or run.free():
             return ""
         save = run.spec.limits.last_save.total_seconds()
@@ -118,14 +118,14 @@ class PlannedDrains:
         run = self._run
         self._asked[departure.node] = now
         self._told.pop(departure.node, None)
-        run.remark(f"{departure.node} is to be left: {departure.because}. Its ranks move while training goes on")
+        run.remark(f"{departure.node} is to be left: {departure.reason}. Its ranks move while training goes on")
         ranks = run.board.membership[departure.node]
         facts: dict[str, Any] = {"from": departure.node}
         if len(ranks) == len(run.board.ranks):  # all cannot move at once: one goes first, the others follow it
             facts = {"rank": max(ranks), "node": departure.node}
-        run.requests.ask(models.Request(job_id=run.job.id, at=now, kind="migrate", by=departure.because, facts=facts))
+        run.requests.ask(models.Request(job_id=run.job.id, at=now, kind="migrate", by=departure.reason, facts=facts))
 
-    def _leave(self, node: str, now: float, because: str) -> None:
+    def _leave(self, node: str, now: float, reason: str) -> None:
         """Have the ladder answer: the time is up."""
         run = self._run
         if any(isinstance(one, NodeLeaving) and one.node == node for one in run.board.evidence):
@@ -134,4 +134,4 @@ class PlannedDrains:
             for other, answer in run.fleet.each(run.free()[:1], run.fleet.bring_up).items():
                 if not isinstance(answer, WorldError):
                     run.stand(other, "healthy", "its agent is up")
-        run.board.evidence.append(NodeLeaving(node=node, at=now, why=because, step=run.board.step_before))
+        run.board.evidence.append(NodeLeaving(node=node, at=now, why=reason, step=run.board.step_before))

@@ -48,7 +48,7 @@ class NodeEligibility:
     names: Callable[[], Sequence[str]]
     owner: Owner
     remark: Callable[[str], None]
-    consent: Approvals
+    approvals: Approvals
     ends: float | None = None
     """When the job's walltime is over (seconds since 1970); empty: it has none, and any window may meet it."""
     lent: Callable[[str], Drain | None] = lambda _: None
@@ -71,16 +71,16 @@ class NodeEligibility:
     _wake: threading.Event = field(default_factory=threading.Event)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
-    _try: RetryingHistory = field(default_factory=lambda: RetryingHistory("wards"))
+    _try: RetryingHistory = field(default_factory=lambda: RetryingHistory("eligibility"))
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def bars(self, node: str) -> str:
         """Return why no job may be given *node*, and what brings it back; empty when jobs may."""
         if node in self._notices:
-            return self._notices[node].because
+            return self._notices[node].reason
         if (lent := self.lent(node)) is not None:
-            return f"left out: {lent.because}"
+            return f"left out: {lent.reason}"
         if (closed := self._closing(node)) is not None and not self._is_isolated(node):
             return f"left out for {_of_window(closed)}; it comes back by itself"
         return self.isolation(node)
@@ -104,7 +104,7 @@ class NodeEligibility:
             return in_words(known)
         if grave is None or (known is not None and known.state is NodeState.HEALTHY and known.since > grave[1]):
             return ""
-        return f"taken out by {self.owner.name}: {grave[0].because}; `holdfast nodes readmit {node} --because ...` takes it back"
+        return f"taken out by {self.owner.name}: {grave[0].reason}; `holdfast nodes readmit {node} --reason ...` takes it back"
 
     def departure(self, node: str) -> Drain | None:
         """Return why and by when *node* is to be left; of several reasons the one that leaves least time; nothing where jobs may stay."""
@@ -112,11 +112,11 @@ class NodeEligibility:
         known = self._known.get(node)
         if known is not None and (hold := known.drain) is not None:
             until = "" if hold.leave_by is None else f" until {moment(hold.leave_by)}"
-            because = f"drained by {hold.owner.name}{until}: {hold.because}"
-            found.append(Drain(node=node, because=because, since=hold.at, by=hold.leave_by))
+            reason = f"drained by {hold.owner.name}{until}: {hold.reason}"
+            found.append(Drain(node=node, reason=reason, since=hold.at, by=hold.leave_by))
         if (closed := self._closing(node)) is not None:
             since = min(time.time(), closed.begins)
-            found.append(Drain(node=node, because=_of_window(closed), since=since, by=closed.begins))
+            found.append(Drain(node=node, reason=_of_window(closed), since=since, by=closed.begins))
         return min(found, key=lambda one: float("inf") if one.by is None else one.by, default=None)
 
     def _closing(self, node: str) -> Closing | None:
@@ -125,7 +125,7 @@ class NodeEligibility:
     def notice(self, node: str, *, at: float, by: float, why: str) -> bool:
         """Take in that *node* was told that it will be gone; tell whether that is new."""
         is_new = node not in self._notices
-        self._notices[node] = Drain(node=node, because=f"{why}: it will be gone at {moment(by)}", since=at, by=by)
+        self._notices[node] = Drain(node=node, reason=f"{why}: it will be gone at {moment(by)}", since=at, by=by)
         return is_new
 
     def take_back(self, node: str) -> None:
@@ -144,10 +144,10 @@ class NodeEligibility:
         """Return why *node* is used only where there is no better one; empty where nothing speaks against it."""
         light, known = self._light.get(node), self._known.get(node)
         if light is not None:
-            return f"suspect: {light.because}"
+            return f"suspect: {light.reason}"
         if known is None or known.state is not NodeState.SUSPECT:
             return ""
-        return f"suspect: {known.of_kind(CordonKind.DOUBT)[-1].because}"
+        return f"suspect: {known.of_kind(CordonKind.DOUBT)[-1].reason}"
 
     def cut_short(self, node: str) -> str:
         """Return which window would take *node* away before the job's walltime is over; empty where none does."""
@@ -215,7 +215,7 @@ class NodeEligibility:
             else:
                 self._light[one.node] = one
             self._queue.append(one)
-            note(log, "node.accused", node=one.node, grave=one.grave, because=one.because)
+            note(log, "node.accused", node=one.node, grave=one.grave, reason=one.reason)
         self._wake.set()
 
     # -- the history --------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class NodeEligibility:
     def begin(self) -> None:
         """Read what is held against nodes, and follow it from now on."""
         self._try(self._read)
-        self._thread = threading.Thread(target=self._follow, name="wards", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name="eligibility", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class NodeEligibility:
         if self._thread is not None:
             self._thread.join(LAST)
         for one in self._queue:
-            note(log, "node.accusation-lost", level=logging.ERROR, node=one.node, grave=one.grave, because=one.because)
+            note(log, "node.accusation-lost", level=logging.ERROR, node=one.node, grave=one.grave, reason=one.reason)
 
     def _follow(self) -> None:
         while not self._over.is_set():
@@ -250,7 +250,7 @@ class NodeEligibility:
         self._known = record.nodes(self.history, self._place(), now=time.time())
 
     def _write(self) -> None:
-        for answer in self.consent.answers(SHARE):
+        for answer in self.approvals.answers(SHARE):
             self._answered(answer)
         while self._queue:
             self._put(self._queue[0])
@@ -258,19 +258,19 @@ class NodeEligibility:
             self._read()
             if self._light.get(done.node) is done:
                 del self._light[done.node]
-        if self._unsure and not self.consent.is_open(SHARE):
+        if self._unsure and not self.approvals.is_open(SHARE):
             self._ask()
 
     def _ask(self) -> None:
         """Ask a person about all nodes that programs may not isolate by themselves."""
         against, self._unsure = self._unsure, {}
-        if self._over.is_set() or not self.consent.seconds:
+        if self._over.is_set() or not self.approvals.seconds:
             for node in against:
-                self.remark(f"`holdfast nodes hold {node} --because ...` takes {node} out by your word")
+                self.remark(f"`holdfast nodes hold {node} --reason ...` takes {node} out by your word")
             return
-        why = "; ".join(f"{node}: {one.because}" for node, one in against.items())
-        because = f"may {', '.join(against)} be isolated, though programs may take out no more of the cluster? {why}"
-        self.consent.ask(SHARE, against.values(), because, otherwise=KEEP)
+        why = "; ".join(f"{node}: {one.reason}" for node, one in against.items())
+        reason = f"may {', '.join(against)} be isolated, though programs may take out no more of the cluster? {why}"
+        self.approvals.ask(SHARE, against.values(), reason, otherwise=KEEP)
 
     def _answered(self, question: Question) -> None:
         """Do as a person said about nodes that programs may not isolate by themselves; when nobody did, all stays as it is."""
@@ -279,8 +279,8 @@ class NodeEligibility:
                 self.approve([node], question.by)
                 evidence = tuple(map(str, told["evidence"]))
                 faults = tuple(CordonedFault(**fault) for fault in told.get("faults", ()))
-                because, seen = str(told["because"]), float(told["seen"])
-                self.accuse([NodeFault(node=node, grave=True, because=because, evidence=evidence, faults=faults, seen=seen)])
+                reason, seen = str(told["reason"]), float(told["seen"])
+                self.accuse([NodeFault(node=node, grave=True, reason=reason, evidence=evidence, faults=faults, seen=seen)])
             elif question.by:
                 self.keep({node: told}, question.answered_at or time.time())
 
@@ -288,23 +288,23 @@ class NodeEligibility:
         """Put one offence on record; where a program may isolate no more, the node stays suspect and a person is asked."""
         now, place = time.time(), self._place()
         approved = self._approved.get(one.node, "")
-        because = f"{one.because} (approved by {approved})" if approved and one.grave else one.because
+        reason = f"{one.reason} (approved by {approved})" if approved and one.grave else one.reason
         word = OperatorRequest(
-            owner=self.owner, because=because, at=now, seen=one.seen, evidence=one.evidence, faults=one.faults, approved=approved
+            owner=self.owner, reason=reason, at=now, seen=one.seen, evidence=one.evidence, faults=one.faults, approved=approved
         )
         verb = quarantine if one.grave else doubt
         answer = record.say(self.history, place, one.node, lambda node, ward: verb(node, word, ward), now=now)
         if isinstance(answer, NeedsPerson):
             self._unsure[one.node] = one
-            self.remark(f"{one.node} is not quarantined for {one.because}: {answer.why}. It is suspect meanwhile")
+            self.remark(f"{one.node} is not quarantined for {one.reason}: {answer.why}. It is suspect meanwhile")
             answer = record.say(self.history, place, one.node, lambda node, ward: doubt(node, word, ward), now=now)
         if isinstance(answer, Changed):
             for move in answer.moves:
-                self.remark(f"{one.node}: {move.before} -> {move.after}: {move.because}")
-                self.consent.tell("node-moved", {"node": one.node, "move": move, "hold": answer.hold})
+                self.remark(f"{one.node}: {move.before} -> {move.after}: {move.reason}")
+                self.approvals.tell("node-moved", {"node": one.node, "move": move, "hold": answer.hold})
         elif isinstance(answer, OutOfDate):
             note(log, "node.accusation-stale", node=one.node, why=answer.why)
 
 
 def _of_window(closed: Closing) -> str:
-    return f"{closed.because} from {moment(closed.begins)} to {moment(closed.ends)}"
+    return f"{closed.reason} from {moment(closed.begins)} to {moment(closed.ends)}"

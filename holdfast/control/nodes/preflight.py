@@ -115,7 +115,7 @@ class Preflight:
     def _against(self, node: str, looks: Mapping[str, HealthVerdict]) -> str:
         now = time.time()
         for told in (looks.get(node), self._kept.get(node)):
-            if told is not None and told.standing == NodeHealthState.SICK and told.is_fresh(now):
+            if told is not None and told.standing == NodeHealthState.UNHEALTHY and told.is_fresh(now):
                 return f"sick: {'; '.join(told.evidence[:2])}"
         if (failed := self._failed.get(node)) is not None:
             return f"failed the short burn-in: {failed}"
@@ -162,9 +162,9 @@ class Preflight:
         try:
             with open_posts(self.cluster) as posts:
                 for node, found in BurnInRunner(posts, BurnInPlan.of(self.cluster.burn_in, short=True)).try_out(nodes).items():
-                    note(log, "preflight.tried", node=node, outcome=found.mark, because=found.because)
+                    note(log, "preflight.tried", node=node, outcome=found.mark, reason=found.reason)
                     self._failed.pop(node, None)
                     if found.mark is CheckMark.FAILED:
-                        self._failed[node] = found.because
+                        self._failed[node] = found.reason
         except (HoldfastError, OSError) as error:  # as for a look
             note(log, "preflight.blind", why=error)

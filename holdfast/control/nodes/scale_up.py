@@ -78,7 +78,7 @@ class ScaleUp:
     def nodes(self) -> tuple[str, ...]:
         """Return the nodes that could be taken in by a restart: as many as are missing at most, those with an agent first."""
         run = self._run
-        free = [node for node in self.found if not run.wards.bars(node) and node not in run.members]
+        free = [node for node in self.found if not run.eligibility.bars(node) and node not in run.members]
         known = dict.fromkeys([*run.spares(), *free])
         return tuple(islice(known, max(0, run.spec.nodes.wanted - len(run.members))))
 
@@ -120,7 +120,7 @@ class ScaleUp:
     def places(self) -> dict[int, str]:
         """Return where the missing ranks can go on, on nodes that are at hand or can be brought up."""
         run = self._run
-        room = {node: run.spec.nodes.ranks for node in self.found if not run.wards.bars(node)} | run.room()
+        room = {node: run.spec.nodes.ranks for node in self.found if not run.eligibility.bars(node)} | run.room()
         if not run.board.all_stepped():
             return {}
         return places_to_widen(run.copies, run.board.ranks.keys(), room)

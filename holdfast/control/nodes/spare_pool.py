@@ -53,7 +53,7 @@ class SparePool:
                 self._pause = PAUSE
             return
         self._full = 0.0
-        kept_out = frozenset({*self._run.wards.isolated(), *self._run.fleet.owed})
+        kept_out = frozenset({*self._run.eligibility.isolated(), *self._run.fleet.owed})
         if self._kept_out - kept_out:  # somebody took a node back, or it answers again
             self._next, self._pause = 0.0, PAUSE
         self._kept_out = kept_out
@@ -90,11 +90,11 @@ class SparePool:
 
     def _candidates(self) -> list[str]:
         run = self._run
-        lent = run.borrowing.usable()
+        lent = run.borrowed_nodes.usable()
         if lent is None:
             return run.free()
         alive = set(run.fleet.channels) | set(run.members)
-        return [node for node in run.wards.usable(lent) if node not in alive]
+        return [node for node in run.eligibility.usable(lent) if node not in alive]
 
     def _tell(self, came: Sequence[str], failed: Mapping[str, str]) -> None:
         """Record which nodes came up, and say what is missing still."""
@@ -104,7 +104,7 @@ class SparePool:
             run.stand(node, "healthy" if sound else "suspect", "its agent is up" if sound else run.preflight.against(node))
         if came:
             run.remark(f"{some(came)} taken in to be spare" + (f", {plural(short, 'node')} still missing" if short else ""))
-        elif not self._told and not run.borrowing.is_lent:
+        elif not self._told and not run.borrowed_nodes.is_lent:
             self._told = True
             why = f" ({'; '.join(f'{node}: {words}' for node, words in failed.items())})" if failed else ""
             run.remark(

@@ -392,7 +392,7 @@ class GenerationState:
             step=view.known_step(),
             raised=_raised(event["raised"]) if event["raised"] else None,
             oom=event["oom"] or (Blind(event["oom_blind"]) if event["oom_blind"] else None),
-            output=event["output"],
+            output=event["output"] or "",
         )
         view.well = seen.code == 0 and seen.finished
         self.evidence.append(seen)

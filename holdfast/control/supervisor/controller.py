@@ -92,7 +92,7 @@ class RecoveryAttempt:
     """One recovery that was decided: when, which rung, against which node, and the job's newest step ever at that time."""
 
     at: float
-    rung: RecoveryAction
+    action: RecoveryAction
     node: str | None
     best: int
     incident: str
@@ -121,8 +121,8 @@ class JobController:
     pool: HotSparePool = field(init=False)
     requests: Requests = field(init=False)
     preflight: Preflight = field(init=False)
-    wards: NodeEligibility = field(init=False)
-    consent: Approvals = field(init=False)
+    eligibility: NodeEligibility = field(init=False)
+    approvals: Approvals = field(init=False)
     replicas: Replicas = field(init=False)
     snapshots: SnapshotStats = field(init=False)
     pauses: Pauses = field(init=False)
@@ -131,20 +131,20 @@ class JobController:
     hearing: EventHandlers = field(init=False)
     departures: PlannedDrains = field(init=False)
     slow_ranks: Stragglers = field(init=False)
-    rulebook: WatchedPolicy = field(init=False)
+    watched_policy: WatchedPolicy = field(init=False)
     cluster_file: ClusterFile = field(init=False)
     growth: ScaleUp = field(init=False)
     refill: SparePool = field(init=False)
     traffic: NetworkCheck = field(init=False)
     sight: FaultEvaluator = field(init=False)
-    ears: ConnectivityMonitor = field(init=False)
-    borrowing: BorrowedNodes = field(init=False)
+    connectivity: ConnectivityMonitor = field(init=False)
+    borrowed_nodes: BorrowedNodes = field(init=False)
     seen_before: FaultHistory = field(default_factory=FaultHistory)
     state: State = State.LAUNCHING
     generation: int = 0
     members: tuple[str, ...] = ()
     port: int = 0
-    lineup: RankTable = field(default_factory=RankTable)
+    rank_table: RankTable = field(default_factory=RankTable)
     roles: tuple[tuple[int, ...], ...] = ()
     """Sets of ranks that do the same work on different data, as rank 0 told of them."""
     copies: Copies = ()
@@ -200,33 +200,33 @@ class JobController:
     def __post_init__(self) -> None:
         self.pool = HotSparePool(self.fleet, self.remark)
         asking = self.cluster.quarantine.ask.total_seconds()
-        self.consent = Approvals(self.history, self.job, asking, self.remark, self.pass_on)
+        self.approvals = Approvals(self.history, self.job, asking, self.remark, self.pass_on)
         owner = Owner(name=f"job {self.job.name}")
-        self.wards = NodeEligibility(self.cluster, self.history, self.fleet.source.names, owner, self.remark, self.consent)
+        self.eligibility = NodeEligibility(self.cluster, self.history, self.fleet.source.names, owner, self.remark, self.approvals)
         walltime = self.spec.limits.walltime
-        self.wards.ends = None if walltime is None else self.job.at + walltime.total_seconds()
+        self.eligibility.ends = None if walltime is None else self.job.at + walltime.total_seconds()
         self.preflight = Preflight(
-            self.cluster, self.history, on=self.spec.preflight, doubts=self.wards.doubts, cut_short=self.wards.cut_short
+            self.cluster, self.history, on=self.spec.preflight, doubts=self.eligibility.doubts, cut_short=self.eligibility.cut_short
         )
         self.replicas = Replicas(self.fleet, self.spec.checkpoint.memory)
         self.snapshots = SnapshotStats(self.recorder, self.job.id)
         self.pauses = Pauses(self.remark)
         self.roll, self.concerns = RankStatusQuery(self.fleet), Alerts(lambda: self.levels)
         self.hearing, self.departures, self.slow_ranks = EventHandlers(self), PlannedDrains(self), Stragglers(self)
-        self.rulebook = WatchedPolicy(self.spec, job_directory(self.spec.name))
+        self.watched_policy = WatchedPolicy(self.spec, job_directory(self.spec.name))
         self.cluster_file = ClusterFile(self.cluster)
-        self.growth, self.borrowing, self.refill = ScaleUp(self), BorrowedNodes(self), SparePool(self)
+        self.growth, self.borrowed_nodes, self.refill = ScaleUp(self), BorrowedNodes(self), SparePool(self)
         self.traffic = NetworkCheck(self.fleet.source)
-        self.ears = ConnectivityMonitor(self.fleet, self.spec.limits.lease.total_seconds(), self._note, self.remark)
-        self.sight = FaultEvaluator(self.board, self.ears.known_until)
-        self.wards.lent = self.borrowing.departure
+        self.connectivity = ConnectivityMonitor(self.fleet, self.spec.limits.lease.total_seconds(), self._note, self.remark)
+        self.sight = FaultEvaluator(self.board, self.connectivity.known_until)
+        self.eligibility.lent = self.borrowed_nodes.departure
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
-    def move(self, event: Event, because: str) -> None:
+    def move(self, event: Event, reason: str) -> None:
         """Take the move that *event* asks for, and record it."""
         before, self.state = self.state, advance(self.state, event)
-        self.moved = because
+        self.moved = reason
         self.recorder.add(
             models.Move(
                 job_id=self.job.id,
@@ -234,12 +234,12 @@ class JobController:
                 before=before,
                 event=event,
                 after=self.state,
-                because=because,
+                reason=reason,
                 generation=self.generation,
             )
         )
-        note(log, "job.moved", job=self.job.name, before=before, event=event, after=self.state, because=because)
-        self.tell("moved", {"before": before, "event": event, "after": self.state, "because": because})
+        note(log, "job.moved", job=self.job.name, before=before, event=event, after=self.state, reason=reason)
+        self.tell("moved", {"before": before, "event": event, "after": self.state, "reason": reason})
 
     @property
     def token(self) -> str:
@@ -280,7 +280,7 @@ class JobController:
         """Record that the job begins its life."""
         self.recorder.add(
             models.Move(
-                job_id=self.job.id, at=time.time(), before="", event="submitted", after=self.state, because="submitted", generation=0
+                job_id=self.job.id, at=time.time(), before="", event="submitted", after=self.state, reason="submitted", generation=0
             )
         )
 
@@ -297,17 +297,17 @@ class JobController:
         note(log, "job.remark", job=self.job.name, text=text)
         self.recorder.add(models.Remark(job_id=self.job.id, at=time.time(), text=text))
 
-    def stand(self, node: str, standing: str, because: str) -> None:
+    def stand(self, node: str, standing: str, reason: str) -> None:
         """Record a change of a node's standing."""
         self.recorder.add(
-            models.NodeMove(cluster=self.cluster.name, node=node, at=time.time(), standing=standing, because=because, job_id=self.job.id)
+            models.NodeMove(cluster=self.cluster.name, node=node, at=time.time(), standing=standing, reason=reason, job_id=self.job.id)
         )
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def pump(self, seconds: float = TICK) -> None:
         """Take in what agents have said, waiting up to *seconds* for the first word; do what is due in between."""
-        for node, event in self.fleet.inbox.drain(seconds):
+        for node, event in self.fleet.event_queue.drain(seconds):
             try:
                 check_event(event)
                 self.hearing.take(node, event)
@@ -330,7 +330,7 @@ class JobController:
         termination.answer(self)
         if self.handed_over:
             raise HandedOver(self.job.name, self.handover.why)
-        self.ears.look()
+        self.connectivity.look()
         now = time.monotonic()
         if now >= self._next_ping:
             self._next_ping = now + PING
@@ -343,11 +343,11 @@ class JobController:
             self._tell_news()
             self.snapshots.look(self.board, time.time(), training=self.state is State.RUNNING)
             self.take_files()
-            self.borrowing.look()
+            self.borrowed_nodes.look()
             self.departures.look(time.time())
         if self.state in STARTED:
             self._look_out(now)
-        if now >= self._next_fill and self.state is State.RUNNING and self.incident is None and not self.ears.deaf():
+        if now >= self._next_fill and self.state is State.RUNNING and self.incident is None and not self.connectivity.deaf():
             self._next_fill = now + FILL
             self.fill_pool()
             self.preflight.keep_up(self.spares())
@@ -371,7 +371,7 @@ class JobController:
     def take_in(self, node: str, told: Message) -> None:
         """Learn what the agent of *node*, which ran already, says of its ranks and standbys."""
         self.held[node] = int(told["generation"])
-        self.pool.adopt(node, told.get("standbys") or {}, self.lineup.width)
+        self.pool.adopt(node, told.get("standbys") or {}, self.rank_table.width)
         self.board.unseen.difference_update(self.board.membership.get(node, ()))
         for rank in told.get("grouped") or () if told["generation"] == self.generation else ():
             if rank in self.board.ranks:
@@ -447,7 +447,7 @@ class JobController:
 
     def faults(self) -> list[Fault]:
         """Return the faults of this generation that ask for an act."""
-        return [fault for fault in self.seen() if self.levels.acts(fault) and not self.wards.pardons(fault, self.levels)]
+        return [fault for fault in self.seen() if self.levels.acts(fault) and not self.eligibility.pardons(fault, self.levels)]
 
     def missing(self) -> dict[str, str]:
         """Return the members whose agents do not speak, and why: gone, or silent while no step comes through."""
@@ -460,7 +460,7 @@ class JobController:
         cut_off = self.fleet.cut_off()
         if cut_off and not (self.faults() or self._stands_still()):
             cut_off = {}
-        if (silent or cut_off) and self.ears.deaf() and not self.faults():
+        if (silent or cut_off) and self.connectivity.deaf() and not self.faults():
             silent = cut_off = {}
         missing = {**silent, **cut_off, **gone}
         return {node: why for node, why in missing.items() if node in self.members}
@@ -521,36 +521,38 @@ class JobController:
 
         Nor any that neither speaks nor answers now.
         """
-        return tuple(self.preflight.by_worth(self.wards.usable(self.fleet.alive(but={*self.members, *self._unheard()}))))
+        return tuple(self.preflight.by_worth(self.eligibility.usable(self.fleet.alive(but={*self.members, *self._unheard()}))))
 
     def standbys(self) -> tuple[HotSpare, ...]:
         """Return the standbys that can take over a rank now."""
         unheard = self._unheard()
-        return tuple(one for one in self.pool.ready(self.lineup.width) if one.node not in unheard)
+        return tuple(one for one in self.pool.ready(self.rank_table.width) if one.node not in unheard)
 
     def _unheard(self) -> dict[str, str]:
         """Return the nodes that neither speak nor answer by a new connection, and why; none while nobody can be heard at all."""
-        return {} if self.ears.deaf() else self.fleet.lost(self.spec.limits.agent_silence.total_seconds())
+        return {} if self.connectivity.deaf() else self.fleet.lost(self.spec.limits.agent_silence.total_seconds())
 
     def free(self) -> list[str]:
         """Return the nodes of the cluster that nobody holds and that jobs may be given, in the cluster's order."""
         fit = set(self.cluster.labelled(self.spec.nodes.labels)) if self.spec.nodes.labels else None
         few = short_of_gpus(self.spec, self.cluster)
-        return self.wards.usable(node for node in self.fleet.free() if (fit is None or node in fit) and node not in few)
+        return self.eligibility.usable(node for node in self.fleet.free() if (fit is None or node in fit) and node not in few)
 
     def vacant(self) -> frozenset[int]:
         """Return the ranks that the job goes on without."""
-        return frozenset(range(self.lineup.width)) - self.board.ranks.keys()
+        return frozenset(range(self.rank_table.width)) - self.board.ranks.keys()
 
     def room(self) -> dict[str, int]:
         """Return how many more ranks each node with an agent could hold: spare nodes, and those that a take-over left with fewer."""
         ranks = self.board.membership
-        alive = [node for node in self.fleet.alive() if not (self.wards.departure(node) if node in ranks else self.wards.bars(node))]
+        alive = [
+            node for node in self.fleet.alive() if not (self.eligibility.departure(node) if node in ranks else self.eligibility.bars(node))
+        ]
         return {node: max(0, self.spec.nodes.ranks - len(ranks.get(node, ()))) for node in alive}
 
     def drop_dead_spares(self) -> None:
         """Let go of spares whose agents are gone: no rank is hurt, so it is recorded and no incident."""
-        if self.ears.deaf():
+        if self.connectivity.deaf():
             return
         silence = self.spec.limits.agent_silence.total_seconds()
         if self.state is State.RUNNING and self.incident is None:
@@ -567,7 +569,7 @@ class JobController:
         """Let go of spares that were taken out of service meanwhile."""
         members = set(self.members)
         for node in self.fleet.alive():
-            if node not in members and (why := self.wards.bars(node)):
+            if node not in members and (why := self.eligibility.bars(node)):
                 self.fleet.drop_later(node)
                 self.stand(node, "excluded", why)
                 self.remark(f"spare {node} is let go: {why}; {len(self.spares())} spare(s) left")
@@ -578,7 +580,7 @@ class JobController:
         """Return why the ranks that live could not be kept in their processes; empty when they could."""
         if not self.board.grouped():
             return "the job's process groups are not Holdfast's own"
-        if not self.lineup.incarnations:
+        if not self.rank_table.incarnations:
             return "the flow before did not live to record what the processes of this generation know of each other"
         if not self.best:
             return "no step has been made yet"
@@ -592,12 +594,12 @@ class JobController:
             return
         nodes, room = self.spec.nodes, self.room()
         count = nodes.standbys if nodes.standbys is not None else min(nodes.ranks * nodes.spare, sum(room.values()))
-        stay = tuple(node for node in self.members if not self.wards.departure(node))
+        stay = tuple(node for node in self.members if not self.eligibility.departure(node))
         self.pool.keep_up(places_for(count, room, stay, self.pool.held()), self.wanted())
 
     def wanted(self) -> HotSpareSpec:
         """Return what this job's standbys are to be good for."""
-        return HotSpareSpec(roles=self.roles, world=self.lineup.width, environment=self.standby_environment)
+        return HotSpareSpec(roles=self.roles, world=self.rank_table.width, environment=self.standby_environment)
 
     def standby_environment(self, rank: int, number: int, role: int) -> dict[str, str]:
         """Return the environment of standby *number*, which stands for *rank* until it is given one, and parks in *role*."""
@@ -609,11 +611,11 @@ class JobController:
         }
 
     def seat_environment(
-        self, rank: int, node: str | None = None, *, generation: int | None = None, lineup: RankTable | None = None
+        self, rank: int, node: str | None = None, *, generation: int | None = None, rank_table: RankTable | None = None
     ) -> dict[str, str]:
         """Return what a process that takes over *rank*, on *node* if that is known, must know of its place."""
         number, ranks = self.generation if generation is None else generation, self.spec.nodes.ranks
-        place = seat_environment(rank, lineup or self.lineup, generation=number, ranks_per_node=ranks, job=self.job.name)
+        place = seat_environment(rank, rank_table or self.rank_table, generation=number, ranks_per_node=ranks, job=self.job.name)
         return {**place, **self.replicas.environments(self.board.membership, [node])[node]}
 
     @property
@@ -639,21 +641,21 @@ class JobController:
             self.snapshots.record(self.board, now)
             self.recorder.amend(models.Generation, self.generation_id(), ended_at=now)
 
-    def begin_generation(self, number: int, membership: dict[str, list[int]], *, lineup: RankTable) -> None:
+    def begin_generation(self, number: int, membership: dict[str, list[int]], *, rank_table: RankTable) -> None:
         """Start a new generation with an empty board; of processes that live on it knows what was known of them."""
-        before, self.board = self.board, GenerationState(number, membership, since=lineup.since, kept=lineup.kept)
+        before, self.board = self.board, GenerationState(number, membership, since=rank_table.since, kept=rank_table.kept)
         self.board.keep(before, self.levels)
-        self.sight = FaultEvaluator(self.board, self.ears.known_until)
+        self.sight = FaultEvaluator(self.board, self.connectivity.known_until)
         self.concerns = Alerts(lambda: self.levels)
         self.generation, self.newest, self.members = number, max(self.newest, number), tuple(membership)
-        self.lineup, self.port = lineup, lineup.store[1]
+        self.rank_table, self.port = rank_table, rank_table.store[1]
         self.hearing.begin()
         self._next_ping = 0.0  # whose snapshots are kept where has to follow
 
-    def enter_generation(self, number: int, membership: dict[str, list[int]], *, lineup: RankTable, because: str) -> None:
+    def enter_generation(self, number: int, membership: dict[str, list[int]], *, rank_table: RankTable, reason: str) -> None:
         """End the current generation, begin the next one, and put both on record."""
         self.end_generation()
-        self.begin_generation(number, membership, lineup=lineup)
+        self.begin_generation(number, membership, rank_table=rank_table)
         self.recorder.add(
             models.Generation(
                 id=self.generation_id(),
@@ -663,7 +665,7 @@ class JobController:
                 world_size=len(self.board.ranks),
                 ranks={node: list(ranks) for node, ranks in membership.items()},
                 port=self.port,
-                because=because,
+                reason=reason,
                 facts=self.facts(),
             )
         )
@@ -672,11 +674,11 @@ class JobController:
         """Choose how often to save on so many *nodes*; leave a change, *since* when it holds, and its reason on record."""
         if self.cadence is None:
             return None
-        present, steps = self.lineup.every, [seconds for _, seconds in islice(reversed(self.board.durations), STEPS)]
+        present, steps = self.rank_table.every, [seconds for _, seconds in islice(reversed(self.board.durations), STEPS)]
         choice = self.cadence.choose(present, nodes=nodes, incidents=self.answered(), steps=steps)
         if choice is not None and choice.every != present:
             before = f" (before: {present:,})" if present else ""
-            self.remark(f"from {since} on a checkpoint every {wording.plural(choice.every, 'step')}{before}: {choice.because}")
+            self.remark(f"from {since} on a checkpoint every {wording.plural(choice.every, 'step')}{before}: {choice.reason}")
         return None if choice is None else choice.every
 
     def pace(self) -> None:
@@ -690,8 +692,8 @@ class JobController:
         every = self.choose_every("the next save", len(self.members))
         if every is None:
             return
-        if every != self.lineup.every:
-            self.lineup, self._paced = replace(self.lineup, every=every), self.generation
+        if every != self.rank_table.every:
+            self.rank_table, self._paced = replace(self.rank_table, every=every), self.generation
             self.recorder.amend(models.Generation, self.generation_id(), facts=self.facts())
         if self._paced == self.generation:
             self.fleet.later(self.board.first.node, "pace", generation=self.generation, every=every)
@@ -704,11 +706,13 @@ class JobController:
     def facts(self) -> dict[str, Any]:
         """Return what the next flow must know of this generation's processes, if it has to adopt them."""
         told = {"roles": [list(ranks) for ranks in self.roles], "tapes": self.tapes, "copies": [list(ranks) for ranks in self.copies]}
-        return {**self.lineup.as_record(), **told}
+        return {**self.rank_table.as_record(), **told}
 
-    def continue_generation(self, number: int, membership: dict[str, list[int]], *, lineup: RankTable, recorded: int, saved: int) -> None:
+    def continue_generation(
+        self, number: int, membership: dict[str, list[int]], *, rank_table: RankTable, recorded: int, saved: int
+    ) -> None:
         """Take up a generation that another flow began: what the history has of it is not recorded twice."""
-        self.begin_generation(number, membership, lineup=lineup)
+        self.begin_generation(number, membership, rank_table=rank_table)
         self.hearing.begin(recorded=recorded, saved=saved)
         newest = queries.last_step(self.history, self.job.id)
         begun = {one.number: one.resumed_step or 0 for one in queries.generations(self.history, self.job.id)}
@@ -716,7 +720,7 @@ class JobController:
 
     def note_first_step(self) -> None:
         """Record when this generation did its first step, and what it went on from."""
-        self.lineup = replace(self.lineup, joined=self.generation)
+        self.rank_table = replace(self.rank_table, joined=self.generation)
         resumed = self.board.resumed_step()
         first, until = self.board.first_step_at(), self.board.until()
         self.recorder.amend(models.Generation, self.generation_id(), first_step_at=first, resumed_step=resumed, until=until)
@@ -741,7 +745,7 @@ class JobController:
             row.facts = {**(row.facts or {}), "snapshot_age": age}
         for phase in incident.rows():
             self.recorder.add(phase)
-        fields = ("rung", "outcome", "closed_at", "generation_after", "resumed_step", "steps_lost", "downtime_s", "because", "facts")
+        fields = ("action", "outcome", "closed_at", "generation_after", "resumed_step", "steps_lost", "downtime_s", "reason", "facts")
         self.recorder.amend(models.Incident, row.id, **{name: getattr(row, name) for name in fields})
         self.tell("incident", {"incident": incident})
         self.incident, self.closed, self.recovered = None, row, incident.decision
@@ -776,10 +780,10 @@ class JobController:
         return tuple(
             PastRecovery(
                 at=one.at,
-                rung=one.rung,
+                action=one.action,
                 node=one.node,
                 gained=best > one.best if self.managed else got_on,
-                overtaken=one.rung in IN_PROCESS and one.incident == incident,
+                overtaken=one.action in IN_PROCESS and one.incident == incident,
                 kind=one.kind,
                 step=one.step,
             )
@@ -799,16 +803,16 @@ class JobController:
     @property
     def policy(self) -> Policy:
         """Return the policy that is in force, under what the job itself says."""
-        return self.rulebook.present
+        return self.watched_policy.present
 
     @property
     def levels(self) -> Levels:
         """Return how much faults ask for now."""
-        return self.rulebook.present.asks
+        return self.watched_policy.present.asks
 
     def take_files(self) -> None:
         """Take in what is new about the policy and the cluster's plan, and record it."""
-        for text in (*self.rulebook.news(), *self.cluster_file.news()):
+        for text in (*self.watched_policy.news(), *self.cluster_file.news()):
             self.remark(text)
         if self.cluster is not (present := self.cluster_file.present):
             self._take_plan(present)
@@ -816,7 +820,7 @@ class JobController:
     def _take_plan(self, cluster: Cluster) -> None:
         """Go by *cluster* from now on, and have agents look for notices where it says."""
         before, self.cluster = self.cluster, cluster
-        self.wards.cluster = cluster
+        self.eligibility.cluster = cluster
         if cluster.notice == before.notice:
             return
         self.fleet.plan["notice"] = cluster.notice.for_agents()

@@ -97,7 +97,7 @@ class EventHandlers:
 
     def hear_out(self) -> None:
         """Take in what nodes that could be reached only at the end of the job have told of their past."""
-        for node, event in self._run.fleet.inbox.drain(0.0):
+        for node, event in self._run.fleet.event_queue.drain(0.0):
             if event.get("event") == "past" and isinstance(events := event.get("events"), list):
                 self._take_past(node, events)
 
@@ -176,14 +176,14 @@ class EventHandlers:
         if event["at"] + seconds < time.time():  # of long ago, heard by a flow that adopts the job: the node has outlived it
             return
         run.fleet.leaving.add(node)
-        if run.wards.notice(node, at=event["at"], by=event["at"] + seconds, why=str(event.get("why", "it was told to go"))):
+        if run.eligibility.notice(node, at=event["at"], by=event["at"] + seconds, why=str(event.get("why", "it was told to go"))):
             run.remark(f"{node} was told to go, and will be gone in {seconds:.0f} s")
             run.departures.look(time.time())
         self._on_worker_exited(node, event)
 
     def _on_worker_exited(self, node: str, _event: Message) -> None:
         """See whether a rank got the signal that told its node to go, as a batch system sends it to all there is: either is heard first."""
-        if node in self._run.board.terminated and self._run.wards.is_told_to_go(node):
+        if node in self._run.board.terminated and self._run.eligibility.is_told_to_go(node):
             self._run.departures.rank_has_gone(node)
 
     def _on_agent_staying(self, node: str, _event: Message) -> None:
@@ -213,9 +213,7 @@ class EventHandlers:
         self._whole.pop(event["path"], None)
         facts = {name: event[name] for name in ("at", "step", "path")}
         self._run.recorder.add(
-            models.Checkpoint(
-                job_id=self._run.job.id, generation=self._run.generation, trouble=event["kind"], because=event["why"], **facts
-            )
+            models.Checkpoint(job_id=self._run.job.id, generation=self._run.generation, trouble=event["kind"], reason=event["why"], **facts)
         )
         for fault in see([self._run.board.trouble(node, event)], limits_of(self._run.spec.limits)):
             _keep_newest(self._run.board.troubles, fault)

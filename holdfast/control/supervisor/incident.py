@@ -51,7 +51,7 @@ class IncidentInWork:
     silent_since: dict[str, float] = field(default_factory=dict)
     """When the agents of those among them that were looked at twice were last known to speak (wall clock)."""
     seconds: dict[str, float] = field(default_factory=dict)
-    rung_at: float = 0.0
+    action_at: float = 0.0
     """When the rung in work began."""
     takeovers: int = 0
     """Take-overs that were begun."""
@@ -63,8 +63,8 @@ class IncidentInWork:
     def note_order(self, recorder: Recorder) -> None:
         """Record when the orders of a rung had gone out, and been answered: the incident's first, and those of every attempt."""
         now, facts = time.time(), self.row.facts or {}
-        rung = self.decision.rung if self.decision is not None else ""
-        self.row.facts = {**facts, "orders": [*facts.get("orders", ()), {"rung": rung, "at": now}]}
+        action = self.decision.action if self.decision is not None else ""
+        self.row.facts = {**facts, "orders": [*facts.get("orders", ()), {"action": action, "at": now}]}
         if self.row.ordered_at is None:
             self.row.ordered_at = now
         recorder.amend(models.Incident, self.row.id, ordered_at=self.row.ordered_at, facts=self.row.facts)

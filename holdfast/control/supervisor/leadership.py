@@ -67,14 +67,14 @@ class Deposed:
     moved: str
 
 
-def take_wheel(history: History, spec: TrainingJob, cluster: Cluster, flow_run: FlowRun) -> Leadership:
+def take_leadership(history: History, spec: TrainingJob, cluster: Cluster, flow_run: FlowRun) -> Leadership:
     """Take the lease of the job of that name, which is begun if none of that name lives; raise `JobAlreadyRunning` while it is steered."""
     live = queries.live_job(history, spec.name)
     if live is None:
         policy_for(spec)  # a file that cannot be used is refused before anything begins
     job = live or _submission(spec, cluster)
     flow_run.predecessor = lease.flow_run_of(history, job.id)
-    return replace(_wheel(job, _lease(history, job, flow_run), adopted=live is not None), flow_run=flow_run)
+    return replace(_leadership(job, _lease(history, job, flow_run), adopted=live is not None), flow_run=flow_run)
 
 
 def stand_by(standby: StandbyController, handover: Detach) -> Leadership | JobEnded | Deposed:
@@ -186,7 +186,7 @@ class StandbyController:
         if live is not None and queries.has_ended(self.history, live.id):  # in between
             lease.give_back(self.history, taken)
             return None
-        return replace(_wheel(job, taken, adopted=live is not None), stood_by=True, flow_run=self.flow_run)
+        return replace(_leadership(job, taken, adopted=live is not None), stood_by=True, flow_run=self.flow_run)
 
 
 def settled(job: models.Job) -> tuple[TrainingJob, Cluster]:
@@ -212,7 +212,7 @@ def _submission(spec: TrainingJob, cluster: Cluster) -> models.Job:
     )
 
 
-def _wheel(job: models.Job, lease: Lease, *, adopted: bool) -> Leadership:
+def _leadership(job: models.Job, lease: Lease, *, adopted: bool) -> Leadership:
     spec, cluster = settled(job)
     return Leadership(job=job, spec=spec, cluster=cluster, lease=lease, adopted=adopted)
 
@@ -239,4 +239,4 @@ def _end(history: History, job_id: str) -> JobEnded:
     move = queries.state_of(history, job_id)
     assert move is not None
     assert move.after in TERMINAL
-    return JobEnded(job, State(move.after), move.because)
+    return JobEnded(job, State(move.after), move.reason)

@@ -31,5 +31,5 @@ def nodes_of(run: JobController) -> dict[str, Any]:
         "ranks": {node: tuple(ranks) for node, ranks in run.board.membership.items()},
         "spares": tuple(run.spares()) if not run.over else (),
         "hot_spares": dict(Counter(one.node for one in run.standbys())),
-        "isolated": {node: run.wards.isolation(node) for node in run.wards.isolated()},
+        "isolated": {node: run.eligibility.isolation(node) for node in run.eligibility.isolated()},
     }

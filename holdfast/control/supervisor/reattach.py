@@ -66,7 +66,7 @@ def adopt(run: JobController) -> None:
 
 def _take_up_suspended(run: JobController, last: models.Move) -> None:
     """Take up a job that holds no nodes: it knows its past, and begins its next generation as if it had just been launched."""
-    run.state, run.moved = State.SUSPENDED, last.because
+    run.state, run.moved = State.SUSPENDED, last.reason
     _remember(run)
     row = queries.newest_generation(run.history, run.job.id)
     run.newest = row.number if row is not None else 0
@@ -180,11 +180,11 @@ def _continue(run: JobController, generation: int, membership: dict[str, list[in
     steps = queries.steps(run.history, run.job.id, generation=generation)
     saved = [one.step or 0 for one in queries.checkpoints(run.history, run.job.id) if one.generation == generation and not one.trouble]
     facts = row.facts if row is not None and row.number == generation and row.facts else None
-    lineup = (
+    rank_table = (
         RankTable.from_record(facts) if facts else RankTable()
     )  # not on record: its processes cannot be kept, as nobody knows since when they are
     run.continue_generation(
-        generation, membership, lineup=lineup, recorded=max((one.step for one in steps), default=0), saved=max(saved, default=0)
+        generation, membership, rank_table=rank_table, recorded=max((one.step for one in steps), default=0), saved=max(saved, default=0)
     )
     run.board.durations.extend((one.step, one.seconds) for one in steps)
 
@@ -204,14 +204,14 @@ def _remember(run: JobController) -> None:
     run.hearing.nodes.remember((one.kind, one.node, one.at) for one in faults)
     decided = set[str]()
     for decision in queries.decisions(run.history, run.job.id):
-        if decision.rung in {RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON}:
+        if decision.action in {RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON}:
             continue
         incident = next((one for one in known if one.id == decision.incident_id), None)
         root = next((one for one in faults if one.incident_id == decision.incident_id and one.root), None)
         run.attempts.append(
             RecoveryAttempt(
                 at=decision.at,
-                rung=RecoveryAction(decision.rung),
+                action=RecoveryAction(decision.action),
                 node=root.node if root else None,
                 best=(incident.step_before or 0) if incident else 0,
                 incident=decision.incident_id,
@@ -238,8 +238,8 @@ def _incident(run: JobController, row: models.Incident, faults: list[models.Faul
     incident.lap("detect", row.detected_at)
     incident.faults = [_fault(one) for one in faults if one.kind in CATALOGUE]
     if decided:
-        incident.decision, incident.rung_at = _decision(decided[-1]), decided[-1].at
-        incident.takeovers = sum(one.rung in IN_PROCESS for one in decided)
+        incident.decision, incident.action_at = _decision(decided[-1]), decided[-1].at
+        incident.takeovers = sum(one.action in IN_PROCESS for one in decided)
         incident.lap("diagnose", decided[-1].at)
     return incident
 
@@ -252,8 +252,8 @@ def _fault(row: models.Fault) -> Fault:
 def _decision(row: models.Decision) -> Decision:
     act: dict[str, Any] = row.act
     return Decision(
-        rung=RecoveryAction(row.rung),
-        because=row.because,
+        action=RecoveryAction(row.action),
+        reason=row.reason,
         drop=tuple(act.get("drop", ())),
         add=tuple(act.get("add", ())),
         need=int(act.get("need", 0)),
@@ -295,4 +295,4 @@ def _end_move(run: JobController) -> None:
 
 def _was_take_over(run: JobController) -> bool:
     decision = run.incident.decision if run.incident is not None else None
-    return decision is not None and decision.rung in IN_PROCESS
+    return decision is not None and decision.action in IN_PROCESS

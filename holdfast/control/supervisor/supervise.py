@@ -24,7 +24,7 @@ from holdfast.control.supervisor import registry
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.detach import Detach, heeding_the_signal
 from holdfast.control.supervisor.flow_run import FlowRun
-from holdfast.control.supervisor.leadership import Deposed, JobEnded, Leadership, StandbyController, stand_by, take_wheel
+from holdfast.control.supervisor.leadership import Deposed, JobEnded, Leadership, StandbyController, stand_by, take_leadership
 from holdfast.control.supervisor.news import began
 from holdfast.control.supervisor.reattach import adopt
 from holdfast.control.supervisor.requests import Requests
@@ -82,19 +82,19 @@ def steering(
         with heeding_the_signal() as handover:
             if standby:
                 _when_there(lambda: _absorb_all(history), spec.name)
-                wheel = stand_by(StandbyController(history, spec, ahead, wanted=cluster, flow_run=flow_run), handover)
+                leadership = stand_by(StandbyController(history, spec, ahead, wanted=cluster, flow_run=flow_run), handover)
             elif handover.why:
-                wheel = Deposed(f"the flow ends before it took the job: {handover.why}")
+                leadership = Deposed(f"the flow ends before it took the job: {handover.why}")
             else:
                 _absorb_all(history)
-                wheel = take_wheel(history, spec, cluster, flow_run)
-            if isinstance(wheel, Leadership):
-                with _steered(wheel, history, tell, handover, ahead.take if standby else open_cluster) as run:
+                leadership = take_leadership(history, spec, cluster, flow_run)
+            if isinstance(leadership, Leadership):
+                with _steered(leadership, history, tell, handover, ahead.take if standby else open_cluster) as run:
                     yield run
             else:
-                if isinstance(wheel, Deposed):
+                if isinstance(leadership, Deposed):
                     registry.leave(spec.name, handed_over=True)
-                yield wheel
+                yield leadership
     finally:
         ahead.close()
         history.close()
@@ -107,14 +107,14 @@ def _when_there(act: Callable[[], T], job: str) -> T:
 
 @contextmanager
 def _steered(
-    wheel: Leadership, history: History, tell: Tell, handover: Detach, reach: Callable[[Cluster], NodeBackend]
+    leadership: Leadership, history: History, tell: Tell, handover: Detach, reach: Callable[[Cluster], NodeBackend]
 ) -> Iterator[JobController]:
     """Have the job, whose lease was taken, steered while the block runs; that it is handed over is no error of the block."""
-    make_private(paths.job_directory(wheel.job.name))
-    recorder = Recorder(history, spill_file(wheel.job.name), Fence(wheel.job.id, wheel.lease.epoch))
+    make_private(paths.job_directory(leadership.job.name))
+    recorder = Recorder(history, spill_file(leadership.job.name), Fence(leadership.job.id, leadership.lease.epoch))
     run = None
     try:
-        run = _begin(wheel, history, recorder, handover, reach)
+        run = _begin(leadership, history, recorder, handover, reach)
         run.tell = tell
         registry.enter(run)
         try:
@@ -137,7 +137,7 @@ def _steered(
             _let_go(run)
     finally:
         recorder.close(END_SECONDS)
-        registry.leave(wheel.job.name, handed_over=run is not None and run.handed_over, suspended=run is not None and run.suspended)
+        registry.leave(leadership.job.name, handed_over=run is not None and run.handed_over, suspended=run is not None and run.suspended)
 
 
 def _absorb_all(history: History) -> None:
@@ -147,9 +147,9 @@ def _absorb_all(history: History) -> None:
 
 
 def _begin(
-    wheel: Leadership, history: History, recorder: Recorder, handover: Detach, reach: Callable[[Cluster], NodeBackend]
+    leadership: Leadership, history: History, recorder: Recorder, handover: Detach, reach: Callable[[Cluster], NodeBackend]
 ) -> JobController:
-    job, spec, cluster = wheel.job, wheel.spec, wheel.cluster
+    job, spec, cluster = leadership.job, leadership.spec, leadership.cluster
     make_room(f"job '{spec.name}'", spec.nodes.wanted + spec.nodes.spare)
     run = JobController(
         job=job,
@@ -157,25 +157,25 @@ def _begin(
         cluster=cluster,
         history=history,
         recorder=recorder,
-        fleet=AgentPool(reach(cluster), how_to_run(spec, cluster, job), epoch=wheel.lease.epoch),
+        fleet=AgentPool(reach(cluster), how_to_run(spec, cluster, job), epoch=leadership.lease.epoch),
         handover=handover,
-        flow_run=wheel.flow_run,
+        flow_run=leadership.flow_run,
     )
-    keeper = run.keeper = LeaseKeeper(history, wheel.lease, run.lose, lambda: run.ears.told)
+    keeper = run.keeper = LeaseKeeper(history, leadership.lease, run.lose, lambda: run.connectivity.told)
     run.fleet.lease_until = lambda: keeper.good_until
     run.fleet.outrank = partial(_outrank, run)
-    recorder.elsewhere = ControllerOutbox(run.fleet, wheel.lease.outbox_key, keeper.settle)
-    run.requests = Requests(history, recorder, wheel.lease, handover, wheel.flow_run)
-    run.consent.begin()
-    run.wards.begin()
-    run.borrowing.begin()
+    recorder.elsewhere = ControllerOutbox(run.fleet, leadership.lease.outbox_key, keeper.settle)
+    run.requests = Requests(history, recorder, leadership.lease, handover, leadership.flow_run)
+    run.approvals.begin()
+    run.eligibility.begin()
+    run.borrowed_nodes.begin()
     run.seen_before.remember(queries.faults_of_hardware(history, cluster.name, since=time.time() - LONGEST.total_seconds(), but=job.id))
-    run.adopted = wheel.adopted
-    if wheel.adopted:
+    run.adopted = leadership.adopted
+    if leadership.adopted:
         adopt(run)
     else:
         run.submit()
-    if wheel.stood_by and wheel.adopted:
+    if leadership.stood_by and leadership.adopted:
         run.remark(f"the standby on {this_host().partition('/')[0]} steers the job from now on")
     if spec.checkpoint.every == "auto":  # read now, as a recovery cannot wait for a database
         run.cadence = CheckpointInterval(plan=spec.checkpoint, fleet=fleet(history), work=work(history, spec.name), answered=run.answered())
@@ -211,12 +211,12 @@ def _let_go(run: JobController) -> None:
             run.refill.finish(HELP_SECONDS if run.lost is None else 0.0)
             run.fleet.close(end=False)
     finally:
-        run.borrowing.close(end=run.released and run.lost is None)
+        run.borrowed_nodes.close(end=run.released and run.lost is None)
         run.preflight.close()
         run.requests.close()
-        run.wards.close()
-        run.consent.close(ended=run.released and run.lost is None)
-        run.rulebook.close()
+        run.eligibility.close()
+        run.approvals.close(ended=run.released and run.lost is None)
+        run.watched_policy.close()
         run.cluster_file.close()
         if run.lost is None:
             _write_out(run)
@@ -241,7 +241,7 @@ def _end(run: JobController) -> None:
         if run.state is not State.COMPLETED:
             save_what_lives(run)
             _say_what_is_saved(run)
-        run.wards.accuse(_found_beside(run))
+        run.eligibility.accuse(_found_beside(run))
         if run.incident is not None:
             run.close_incident("stopped" if asked_for else "gave-up")
         run.end_generation()
@@ -293,7 +293,7 @@ def _found_beside(run: JobController) -> list[NodeFault]:
         for fault in run.incident.case.against_nodes():
             if fault.node in run.members:
                 against.setdefault(str(fault.node), []).append(fault)
-    counted = ([fault for fault in faults if not run.wards.pardons(fault, run.levels)] for faults in against.values())
+    counted = ([fault for fault in faults if not run.eligibility.pardons(fault, run.levels)] for faults in against.values())
     return [found for faults in counted if (found := takes_out(faults, run.levels)) is not None]
 
 

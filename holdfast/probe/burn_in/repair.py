@@ -133,7 +133,7 @@ class Repair:
             answer = self._say(
                 node,
                 partial(_ended, trial=trial, passed=PASSED[found.mark] if found is not None else None, rules=self._place().rules),
-                because=found.because if found is not None else BROKEN_OFF,
+                reason=found.reason if found is not None else BROKEN_OFF,
                 evidence=found.evidence if found is not None else (),
             )
             if isinstance(answer, Changed):
@@ -144,10 +144,10 @@ class Repair:
         return moved
 
     def _say(
-        self, node: str, act: Callable[[Node, OperatorRequest], Answer], because: str = "a burn-in is due", evidence: tuple[str, ...] = ()
+        self, node: str, act: Callable[[Node, OperatorRequest], Answer], reason: str = "a burn-in is due", evidence: tuple[str, ...] = ()
     ) -> Answer:
         now = time.time()
-        word = OperatorRequest(owner=self.owner, because=because, at=now, evidence=evidence)
+        word = OperatorRequest(owner=self.owner, reason=reason, at=now, evidence=evidence)
         return record.say(self.history, self._place(), node, lambda one, _: act(one, word), now=now)
 
     def _place(self) -> CordonTable:

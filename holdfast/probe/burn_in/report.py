@@ -65,7 +65,7 @@ def run(repair: Repair, nodes: Sequence[str]) -> BurnInReport:
             NodeBurnIn(
                 node=node,
                 outcome=_outcome(found.mark),
-                reason=found.because,
+                reason=found.reason,
                 checks=found.evidence,
                 state=str(after[node].state),
             )

@@ -14,7 +14,7 @@ Health = Literal["healthy", "degraded", "unhealthy", "unreachable", "unknown"]
 NAMES: Final[Mapping[str, Health]] = {
     NodeHealthState.OK: "healthy",
     NodeHealthState.DEGRADED: "degraded",
-    NodeHealthState.SICK: "unhealthy",
+    NodeHealthState.UNHEALTHY: "unhealthy",
     NodeHealthState.UNREACHABLE: "unreachable",
     NodeHealthState.UNKNOWN: "unknown",
 }

@@ -67,7 +67,7 @@ class Visit:
     """A host that let us in, as long as it is looked at."""
 
     connection: Connection
-    errand: RemoteProgram
+    program: RemoteProgram
 
 
 class Inspection:
@@ -133,9 +133,9 @@ class Inspection:
     def _environment(self, target: Target, connection: Connection) -> dict[str, Any]:
         wheel, until = node_wheel(), time.monotonic() + LOOK
         try:
-            errand = RemoteProgram(connection, target.python, source(), until)
+            program = RemoteProgram(connection, target.python, source(), until)
             asked = {"digest": wheel.digest, "version": wheel.version, "directory": target.directory, "oldest": OLDEST}
-            return dict(json.loads(errand.ask(until, do="look", **asked)))
+            return dict(json.loads(program.ask(until, do="look", **asked)))
         except (Unanswered, Unasked, ValueError, TypeError) as error:
             return {"blind": str(error)}
 
@@ -194,7 +194,7 @@ def _interpreter(facts: Facts, target: Target) -> str:
 def _asked(visit: Visit, verb: str, question: Mapping[str, object] | None = None, *, seconds: float = LOOK) -> dict[str, Any]:
     """Return what a node answers, or why it does not."""
     try:
-        told = json.loads(visit.errand.ask(time.monotonic() + seconds + 5, do=verb, seconds=seconds, **(question or {})))
+        told = json.loads(visit.program.ask(time.monotonic() + seconds + 5, do=verb, seconds=seconds, **(question or {})))
         return dict(told)
     except (Unanswered, Unasked) as error:
         if verb == "facts":

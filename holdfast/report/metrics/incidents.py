@@ -51,19 +51,19 @@ def incidents(session: Session, jobs: Sequence[JobMetrics]) -> list[MetricFamily
     phases = MetricFamily("holdfast_downtime_seconds", "summary", "Time of recoveries by phase; rollback is what the lost steps had taken.")
     for one in jobs:
         name = one.job.name
-        wanted = columns(Incident, one, "kind", "rung", "outcome", "fault_at", "closed_at", "downtime_s", "steps_lost")
+        wanted = columns(Incident, one, "kind", "action", "outcome", "fault_at", "closed_at", "downtime_s", "steps_lost")
         rows: Any = session.connection().execute(wanted).all()
         over = [row for row in rows if row.closed_at is not None]
         areas = {area: Counter(row.outcome or OTHER for row in over if area_of(row.kind) == area) for area in (*Area, OTHER)}
         for area, outcomes in areas.items():
             if area != OTHER or outcomes:
                 closed.count(outcomes, OUTCOMES, "outcome", job=name, area=area)
-        actions.count(Counter(row.rung or NO_ACTION for row in over), (*RecoveryAction, NO_ACTION), "action", job=name)
+        actions.count(Counter(row.action or NO_ACTION for row in over), (*RecoveryAction, NO_ACTION), "action", job=name)
         for kind, times in sorted(Counter(row.kind for row in over).items()):
             by_kind.add(times, job=name, kind=kind)
         last: dict[tuple[str, str, str], float] = defaultdict(float)
         for row in over:
-            labels = (row.kind, row.rung or NO_ACTION, row.outcome or OTHER)
+            labels = (row.kind, row.action or NO_ACTION, row.outcome or OTHER)
             last[labels] = max(last[labels], row.fault_at)
         for (kind, action, outcome), at in sorted(last.items()):
             newest.add(at, job=name, kind=kind, action=action, outcome=outcome)

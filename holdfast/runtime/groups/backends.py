@@ -34,7 +34,7 @@ LOOK_SECONDS: Final = 0.02
 """Between two looks at whether a group that was cut has come to rest."""
 PATIENCE_SECONDS: Final = 2.0
 """After this it is enough that its threads sleep: gloo never closes a connection with a message for an operation that has gone."""
-FAREWELL_SECONDS: Final = 1.0
+FINAL_CHECKPOINT_SECONDS: Final = 1.0
 """How long the end of a group that is given back is waited for: an operation that hangs in it holds it up."""
 WORKER: Final = "pt_gloo_runloop"
 """What torch calls the threads that carry out a gloo group's collectives."""
@@ -82,11 +82,11 @@ class BackendGroup:
         """Give the connections back; a group whose peers are gone would hang in its destructor if they were left open."""
         self._disconnect()
         backends, self.backends = self.backends, {}
-        farewell = threading.Thread(target=backends.clear, name="holdfast-farewell", daemon=True)
-        farewell.start()
+        final_checkpoint = threading.Thread(target=backends.clear, name="holdfast-farewell", daemon=True)
+        final_checkpoint.start()
         del backends
         if not self.waits.left:
-            farewell.join(FAREWELL_SECONDS)
+            final_checkpoint.join(FINAL_CHECKPOINT_SECONDS)
         self.waits.end()
         for one in self.sockets:
             one.close()

@@ -299,7 +299,7 @@ class ControlTree:
         self.parent = None if above is None else ranks[above]
         self.children = [ranks[child] for child in children_of(place, len(ranks))]
         self.buddies = buddies_of(rank, size, stride, ranks)
-        self.wards = [other for other in ranks if rank in buddies_of(other, size, stride, ranks)]
+        self.eligibility = [other for other in ranks if rank in buddies_of(other, size, stride, ranks)]
         self.peers: dict[int, TreePeer] = {}
         self._number = 0
         self._wake, self._waker = os.pipe()
@@ -310,7 +310,7 @@ class ControlTree:
     @property
     def neighbours(self) -> set[int]:
         """Ranks that this one is connected to."""
-        found = {*self.children, *self.wards}
+        found = {*self.children, *self.eligibility}
         return found | {*self.buddies} | ({self.parent} if self.parent is not None else set())
 
     def convene(
@@ -384,7 +384,7 @@ class ControlTree:
                 self._peer(buddy).send(self.generation, self._number, _LIGHT, light)
             except PeerGone:  # the others wait for theirs all the same
                 value = absent
-        for rank in self.wards:
+        for rank in self.eligibility:
             try:
                 told = self._await(rank, _LIGHT)
             except PeerGone:
@@ -399,7 +399,7 @@ class ControlTree:
         self._number += 1
         for buddy in self.buddies:
             self._peer(buddy).send(self.generation, self._number, _STARTUP, own(buddy))
-        for rank in self.wards:
+        for rank in self.eligibility:
             told = self._await(rank, _STARTUP)
             if told:
                 keep(rank, told)
@@ -420,7 +420,7 @@ class ControlTree:
 
     def leftovers(self, keep: Callable[[int, bytes], None], keep_record: Callable[[int, bytes], None]) -> None:
         """Give *keep*, or *keep_record*, what wards have sent before their end and nobody has read."""
-        for rank in self.wards:
+        for rank in self.eligibility:
             peer = self.peers.get(rank)
             size = -1
             while peer is not None and not peer.gone and size != len(peer.buffer) + len(peer.frames):

@@ -28,7 +28,7 @@ class DryRun:
     """Answers operations without peers: before the first step from the record of the rank, in a step from a tape or as equals would."""
 
     def __init__(self, played: RecordedCollectives | None, groups: list[ManagedGroup], *, standby: int | None = None) -> None:
-        self._tape, self._groups = played, groups
+        self._recording, self._groups = played, groups
         self.standby = standby
         """The number of this standby; none in a rank that joins at once."""
         self.known: set[str] = set() if played is None else set(played.entries)
@@ -53,9 +53,9 @@ class DryRun:
         return made
 
     @property
-    def has_tape(self) -> bool:
+    def has_recording(self) -> bool:
         """Whether there is a tape to answer from."""
-        return self._tape is not None
+        return self._recording is not None
 
     @property
     def replay(self) -> ExchangeReplay | None:
@@ -75,7 +75,7 @@ class DryRun:
         source = None if self.stepping else self._repeat(group, place, name, outputs, inputs)
         if source is not None or not outputs:
             return source or 0  # a send and a barrier change nothing here
-        played = self._tape is not None and self._tape.play(key_of(place, name, outputs, inputs), outputs)
+        played = self._recording is not None and self._recording.play(key_of(place, name, outputs, inputs), outputs)
         self._count(place, name, outputs, inputs, played=played)
         if not played:
             if function := first_exchanges.caller():

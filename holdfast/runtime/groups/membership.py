@@ -107,7 +107,7 @@ class MembershipManager:
         """Ranks of the job when no place is vacant."""
         self.attempt = StepTransaction()
         self.desk = PeerAcceptor(token)
-        self.council: ControlTree | None = None
+        self.control_tree: ControlTree | None = None
         self.groups: list[ManagedGroup] = []
         """In the order of their making, which is the same on every rank of a role."""
         self.stores = KvStoreAccess(self.desk.port, token)
@@ -165,17 +165,17 @@ class MembershipManager:
 
     def share_records(self) -> None:
         """Have the buddies keep what this rank received before its first step, and keep that of the wards; all ranks come here together."""
-        council, rank = self.council, self.generation.rank
-        assert council is not None
+        control_tree, rank = self.control_tree, self.generation.rank
+        assert control_tree is not None
 
         def own(buddy: int) -> bytes:
-            key = buddy, council.incarnations[buddy]
+            key = buddy, control_tree.incarnations[buddy]
             fresh = key not in self._told_records
             self._told_records.add(key)
             return self.records.get(rank, b"") if fresh else b""
 
         try:
-            council.exchange(own, self.records.__setitem__)
+            control_tree.exchange(own, self.records.__setitem__)
         except BaseException:
             self._told_records.clear()  # nobody knows what has arrived
             raise
@@ -185,11 +185,11 @@ class MembershipManager:
 
         They are those who were others in the generation that this rank came into last: orders follow each other before one is carried out.
         """
-        shelf, before = reached.shelf("startup"), self.generation.incarnations
+        replica_store, before = reached.replica_store("startup"), self.generation.incarnations
         for rank, incarnation in generation.incarnations.items():
             if rank in self.records and incarnation != before.get(rank):
-                shelf.set(f"record/{rank}", base64.b64encode(self.records[rank]).decode())
-        shelf.set(f"told/{generation.rank}", "")
+                replica_store.set(f"record/{rank}", base64.b64encode(self.records[rank]).decode())
+        replica_store.set(f"told/{generation.rank}", "")
 
     def find_record(self) -> tuple[int, FirstExchanges | None]:
         """Return what the rank that this process becomes received before its first step, and the generation that is being come into.
@@ -233,15 +233,15 @@ class MembershipManager:
         """Wait in the store of *generation* for this rank's record, or for all who stay to have left what they have."""
         store, gave_up = self.stores.look(generation, self.gave_up(generation.number)), self.gave_up(generation.number)
         try:
-            shelf = dist.PrefixStore(f"generation-{generation.number}/startup", store)
+            replica_store = dist.PrefixStore(f"generation-{generation.number}/startup", store)
             name = f"record/{generation.rank}"
             since = generation.incarnations[generation.rank]
             told = [f"told/{rank}" for rank in generation.ranks if generation.incarnations[rank] < since]
             began = time.monotonic()
             while True:
-                over = not told or bool(shelf.check(told))  # asked first: a record is left before that
-                if shelf.check([name]):
-                    return base64.b64decode(shelf.get(name))
+                over = not told or bool(replica_store.check(told))  # asked first: a record is left before that
+                if replica_store.check([name]):
+                    return base64.b64decode(replica_store.get(name))
                 if over:
                     return None
                 if gave_up():
@@ -297,9 +297,9 @@ class MembershipManager:
         if generation < self.generation.number and generation <= self._over:
             return
         self._over = max(self._over, generation)
-        council = self.council
-        if council is not None and council.generation <= generation:
-            council.give_up()
+        control_tree = self.control_tree
+        if control_tree is not None and control_tree.generation <= generation:
+            control_tree.give_up()
         if self.sandbox is None and generation >= self.generation.number:
             if self._watched < generation:
                 self._watched = generation
@@ -403,12 +403,14 @@ class MembershipManager:
 
     def convene(self, generation: GroupGeneration, patience: timedelta | None = None) -> int:
         """Connect to the neighbours in the council of *generation*; return how many connections were made."""
-        council = ControlTree(generation.rank, generation.number, dict(generation.incarnations), self.stride)
-        before, self.council = self.council, council
+        control_tree = ControlTree(generation.rank, generation.number, dict(generation.incarnations), self.stride)
+        before, self.control_tree = self.control_tree, control_tree
         if self._over >= generation.number:
-            council.give_up()
+            control_tree.give_up()
         seconds = None if patience is None else patience.total_seconds()
-        return council.convene(before, self.desk, self.token, lambda rank: self._find(rank, generation.incarnations[rank]), seconds=seconds)
+        return control_tree.convene(
+            before, self.desk, self.token, lambda rank: self._find(rank, generation.incarnations[rank]), seconds=seconds
+        )
 
     def _find(self, rank: int, incarnation: int) -> tuple[str, int] | None:
         """Return where the desk of *rank* is, once that process has told."""
@@ -432,7 +434,7 @@ class MembershipManager:
         reached, members = over or self.reached, group.among(generation.ranks)
         assert reached is not None
         return build(
-            reached.shelf("groups", group.timeout if first else None),
+            reached.replica_store("groups", group.timeout if first else None),
             f"group-{group.group_name}",
             members.index(generation.rank),
             len(members),
@@ -446,7 +448,7 @@ class MembershipManager:
         link().generation, link().rank = generation.number, generation.rank
         default = c10d._world.default_pg  # noqa: SLF001 (torch has no public way to give a group another store)
         if default is not None and self.reached is not None:
-            c10d._world.pg_map[default] = (BACKEND, self.reached.shelf("torch", default_pg_timeout))  # noqa: SLF001
+            c10d._world.pg_map[default] = (BACKEND, self.reached.replica_store("torch", default_pg_timeout))  # noqa: SLF001
 
     def status(self, generation: GroupGeneration) -> dict[str, list[int | bool]]:
         """Return what must be known of each group to decide whether its connections stay: operations, broken, used."""
@@ -528,8 +530,8 @@ class MembershipManager:
 
     def close(self) -> None:
         """Give everything back."""
-        if self.council is not None:
-            self.council.close()
+        if self.control_tree is not None:
+            self.control_tree.close()
         self.desk.close()
 
 

@@ -82,7 +82,7 @@ class ManagedWork(dist.Work):
             self._group.lose(self._inner, error)
             ended = False
         finally:
-            self._group.trail.leave(self._call.mark)
+            self._group.in_flight.leave(self._call.mark)
             if ours:
                 window.leave()
         if not ended:
@@ -107,7 +107,7 @@ class ManagedWork(dist.Work):
 
     def _settle(self, future: torch.futures.Future[Any]) -> list[Tensor]:
         idle().landed()
-        self._group.trail.leave(self._call.mark)
+        self._group.in_flight.leave(self._call.mark)
         try:
             future.value()
         except RuntimeError as error:
@@ -123,7 +123,7 @@ class ManagedWork(dist.Work):
 
     def _give_up(self) -> list[Tensor]:
         idle().landed()
-        self._group.trail.leave(self._call.mark)
+        self._group.in_flight.leave(self._call.mark)
         self._group.stand_in(*self._call[:3])
         return self._call.outputs
 
@@ -208,7 +208,7 @@ class ManagedGroup(dist.ProcessGroup):
         self.attempt, self.timeout = attempt, timeout
         self.operations = 0
         """Operations begun on the present connections: members that do not agree about it cannot go on with them."""
-        self.trail = InFlightOperations()
+        self.in_flight = InFlightOperations()
         """How far this rank is in it."""
         self.used = False
         """Whether any operation ever went through it: one that is not used need not be mended at once."""
@@ -224,7 +224,7 @@ class ManagedGroup(dist.ProcessGroup):
     def give(self, inner: BackendGroup | None, incarnations: dict[int, int]) -> BackendGroup | None:
         """Put *inner* under this group (None: to come) and return what was there."""
         before, self._inner = self._inner, inner
-        self.trail.forget()
+        self.in_flight.forget()
         self.operations, self.built = 0, {rank: incarnations.get(rank, 0) for rank in self.ranks}
         if inner is None:
             self._there.clear()
@@ -396,11 +396,11 @@ class ManagedGroup(dist.ProcessGroup):
         ended = self.listener.begun(self, name, outputs, inputs) if self.listener is not None else None
         self.used = True
         self.operations += 1
-        mark = self.trail.enter(name, inputs or outputs)
+        mark = self.in_flight.enter(name, inputs or outputs)
         try:
             work = call(inner.backend(device))
         except RuntimeError as error:
-            self.trail.leave(mark)
+            self.in_flight.leave(mark)
             self.lose(inner, error)
             self.stand_in(name, outputs, inputs)
             return DoneWork(outputs)

@@ -107,7 +107,7 @@ class RecoveryManager:
         """The snapshots that this process can reach."""
         self.lineage = 0
         """The generation that last went back to an earlier step."""
-        self.farewell = SigtermHandler()
+        self.final_checkpoint = SigtermHandler()
         """Whether this process was told to end."""
         self.taker: Snapshotter | None = None
         """Takes this rank's snapshots."""
@@ -123,7 +123,7 @@ class RecoveryManager:
         """End the beginning of the script: what the ranks exchanged there is kept on others of them from now on."""
         assembly, first = self.assembly, self.assembly.startup is not None
         assembly.begin_steps(first_exchanges.storages_of(self.training.tensors()))
-        if first and assembly.council is not None:
+        if first and assembly.control_tree is not None:
             self._keep_on_disk()
             try:
                 assembly.share_records()
@@ -206,11 +206,11 @@ class RecoveryManager:
 
     def _decide(self) -> bool:
         assembly, attempt = self.assembly, self.assembly.attempt
-        assert assembly.council is not None
+        assert assembly.control_tree is not None
         self._await_device()
         every, control = (self.taker.planning.wanted, self.taker.planning.control) if self.taker is not None else (1, 0)
         mine = {"ok": not attempt.lost, "switch": self.moves.ready_for(), "facts": bool(self.facts), "every": every, "control": control}
-        mine["stop"] = self.farewell.told
+        mine["stop"] = self.final_checkpoint.told
         self._voted_light = self.light()
         window = idle()
         ours = window.enter("vote")
@@ -220,7 +220,7 @@ class RecoveryManager:
         asked = time.perf_counter()
         try:
             absent = {"ok": False, "switch": 0, "facts": True, "every": 1, "control": 0, "stop": False, "behind": False}
-            told = assembly.council.vote(mine, _both, absent, self._packed(self._voted_light), self._keep)
+            told = assembly.control_tree.vote(mine, _both, absent, self._packed(self._voted_light), self._keep)
         except (PeerGone, GenerationEnded) as error:
             attempt.fail(str(error) or "the flow has ended this generation")
             if not mine["ok"]:
@@ -280,9 +280,9 @@ class RecoveryManager:
         self.live = step
         assembly = self.assembly
         assembly.attempt.final = True  # until the next step begins
-        assert assembly.council is not None
+        assert assembly.control_tree is not None
         if not self._unknown and (light := self.light()) != self._voted_light:
-            assembly.council.finally_(self._packed(light))
+            assembly.control_tree.finally_(self._packed(light))
         if not self.agreed.facts and not self._unknown:
             self.agreed.facts = True
             try:
@@ -421,33 +421,33 @@ class RecoveryManager:
         assembly, clock = self.assembly, Clock()
         self.learn_of(generation)
         assembly.fill(generation)
-        if assembly.council is not None:
-            assembly.council.leftovers(self._keep, assembly.records.__setitem__)
+        if assembly.control_tree is not None:
+            assembly.control_tree.leftovers(self._keep, assembly.records.__setitem__)
         assembly.connect(generation)
         assert assembly.reached is not None
         assembly.leave_records(generation, assembly.reached)
         assembly.convene(generation)
-        assert assembly.council is not None
+        assert assembly.control_tree is not None
         if not self.new:
             self._lights = {
-                rank: kept for rank, kept in self._lights.items() if rank in assembly.council.wards or rank in generation.changed
+                rank: kept for rank, kept in self._lights.items() if rank in assembly.control_tree.eligibility or rank in generation.changed
             }
-        knows = assembly.council.gather(bool(self.facts) and not self.new)
+        knows = assembly.control_tree.gather(bool(self.facts) and not self.new)
         first = min((rank for rank, has in knows.items() if has), default=-1)
         mine = self.facts if generation.rank == first else {}
         if first < 0 and generation.rank == min(knows):  # nobody is left of those who knew
             mine = recorded_collectives.read_facts(recorded_collectives.folder(), assembly.width)
-        facts = assembly.council.reduce(mine, lambda one, other: one or other)
+        facts = assembly.control_tree.reduce(mine, lambda one, other: one or other)
         if self.new:
             self.take_facts(generation, facts)
-        told = assembly.council.gather(self._holding(generation))  # now under the names that a newcomer's groups have here
+        told = assembly.control_tree.gather(self._holding(generation))  # now under the names that a newcomer's groups have here
         if len(born := {one["born"] for one in told.values()} - {None}) > 1:
             why = f"they began in different generations ({', '.join(map(str, sorted(born)))}), so what they exchanged before step 1 differs"
             link().report("cannot", generation=generation.number, why=why)
             assembly.enter(generation)
             return None
         checkpoints = set.intersection(*(set(one["checkpoints"]) for one in told.values()))  # of those that every rank can see
-        lowest, gather = generation.rank == min(told), assembly.council.gather
+        lowest, gather = generation.rank == min(told), assembly.control_tree.gather
         stored = self.memory.reached(list(told.values()), generation.world, lowest=lowest, gather=lambda found: gather(found).values())
         if generation.world < assembly.width:
             stored = set()  # snapshots name their ranks as torch does, by number without gaps: they may be of others than those who live
@@ -491,7 +491,7 @@ class RecoveryManager:
         notes = self.leave_sandbox(generation) if self.new else []
         made, kept, later = assembly.rebuild(generation, {rank: one["groups"] for rank, one in meeting.told.items()})
         clock.lap("groups")
-        assert assembly.council is not None
+        assert assembly.control_tree is not None
         verdict: Verdict = {"checkpoint": meeting.plan.step if meeting.plan.checkpoint else None, "step": meeting.plan.step}
         moved = (0, 0.0)
         if not meeting.plan.checkpoint:
@@ -503,10 +503,10 @@ class RecoveryManager:
         self._go_on(meeting.plan, generation)
         assembly.share_records()
         if meeting.plan.checkpoint:
-            assembly.council.reduce({"ok": True}, _both)
+            assembly.control_tree.reduce({"ok": True}, _both)
         else:  # so that a buddy that is new has the light state of its ward before anything can happen to that
             mine: dict[str, Any] = {"ok": True, "told": [generation.rank, *self.last] if knows else None}
-            told = assembly.council.vote(mine, _both, {"ok": False, "told": None}, self._packed(self.light()), self._keep)
+            told = assembly.control_tree.vote(mine, _both, {"ok": False, "told": None}, self._packed(self.light()), self._keep)
             verdict["told"] = told["told"][1:] if told["told"] else None
         differs = self._differs(meeting, notes)
         assembly.enter(generation)
@@ -526,7 +526,7 @@ class RecoveryManager:
             kept=kept,
             source=_source(meeting.plan),
             replica=meeting.plan.takes_replica(generation.rank),
-            because=meeting.plan.because,
+            reason=meeting.plan.reason,
             bytes=size,
             bandwidth=size / took if took else 0.0,
             interface=assembly.reached.host if assembly.reached is not None else "",
@@ -539,9 +539,9 @@ class RecoveryManager:
 
         A state that is still to be read from disk is not compared.
         """
-        generation, council = meeting.generation, self.assembly.council
-        assert council is not None
-        told = council.gather({} if meeting.plan.checkpoint else unmanaged.comparable(self.training))
+        generation, control_tree = meeting.generation, self.assembly.control_tree
+        assert control_tree is not None
+        told = control_tree.gather({} if meeting.plan.checkpoint else unmanaged.comparable(self.training))
         new = {rank for rank, one in meeting.told.items() if one["new"]}
         if not self.new:
             return []
@@ -658,8 +658,8 @@ class RecoveryManager:
     def _gather_facts(self) -> None:
         """Learn, once, which ranks hold copies of each other, which play the same role, and who is in which group."""
         assembly = self.assembly
-        assert assembly.council is not None
-        told = assembly.council.gather(
+        assert assembly.control_tree is not None
+        told = assembly.control_tree.gather(
             {
                 "piece": self.training.sample(),
                 "role": self.training.shape(),

@@ -64,7 +64,7 @@ class CopySchedule:
     """Seconds of copying."""
     hidden: float = 0.0
     """Seconds of copying that the windows hold."""
-    because: str = ""
+    reason: str = ""
 
     @property
     def pause(self) -> float:
@@ -174,20 +174,20 @@ def plan(profile: Profile, sizes: Sequence[int], bandwidth: float, terms: Terms,
     if not windows or terms.beside:
         spread = 0.8 * step
         if copy <= spread:
-            because = "the copy is spread over the step, beside what training does: its waits cannot be seen from outside"
-            return CopySchedule(beside=spread, every=max(1, terms.every), hidden=copy, because=because, **facts)  # type: ignore[arg-type]
+            reason = "the copy is spread over the step, beside what training does: its waits cannot be seen from outside"
+            return CopySchedule(beside=spread, every=max(1, terms.every), hidden=copy, reason=reason, **facts)  # type: ignore[arg-type]
     chosen = _chosen(windows, copy)
     upto, placed = _pack(chosen, sizes, bandwidth)
     hidden = sum(sizes[:placed]) / bandwidth
     if placed == len(sizes):
-        because = f"all of it fits into {len(chosen)} of {len(windows)} windows of the step"
-        return CopySchedule(upto=upto, every=max(1, terms.every), hidden=hidden, because=because, **facts)  # type: ignore[arg-type]
+        reason = f"all of it fits into {len(chosen)} of {len(windows)} windows of the step"
+        return CopySchedule(upto=upto, every=max(1, terms.every), hidden=hidden, reason=reason, **facts)  # type: ignore[arg-type]
     left = copy - hidden if paused is None else paused
     hidden = copy - min(left, copy)
     every, why = _seldom(left, step, terms)
-    because = f"{_ms(copy)} of copying do not fit into {_ms(sum(one.length for one in windows))} of windows: {why}"
+    reason = f"{_ms(copy)} of copying do not fit into {_ms(sum(one.length for one in windows))} of windows: {why}"
     everything = {one.number: len(sizes) for one in windows}
-    return CopySchedule(upto=everything, every=every, hidden=hidden, because=because, **facts)  # type: ignore[arg-type]
+    return CopySchedule(upto=everything, every=every, hidden=hidden, reason=reason, **facts)  # type: ignore[arg-type]
 
 
 def _chosen(windows: Sequence[Predicted], copy: float) -> list[Predicted]:

@@ -115,7 +115,7 @@ class RestorePlan:
     """How all ranks come to hold `step`."""
 
     step: int
-    because: str
+    reason: str
     """Why this step, in plain words."""
     lineage: int = 0
     """The lineage of the state that all go on from; meaningless with a checkpoint."""
@@ -171,10 +171,10 @@ def plan(
         scene = _Scene(ranks, (step, lineage), certain, kept)
         lack = scene.lack()
         if not lack:
-            return scene.plan(_because(scene.whole(), lacking), most)
+            return scene.plan(_reason(scene.whole(), lacking), most)
         if lineage == -1:  # of a step that memory has whole too, this one comes last
-            because = _because(f"the checkpoint of step {step} is whole", lacking or {step: lack})
-            return RestorePlan(step=step, because=because, roll_back=_newer(ranks, step), checkpoint=True)
+            reason = _reason(f"the checkpoint of step {step} is whole", lacking or {step: lack})
+            return RestorePlan(step=step, reason=reason, roll_back=_newer(ranks, step), checkpoint=True)
         lacking.setdefault(step, lack)
     what = lacking[max(lacking)] if lacking else "no rank holds any state"
     return NoPlan(f"{what}, and there is no whole checkpoint")
@@ -300,11 +300,11 @@ class _Scene:
         near = [kept for kept in found if kept.node == one.node]
         return near[0] if near else found[one.rank % len(found)]
 
-    def plan(self, because: str, most: int) -> RestorePlan:
+    def plan(self, reason: str, most: int) -> RestorePlan:
         """Return the plan for the step, which is whole."""
         return RestorePlan(
             step=self.step,
-            because=because,
+            reason=reason,
             lineage=self.lineage,
             roll_forward=frozenset(self.forward),
             roll_back=_newer(self.ranks, self.step),
@@ -351,7 +351,7 @@ def _least_loaded(holders: Sequence[int], load: Mapping[int, Fraction], target: 
     return sorted(ring, key=lambda rank: load.get(rank, Fraction()))[:most]
 
 
-def _because(said: str, lacking: Mapping[int, str]) -> str:
+def _reason(said: str, lacking: Mapping[int, str]) -> str:
     """Return why this step, and why not the newest of those that are *lacking* something."""
     return f"{said}; {lacking[max(lacking)]}" if lacking else said
 

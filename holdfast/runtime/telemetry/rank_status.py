@@ -80,12 +80,12 @@ QUESTIONS: Final[dict[str, Callable[[Message], None]]] = {"roll-call": lambda _q
 
 
 def _in_group(group: ManagedGroup) -> Message:
-    trail = group.trail
+    in_flight = group.in_flight
     return {
         "name": group.group_name,
         "ranks": _packed(group.ranks),
-        "counts": {_way(group, way): number for way, number in list(trail.counts.items())},
-        "pending": [_told(group, mark) for mark in list(trail.pending.values())],
+        "counts": {_way(group, way): number for way, number in list(in_flight.counts.items())},
+        "pending": [_told(group, mark) for mark in list(in_flight.pending.values())],
     }
 
 

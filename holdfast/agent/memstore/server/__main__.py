@@ -37,9 +37,9 @@ class MemstoreServer:
     def __init__(self, control: socket.socket, facts: Message) -> None:
         place = Path(facts["vault"])
         self._control, self._said = control, threading.Lock()
-        self.shelf = ReplicaStore(place, int(facts["limit"]))
+        self.replica_store = ReplicaStore(place, int(facts["limit"]))
         self.news = SnapshotNotification(place)
-        self.serving = RequestHandler(self.shelf, facts["token"], self.tell, self.tidy)
+        self.serving = RequestHandler(self.replica_store, facts["token"], self.tell, self.tidy)
         self._facts, self._place = facts, place
         self._own: frozenset[int] | None = None
         self._bucket = TokenBucket()
@@ -56,7 +56,7 @@ class MemstoreServer:
 
     def tidy(self) -> None:
         """Remove what has become useless."""
-        for name in self.shelf.tidy(self._own):
+        for name in self.replica_store.tidy(self._own):
             logging.getLogger("holdfast.agent.workers.oom").info("memory.removed %s", name)
 
     def take(self, message: Message) -> None:

@@ -38,9 +38,9 @@ LONGEST_FRAME: Final = 64 * 2**20
 class RequestHandler:
     """Answers on the node's port."""
 
-    def __init__(self, shelf: ReplicaStore, token: str, tell: Callable[..., None], sealed: Callable[[], None]) -> None:
+    def __init__(self, replica_store: ReplicaStore, token: str, tell: Callable[..., None], sealed: Callable[[], None]) -> None:
         """Serve what is on *shelf*; *tell* takes events for the flow, *sealed* is called when a replica has become whole."""
-        self._shelf, self._token, self._tell, self._sealed = shelf, token, tell, sealed
+        self._replica_store, self._token, self._tell, self._sealed = replica_store, token, tell, sealed
         self._members = threading.Semaphore(MOST)
         self._strangers: dict[socket.socket, None] = {}
         """Who has not proved yet to know the token, the oldest first."""
@@ -98,7 +98,7 @@ class RequestHandler:
             verb = order.get("do")
             try:
                 if verb == "labels":
-                    line.tell({"ok": True, "labels": {name: asdict(label) for name, label in self._shelf.labels().items()}})
+                    line.tell({"ok": True, "labels": {name: asdict(label) for name, label in self._replica_store.labels().items()}})
                 elif verb == "get":
                     self._give(line, order)
                 elif verb == "puts":
@@ -112,7 +112,7 @@ class RequestHandler:
 
     def _give(self, line: MemstoreConnection, order: dict[str, Any]) -> None:
         """Send a whole file. Somebody waits for it: this is not the moment to be the last in the queue for a processor."""
-        path = self._shelf.path_of(str(order["name"]))
+        path = self._replica_store.path_of(str(order["name"]))
         try:
             snapshot = Snapshot(path)
         except (OSError, Unusable) as error:
@@ -135,7 +135,7 @@ class RequestHandler:
         if not SOURCE.fullmatch(source) or rank < 0:
             raise Rejected("no node has such a name")
         line.tell({"ok": True})
-        self._shelf.enter(source, rank)
+        self._replica_store.enter(source, rank)
         try:
             while True:
                 line.socket.settimeout(None)
@@ -143,7 +143,7 @@ class RequestHandler:
                 line.socket.settimeout(SECONDS)
                 self._take(line, source, rank, shared_memory.label_of(order["label"]))
         finally:
-            self._shelf.leave(source, rank)
+            self._replica_store.leave(source, rank)
 
     def _take(self, line: MemstoreConnection, source: str, rank: int, label: Label) -> None:
         try:
@@ -159,14 +159,14 @@ class RequestHandler:
             self._note_full(source, rank, error.why)
             line.tell({"ok": False, "why": error.why})
         finally:
-            self._shelf.close(slot, sealed=sealed)
+            self._replica_store.close(slot, sealed=sealed)
         if sealed:
             self._sealed()
 
     def _open(self, source: str, rank: int, label: Label) -> Slot:
         """Return a slot for a replica; tell once when there is no memory for it."""
         try:
-            slot = self._shelf.open(source, rank, label)
+            slot = self._replica_store.open(source, rank, label)
         except Rejected as error:
             if error.full:
                 self._note_full(source, rank, error.why)
@@ -209,7 +209,7 @@ class RequestHandler:
         if replace(whole, tail=0, digest="") != replace(label, tail=0, digest=""):
             raise ConnectionAbortedError("the label that came with the tail is another snapshot's")
         try:
-            self._shelf.check(slot, whole)
+            self._replica_store.check(slot, whole)
             slot.adopt(whole, tail)
         except (Unusable, OSError) as error:
             line.tell({"ok": False, "why": str(error)})
