@@ -1,12 +1,12 @@
-"""How soon faults are answered, rung by rung, and whether a job that suffers hundreds of them keeps its promises.
+"""How soon faults are answered, action by action, and whether a job that suffers hundreds of them keeps its promises.
 
     python -m benchmarks.handling --json FILE [--rounds N] [--only KEY ...] [--faults 200] [--seed S] [--kinds KIND ...]
 
 Real jobs under a real flow, Prefect server and agents, on a local cluster: nodes are groups of processes of this machine.
 
-- ``orders``: from the event, as the agent or the rank saw it, to the orders of the rung that answers it, through the flow; one line a rung.
+- ``orders``: from the event, as the agent or the rank saw it, to the orders of the action that answers it, through the flow; a line each.
   A wait, a question and the end have no orders: there it is the job's move, and for the wait the stop of all ranks is in it.
-- ``next-rung``: from the fault that ends an attempt to the orders of the next one.
+- ``next-action``: from the fault that ends an attempt to the orders of the next one.
 - ``shrink-by-restart``: from the event until all ranks that are left have made a step, in new processes.
 - ``shrink``, ``grow``: the same in the processes that live, from the injection, and by how much the step with a newcomer comes later;
   this for jobs whose steps take next to nothing, and for such as rest 50 and 200 ms in each.
@@ -27,14 +27,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.actions import Actions, Times
 from benchmarks.chaos_run import Broken, ChaosRun, promises
 from benchmarks.havoc import KINDS
 from benchmarks.measuring import prefect, spread
-from benchmarks.rungs import Rungs, Times
 from benchmarks.steered import FlowEnded
 from benchmarks.widths import Widths
 
-KEYS: Final = ("orders", "next-rung", "shrink-by-restart", "shrink", "grow", "chaos")
+KEYS: Final = ("orders", "next-action", "shrink-by-restart", "shrink", "grow", "chaos")
 IN_PROCESS: Final = frozenset({"shrink", "grow"})
 ORDERS: Final = {"median": 0.15, "p99": 0.5}
 NEXT: Final = {"median": 0.2}
@@ -44,7 +44,7 @@ GROW: Final = {"median": 2.0}
 RESTS: Final = (0.0, 0.05, 0.2)
 """Seconds for which each step rests, in the jobs that grow: a pause is told in steps, and those of real jobs are not so short."""
 TURNS: Final = 4
-"""How often a job comes in a round to each rung that leaves it as it was."""
+"""How often a job comes in a round to each action that leaves it as it was."""
 
 
 def a_line(key: str, values: Sequence[float], goal: dict[str, float] | None, **details: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
@@ -55,10 +55,10 @@ def a_line(key: str, values: Sequence[float], goal: dict[str, float] | None, **d
 
 
 def actions(folder: Path, environment: dict[str, str], rounds: int, keys: set[str]) -> list[dict[str, Any]]:
-    """Measure every rung, in as many jobs as there are *rounds*."""
+    """Measure every action, in as many jobs as there are *rounds*."""
     times = Times()
     for number in range(rounds):
-        Rungs(folder / f"rungs-{number}", environment, times).play(TURNS)
+        Actions(folder / f"actions-{number}", environment, times).play(TURNS)
     for missed in times.missed:
         print(f"answered otherwise: {missed}", flush=True)
     found = [
@@ -71,11 +71,11 @@ def actions(folder: Path, environment: dict[str, str], rounds: int, keys: set[st
         )
         for action, values in times.orders.items()
     ]
-    following = [a_line(f"next-rung: {both}", values, NEXT) for both, values in times.following.items()]
+    following = [a_line(f"next-action: {both}", values, NEXT) for both, values in times.following.items()]
     every = [value for values in times.following.values() for value in values]
-    following += [a_line("next-rung: all", every, NEXT)] if every else []
+    following += [a_line("next-action: all", every, NEXT)] if every else []
     shrunk = [a_line("shrink-by-restart", times.shrunk, None)]
-    parts = {"orders": found, "next-rung": following, "shrink-by-restart": shrunk}
+    parts = {"orders": found, "next-action": following, "shrink-by-restart": shrunk}
     return [line for key, lines in parts.items() if key in keys for line in lines]
 
 
@@ -114,7 +114,7 @@ def main() -> int:
     """Measure, print, and write; return 1 when a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, one object a line")
-    parser.add_argument("--rounds", type=int, default=3, help="jobs that come to every rung")
+    parser.add_argument("--rounds", type=int, default=3, help="jobs that come to every action")
     parser.add_argument("--faults", type=int, default=200, help="faults of the chaos run")
     parser.add_argument("--seed", type=int, default=1, help="of the chaos run: the same seed draws the same faults in the same order")
     parser.add_argument("--kinds", nargs="+", default=[], choices=KINDS, metavar="KIND", help=f"of the chaos run; of {', '.join(KINDS)}")

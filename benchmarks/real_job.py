@@ -25,7 +25,7 @@ from holdfast.testing.chaos import Chaos, Placed
 SCRIPT: Final = ROOT / "benchmarks" / "train.py"
 RANKS: Final = 4
 SAVE_EVERY: Final = 5
-"""Steps between two checkpoints of those who need them: the same for torchrun and for the restart rung."""
+"""Steps between two checkpoints of those who need them: the same for torchrun and for the restart action."""
 QUIET: Final = 5
 """Steps without disturbance before a fault or a move."""
 

@@ -325,7 +325,7 @@ class ReplaceRanksTrouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrun:
-    """A recovery that did not bring the job to a step within its rung's deadline."""
+    """A recovery that did not bring the job to a step within its action's deadline."""
 
     at: float
     action: str

@@ -31,7 +31,7 @@ TAKE_OVER_FAILED: Final = kind(
         source="worker's report, agent's answer",
         level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.NONE,
-        action="the next rung is tried at once",
+        action="the next action is tried at once",
         reference="docs/architecture.md",
         unhealthy=LossSample(evidence=ReplaceRanksTrouble(node="n0", rank=0, at=0.0, why="no rank holds a whole copy of the state")),
         healthy=FINISHED,

@@ -138,7 +138,7 @@ START_FAILED: Final = kind(
         source="agent",
         level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
-        action="try the next rung: this node cannot run the job as it is",
+        action="try the next action: this node cannot run the job as it is",
         reference="https://man7.org/linux/man-pages/man2/execve.2.html",
         unhealthy=LossSample(evidence=StartTrouble(node="n0", at=0.0, why="[Errno 11] Resource temporarily unavailable", errno=11)),
         healthy=FINISHED,

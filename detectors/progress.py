@@ -121,12 +121,12 @@ NOT_ENDING: Final = kind(
 OVERRUN: Final = kind(
     FaultKind(
         id="recovery-overrun",
-        title="A recovery does not bring the job to a step within its rung's deadline",
+        title="A recovery does not bring the job to a step within its action's deadline",
         component="job",
         source="heartbeats",
         level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.PROCESS,
-        action="the next rung is tried at once; raise `deadlines` if the job needs longer to start",
+        action="the next action is tried at once; raise `deadlines` if the job needs longer to start",
         reference="docs/architecture.md",
         unhealthy=LossSample(
             evidence=Overrun(at=0.0, action="restart-in-place", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})

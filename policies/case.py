@@ -34,7 +34,7 @@ class RecoveryAction(StrEnum):
 
 
 IN_PROCESS: Final = frozenset({RecoveryAction.RETRY_STEP, RecoveryAction.TAKE_OVER, RecoveryAction.NARROW})
-"""Rungs at which the ranks that live stay in their processes."""
+"""Actions at which the ranks that live stay in their processes."""
 
 
 Copies = tuple[tuple[int, ...], ...]
@@ -122,7 +122,7 @@ class Case:
     least: int = 1
     past: tuple[PastRecovery, ...] = ()
     tried: tuple[RecoveryAction, ...] = ()
-    """Rungs that failed already in this incident."""
+    """Actions that failed already in this incident."""
     budget: RecoveryBudget = RecoveryBudget()
     barred: str = "the job's process groups are not Holdfast's own"
     """Why the ranks that live cannot be kept in their processes; empty when they can."""
@@ -217,12 +217,12 @@ class Case:
 
     @property
     def bad(self) -> tuple[str, ...]:
-        """Members that have to go at any rung above a restart in place: the unfit ones, or else the root fault's own."""
+        """Members that have to go at any action above a restart in place: the unfit ones, or else the root fault's own."""
         own = None if self.is_common else self.diagnosis.root.node
         return self.unfit or tuple(node for node in self.members if node == own)
 
     def failed(self, action: RecoveryAction) -> bool:
-        """Tell whether *rung* failed already in this incident; nodes lost since then are a new question."""
+        """Tell whether *action* failed already in this incident; nodes lost since then are a new question."""
         return action in self.tried and not self.lost
 
     def recent(self) -> list[PastRecovery]:

@@ -213,7 +213,7 @@ class FailTheJob:
     def __call__(self, case: Case) -> Decision | Pass:
         """End the job with a verdict."""
         tried = f" (tried: {', '.join(case.tried)})" if case.tried else ""
-        return Decision(action=RecoveryAction.GIVE_UP, reason=f"{case.reason}; no rung of the ladder is left{tried}")
+        return Decision(action=RecoveryAction.GIVE_UP, reason=f"{case.reason}; no recovery action is left{tried}")
 
 
 Rules = tuple[Rule, ...]
@@ -252,7 +252,7 @@ ORDERS: Final[dict[str, tuple[RecoveryAction, ...]]] = {
         RecoveryAction.WAIT_FOR_CAPACITY,
     ),
 }
-"""The rungs of each policy that has a name, in the order in which they are tried; giving up comes last by itself."""
+"""The actions of each policy that has a name, in the order in which they are tried; giving up comes last by itself."""
 
 NOTING: Final[dict[str, Noting]] = {
     "patient": (ExcuseWhenCorrelated(), LeaveWhenRecurring(times=6), LeaveWhenFlapping(times=8)),
@@ -262,7 +262,7 @@ NOTING: Final[dict[str, Noting]] = {
 
 
 def rules_of(order: tuple[RecoveryAction, ...], noting: Noting, bad_loss: GoBack = GoBack()) -> Rules:  # noqa: B008 (a value that nothing changes)
-    """Return the rules that try the rungs of *order*, each at most once named there.
+    """Return the rules that try the actions of *order*, each at most once named there.
 
     A node is replaced before anything is restarted only for what is surely its own; what may be the echo of another fault gets its restart
     first. A job that may shrink only after it has waited, or not at all, waits for its full width. A person is asked before sick nodes that

@@ -1,4 +1,4 @@
-"""A policy as a value: which rungs in which order, what the past counts for, how much faults ask for, budgets and deadlines."""
+"""A policy as a value: which actions in which order, what the past counts for, how much faults ask for, budgets and deadlines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BASE: Final = "balanced"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTimeouts:
-    """How many seconds each rung may take, from its orders to the first new step."""
+    """How many seconds each action may take, from its orders to the first new step."""
 
     retry_step: float = 20.0
     take_over: float = 20.0
@@ -32,7 +32,7 @@ class PolicyTimeouts:
     """For nodes to be there; once they are, the job has `replace_node`."""
 
     def of(self, action: RecoveryAction) -> float:
-        """Return the seconds that *rung* may take once its nodes are there; KeyError for giving up, which takes none."""
+        """Return the seconds that *action* may take once its nodes are there; KeyError for giving up, which takes none."""
         return {
             RecoveryAction.RETRY_STEP: self.retry_step,
             RecoveryAction.TAKE_OVER: self.take_over,

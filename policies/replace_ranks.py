@@ -103,7 +103,7 @@ def _told(found: tuple[Placement, ...]) -> str:
 
 
 def follows_last(case: Case, action: RecoveryAction) -> bool:
-    """Tell whether the last recovery was by *rung*, brought no new step, and this failure may be the script's own."""
+    """Tell whether the last recovery was by *action*, brought no new step, and this failure may be the script's own."""
     return follows_step(case.diagnosis.root.kind) and bool(case.past) and case.past[-1].action is action and not case.past[-1].gained
 
 

@@ -1,4 +1,4 @@
-"""The finest rung: nobody is lost, so the ranks build their groups anew and do the step again."""
+"""The finest action: nobody is lost, so the ranks build their groups anew and do the step again."""
 
 from __future__ import annotations
 

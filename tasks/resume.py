@@ -16,12 +16,12 @@ from tasks.monitor import see_begun
 from tasks.turn import Transition, step
 
 START_SECONDS: Final = 30.0
-"""How long an agent may take to answer the order to start workers, where the deadline of the rung leaves it so long."""
+"""How long an agent may take to answer the order to start workers, where the deadline of the action leaves it so long."""
 
 
 @step("resume", titles.resume)
 def resume(run: JobController) -> Transition:
-    """Start the workers and wait for the first new step, within the deadline of the rung."""
+    """Start the workers and wait for the first new step, within the deadline of the action."""
     incident = run.incident
     if incident is None:
         return Transition(Event.STARTED, "the flow before had seen the ranks at work, and died before it could say so")

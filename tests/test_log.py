@@ -20,7 +20,7 @@ from holdfast.log import convert, note, set_up
 {before}
 {set_up}()
 log = logging.getLogger("holdfast.test")
-note(log, "node.isolated", node="w1", because="a reason\\nof two lines", seconds=0.5)
+note(log, "node.isolated", node="w1", reason="a reason\\nof two lines", seconds=0.5)
 logging.getLogger("other").warning("words %d", 3)
 try:
     1 / 0

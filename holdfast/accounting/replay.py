@@ -30,7 +30,7 @@ NOT_KEPT: Final = "it was made before cases were kept"
 
 
 class ActionCost(NamedTuple):
-    """What recoveries by one rung took, from the fault to where the job had been."""
+    """What recoveries by one action took, from the fault to where the job had been."""
 
     seconds: float
     """Median, the rollback included."""
@@ -47,7 +47,7 @@ class Difference:
     kind: str
     at: float
     decided: str
-    """The rung on record."""
+    """The action on record."""
     decided_act: Mapping[str, Any]
     """Who left and came, where that is more than nothing."""
     decided_reason: str
@@ -74,7 +74,7 @@ class PolicyReplay:
     """Why a decision cannot be made again, and how many."""
     differences: Sequence[Difference]
     costs: Mapping[str, ActionCost]
-    """By rung."""
+    """By action."""
     weighings: int = 0
     """Decisions about slow ranks."""
     slow: Sequence[ReweighedStraggler] = ()
@@ -197,14 +197,14 @@ def _asked(session: Session, job: Job | None, since: float | None) -> Iterator[A
 
 @dataclass(slots=True)
 class _Pricing:
-    """What recoveries took, by rung: read when the first difference asks."""
+    """What recoveries took, by action: read when the first difference asks."""
 
     session: Session
     _costs: dict[str, ActionCost] | None = None
 
     @property
     def costs(self) -> dict[str, ActionCost]:
-        """Return the median of each rung, over all recoveries of the history that needed one decision."""
+        """Return the median of each action, over all recoveries of the history that needed one decision."""
         if self._costs is None:
             took = defaultdict[str, list[float]](list)
             for action, seconds in self.session.connection().execute(_single_recoveries()):
@@ -213,11 +213,11 @@ class _Pricing:
         return self._costs
 
     def difference(self, row: Any, action: RecoveryAction) -> tuple[float | None, str]:  # noqa: ANN401 (a row of several tables)
-        """Return the compute-hours that *rung* would have won in the incident of *row*, or none and why nobody can tell."""
+        """Return the compute-hours that *action* would have won in the incident of *row*, or none and why nobody can tell."""
         if RecoveryAction.GIVE_UP in {action, row.action}:
             return None, "the one ends the job, the other does not"
         if action == row.action:
-            return None, "the same rung, on other nodes"
+            return None, "the same action, on other nodes"
         if row.outcome != "recovered":
             return None, f"the incident {'is open' if row.outcome is None else 'did not end in a recovery'}"
         if action not in self.costs:
@@ -234,7 +234,7 @@ class _Pricing:
 
 
 def _single_recoveries() -> Any:  # noqa: ANN401 (SQLAlchemy's own type)
-    """Return the query for what each recovery took, by rung: those that needed one decision, as others went through several rungs."""
+    """Return the query for what each recovery took, by action: those that needed one decision, as others went through several actions."""
     once = sqlalchemy.select(col(Decision.incident_id)).group_by(col(Decision.incident_id)).having(func.count() == 1)
     took = (
         sqlalchemy.select(col(Phase.incident_id).label("incident"), func.sum(Phase.seconds).label("seconds"))

@@ -245,7 +245,7 @@ class Checks(Part):
 
 
 class Deadlines(Part):
-    """How long each rung of the recovery ladder may take; the next is tried at once after it. Empty: as long as the policy says."""
+    """How long each recovery action may take; the next is tried at once after it. Empty: as long as the policy says."""
 
     retry_step: PositiveDuration | None = Field(
         default=None, description="No rank is lost: build the groups anew and do the step again; else 20s."
@@ -317,7 +317,7 @@ class TrainingJob(Part):
     )
     limits: Limits = Field(default=Limits(), description="How long things may take before they count as a fault.")
     checks: Checks = Field(default=Checks(), description="What is looked at while training goes well.")
-    deadlines: Deadlines = Field(default=Deadlines(), description="How long each rung of the recovery may take.")
+    deadlines: Deadlines = Field(default=Deadlines(), description="How long each action of the recovery may take.")
     budget: Budget = Field(default=Budget(), description="How many recoveries the job may have.")
 
     @model_validator(mode="after")

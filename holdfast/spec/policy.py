@@ -42,12 +42,12 @@ def _level(level: object) -> object:
 
 
 def _action(action: str) -> str:
-    """Refuse what is no rung of the ladder."""
+    """Refuse what is no recovery action."""
     if action == RecoveryAction.GIVE_UP:
-        raise PydanticCustomError("action", "'{rung}' comes last by itself", {"action": action, "cure": "Leave it out"})
+        raise PydanticCustomError("action", "'{action}' comes last by itself", {"action": action, "cure": "Leave it out"})
     if action not in ACTIONS:
         cure = nearest(action, list(ACTIONS)) or f"Write one of {', '.join(ACTIONS)}"
-        raise PydanticCustomError("action", "no rung is called '{rung}'", {"action": shown(action), "cure": cure})
+        raise PydanticCustomError("action", "no action is called '{action}'", {"action": shown(action), "cure": cure})
     return action
 
 
@@ -139,7 +139,7 @@ class PolicyBudget(Budget):
 
 
 class PolicyDeadlines(Part):
-    """How long each rung may take; what the job file says goes before it."""
+    """How long each action may take; what the job file says goes before it."""
 
     retry_step: PositiveDuration | None = Field(default=None, description=Deadlines.model_fields["retry_step"].description)
     take_over: PositiveDuration | None = Field(default=None, description=Deadlines.model_fields["take_over"].description)
@@ -165,7 +165,7 @@ class PolicyFile(Part):
         description=f"What is tried, in this order, of {', '.join(f'`{action}`' for action in ACTIONS)}; giving up comes last by itself.",
     )
     budget: PolicyBudget = Field(default=PolicyBudget(), description="How many recoveries a job may have.")
-    deadlines: PolicyDeadlines = Field(default=PolicyDeadlines(), description="How long each rung may take.")
+    deadlines: PolicyDeadlines = Field(default=PolicyDeadlines(), description="How long each action may take.")
     common: CommonFault = Field(default=CommonFault(), description="The same fault on many nodes is no node's.")
     frequent: FrequentFault = Field(default=FrequentFault(), description="The same fault too often on one node.")
     flapping: FlappingFault = Field(default=FlappingFault(), description="A fault that comes and goes on one node.")
@@ -175,10 +175,10 @@ class PolicyFile(Part):
     @field_validator("actions")
     @classmethod
     def _each_once(cls, value: list[str] | None) -> list[str] | None:
-        """Refuse a rung that is there twice."""
+        """Refuse an action that is there twice."""
         twice = next((action for place, action in enumerate(value or ()) if action in (value or ())[:place]), None)
         if twice is not None:
-            raise PydanticCustomError("action", "'{rung}' is there twice", {"action": twice, "cure": "Keep one of them"})
+            raise PydanticCustomError("action", "'{action}' is there twice", {"action": twice, "cure": "Keep one of them"})
         return value
 
     @model_validator(mode="after")

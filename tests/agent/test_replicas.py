@@ -247,7 +247,7 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_only_whole_replicas(make: 
         "import sys\nfrom pathlib import Path\nfrom tests.agent.memory_rig import *\n"
         "class Place:\n"
         "    def __init__(self, path): self.vault, self._bell = Path(path), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
-        "    def ring(self): vault.ring(self.vault, self._bell)\n"
+        "    def ring(self): shared_memory.ring(self.vault, self._bell)\n"
         "writer, step = Writer(Place(sys.argv[1])), int(sys.argv[2])\n"
         "while True:\n    step += 1\n    data = noise(10 * 2**20, step)\n    writer.begin(step, data, lineage=step)\n"
         "    for end in range(2**20, 11 * 2**20, 2**20): writer.write(end - 2**20, end)\n"
@@ -330,7 +330,7 @@ from tests.agent.memory_rig import *
 class Place:
     vault = Path(os.environ["HOLDFAST_VAULT"])
     _bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    def ring(self): vault.ring(self.vault, self._bell)
+    def ring(self): shared_memory.ring(self.vault, self._bell)
 writer = Writer(Place(), rank=int(os.environ["RANK"]))
 step = 0
 while True:

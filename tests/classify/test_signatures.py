@@ -71,7 +71,7 @@ blame = "gpu"
 action = "look"
 healthy = "fine"
 """
-ROW = '[a-kind]\ntitle = "A thing"\nsick = "a thing"\n'
+ROW = '[a-kind]\ntitle = "A thing"\nunhealthy = "a thing"\n'
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_a_file_is_shown_with_what_differs_from_its_base(here: Command, tmp_path
     """Rules, levels and numbers that differ are marked, and told once more with what they were."""
     (tmp_path / "mine.yaml").write_text(MINE)
     marked = {line[1:].strip() for line in here("policy", "show", "mine.yaml").stdout.splitlines() if line.lstrip().startswith("*")}
-    assert any("LeaveWhenFrequent: have a node leave, while there are spares, at its incident number 2" in line for line in marked)
+    assert any("LeaveWhenRecurring: have a node leave, while there are spares, at its incident number 2" in line for line in marked)
     assert any("gpu-off-bus" in line and "restart-process (was: evict-now)" in line for line in marked)
     told = json.loads(here("policy", "show", "mine.yaml", "--json").stdout)
     assert told["differs"] == [
@@ -70,11 +70,11 @@ def test_check_tells_of_every_file_and_every_problem(here: Command, tmp_path: Pa
     assert done.returncode == 2
     assert "good.yaml: fine" in done.stdout
     assert "bad.yaml: 2 problems\n  levels.gpu-of-bus: line 1: no fault kind is called so. Did you mean 'gpu-off-bus'?\n" in done.stdout
-    assert "rungs[0]: line 2: no rung is called 'shrnk'. Did you mean 'shrink'?" in done.stdout
+    assert "actions[0]: line 2: no action is called 'shrnk'. Did you mean 'shrink'?" in done.stdout
     assert "none.yaml: 1 problem\n  file: does not exist" in done.stdout
     told = json.loads(here("policy", "check", "good.yaml", "bad.yaml", "--json").stdout)
     assert [one["ok"] for one in told] == [True, False]
-    assert told[1]["problems"][1]["field"] == "rungs[0]"
+    assert told[1]["problems"][1]["field"] == "actions[0]"
 
 
 def an_attempt(running: Author, one: Incident, seconds: float, action: str) -> Decision:
@@ -104,8 +104,8 @@ def test_explain_tells_each_attempt_its_rule_and_its_end(here: Command, running:
     for words in (
         "replace-node",
         "ReplaceNode(on_echo=True)",
-        "LeaveWhenFrequent: too often, the node leaves",
-        "RestartInPlace: n0 cannot hold ranks",
+        "LeaveWhenRecurring: too often, the node leaves",
+        "RestartWorkers: n0 cannot hold ranks",
         "/where/mine.yaml",
     ):
         assert words in text

@@ -68,7 +68,7 @@ def test_status_tells_of_nodes_that_are_thought_to_be_sick(here: Command, runnin
     }
     keep(book, cluster, told, [], {})
     text = here("status", "gpt-small").stdout
-    assert "n0 sick since" in text
+    assert "n0 unhealthy since" in text
     assert "n0 is not well" in text
     assert "n1 is not well" not in text
     assert "n2 is not well" not in text
@@ -201,7 +201,7 @@ def test_show_tells_what_was_seen_decided_and_how_long_it_took(here: Command, ru
         "310 ms",
         "ended by signal 9 (SIGKILL)",
         "because restart 1 of 3",
-        "passed over GiveUp()",
+        "passed over FailTheJob()",
     ):
         assert words in text
     for term in ("reschedule    (T1)", "communication (T2)", "load          (T3)", "warm-up       (T4)", "rollback      (T0)"):

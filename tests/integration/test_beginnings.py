@@ -1,4 +1,4 @@
-"""What ranks exchanged before their first step, under a real flow: a standby that becomes a rank holds it, or the next rung answers."""
+"""What ranks exchanged before their first step, under a real flow: a standby that becomes a rank holds it, or the next action answers."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_a_job_that_waits_too_long_is_given_up_with_the_reason(stage: Stage) -> 
     play = stage.play("gives-up", args=["--steps", "40"], nodes={"wanted": 3, "ranks": 1}, deadlines=deadlines)
     play.chaos.at_step(8, lambda: play.chaos.power_off(1))
     assert play.ends() == 1, play.log()
-    assert "no rung of the ladder is left" in play.reason()
+    assert "no recovery action is left" in play.reason()
     assert "wait-for-capacity" in play.reason()
 
 

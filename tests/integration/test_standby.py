@@ -141,16 +141,16 @@ def test_a_flow_that_stood_still_gives_no_order_once_a_standby_steers(stage: Sta
 STANDS_STILL = """\
 import os, signal
 from pathlib import Path
-from holdfast.agent.node.directory import NodePlace
+from holdfast.agent.node.directory import AgentDirectory
 
-def fence(self, *words, _fence=NodePlace.fence):
+def fence(self, *words, _fence=AgentDirectory.fence):
     flag = Path(os.environ["HOLDFAST_HOME"], "stood-still")
     if words and not flag.exists():  # of a job, the first time
         flag.touch()
         os.kill(os.getpid(), signal.SIGSTOP)
     return _fence(self, *words)
 
-NodePlace.fence = fence
+AgentDirectory.fence = fence
 """
 """What a flow imports first: it stands still between having asked whether it still holds the lease and ending what runs on a node."""
 

@@ -152,7 +152,7 @@ def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stag
     ],
 )
 def test_a_take_over_that_cannot_work_is_not_tried_again(stage: Stage, name: str, on: str, why: str) -> None:
-    """A worker says that it cannot go on, or each new process fails by itself: the next rung answers at once, and the history says why."""
+    """A worker says that it cannot go on, or each new process fails by itself: the next action follows at once; the history says why."""
     play = begun(stage, name, "--on", on, nodes=TWO)
     play.steps_to(10)
     play.chaos.kill(1)

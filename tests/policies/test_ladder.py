@@ -53,7 +53,7 @@ CASES: dict[str, Row] = {
     ),
     "the node's budget spent, a spare": (a_case(past=SPENT, spares=("s",)), all_say(REPLACE)),
     "another node's budget spent": (a_case(node="b", past=SPENT), all_say(IN_PLACE)),
-    "the node's budget spent by other rungs": (
+    "the node's budget spent by other actions": (
         a_case(past=tuple(a_recovery(REPLACE, "a") for _ in range(3))), all_say(IN_PLACE),
     ),
     "the node's budget spent before the window": (
@@ -236,7 +236,7 @@ def test_a_decision_repeats_the_verdict_and_counts() -> None:
     [
         ("three recoveries without a step", "3 recoveries in a row brought no new step; last: "),
         ("twenty recoveries within the hour", "20 recoveries within 3600 s are as many as the budget allows; last: "),
-        ("a wait that failed", "no rung of the ladder is left (tried: wait-for-capacity)"),
+        ("a wait that failed", "no recovery action is left (tried: wait-for-capacity)"),
         ("the user's error", "user-error of node a: what was seen"),
     ],
 )

@@ -75,7 +75,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_why_it_cannot_be_is_said(name: str) -> None:
-    """The next rung reads it, and so does a person."""
+    """The next action reads it, and so does a person."""
     case, why = REFUSALS[name]
     answer = ShrinkLive()(case)
     assert isinstance(answer, Pass), answer

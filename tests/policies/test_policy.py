@@ -1,4 +1,4 @@
-"""A policy as a value: its rungs, its levels and its budget decide, whatever the case came with."""
+"""A policy as a value: its actions, its levels and its budget decide, whatever the case came with."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_only_rungs_that_are_listed_are_tried_in_their_order() -> None:
 
 
 def test_a_job_that_must_not_shrink_waits_for_its_full_width() -> None:
-    """Fewer nodes are no answer where the policy has no such rung."""
+    """Fewer nodes are no answer where the policy has no such action."""
     never = Policy(name="p", order=tuple(action for action in ORDERS["balanced"] if action is not RecoveryAction.SHRINK))
     decision = never.decide(a_case("node-lost", lost="a", least=1)).decision
     assert (decision.action, decision.need) == (RecoveryAction.WAIT_FOR_CAPACITY, 3)

@@ -21,14 +21,14 @@ def why_not(case: Case) -> str:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_groups_that_broke_while_all_live_are_built_anew_and_nothing_else_happens(policy: str) -> None:
-    """The finest rung comes first, and moves nobody."""
+    """The finest action comes first, and moves nobody."""
     decision = decide(POLICIES[policy], a_loss("group-broken")).decision
     assert (decision.action, decision.seats, decision.drop) == (RecoveryAction.RETRY_STEP, (), ())
     assert "all 4 stay in their processes" in decision.reason
 
 
 def test_a_policy_may_have_a_hang_answered_by_a_retry_first() -> None:
-    """The rank that it names is spared once; the next rung replaces it."""
+    """The rank that it names is spared once; the next action replaces it."""
     levels = Levels(changed={"job-hang": RecommendedAction.RETRY_STEP})
     assert isinstance(RetryStep()(a_loss("job-hang", levels=levels)), Decision)
     answer = decide(POLICIES["balanced"], a_loss("job-hang", levels=levels, tried=(RecoveryAction.RETRY_STEP,)))
@@ -61,7 +61,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_step_is_not_done_again_where_that_cannot_help(name: str) -> None:
-    """The next rung reads why."""
+    """The next action reads why."""
     case, words = REFUSALS[name]
     assert words in why_not(case)
 

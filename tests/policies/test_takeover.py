@@ -114,7 +114,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_take_over_that_cannot_help_says_why(name: str) -> None:
-    """The next rung reads it, and so does a person."""
+    """The next action reads it, and so does a person."""
     case, why = REFUSALS[name]
     assert why in why_not(case)
 

@@ -63,7 +63,9 @@ def test_what_travels_is_the_readers_and_what_they_need() -> None:
     """Neither the catalogue nor the command line."""
     carried = set(sources()) - {"pynvml"}
     assert {"detectors.readings", "holdfast.probe.readers.collect", "holdfast.probe.readers.gpus"} <= carried
-    assert all(name.startswith(("holdfast.probe.readers", "detectors.")) or name in {"holdfast", "holdfast.probe", "detectors"} for name in carried)
+    assert all(
+        name.startswith(("holdfast.probe.readers", "detectors.")) or name in {"holdfast", "holdfast.probe", "detectors"} for name in carried
+    )
     assert not carried & {"detectors.catalogue", "holdfast.probe.readers.local", "holdfast.probe.readers.bundle"}
 
 

@@ -90,7 +90,7 @@ def test_a_job_that_fails_by_an_incident_is_one_notification() -> None:
     """However the news of both come in."""
     desk = Notifications(LAB)
     desk.opened(an_incident(), 0.0)
-    desk.moved("FAILED", "no rung is left")
+    desk.moved("FAILED", "no action is left")
     desk.closed(ended(outcome="gave-up", reason="the same again"), 1.0)
     assert desk.tick(PATIENCE) == []
     (told,) = desk.last(PATIENCE)

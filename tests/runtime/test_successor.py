@@ -24,7 +24,7 @@ MODULES = {
 PROGRAM = """
 import json, os, sys, sysconfig
 from holdfast.process import adopt_orphans
-from holdfast.runtime import successor
+from holdfast.runtime.process import successor
 
 folder, names = sys.argv[1], sys.argv[2:]
 sys.path.insert(0, folder)

@@ -24,7 +24,7 @@ from policies.policy import NAMED, PolicyTimeouts
 
 
 def test_a_file_says_where_it_differs_and_the_rest_is_the_bases(file: Any) -> None:
-    """Levels, rungs, thresholds, budget and deadlines, times in seconds."""
+    """Levels, actions, thresholds, budget and deadlines, times in seconds."""
     path = file(
         "based_on: patient\nlevels: {gpu-off-bus: evict-when-idle}\nactions: [restart-in-place, replace-node]\n"
         "budget: {in_place: 1, window: 2h}\ndeadlines: {shrink: 30s}\nfrequent: {times: 2}\ncommon: {share: 0.5}\nflapping: {apart: 0s}\n",
@@ -69,7 +69,7 @@ WRONG = {
     "levels.gpu-off-bus": ("line 4: 'evict-naw' is no level", "Did you mean 'evict-now'?"),
     "levels.worker-sigkill": ("line 5: at 'record' nobody would answer", "The least it may ask for is 'retry-step'"),
     "levels.node-lost": ("line 6: at 'watch' nobody would answer", "The least it may ask for is 'retry-step'"),
-    "actions[1]": ("line 7: no rung is called 'replace-nodes'", "Did you mean 'replace-node'?"),
+    "actions[1]": ("line 7: no action is called 'replace-nodes'", "Did you mean 'replace-node'?"),
     "actions[2]": ("line 7: 'give-up' comes last by itself", "Leave it out"),
     "budget.in_place": ("line 8: -1 is not greater than or equal to 0", "Raise it"),
     "budget.fruitles": ("line 8: unknown field", "Did you mean 'fruitless'?"),

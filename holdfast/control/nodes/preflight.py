@@ -116,7 +116,7 @@ class Preflight:
         now = time.time()
         for told in (looks.get(node), self._kept.get(node)):
             if told is not None and told.standing == NodeHealthState.UNHEALTHY and told.is_fresh(now):
-                return f"sick: {'; '.join(told.evidence[:2])}"
+                return f"unhealthy: {'; '.join(told.evidence[:2])}"
         if (failed := self._failed.get(node)) is not None:
             return f"failed the short burn-in: {failed}"
         return self.doubts(node) or self.cut_short(node)

@@ -89,7 +89,7 @@ GOT_ON: Final = "got_on"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryAttempt:
-    """One recovery that was decided: when, which rung, against which node, and the job's newest step ever at that time."""
+    """One recovery that was decided: when, which action, against which node, and the job's newest step ever at that time."""
 
     at: float
     action: RecoveryAction

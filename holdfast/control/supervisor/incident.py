@@ -52,7 +52,7 @@ class IncidentInWork:
     """When the agents of those among them that were looked at twice were last known to speak (wall clock)."""
     seconds: dict[str, float] = field(default_factory=dict)
     action_at: float = 0.0
-    """When the rung in work began."""
+    """When the action in work began."""
     takeovers: int = 0
     """Take-overs that were begun."""
     approved: set[str] = field(default_factory=set)
@@ -61,7 +61,7 @@ class IncidentInWork:
     """Why no take-over can answer this incident any more."""
 
     def note_order(self, recorder: Recorder) -> None:
-        """Record when the orders of a rung had gone out, and been answered: the incident's first, and those of every attempt."""
+        """Record when the orders of an action had gone out, and been answered: the incident's first, and those of every attempt."""
         now, facts = time.time(), self.row.facts or {}
         action = self.decision.action if self.decision is not None else ""
         self.row.facts = {**facts, "orders": [*facts.get("orders", ()), {"action": action, "at": now}]}

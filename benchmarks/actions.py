@@ -1,6 +1,6 @@
-"""How long the flow takes from an event to the orders of a rung that answers it, and from a rung that failed to the next one's.
+"""How long the flow takes from an event to the orders of an action that answers it, and from an action that failed to the next one's.
 
-One job under a real flow suffers one real fault after another; its policy file, which the flow reads anew, says before each which rung is
+One job under a real flow suffers one real fault after another; its policy file, which the flow reads anew, says before each which action is
 to answer. Times come from the history: `fault_at` is when the observer of a fault (agent or rank) saw it, orders count as sent when the
 agents have answered them. A wait, a question and the end have no orders: there it is the job's move.
 """
@@ -30,12 +30,12 @@ GENEROUS: Final = (
     "frequent: {times: 0, processes: 0}\nflapping: {times: 0}\ncommon: {nodes: 0, share: 0}\n"
 )
 ENDS: Final = {"wait-for-capacity": "WAITING", "ask-a-person": "WAITING", "give-up": "FAILED"}
-"""Rungs without orders, and the state that the job comes to."""
+"""Actions without orders, and the state that the job comes to."""
 
 
 @dataclass
 class Times:
-    """What was measured, in seconds, by rung; a failed rung is named with the one that followed it."""
+    """What was measured, in seconds, by action; a failed action is named with the one that followed it."""
 
     orders: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """From the event, as its observer saw it, to the orders."""
@@ -44,15 +44,15 @@ class Times:
     injected: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """The same from the injection."""
     following: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """From the fault that ended an attempt to the orders of the next rung."""
+    """From the fault that ended an attempt to the orders of the next action."""
     shrunk: list[float] = field(default_factory=list)
     """From the event until all ranks that are left have made a step."""
     missed: list[str] = field(default_factory=list)
-    """Faults that another rung answered than the one that was to."""
+    """Faults that another action answered than the one that was to."""
 
 
-class Rungs:
-    """One job that comes to every rung, some of them several times."""
+class Actions:
+    """One job that comes to every action, some of them several times."""
 
     def __init__(self, place: Path, environment: dict[str, str], times: Times) -> None:
         self.times, self.policy, self._runs = times, place / "policy.yaml", False
@@ -69,7 +69,7 @@ class Rungs:
         )
 
     def rule(self, *actions: str, more: str = "") -> None:
-        """Say which rungs there are from now on, none of the others is tried; return once that is in force."""
+        """Say which actions there are from now on, none of the others is tried; return once that is in force."""
         text, beside, before = f"{GENEROUS}actions: [{', '.join(actions)}]\n{more}", self.policy.with_suffix(".new"), self._in_force()
         if self.policy.exists() and self.policy.read_text() == text:
             return
@@ -85,7 +85,7 @@ class Rungs:
         return sum(IN_FORCE in one.text for one in queries.remarks(self.job.history, self.job.row.id))
 
     def play(self, turns: int) -> None:
-        """Come to every rung; to those that leave the job as it was *turns* times."""
+        """Come to every action; to those that leave the job as it was *turns* times."""
         job = self.job
         try:
             job.until(lambda: job.chaos.step() > 0 and job.at_work(), "the first step", seconds=180)
@@ -150,7 +150,7 @@ class Rungs:
         approvals.reply(self.job.history, asked.number, ApprovalAnswer(answer=KEEP, by="the benchmark"), now=time.time())
 
     def over(self) -> None:
-        """Leave the job no rung but the last."""
+        """Leave the job no action but the last."""
         self.rule("retry-step")
         self.answered("give-up", lambda: self.job.chaos.kill(1))
         self.job.ends()
@@ -158,7 +158,7 @@ class Rungs:
     # -- what came of it ----------------------------------------------------------------------------------------------
 
     def answered(self, action: str, act: Callable[[], float], then: Callable[[], None] = lambda: None) -> models.Incident:
-        """Do *act* to a job that is at work, wait for the end of the incident, and note its times; *rung* is to answer first."""
+        """Do *act* to a job that is at work, wait for the end of the incident, and note its times; *action* is to answer first."""
         job = self.job
         job.goes_on(QUIET)
         known, at = len(job.incidents()), act()
