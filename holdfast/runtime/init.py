@@ -86,5 +86,5 @@ def _assemble(made: MembershipManager) -> None:
     restart_script.hand_to(made.hear)
     if not comes_later:
         made.begin()
-    store = made.reached.replica_store("torch", default_pg_timeout) if made.reached is not None else dist.HashStore()
+    store = made.reached.prefixed("torch", default_pg_timeout) if made.reached is not None else dist.HashStore()
     dist.init_process_group(BACKEND, store=store, rank=made.generation.rank, world_size=made.generation.world)

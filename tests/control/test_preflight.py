@@ -40,8 +40,8 @@ def test_a_sick_node_comes_last_and_says_why(history: History) -> None:
     preflight = Preflight(CLUSTER, history)
     preflight.remember()
     assert preflight.by_worth(["node-0", "node-1", "node-2", "node-3"]) == ["node-1", "node-2", "node-3", "node-0"]
-    assert preflight.against("node-0") == "sick: gpu-off-bus: Xid 79"
-    assert preflight.news(["node-0", "node-1"]) == {"sick: gpu-off-bus: Xid 79": ["node-0"]}
+    assert preflight.against("node-0") == "unhealthy: gpu-off-bus: Xid 79"
+    assert preflight.news(["node-0", "node-1"]) == {"unhealthy: gpu-off-bus: Xid 79": ["node-0"]}
     assert preflight.news(["node-0", "node-1"]) == {}, "told once"
 
 

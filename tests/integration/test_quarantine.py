@@ -151,4 +151,4 @@ def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: 
     assert standings(stage) == {"node-2": "healthy", "node-3": "healthy"}
     assert "node-0 is left out: held by " in remarks(play)
     assert "new fan; `holdfast nodes release node-0 --reason ...` takes it back" in remarks(play)
-    assert "node-1 passed over: sick: gpu-off-bus: GPU 0: Xid 79" in remarks(play)
+    assert "node-1 passed over: unhealthy: gpu-off-bus: GPU 0: Xid 79" in remarks(play)

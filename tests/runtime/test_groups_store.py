@@ -126,19 +126,19 @@ def test_a_wait_ends_when_its_time_is_up(connect: Callable[..., KvStore]) -> Non
 def test_who_is_patient_waits_as_long_as_it_said_and_no_longer_than_it_makes_sense(connect: Callable[..., KvStore]) -> None:
     """Over the connection of one who is not; the end of a generation ends the waits of those before, and of no later ones."""
     store, other = connect(timedelta(milliseconds=30)), connect()
-    replica_store = dist.PrefixStore("replica_store", store.patiently(timedelta(seconds=60)))
+    prefixed = dist.PrefixStore("prefixed", store.patiently(timedelta(seconds=60)))
     with ThreadPoolExecutor(2) as hands:
-        value, never = hands.submit(replica_store.get, "value"), hands.submit(replica_store.get, "never")
+        value, never = hands.submit(prefixed.get, "value"), hands.submit(prefixed.get, "never")
         with pytest.raises(dist.DistStoreError):
-            store.get("shelf/value")
+            store.get("prefixed/value")
         assert not value.done()
-        other.set("shelf/value", "x")
+        other.set("prefixed/value", "x")
         assert value.result(10) == b"x"
         assert not never.done()
         store.end_patience("the flow has ended generation 1")
         with pytest.raises(dist.DistNetworkError, match="the flow has ended generation 1"):
             never.result(10)
-    assert store.patiently(timedelta(seconds=60)).get("shelf/value") == store.get("shelf/value") == b"x"
+    assert store.patiently(timedelta(seconds=60)).get("prefixed/value") == store.get("prefixed/value") == b"x"
 
 
 @pytest.mark.parametrize("end", ["ours", "the server's"])

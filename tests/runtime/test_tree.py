@@ -83,7 +83,7 @@ def test_code_is_refused(evil: Any) -> None:
 @pytest.mark.parametrize("state", [b"}X\x08\x00\x00\x00__name__X\x01\x00\x00\x00xs", b"N}X\x08\x00\x00\x00__name__X\x01\x00\x00\x00xs\x86"])
 def test_bytes_cannot_change_what_they_are_read_by(state: bytes) -> None:
     """A state for it is refused, and whatever comes next is read as before."""
-    data = b"q\x80\x04choldfast.runtime.tree\n_tensor\n" + state + b"b."
+    data = b"q\x80\x04choldfast.runtime.state.tree\n_tensor\n" + state + b"b."
     with pytest.raises(pickle.UnpicklingError, match="state"):
         tree.unpickled(data)
     assert torch.equal(tree.unpickled(tree.pickled(torch.ones(2))), torch.ones(2))

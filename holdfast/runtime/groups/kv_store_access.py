@@ -37,7 +37,7 @@ class ReachedStore:
         """Return this process's own address, as others reach it."""
         return self.place[0] if self.serving else self.root.host
 
-    def replica_store(self, name: str, patience: timedelta | None = None) -> dist.Store:
+    def prefixed(self, name: str, patience: timedelta | None = None) -> dist.Store:
         """Return a part of the store for one purpose in this generation; with *patience* for who waits so long for a value there."""
         return dist.PrefixStore(f"generation-{self.number}/{name}", self.root if patience is None else self.root.patiently(patience))
 

@@ -185,11 +185,11 @@ class MembershipManager:
 
         They are those who were others in the generation that this rank came into last: orders follow each other before one is carried out.
         """
-        replica_store, before = reached.replica_store("startup"), self.generation.incarnations
+        prefixed, before = reached.prefixed("startup"), self.generation.incarnations
         for rank, incarnation in generation.incarnations.items():
             if rank in self.records and incarnation != before.get(rank):
-                replica_store.set(f"record/{rank}", base64.b64encode(self.records[rank]).decode())
-        replica_store.set(f"told/{generation.rank}", "")
+                prefixed.set(f"record/{rank}", base64.b64encode(self.records[rank]).decode())
+        prefixed.set(f"told/{generation.rank}", "")
 
     def find_record(self) -> tuple[int, FirstExchanges | None]:
         """Return what the rank that this process becomes received before its first step, and the generation that is being come into.
@@ -233,15 +233,15 @@ class MembershipManager:
         """Wait in the store of *generation* for this rank's record, or for all who stay to have left what they have."""
         store, gave_up = self.stores.look(generation, self.gave_up(generation.number)), self.gave_up(generation.number)
         try:
-            replica_store = dist.PrefixStore(f"generation-{generation.number}/startup", store)
+            prefixed = dist.PrefixStore(f"generation-{generation.number}/startup", store)
             name = f"record/{generation.rank}"
             since = generation.incarnations[generation.rank]
             told = [f"told/{rank}" for rank in generation.ranks if generation.incarnations[rank] < since]
             began = time.monotonic()
             while True:
-                over = not told or bool(replica_store.check(told))  # asked first: a record is left before that
-                if replica_store.check([name]):
-                    return base64.b64decode(replica_store.get(name))
+                over = not told or bool(prefixed.check(told))  # asked first: a record is left before that
+                if prefixed.check([name]):
+                    return base64.b64decode(prefixed.get(name))
                 if over:
                     return None
                 if gave_up():
@@ -434,7 +434,7 @@ class MembershipManager:
         reached, members = over or self.reached, group.among(generation.ranks)
         assert reached is not None
         return build(
-            reached.replica_store("groups", group.timeout if first else None),
+            reached.prefixed("groups", group.timeout if first else None),
             f"group-{group.group_name}",
             members.index(generation.rank),
             len(members),
@@ -448,7 +448,7 @@ class MembershipManager:
         link().generation, link().rank = generation.number, generation.rank
         default = c10d._world.default_pg  # noqa: SLF001 (torch has no public way to give a group another store)
         if default is not None and self.reached is not None:
-            c10d._world.pg_map[default] = (BACKEND, self.reached.replica_store("torch", default_pg_timeout))  # noqa: SLF001
+            c10d._world.pg_map[default] = (BACKEND, self.reached.prefixed("torch", default_pg_timeout))  # noqa: SLF001
 
     def status(self, generation: GroupGeneration) -> dict[str, list[int | bool]]:
         """Return what must be known of each group to decide whether its connections stay: operations, broken, used."""

@@ -120,7 +120,7 @@ class LiveMigrations:
             self._meet(prepared, [generation.rank])
             return
         if generation.rank == min(stayers):
-            prepared.reached.replica_store("facts").set("facts", json.dumps(self._keeper.facts))
+            prepared.reached.prefixed("facts").set("facts", json.dumps(self._keeper.facts))
         for group in sorted(assembly.groups, key=lambda one: one.group_name):
             if generation.changed & set(group.everybody):
                 prepared.inners[group.group_name] = assembly.build(group, generation, prepared.reached)
@@ -204,8 +204,8 @@ class LiveMigrations:
         generation = GroupGeneration.of(order)
         assembly.connect(generation)
         assert assembly.reached is not None
-        replica_store = assembly.reached.replica_store("facts")
-        facts: dict[str, Any] = json.loads(assembly.patiently(lambda: replica_store.get("facts"), generation))
+        prefixed = assembly.reached.prefixed("facts")
+        facts: dict[str, Any] = json.loads(assembly.patiently(lambda: prefixed.get("facts"), generation))
         keeper.take_facts(generation, facts)
         inners = {}
         for group in sorted(assembly.groups, key=lambda one: one.group_name):

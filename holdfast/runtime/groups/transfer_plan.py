@@ -28,7 +28,7 @@ class TransferPlan:
         self._training, self._assembly, self._generation = training, assembly, generation
         reached = over or assembly.reached
         assert reached is not None
-        self._store, self._host = reached.replica_store("moving"), reached.host
+        self._store, self._host = reached.prefixed("moving"), reached.host
         self._temporary: list[BackendGroup] = []
 
     def move(self, plan: RestorePlan, lights: Mapping[int, Mapping[int, bytes]], take_light: Callable[[bytes], None]) -> tuple[int, float]:
