@@ -223,7 +223,7 @@ class Bench:
 
 
 def a_log(unhealthy: int) -> bytes:
-    """Return a log of 200,000 lines, one in *sick* of which is a fault: samples of the whole catalogue in turn, each at another time."""
+    """Return a log of 200,000 lines, one in *unhealthy* of which is a fault: samples of the whole catalogue in turn, at different times."""
     samples = [one.unhealthy.evidence.text for one in CATALOGUE.values() if isinstance(one.unhealthy.evidence, LogLine)]
     faults = itertools.cycle([text for text in samples if "\n" not in text])
     lines = (

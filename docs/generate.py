@@ -156,7 +156,7 @@ def faults_page() -> str:
         "# The fault catalogue\n",
         "Every kind of fault that Holdfast can name.",
         "The level is how much a fault asks for, the blame what it speaks against.",
-        "`holdfast faults show KIND` adds a sick and a healthy sample; `holdfast classify LOG` finds the kinds that are seen in logs.\n",
+        "`holdfast faults show KIND` adds an unhealthy and a healthy sample; `holdfast classify LOG` finds the kinds seen in logs.\n",
         table(("Area", "Kinds"), *((area, str(number)) for area, number in by_area().items())),
     ]
     for (area, component), kinds in groupby(by_place(), key=lambda one: (one.area, one.component)):

@@ -29,7 +29,7 @@ def _run_name() -> str:
 def cluster_health(
     cluster: Choice = THIS_MACHINE, deadline: PositiveFloat = DEADLINE, sweeps: PositiveInt = 1, every: PositiveFloat = 60.0
 ) -> FlowState:
-    """Find sick and silent nodes before a job lands on them.
+    """Find unhealthy and silent nodes before a job lands on them.
 
     Args:
         cluster: Whose nodes to look at: local:1 (the worker's machine), the name of a saved cluster, or the path of a cluster file.

@@ -265,8 +265,8 @@ def rules_of(order: tuple[RecoveryAction, ...], noting: Noting, bad_loss: GoBack
     """Return the rules that try the actions of *order*, each at most once named there.
 
     A node is replaced before anything is restarted only for what is surely its own; what may be the echo of another fault gets its restart
-    first. A job that may shrink only after it has waited, or not at all, waits for its full width. A person is asked before sick nodes that
-    still work are given up for a wait, or for good.
+    first. A job that may shrink only after it has waited, or not at all, waits for its full width. A person is asked before unhealthy nodes
+    that still work are given up for a wait, or for good.
     """
     fruitless = StopWithoutProgress(replace=RecoveryAction.REPLACE_NODE in order)
     rules: list[Rule] = [StopForUserError(), fruitless, StopWhenSpent(), *noting, bad_loss]

@@ -18,7 +18,7 @@ from detectors.thresholds import THRESHOLDS
 CLEAN: Final = 3
 """Looks in a row that have to show a node without a fault before that is thought over: so no verdict flaps."""
 HELD: Final = THRESHOLDS.recent
-"""Seconds for which a fault that makes a node sick is held against it at least, after it was last seen. Many such faults are a line of a
+"""Seconds for which a fault that makes a node unhealthy counts at least, after it was last seen. Many such faults are a line of a
 log and no state: their silence proves little. A single look judges the same time of the log, so both ways of looking agree."""
 FRESH: Final = 3600.0
 """Seconds for which a verdict speaks of now, where nobody has looked since."""

@@ -63,7 +63,7 @@ def _follows(fault: Fault, case: Case) -> bool:
 
 
 def places(case: Case, unhealthy: frozenset[int]) -> tuple[tuple[Placement, ...], frozenset[int]]:
-    """Find a place for every sick rank: a standby, in its role if there is one, else a fresh process on its own node.
+    """Find a place for every unhealthy rank: a standby, in its role if there is one, else a fresh process on its own node.
 
     Ranks whose nodes are gone have the first choice: for them there is nothing but standbys, and spare nodes. Return the places, and the
     ranks for which there is none.
@@ -125,7 +125,7 @@ class ReplaceRanks:
     """Take-overs in one incident: more are no recovery."""
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Answer when it is known who is sick, somebody lives, and every sick rank finds a place."""
+        """Answer when it is known who is unhealthy, somebody lives, and every unhealthy rank finds a place."""
         unhealthy = unhealthy_ranks(case)
         why = self._why_not(case, unhealthy)
         if why:
@@ -148,7 +148,7 @@ class ReplaceRanks:
             f"{case.takeovers} take-overs were begun in this incident already": case.takeovers >= self.most,
             own: bool(own),
             "tried already in this incident": not unhealthy and not IN_PROCESS.isdisjoint(case.tried),
-            "the faults do not name a rank that is sick": not unhealthy and root.kind != GROUP_BROKEN.id,
+            "the faults do not name a rank that is unhealthy": not unhealthy and root.kind != GROUP_BROKEN.id,
             "no rank is left whose state could be gone on with": len(unhealthy) >= ranks,
             "the last take-over brought no new step before this failure: it may follow the step": follows_last(
                 case, RecoveryAction.TAKE_OVER

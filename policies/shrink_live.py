@@ -95,7 +95,7 @@ class ShrinkLive:
             "the script does not share each step's batch out (`session.shares`): fewer ranks would see fewer samples": not case.copies,
             f"{case.takeovers} recoveries in living processes were begun in this incident already": case.takeovers >= self.most,
             "tried already in this incident": case.failed(RecoveryAction.NARROW),
-            "the faults do not name a rank that is sick": not unhealthy,
+            "the faults do not name a rank that is unhealthy": not unhealthy,
             "the last one brought no new step before this failure: it may follow the step": follows_last(case, RecoveryAction.NARROW),
         }
         return first_true(reasons)

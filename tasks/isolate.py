@@ -1,4 +1,4 @@
-"""Isolate: stop every rank at once and take what is sick out."""
+"""Isolate: stop every rank at once and take what is unhealthy out."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def reasons(nodes: Mapping[str, str]) -> Iterator[str]:
 
 
 def _missing(run: JobController, every: int, candidates: list[str]) -> int:
-    """Return how many more nodes to bring up: as many as there are too few, and for sick ones as long as there are better ones."""
+    """Return how many more nodes to bring up: as many as there are too few, and for unhealthy ones as long as there are better ones."""
     alive = run.fleet.alive()
     better = sum(not run.preflight.against(node) for node in candidates)
     unhealthy = sum(bool(run.preflight.against(node)) for node in alive)

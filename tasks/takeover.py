@@ -23,7 +23,7 @@ from tasks.turn import Transition
 
 
 def isolate(run: JobController, incident: IncidentInWork) -> Transition:
-    """Wake the ranks that live from whatever they wait for, and kill those that are sick; wait for neither."""
+    """Wake the ranks that live from whatever they wait for, and kill those that are unhealthy; wait for neither."""
     decision = incident.decision
     assert decision is not None
     unhealthy, alive = sorted({seat.rank for seat in decision.seats} | set(decision.vacate)), set(run.fleet.alive())
@@ -86,7 +86,7 @@ def give_up(run: JobController, incident: IncidentInWork, node: str) -> None:
 
 
 def reschedule(run: JobController, decision: Decision) -> Transition:
-    """Begin the next generation: who lives stays, the sick ranks go where the decision says."""
+    """Begin the next generation: who lives stays, the unhealthy ranks go where the decision says."""
     unhealthy = frozenset(seat.rank for seat in decision.seats)
     membership = membership_after(run.board.membership, decision.seats, decision.vacate)
     try:

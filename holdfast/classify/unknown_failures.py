@@ -71,7 +71,7 @@ class UnknownFailure:
             'blame = "none"',
             'action = ""',
             f"match = ['{pattern}']",
-            f"sick = {json.dumps(self.quote, ensure_ascii=False)}",
+            f"unhealthy = {json.dumps(self.quote, ensure_ascii=False)}",
         ))  # fmt: skip
 
 

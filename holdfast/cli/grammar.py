@@ -689,7 +689,7 @@ def add_address(name: str, address: str, everything: bool, lost_after: float | N
 
     ADDRESS is a web address that is sent JSON, that of Slack, Teams, Discord, PagerDuty, Opsgenie, Mattermost, Twilio or SendGrid, or
     any that Apprise knows, such as mailto://. `-` reads it from standard input, as it may be a secret. Prefect keeps it in the block
-    type that matches. By default it gets what needs a person: an incident that lasts, a question, a failed job, a quarantined or sick
+    type that matches. By default it gets what needs a person: an incident that lasts, a question, a failed job, a quarantined or unhealthy
     node, a job without a controller.
     """
     from holdfast.cli.commands.notify import add

@@ -22,7 +22,7 @@ class Kind:
 KINDS: Final = (
     Kind(name="detect", term="", meaning="from the fault to the flow knowing of it"),
     Kind(name="diagnose", term="", meaning="which fault is the root, and what to do"),
-    Kind(name="isolate", term="", meaning="stop the ranks, take sick nodes out"),
+    Kind(name="isolate", term="", meaning="stop the ranks, take unhealthy nodes out"),
     Kind(name="failed attempt", term="", meaning="a recovery that did not bring the job back"),
     Kind(name="wait", term="", meaning="nothing to do but wait for capacity"),
     Kind(name="reschedule", term="T1", meaning="place and start the ranks"),

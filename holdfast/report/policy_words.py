@@ -100,7 +100,7 @@ WORDS: Final[dict[type, Callable[[Any, Policy], str]]] = {
         f"go on with fewer nodes, not below `nodes.least`{_deadline(RecoveryAction.SHRINK)(policy)}"
     ),
     AskAPerson: lambda _rule, _policy: (
-        "a sick node still works, and too few would be left without it: ask a person, as long as the cluster's `quarantine.ask` says"
+        "an unhealthy node still works, and too few would be left without it: ask a person, as long as the cluster's `quarantine.ask` says"
     ),
     escalation.WaitForCapacity: _wait,
     escalation.RestartAgain: lambda _rule, _policy: (

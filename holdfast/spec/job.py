@@ -313,7 +313,7 @@ class TrainingJob(Part):
     )
     preflight: StrictBool = Field(
         default=True,
-        description="Whether nodes are looked at before ranks are put on them: sick ones are used only where there are no others.",
+        description="Whether nodes are looked at before ranks are put on them: unhealthy ones are used only where there are no others.",
     )
     limits: Limits = Field(default=Limits(), description="How long things may take before they count as a fault.")
     checks: Checks = Field(default=Checks(), description="What is looked at while training goes well.")

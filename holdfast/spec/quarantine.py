@@ -41,7 +41,7 @@ class Quarantine(Part):
         "30m",
         description="For so long a person is asked (`holdfast approve`, or the Prefect UI) before more than `share` of the cluster, or so "
         "many of a job's nodes that too few are left, are isolated. If nobody answers, the cluster's nodes stay, and the job waits for "
-        "others in place of its sick ones; 0: nobody is asked.",
+        "others in place of its unhealthy ones; 0: nobody is asked.",
     )
 
     @property

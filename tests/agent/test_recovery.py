@@ -149,7 +149,7 @@ def team(node: Node, flow: Flow) -> Team:
 
 
 def test_a_generation_that_is_abandoned_wakes_some_and_kills_others(team: Team) -> None:
-    """Whoever lives is told at once, the sick are killed by order, and nobody commits a checkpoint any more."""
+    """Whoever lives is told at once, the unhealthy are killed by order, and nobody commits a checkpoint any more."""
     team.train(0, 1, 2)
     os.kill(team.flow.pid(2), signal.SIGSTOP)
     assert team.leave_to_commit(0)["ok"]

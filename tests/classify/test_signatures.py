@@ -1,4 +1,4 @@
-"""Every kind that stands in logs: its sick sample is of that kind, its healthy one of none; and tables that cannot be used say why."""
+"""Every kind that stands in logs: its unhealthy sample is of that kind, its healthy one of none; and tables that cannot be used say why."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_sick_line_is_of_its_kind_and_a_healthy_one_of_none(name: str) -> None
 
 
 def test_the_fast_matcher_says_the_same_of_every_sample() -> None:
-    """All samples in one log, the sick ones at even places."""
+    """All samples in one log, the unhealthy ones at even places."""
     texts = [text for name in IN_LOGS for text in (words_of(CATALOGUE[name].unhealthy), words_of(CATALOGUE[name].healthy))]
     assert [(one.line, one.kind) for one in judge_lines("\n".join(texts))] == [(2 * at + 1, name) for at, name in enumerate(IN_LOGS)]
 

@@ -120,7 +120,7 @@ UNSEEN = {
 
 @pytest.mark.parametrize("case", UNSEEN)
 def test_nodes_that_cannot_be_seen_are_unknown(case: str, here: Command, tmp_path: Path) -> None:
-    """And not sick; the status is 1, as nobody knows that they are well."""
+    """And not unhealthy; the status is 1, as nobody knows that they are well."""
     text, reason, more = UNSEEN[case]
     (tmp_path / "cluster.yaml").write_text(text + "misses: 1\n")
     done = here("health", "cluster.yaml")

@@ -27,7 +27,7 @@ def kinds_seen(sample: LossSample) -> set[str]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_each_kind_sees_its_own_fault_and_no_other(name: str) -> None:
-    """A sick sample raises its own kind alone, its healthy twin does not raise it."""
+    """An unhealthy sample raises its own kind alone, its healthy twin does not raise it."""
     assert kinds_seen(CATALOGUE[name].unhealthy) == {name}
     healthy = CATALOGUE[name].healthy
     assert name not in kinds_seen(healthy)

@@ -160,7 +160,7 @@ def test_a_rung_that_failed_is_not_tried_again_while_no_node_was_lost(policy: st
 
 @given(A_POLICY, cases())
 def test_a_take_over_replaces_all_that_are_sick_and_nobody_else(policy: str, case: Case) -> None:
-    """Somebody lives on; each sick rank has one place, on a node that can hold it; no standby becomes two ranks."""
+    """Somebody lives on; each unhealthy rank has one place, on a node that can hold it; no standby becomes two ranks."""
     answer = decide(POLICIES[policy], case)
     case, decision = answer.case, answer.decision
     if decision.action is not RecoveryAction.TAKE_OVER:

@@ -131,7 +131,7 @@ def test_the_fourth_incident_of_one_kind_on_one_node_moves_it_out() -> None:
 
 
 def test_what_is_possible_decides_a_node_stays_where_no_spare_is() -> None:
-    """A sick place is better than none."""
+    """An unhealthy place is better than none."""
     case = again(10, 20, 30, least=1)
     assert "no spare is there" in passed(LeaveWhenRecurring(), case)
     assert decided("balanced", case).action is RecoveryAction.RESTART_IN_PLACE

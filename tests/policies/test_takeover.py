@@ -29,7 +29,7 @@ def a_loss(kind: str = "worker-sigkill", rank: int | None = 1, *beside: Fault, *
 
 
 def seats(case: Case) -> tuple[Placement, ...]:
-    """Return where the sick ranks go on."""
+    """Return where the unhealthy ranks go on."""
     answer = ReplaceRanks()(case)
     assert isinstance(answer, Decision), answer
     assert answer.action is RecoveryAction.TAKE_OVER

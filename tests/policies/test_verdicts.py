@@ -109,7 +109,7 @@ def test_counters_are_compared_with_the_look_before() -> None:
 
 
 def test_a_probe_that_could_not_be_carried_out_neither_condemns_nor_mends() -> None:
-    """A sick node stays sick; of a healthy one nobody knows any more."""
+    """An unhealthy node stays unhealthy; of a healthy one nobody knows any more."""
     bad = a_node(lines=(FATAL,))
     assert standings(bad, DARK, DARK) == ["unhealthy"] * 3
     assert standings(a_node(ssh=False), *[DARK] * (CLEAN + 1)) == ["degraded"] * (CLEAN + 2)
@@ -175,7 +175,7 @@ def test_a_first_look_that_is_not_well_is_told(found: Found) -> None:
 
 
 def test_a_fault_that_logs_told_of_keeps_its_weight_in_another_process() -> None:
-    """Who looks next may have read no signature yet: a sick node must not get better by that."""
+    """Who looks next may have read no signature yet: an unhealthy node must not get better by that."""
     made = "HealthFinding(kind='journal-aborted', part='p', quote='q', since=0.0, seen=0.0)"
     program = f"from policies.node_health import HealthFinding\nprint({made}.level)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -183,7 +183,7 @@ def test_a_fault_that_logs_told_of_keeps_its_weight_in_another_process() -> None
 
 
 def test_a_node_that_answers_again_is_not_said_to_be_free_of_what_is_held_against_it() -> None:
-    """It was sick, did not answer, and answers."""
+    """It was unhealthy, did not answer, and answers."""
     unhealthy = a_node(lines=(FATAL,))
     _, gone, again = story(unhealthy, AWAY, unhealthy)
     change = change_of(gone, again)

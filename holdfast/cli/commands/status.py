@@ -137,7 +137,7 @@ def _troubles(history: History, outlook: JobView) -> list[tuple[str, str]]:
 
 
 def _health(history: History, outlook: JobView) -> list[tuple[str, str]]:
-    """Say which of the job's nodes are thought to be sick or silent by who looks at them from outside."""
+    """Say which of the job's nodes are thought to be unhealthy or silent by who looks at them from outside."""
     if outlook.ended:
         return []
     told = verdicts(history, str(outlook.job.cluster.get("name")))
