@@ -178,7 +178,7 @@ class TimelineReader:
         moves = self._moves(job.id) if without else []
         found = []
         for one in rows:
-            back = _back_at(one, job.end)
+            back = back_at(one, job.end)
             found.append(
                 IncidentSpan(
                     id=one.id,
@@ -286,7 +286,7 @@ def _last_heard(session: Session, job: str) -> float | None:
     return max((at for at in (step, generation) if at is not None), default=None)
 
 
-def _back_at(incident: Any, end: float) -> float:  # noqa: ANN401 (some columns of an incident)
+def back_at(incident: Any, end: float) -> float:  # noqa: ANN401 (some columns of an incident)
     """Return when the job trained again, or the incident was over without that; one that is open lasts until the *end*."""
     if incident.downtime_s is not None:
         return float(incident.fault_at + incident.downtime_s)

@@ -13,6 +13,7 @@ import sqlalchemy
 from sqlmodel import col, select
 
 from holdfast.accounting.losses import FailureCosts, losses
+from holdfast.accounting.timeline_reader import back_at
 from holdfast.history import queries
 from holdfast.history.lease import flow_run_url
 from holdfast.history.models import (
@@ -118,9 +119,7 @@ class Story:
 
     def downtime(self, incident: Incident) -> float:
         """Return the seconds that an incident kept the job from training, until the end while it is open."""
-        if incident.downtime_s is not None:
-            return incident.downtime_s
-        return max(0.0, (self.end if incident.closed_at is None else incident.closed_at) - incident.fault_at)
+        return max(0.0, back_at(incident, self.end) - incident.fault_at)
 
 
 def gather(history: History, job: Job, *, now: float) -> Story:

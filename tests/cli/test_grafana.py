@@ -339,8 +339,8 @@ def queries() -> list[str]:
 
 def test_queries_ask_for_metrics_that_there_are(book: History) -> None:
     """By their names, and for a rate of counters only."""
-    ends = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
-    kinds = {one.name + end: one.kind for one in collect(book) for end in ends.get(one.kind, ("",))}
+    ends = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+    kinds = {one.name + end: one.type for one in collect(book) for end in ends.get(one.type, ("",))}
     for query in queries():
         asked = set(re.findall(r"\bholdfast_\w+", query))
         assert asked, query

@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from prometheus_client import Metric, generate_latest
+
 from holdfast.cli.output import hint, say_json
 from holdfast.errors import OperatorError
-from holdfast.history.store import History
-from holdfast.report.metrics.exposition import MetricFamily, text
-from holdfast.report.metrics.families import collect
-from holdfast.report.metrics.jobs import Accounts
+from holdfast.report.metrics.families import HistoryCollector
 from holdfast.report.metrics.serving import MetricsServer, write
 
 LOOPBACK: Final = "127.0.0.1"
@@ -31,41 +30,29 @@ class NoAddress(OperatorError):
 
 
 def metrics(serve: str | None, textfile: Path | None, *, as_json: bool) -> int:
-    """Print once, write a file, or answer scrapes until told to end."""
+    """Print once, write a file, or answer scrapes until a signal."""
+    collector = HistoryCollector()
     if serve is not None:
-        return _serve(serve)
-    history = History.open(create=False)
-    try:
-        found = collect(history)
-    finally:
-        history.close()
+        return _serve(serve, collector)
     if textfile is not None:
-        write(textfile, text(found))
+        write(textfile, collector)
     elif as_json:
-        say_json([_record(one) for one in found])
+        say_json([_record(one) for one in collector.collect()])
     else:
-        sys.stdout.write(text(found))
+        sys.stdout.write(generate_latest(collector).decode())
     return 0
 
 
-def _record(family: MetricFamily) -> dict[str, object]:
-    samples = [{"name": family.name + one.suffix, "labels": dict(one.labels), "value": one.value} for one in family.samples]
-    return {"name": family.name, "type": family.kind, "help": family.help, "samples": samples}
+def _record(family: Metric) -> dict[str, object]:
+    name = f"{family.name}_total" if family.type == "counter" else family.name  # as the text has it
+    samples = [{"name": one.name, "labels": one.labels, "value": float(one.value)} for one in family.samples]
+    return {"name": name, "type": family.type, "help": family.documentation, "samples": samples}
 
 
-def _serve(where: str) -> int:
+def _serve(where: str, collector: HistoryCollector) -> int:
     address = _address(where)
-    accounts = Accounts()
-
-    def tell() -> str:
-        history = History.open(create=False)  # each time: one that was away, or was put aside, is found again
-        try:
-            return text(collect(history, accounts))
-        finally:
-            history.close()
-
     try:
-        server = MetricsServer(address, tell)
+        server = MetricsServer(address, collector)
     except (OSError, OverflowError) as error:
         raise NoAddress(where, getattr(error, "strerror", None) or str(error)) from error
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

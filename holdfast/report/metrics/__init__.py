@@ -1,1 +1,1 @@
-"""Metrics for Prometheus, read from the history alone: `families` collects, `exposition` writes, `serving` answers scrapes."""
+"""Metrics for Prometheus, read from the history alone: `families` collects them for `prometheus_client`, `serving` answers scrapes."""

@@ -1,11 +1,14 @@
-"""All metrics at one moment."""
+"""All metrics at one moment, as a collector of `prometheus_client`."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
 from sqlalchemy import func
 from sqlmodel import Session, col, select
 
@@ -13,12 +16,29 @@ from holdfast import __version__
 from holdfast.history.models import LastLook, NodeMove, Question, ServiceMove
 from holdfast.history.store import History
 from holdfast.report.metrics import incidents, jobs
-from holdfast.report.metrics.exposition import MetricFamily
 from policies.node_states import NodeState
 from policies.states import State
 
 
-def collect(history: History, accounts: jobs.Accounts | None = None) -> list[MetricFamily]:
+class HistoryCollector:
+    """Reads all metrics from the history at each scrape: no sample is kept in this process."""
+
+    def __init__(self) -> None:
+        self._accounts = jobs.Accounts()
+        self._one_at_a_time = threading.Lock()
+        """Scrapers that come at once wait for each other: they share the accounts, and the history is read for one of them."""
+
+    def collect(self) -> list[Metric]:
+        """Return every family, as `prometheus_client` asks for them; raise `HoldfastError` where the history cannot be read."""
+        with self._one_at_a_time:
+            history = History.open(create=False)  # each time: one that was away, or was put aside, is found again
+            try:
+                return collect(history, self._accounts)
+            finally:
+                history.close()
+
+
+def collect(history: History, accounts: jobs.Accounts | None = None) -> list[Metric]:
     """Return every family, read from *history* now; *accounts* are kept from one call to the next by who calls often."""
     begin = time.monotonic()
     shown = jobs.shown(history, now=time.time())
@@ -27,44 +47,48 @@ def collect(history: History, accounts: jobs.Accounts | None = None) -> list[Met
         found += [*incidents.incidents(session, shown), *incidents.faults(session, shown), *jobs.checkpoints(history, session, shown)]
         found += [*_nodes(session), _approvals(session)]
     found += jobs.goodput(history, shown, accounts or jobs.Accounts())
-    took = MetricFamily("holdfast_collect_duration_seconds", "gauge", "Seconds that it took to read these metrics from the history.")
-    took.add(time.monotonic() - begin)
+    took = GaugeMetricFamily("holdfast_collect_duration_seconds", "Seconds that it took to read these metrics from the history.")
+    took.add_metric([], time.monotonic() - begin)
     return [*found, took]
 
 
-def _build() -> MetricFamily:
-    found = MetricFamily("holdfast_build_info", "gauge", "The version of Holdfast that serves these metrics.")
-    found.add(1, version=__version__)
+def _build() -> Metric:
+    found = GaugeMetricFamily("holdfast_build_info", "The version of Holdfast that serves these metrics.", labels=["version"])
+    found.add_metric([__version__], 1)
     return found
 
 
-def _by_state(shown: Sequence[jobs.JobMetrics]) -> MetricFamily:
+def _by_state(shown: Sequence[jobs.JobMetrics]) -> Metric:
     """Return how many jobs are in each state; those that ended long ago are not counted."""
-    found, counted = (
-        MetricFamily("holdfast_jobs", "gauge", "Jobs by state: live ones, and those that ended in the last seven days."),
-        Counter(one.state for one in shown),
-    )
+    found = GaugeMetricFamily("holdfast_jobs", "Jobs by state: live ones, and those that ended in the last seven days.", labels=["state"])
+    counted = Counter(one.state for one in shown)
     for state in State:
-        found.add(counted[state], state=state.lower())
+        found.add_metric([state.lower()], counted[state])
     return found
 
 
-def _nodes(session: Session) -> list[MetricFamily]:
+def _nodes(session: Session) -> list[Metric]:
     """Return how many nodes of each cluster are in each state and of each health, and which nodes are not healthy."""
-    states = MetricFamily("holdfast_nodes", "gauge", "Nodes that the history knows, by state: whether jobs may use them.")
-    apart = MetricFamily("holdfast_node_state", "gauge", "1 for the state of each node that is not healthy; a healthy node has no series.")
-    health = MetricFamily("holdfast_node_health", "gauge", "Nodes by health, as the last probe found it.")
+    states = GaugeMetricFamily(
+        "holdfast_nodes", "Nodes that the history knows, by state: whether jobs may use them.", labels=["cluster", "state"]
+    )
+    apart = GaugeMetricFamily(
+        "holdfast_node_state",
+        "1 for the state of each node that is not healthy; a healthy node has no series.",
+        labels=["cluster", "node", "state"],
+    )
+    health = GaugeMetricFamily("holdfast_node_health", "Nodes by health, as the last probe found it.", labels=["cluster", "health"])
     known = _node_states(session)
     counted = Counter((cluster, state) for (cluster, _), state in known.items())
     for cluster in sorted({cluster for cluster, _ in known}):
         for state in NodeState:
-            states.add(counted[cluster, state], cluster=cluster, state=state.value)
+            states.add_metric([cluster, state.value], counted[cluster, state])
     for (cluster, node), now in sorted(known.items()):
         if now != NodeState.HEALTHY:
-            apart.add(1, cluster=cluster, node=node, state=now)
+            apart.add_metric([cluster, node, now], 1)
     looks = Counter((row.cluster, str(row.verdict.get("standing", "unknown"))) for row in session.exec(select(LastLook)))
     for (cluster, standing), times in sorted(looks.items()):
-        health.add(times, cluster=cluster, health=standing)
+        health.add_metric([cluster, standing], times)
     return [states, apart, health]
 
 
@@ -87,7 +111,7 @@ def _node_states(session: Session) -> dict[tuple[str, str], str]:
     return known
 
 
-def _approvals(session: Session) -> MetricFamily:
-    found = MetricFamily("holdfast_approvals_pending", "gauge", "Approvals that wait for a person (`holdfast approve`).")
-    found.add(session.exec(select(func.count()).select_from(Question).where(col(Question.answered_at).is_(None))).one())
+def _approvals(session: Session) -> Metric:
+    found = GaugeMetricFamily("holdfast_approvals_pending", "Approvals that wait for a person (`holdfast approve`).")
+    found.add_metric([], session.exec(select(func.count()).select_from(Question).where(col(Question.answered_at).is_(None))).one())
     return found

@@ -11,18 +11,21 @@ How counters are made, so that `rate()` and `increase()` are right:
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from sqlalchemy import func
 from sqlmodel import Session, col
 
 from detectors.all_kinds import CATALOGUE
 from detectors.catalogue import Area, RecommendedAction
 from holdfast.history.models import Fault, Incident, Phase
-from holdfast.report.metrics.exposition import MetricFamily
-from holdfast.report.metrics.jobs import JobMetrics, columns
+from holdfast.report.metrics.jobs import JOB, JobMetrics, columns, counter_per_job, gauge_per_job
+from holdfast.report.metrics.samples import add_counts, add_histogram
 from holdfast.report.phases import KINDS
 from policies.case import RecoveryAction
 
@@ -35,20 +38,26 @@ OTHER: Final = "other"
 """The area of a fault kind that this version's catalogue does not have."""
 
 
-def incidents(session: Session, jobs: Sequence[JobMetrics]) -> list[MetricFamily]:
+def incidents(session: Session, jobs: Sequence[JobMetrics]) -> list[Metric]:
     """Return how many incidents each job had, how they ended, and what they cost."""
-    closed = MetricFamily("holdfast_incidents_total", "counter", "Closed incidents, by area of the root cause and by outcome.")
-    actions = MetricFamily("holdfast_recovery_actions_total", "counter", "Closed incidents, by the last recovery action that was taken.")
-    by_kind = MetricFamily("holdfast_incidents_by_kind", "gauge", "Closed incidents so far, by kind of the root cause.")
-    newest = MetricFamily(
-        "holdfast_last_incident_timestamp_seconds",
-        "gauge",
-        "When the newest closed incident of this kind, recovery action and outcome began, in seconds since 1970.",
+    closed = CounterMetricFamily(
+        "holdfast_incidents_total", "Closed incidents, by area of the root cause and by outcome.", labels=["job", "area", "outcome"]
     )
-    still = MetricFamily("holdfast_incidents_open", "gauge", "Open incidents.")
-    lost = MetricFamily("holdfast_lost_steps_total", "counter", "Steps that incidents rolled back, and that were computed again.")
-    down = MetricFamily("holdfast_recovery_seconds", "histogram", "Time from a fault to the first new step, of closed incidents.")
-    phases = MetricFamily("holdfast_downtime_seconds", "summary", "Time of recoveries by phase; rollback is what the lost steps had taken.")
+    actions = CounterMetricFamily(
+        "holdfast_recovery_actions_total", "Closed incidents, by the last recovery action that was taken.", labels=["job", "action"]
+    )
+    by_kind = GaugeMetricFamily("holdfast_incidents_by_kind", "Closed incidents so far, by kind of the root cause.", labels=["job", "kind"])
+    newest = GaugeMetricFamily(
+        "holdfast_last_incident_timestamp_seconds",
+        "When the newest closed incident of this kind, recovery action and outcome began, in seconds since 1970.",
+        labels=["job", "kind", "action", "outcome"],
+    )
+    still = gauge_per_job("holdfast_incidents_open", "Open incidents.")
+    lost = counter_per_job("holdfast_lost_steps_total", "Steps that incidents rolled back, and that were computed again.")
+    down = HistogramMetricFamily("holdfast_recovery_seconds", "Time from a fault to the first new step, of closed incidents.", labels=JOB)
+    phases = SummaryMetricFamily(
+        "holdfast_downtime_seconds", "Time of recoveries by phase; rollback is what the lost steps had taken.", labels=["job", "phase"]
+    )
     for one in jobs:
         name = one.job.name
         wanted = columns(Incident, one, "kind", "action", "outcome", "fault_at", "closed_at", "downtime_s", "steps_lost")
@@ -57,30 +66,34 @@ def incidents(session: Session, jobs: Sequence[JobMetrics]) -> list[MetricFamily
         areas = {area: Counter(row.outcome or OTHER for row in over if area_of(row.kind) == area) for area in (*Area, OTHER)}
         for area, outcomes in areas.items():
             if area != OTHER or outcomes:
-                closed.count(outcomes, OUTCOMES, "outcome", job=name, area=area)
-        actions.count(Counter(row.action or NO_ACTION for row in over), (*RecoveryAction, NO_ACTION), "action", job=name)
+                add_counts(closed, [name, area], outcomes, OUTCOMES)
+        add_counts(actions, [name], Counter(row.action or NO_ACTION for row in over), (*RecoveryAction, NO_ACTION))
         for kind, times in sorted(Counter(row.kind for row in over).items()):
-            by_kind.add(times, job=name, kind=kind)
+            by_kind.add_metric([name, kind], times)
         last: dict[tuple[str, str, str], float] = defaultdict(float)
         for row in over:
             labels = (row.kind, row.action or NO_ACTION, row.outcome or OTHER)
             last[labels] = max(last[labels], row.fault_at)
         for (kind, action, outcome), at in sorted(last.items()):
-            newest.add(at, job=name, kind=kind, action=action, outcome=outcome)
-        still.add(len(rows) - len(over), job=name)
-        lost.add(sum(row.steps_lost or 0 for row in rows), job=name)
-        down.observe([row.downtime_s for row in over if row.downtime_s is not None], BUCKETS, job=name)
+            newest.add_metric([name, kind, action, outcome], at)
+        still.add_metric([name], len(rows) - len(over))
+        lost.add_metric([name], sum(row.steps_lost or 0 for row in rows))
+        add_histogram(down, [name], [row.downtime_s for row in over if row.downtime_s is not None], BUCKETS)
         for phase, seconds in _by_phase(session, one).items():
-            phases.summarize(seconds, job=name, phase=phase)
+            phases.add_metric([name, phase], len(seconds), math.fsum(seconds))
     return [closed, actions, by_kind, newest, still, lost, down, phases]
 
 
-def faults(session: Session, jobs: Sequence[JobMetrics]) -> list[MetricFamily]:
+def faults(session: Session, jobs: Sequence[JobMetrics]) -> list[Metric]:
     """Return how many faults were seen at each job, and when last."""
-    seen = MetricFamily("holdfast_faults_total", "counter", "Faults seen, by level, whether they opened an incident or not.")
-    by_kind = MetricFamily("holdfast_faults_by_kind", "gauge", "Faults seen so far, by kind.")
-    newest = MetricFamily(
-        "holdfast_last_fault_timestamp_seconds", "gauge", "When the newest fault of this kind was seen, in seconds since 1970."
+    seen = CounterMetricFamily(
+        "holdfast_faults_total", "Faults seen, by level, whether they opened an incident or not.", labels=["job", "level"]
+    )
+    by_kind = GaugeMetricFamily("holdfast_faults_by_kind", "Faults seen so far, by kind.", labels=["job", "kind"])
+    newest = GaugeMetricFamily(
+        "holdfast_last_fault_timestamp_seconds",
+        "When the newest fault of this kind was seen, in seconds since 1970.",
+        labels=["job", "kind"],
     )
     for one in jobs:
         name = one.job.name
@@ -90,10 +103,10 @@ def faults(session: Session, jobs: Sequence[JobMetrics]) -> list[MetricFamily]:
             levels[level] += times
             kinds[kind] += times
             last[kind] = max(last[kind], at)
-        seen.count(levels, RecommendedAction, "level", job=name)
+        add_counts(seen, [name], levels, RecommendedAction)
         for kind in sorted(kinds):
-            by_kind.add(kinds[kind], job=name, kind=kind)
-            newest.add(last[kind], job=name, kind=kind)
+            by_kind.add_metric([name, kind], kinds[kind])
+            newest.add_metric([name, kind], last[kind])
     return [seen, by_kind, newest]
 
 

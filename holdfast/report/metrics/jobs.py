@@ -6,9 +6,12 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import sqlalchemy
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from sqlalchemy import func
 from sqlmodel import Session, col, select
 
@@ -19,9 +22,12 @@ from holdfast.history import queries
 from holdfast.history.lease import LEASE_SECONDS, holder_of
 from holdfast.history.models import Checkpoint, Job, Lease, Move
 from holdfast.history.store import History
-from holdfast.report.metrics.exposition import MetricFamily
+from holdfast.report.metrics.samples import add_counts, add_known
 from policies.states import State
 
+JOB: Final = ("job",)
+"""The labels of a metric that has one series for each job."""
+gauge_per_job, counter_per_job = partial(GaugeMetricFamily, labels=JOB), partial(CounterMetricFamily, labels=JOB)
 SHOWN_SECONDS: Final = 7 * 86400.0
 """A job has metrics for so long after its end: names that nobody uses any more would stay for ever."""
 PROBLEMS: Final = tuple(kind.id for kind in CATALOGUE.values() if (kind.component, kind.source) == ("checkpoint", "worker's report"))
@@ -95,61 +101,59 @@ def shown(history: History, *, now: float) -> list[JobMetrics]:
     return found
 
 
-def progress(history: History, jobs: Sequence[JobMetrics]) -> list[MetricFamily]:
+def progress(history: History, jobs: Sequence[JobMetrics]) -> list[Metric]:
     """Return the state of each job and how far it is."""
-    info = MetricFamily("holdfast_job_info", "gauge", "The newest run of a job: its id, and the cluster it runs on.")
-    states = MetricFamily("holdfast_job_state", "gauge", "1 for the state that the job is in, 0 for every other.")
-    since = MetricFamily("holdfast_job_state_timestamp_seconds", "gauge", "When the job entered its present state, in seconds since 1970.")
-    generation = MetricFamily("holdfast_job_generation", "gauge", "Number of the present generation; it grows with every recovery.")
-    ranks = MetricFamily("holdfast_job_ranks", "gauge", "Ranks of the present generation.")
-    full = MetricFamily("holdfast_job_full_ranks", "gauge", "Ranks of the job at its full size.")
-    step = MetricFamily("holdfast_job_step", "gauge", "Newest completed step.")
-    target = MetricFamily("holdfast_job_target_step", "gauge", "Step at which the script says it will end.")
-    stepped = MetricFamily("holdfast_job_step_timestamp_seconds", "gauge", "When the newest step was completed, in seconds since 1970.")
-    duration = MetricFamily("holdfast_job_step_duration_seconds", "gauge", "Duration of the newest step.")
-    loss = MetricFamily("holdfast_job_loss", "gauge", "Loss of the newest step.")
-    submitted = MetricFamily(
-        "holdfast_job_submitted_timestamp_seconds", "gauge", "When the newest run was submitted, in seconds since 1970."
+    info = GaugeMetricFamily(
+        "holdfast_job_info", "The newest run of a job: its id, and the cluster it runs on.", labels=["job", "run", "cluster"]
     )
+    states = GaugeMetricFamily("holdfast_job_state", "1 for the state that the job is in, 0 for every other.", labels=["job", "state"])
+    since = gauge_per_job("holdfast_job_state_timestamp_seconds", "When the job entered its present state, in seconds since 1970.")
+    generation = gauge_per_job("holdfast_job_generation", "Number of the present generation; it grows with every recovery.")
+    ranks = gauge_per_job("holdfast_job_ranks", "Ranks of the present generation.")
+    full = gauge_per_job("holdfast_job_full_ranks", "Ranks of the job at its full size.")
+    step = gauge_per_job("holdfast_job_step", "Newest completed step.")
+    target = gauge_per_job("holdfast_job_target_step", "Step at which the script says it will end.")
+    stepped = gauge_per_job("holdfast_job_step_timestamp_seconds", "When the newest step was completed, in seconds since 1970.")
+    duration = gauge_per_job("holdfast_job_step_duration_seconds", "Duration of the newest step.")
+    loss = gauge_per_job("holdfast_job_loss", "Loss of the newest step.")
+    submitted = gauge_per_job("holdfast_job_submitted_timestamp_seconds", "When the newest run was submitted, in seconds since 1970.")
     for one in jobs:
         name, newest = one.job.name, queries.newest_generation(history, one.job.id)
-        info.add(1, job=name, run=one.job.id, cluster=str(one.job.cluster.get("name", "")))
-        submitted.add(one.job.at, job=name)
-        since.add(one.since, job=name)
+        info.add_metric([name, one.job.id, str(one.job.cluster.get("name", ""))], 1)
+        submitted.add_metric([name], one.job.at)
+        since.add_metric([name], one.since)
         for state in State:
-            states.add(one.state == state, job=name, state=state.lower())
+            states.add_metric([name, state.lower()], one.state == state)
         if newest is not None:
-            generation.add(newest.number, job=name)
-            ranks.add(newest.world_size, job=name)
-            full.add((newest.facts or {}).get("width") or newest.world_size, job=name)
-            target.add(newest.until, job=name)
+            generation.add_metric([name], newest.number)
+            ranks.add_metric([name], newest.world_size)
+            full.add_metric([name], (newest.facts or {}).get("width") or newest.world_size)
+            add_known(target, [name], newest.until)
         last = queries.last_step(history, one.job.id)
         if last is not None:
-            step.add(last.step, job=name)
-            stepped.add(last.at, job=name)
-            duration.add(last.seconds, job=name)
-            loss.add(last.loss, job=name)
+            step.add_metric([name], last.step)
+            stepped.add_metric([name], last.at)
+            duration.add_metric([name], last.seconds)
+            add_known(loss, [name], last.loss)
     return [info, states, since, submitted, generation, ranks, full, step, target, stepped, duration, loss]
 
 
-def controllers(history: History, jobs: Sequence[JobMetrics]) -> list[MetricFamily]:
+def controllers(history: History, jobs: Sequence[JobMetrics]) -> list[Metric]:
     """Return whether each job that needs a controller has one."""
-    controlled = MetricFamily(
-        "holdfast_job_has_controller",
-        "gauge",
-        "1 while a flow holds the job's lease, 0 while none does; not of suspended or ended jobs.",
+    controlled = gauge_per_job(
+        "holdfast_job_has_controller", "1 while a flow holds the job's lease, 0 while none does; not of suspended or ended jobs."
     )
-    epoch = MetricFamily("holdfast_job_lease_epoch", "gauge", "How often the lease of the newest run has changed hands.")
-    renewed = MetricFamily(
-        "holdfast_job_lease_renewed_timestamp_seconds", "gauge", "When its holder last renewed the lease, in seconds since 1970."
+    epoch = gauge_per_job("holdfast_job_lease_epoch", "How often the lease of the newest run has changed hands.")
+    renewed = gauge_per_job(
+        "holdfast_job_lease_renewed_timestamp_seconds", "When its holder last renewed the lease, in seconds since 1970."
     )
     for one in [one for one in jobs if not one.ended and not one.suspended]:
-        controlled.add(holder_of(history, one.job.id) is not None, job=one.job.name)
+        controlled.add_metric([one.job.name], holder_of(history, one.job.id) is not None)
         with history.session() as session:
             lease = session.get(Lease, one.job.id)
         if lease is not None:
-            epoch.add(lease.epoch, job=one.job.name)
-            renewed.add(max(0.0, lease.expires_at - LEASE_SECONDS), job=one.job.name)
+            epoch.add_metric([one.job.name], lease.epoch)
+            renewed.add_metric([one.job.name], max(0.0, lease.expires_at - LEASE_SECONDS))
     return [controlled, epoch, renewed]
 
 
@@ -158,21 +162,23 @@ def columns(model: Any, one: JobMetrics, *names: str) -> sqlalchemy.Select[Any]:
     return sqlalchemy.select(*(col(getattr(model, name)) for name in names)).where(col(model.job_id).in_(one.runs))
 
 
-def checkpoints(history: History, session: Session, jobs: Sequence[JobMetrics]) -> list[MetricFamily]:
+def checkpoints(history: History, session: Session, jobs: Sequence[JobMetrics]) -> list[Metric]:
     """Return each job's checkpoints and in-memory snapshots, and what they cost."""
-    saved = MetricFamily("holdfast_checkpoints_total", "counter", "Complete checkpoints that were written.")
-    problems = MetricFamily("holdfast_checkpoint_problems_total", "counter", "Problems with checkpoints and in-memory snapshots, by kind.")
-    stood = MetricFamily("holdfast_checkpoint_stall_seconds_total", "counter", "Seconds for which training stopped for saves.")
-    beside = MetricFamily("holdfast_checkpoint_write_seconds_total", "counter", "Seconds of writing checkpoints while training went on.")
-    size = MetricFamily("holdfast_checkpoint_size_bytes", "gauge", "Size of the newest checkpoint.")
-    step = MetricFamily("holdfast_checkpoint_step", "gauge", "Step of the newest checkpoint.")
-    at = MetricFamily("holdfast_checkpoint_timestamp_seconds", "gauge", "When the newest checkpoint was completed, in seconds since 1970.")
-    old = MetricFamily("holdfast_snapshot_age_steps", "gauge", "Steps completed since the newest complete in-memory snapshot.")
-    cost = MetricFamily("holdfast_snapshot_cost_ratio", "gauge", "Share of the training time that in-memory snapshots cost, 0 to 1.")
-    overlapped = MetricFamily(
-        "holdfast_snapshot_overlapped_ratio", "gauge", "Share of the copying that took place while training waited anyway, 0 to 1."
+    saved = counter_per_job("holdfast_checkpoints_total", "Complete checkpoints that were written.")
+    problems = CounterMetricFamily(
+        "holdfast_checkpoint_problems_total", "Problems with checkpoints and in-memory snapshots, by kind.", labels=["job", "kind"]
     )
-    bytes_of = MetricFamily("holdfast_snapshot_size_bytes", "gauge", "Size of one in-memory snapshot of all ranks.")
+    stood = counter_per_job("holdfast_checkpoint_stall_seconds_total", "Seconds for which training stopped for saves.")
+    beside = counter_per_job("holdfast_checkpoint_write_seconds_total", "Seconds of writing checkpoints while training went on.")
+    size = gauge_per_job("holdfast_checkpoint_size_bytes", "Size of the newest checkpoint.")
+    step = gauge_per_job("holdfast_checkpoint_step", "Step of the newest checkpoint.")
+    at = gauge_per_job("holdfast_checkpoint_timestamp_seconds", "When the newest checkpoint was completed, in seconds since 1970.")
+    old = gauge_per_job("holdfast_snapshot_age_steps", "Steps completed since the newest complete in-memory snapshot.")
+    cost = gauge_per_job("holdfast_snapshot_cost_ratio", "Share of the training time that in-memory snapshots cost, 0 to 1.")
+    overlapped = gauge_per_job(
+        "holdfast_snapshot_overlapped_ratio", "Share of the copying that took place while training waited anyway, 0 to 1."
+    )
+    bytes_of = gauge_per_job("holdfast_snapshot_size_bytes", "Size of one in-memory snapshot of all ranks.")
     for one in jobs:
         name = one.job.name
         rows: Any = session.connection().execute(
@@ -182,39 +188,39 @@ def checkpoints(history: History, session: Session, jobs: Sequence[JobMetrics]) 
         )
         by_kind = {kind: (times, seconds or 0.0, written or 0.0) for kind, times, seconds, written in rows}
         times, seconds, written = by_kind.pop(None, (0, 0.0, 0.0))
-        saved.add(times, job=name)
-        stood.add(seconds, job=name)
-        beside.add(written, job=name)
-        problems.count({kind: count for kind, (count, *_) in by_kind.items()}, PROBLEMS, "kind", job=name)
+        saved.add_metric([name], times)
+        stood.add_metric([name], seconds)
+        beside.add_metric([name], written)
+        add_counts(problems, [name], {kind: count for kind, (count, *_) in by_kind.items()}, PROBLEMS)
         wanted = select(Checkpoint).where(col(Checkpoint.job_id) == one.job.id, col(Checkpoint.trouble).is_(None))
         newest = session.exec(wanted.order_by(col(Checkpoint.id).desc()).limit(1)).first()
         if newest is not None:
-            size.add(newest.size, job=name)
-            step.add(newest.step, job=name)
-            at.add(newest.at, job=name)
+            add_known(size, [name], newest.size)
+            add_known(step, [name], newest.step)
+            at.add_metric([name], newest.at)
         memory = queries.newest_snapshots(history, one.job.id)
         if memory is not None:
-            old.add(memory.age_steps, job=name)
-            cost.add(memory.cost, job=name)
-            overlapped.add(memory.hidden, job=name)
-            bytes_of.add(memory.size, job=name)
+            add_known(old, [name], memory.age_steps)
+            add_known(cost, [name], memory.cost)
+            add_known(overlapped, [name], memory.hidden)
+            add_known(bytes_of, [name], memory.size)
     return [saved, problems, stood, beside, size, step, at, old, cost, overlapped, bytes_of]
 
 
-def goodput(history: History, jobs: Sequence[JobMetrics], kept: Accounts) -> list[MetricFamily]:
+def goodput(history: History, jobs: Sequence[JobMetrics], kept: Accounts) -> list[Metric]:
     """Return how each job's newest run spent its time, as `holdfast cost` shows it."""
-    ettr = MetricFamily(
-        "holdfast_job_effective_training_time_ratio",
-        "gauge",
-        "Share of the time since the submission in steps that were kept (ETTR), 0 to 1.",
+    ettr = gauge_per_job(
+        "holdfast_job_effective_training_time_ratio", "Share of the time since the submission in steps that were kept (ETTR), 0 to 1."
     )
-    spent = MetricFamily(
-        "holdfast_job_time_seconds", "gauge", "Rank-seconds (node-seconds where ranks are not known) that the job held, by category."
+    spent = GaugeMetricFamily(
+        "holdfast_job_time_seconds",
+        "Rank-seconds (node-seconds where ranks are not known) that the job held, by category.",
+        labels=["job", "category"],
     )
     for one in jobs:
         found = kept.of(history, one)
-        ettr.add(found.ettr, job=one.job.name)
+        add_known(ettr, [one.job.name], found.ettr)
         for use in Use:
-            spent.add(found.ledger.sum(use).devices / SECOND, job=one.job.name, category=use.value.replace(" ", "_"))
+            spent.add_metric([one.job.name, use.value.replace(" ", "_")], found.ledger.sum(use).devices / SECOND)
     kept.forget_but(one.job.id for one in jobs)
     return [ettr, spent]
