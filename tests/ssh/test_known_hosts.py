@@ -11,9 +11,9 @@ from paramiko import PKey
 from detectors.evidence import Blind
 from detectors.readings import NodeReading
 from holdfast.cluster.ssh import known_hosts
-from holdfast.cluster.ssh.errors import Unasked
 from holdfast.cluster.ssh.known_hosts import KnownHosts, name_in_file
 from holdfast.errors import UnusableFile
+from holdfast.probe.remote.errors import Unasked
 from tests.ssh.conftest import Site
 from tests.ssh.sshd import key_at
 

@@ -15,9 +15,10 @@ from paramiko import PKey, Transport
 from holdfast.cluster.ssh.certificates import SUFFIX
 from holdfast.cluster.ssh.credentials import Keys, log_in
 from holdfast.cluster.ssh.endpoints import Endpoint
-from holdfast.cluster.ssh.errors import Unanswered, Unasked, of_channel, of_handshake, of_socket
+from holdfast.cluster.ssh.errors import of_channel, of_handshake, of_socket
 from holdfast.cluster.ssh.known_hosts import KnownHosts
 from holdfast.cluster.ssh.watchdog import Watchdog, in_time
+from holdfast.probe.remote.errors import Unanswered, Unasked
 
 LAZY: Final = 3600.0
 """Seconds between two idle rounds of a connection's thread. paramiko has it wake ten times a second, to see whether it is to end: that

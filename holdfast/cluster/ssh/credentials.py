@@ -14,9 +14,9 @@ import paramiko
 from paramiko import PKey
 from paramiko.pkey import PublicBlob
 
-from holdfast.cluster.ssh.errors import Unanswered, Unasked
 from holdfast.cluster.ssh.watchdog import in_time
 from holdfast.errors import UnusableFile
+from holdfast.probe.remote.errors import Unanswered, Unasked
 from holdfast.secrets import is_elsewhere, secret
 
 OWN_FILES: Final = ("id_ed25519", "id_ecdsa", "id_rsa")

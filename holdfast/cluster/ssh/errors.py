@@ -1,4 +1,4 @@
-"""Why a look at a node did not come about, and whom that speaks against."""
+"""What an error of a socket, a handshake or a channel says of a node, or of ourselves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import socket
 from typing import Final
 
 import paramiko
+
+from holdfast.probe.remote.errors import Unanswered, Unasked
 
 OURS: Final = frozenset(
     {
@@ -33,14 +35,6 @@ CURES: Final = {
 }
 CONNECT_FAILED: Final = 2
 """SSH_OPEN_CONNECT_FAILED of RFC 4254, 5.1: whom we asked for did not take the connection. Any other reason is the jump host's own."""
-
-
-class Unanswered(Exception):
-    """The node gave no answer: it speaks against the node when it happens again and again."""
-
-
-class Unasked(Exception):
-    """The probe could not be carried out: it speaks against nobody."""
 
 
 def of_socket(error: OSError, where: str) -> Unanswered | Unasked:
@@ -71,8 +65,3 @@ def of_channel(error: paramiko.ChannelException, where: str, jump: str) -> Unans
     if error.code == CONNECT_FAILED:
         return Unanswered(f"{where}, through {jump}: it takes no connection, or {jump} does not know where that is")
     return Unasked(f"jump host {jump} connects nobody to {where}: {error.text or error}. Allow `AllowTcpForwarding` there")
-
-
-def printable(words: bytes) -> str:
-    """Return what a node said as it may be shown: it may have said anything."""
-    return "".join(letter if letter.isprintable() else "?" for letter in words.decode("utf-8", "replace"))

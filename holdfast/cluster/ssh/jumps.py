@@ -11,7 +11,7 @@ import paramiko
 
 from holdfast.cluster.ssh.connection import Connection, Opener
 from holdfast.cluster.ssh.endpoints import Endpoint
-from holdfast.cluster.ssh.errors import Unanswered, Unasked
+from holdfast.probe.remote.errors import Unanswered, Unasked
 
 AGAIN: Final = 2.0
 """Seconds for which a jump host that could not be reached is not tried anew: all nodes behind it ask for it at once."""

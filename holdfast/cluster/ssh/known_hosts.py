@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 from paramiko import PKey
 
 from holdfast.cluster.ssh.certificates import Certificate
-from holdfast.cluster.ssh.errors import Unasked
 from holdfast.cluster.ssh.patterns import matches
 from holdfast.errors import UnusableFile
+from holdfast.probe.remote.errors import Unasked
 
 DEFAULT: Final = "~/.ssh/known_hosts"
 SITE: Final = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))

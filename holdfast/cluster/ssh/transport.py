@@ -11,8 +11,8 @@ import paramiko
 
 from holdfast.cluster.ssh.connection import Connection
 from holdfast.cluster.ssh.connector import Connector
-from holdfast.cluster.ssh.errors import Unanswered, Unasked, printable
 from holdfast.errors import NodeLost, NotAskable
+from holdfast.probe.remote.errors import Unanswered, Unasked, printable
 from holdfast.protocol import PROTOCOL
 from holdfast.spec import SshCluster
 

@@ -12,8 +12,8 @@ from paramiko import PKey
 
 from holdfast.cluster.ssh.connector import Connector
 from holdfast.cluster.ssh.endpoints import Endpoint
-from holdfast.cluster.ssh.errors import Unanswered, Unasked
 from holdfast.cluster.ssh.known_hosts import HostKeyStatus, KnownHosts
+from holdfast.probe.remote.errors import Unanswered, Unasked
 from holdfast.spec import SshCluster
 
 HANDS: Final = 64
