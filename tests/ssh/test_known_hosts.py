@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from paramiko import PKey
+from paramiko import HostKeys, PKey
+from paramiko.hostkeys import InvalidHostKey
 
 from detectors.evidence import Blind
 from detectors.readings import NodeReading
@@ -93,6 +94,23 @@ def test_what_is_no_line_is_left_out(tmp_path: Path, keys: tuple[PKey, PKey]) ->
     found.check("b", keys[0])
     with pytest.raises(Unasked, match="unknown host key"):
         found.check("c", keys[1])
+
+
+def test_paramiko_reads_less_of_a_file(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
+    """Why its `HostKeys` is not used: what it leaves out in silence is refused, or known, here."""
+    one, other = keys
+    plain = line("a", one) + line("a", other) + line("*.lab", one) + line("B.org", one)
+    found, theirs = known(tmp_path, plain), HostKeys(str(tmp_path / "known"))
+    found.check("a", other)
+    assert theirs.check("a", one)
+    assert not theirs.check("a", other), "of two keys of a type the first alone"
+    for name in ("x.lab", "b.org"):
+        found.check(name, one)
+        assert not theirs.check(name, one)
+    for more in ("@revoked " + line("*", other), "@cert-authority " + line("*", other), "|1|x|y" + line("", one), line("c ", one)):
+        known(tmp_path, plain + more).check("a", one)
+        with pytest.raises((AssertionError, ValueError, InvalidHostKey)):
+            HostKeys(str(tmp_path / "known")).check("b", one)
 
 
 def test_only_a_file_that_is_named_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ class SshInterpreter:
             # A shell of the node's own reads this line: the interpreter's name is of letters that no shell takes for its own (`Program`).
             self._channel.exec_command(f"exec {python} -I -c '{BOOT}'")
         except (paramiko.SSHException, EOFError, OSError) as error:
-            if lost := self.why_lost():
+            if lost := self.connection_error():
                 raise Unanswered(lost) from error
             raise Unasked(f"it let us in, and {done}: {str(error) or type(error).__name__}. See `MaxSessions` of its sshd") from error
 
@@ -50,7 +50,7 @@ class SshInterpreter:
         """Return what has come of its output; nothing at the end."""
         return self._channel.recv(size)
 
-    def complaint(self) -> bytes:
+    def stderr(self) -> bytes:
         """Return what it wrote to its standard error, as far as that was not returned yet."""
         said = bytearray()
         while self._channel.recv_stderr_ready():
@@ -62,7 +62,7 @@ class SshInterpreter:
         self._channel.status_event.wait(1.0)
         return self._channel.exit_status if self._channel.exit_status_ready() else None
 
-    def why_lost(self) -> str:
+    def connection_error(self) -> str:
         """Say that the connection ended; nothing where it lives."""
         return "" if self._connection.lives else f"the connection to {self._connection.door} ended before it answered"
 

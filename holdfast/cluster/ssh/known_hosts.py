@@ -1,4 +1,11 @@
-"""The keys of machines that we may trust, out of files in OpenSSH's format. They are read once; lines are added where a person says so."""
+"""The keys of machines that we may trust, out of files in OpenSSH's format. They are read once; lines are added where a person says so.
+
+paramiko's `HostKeys` reads such files too, and is no base for this. It knows no `@revoked` and no `@cert-authority`: one such line, one
+damaged hash, or two blanks between fields make it fail on the whole file. Of two keys of one type that a host has it takes the first alone.
+It has no patterns, takes capitals for other names, and skips keys of types that it does not know without a word: a host that shows another
+key would be unknown, not changed. Each lookup, and each line that is loaded, goes through all lines.
+`test_paramiko_reads_less_of_a_file` holds this.
+"""
 
 from __future__ import annotations
 

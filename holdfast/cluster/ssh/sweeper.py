@@ -137,7 +137,7 @@ class SshSweeper:
         with self._ways.watchdog.over(until + 0.5, connection.cut):  # for the calls that know no deadline; the others end by themselves
             if line.collector is None or not line.collector.lives:
                 interpreter = SshInterpreter(connection, line.target.python, until)
-                line.collector = RemoteProgram(interpreter, program(), until, fruit="look")
+                line.collector = RemoteProgram(interpreter, program(), until, expected="look")
             seconds = max(0.2, SHARE * (until - time.monotonic()))
             found = reading_of(line.collector.ask(until, node=line.target.node, seconds=seconds))
         return dataclasses.replace(found, node=line.target.node) if isinstance(found, NodeReading) else found

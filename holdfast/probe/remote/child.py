@@ -57,7 +57,7 @@ class ChildInterpreter:
         """Return what has come of its output; nothing at the end."""
         return self._socket.recv(size)
 
-    def complaint(self) -> bytes:
+    def stderr(self) -> bytes:
         """Return the end of what it wrote to its standard error. The child writes where the file stands, so that is left as it is."""
         if self._stderr.closed:
             return b""
@@ -70,7 +70,7 @@ class ChildInterpreter:
         except subprocess.TimeoutExpired:
             return None
 
-    def why_lost(self) -> str:
+    def connection_error(self) -> str:
         """Say nothing: no connection lies in between."""
         return ""
 

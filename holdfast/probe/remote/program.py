@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from holdfast.probe.remote.errors import Unanswered, Unasked, printable
 
-MOST: Final = 4 << 20
+MAX_BYTES: Final = 4 << 20
 """Bytes that an answer may have: a hundred times what a node with eight GPUs tells."""
 SHOWN: Final = 160
 NOT_FOUND: Final = 127
@@ -38,7 +38,7 @@ class Interpreter(Protocol):
         """Return what has come of its output; nothing at the end."""
         ...
 
-    def complaint(self) -> bytes:
+    def stderr(self) -> bytes:
         """Return what it wrote to its standard error, as far as that was not returned yet."""
         ...
 
@@ -46,7 +46,7 @@ class Interpreter(Protocol):
         """Return its exit status, below zero for a signal, after waiting for a moment; nothing where that is not known."""
         ...
 
-    def why_lost(self) -> str:
+    def connection_error(self) -> str:
         """Say why nothing reaches it any more; nothing where something may."""
         ...
 
@@ -57,11 +57,11 @@ class Interpreter(Protocol):
 class RemoteProgram:
     """A program on a node. One thread at a time may ask it, one question at a time."""
 
-    def __init__(self, interpreter: Interpreter, source: str, until: float, *, fruit: str = "answer") -> None:
-        """Send *source* by *until* (monotonic); *fruit* is what its answers are called when none comes. Raise `NoAnswer`."""
-        self._interpreter, self._fruit = interpreter, fruit
+    def __init__(self, interpreter: Interpreter, source: str, until: float, *, expected: str = "answer") -> None:
+        """Send *source* by *until* (monotonic); *expected* is what its answers are called when none comes. Raise `NoAnswer`."""
+        self._interpreter, self._expected = interpreter, expected
         self._mark = secrets.token_hex(8)
-        self._heard, self._noise = bytearray(), b""
+        self._received, self._noise = bytearray(), b""
         self._asked = 0
         text = source.encode()
         self._send(f"{len(text)}\n".encode() + text, until)
@@ -90,10 +90,10 @@ class RemoteProgram:
         try:
             line = self._line(f"{mark} ".encode(), until)
         except (EOFError, OSError) as error:
-            raise self._why(error) from error
+            raise self._error(error) from error
         try:
             return json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Unasked(f"its answer makes no sense: {printable(line[:SHOWN])}") from None
 
     def clock_offset(self, times: int, seconds: float, now: Callable[[], float] = time.time) -> tuple[float, float]:
@@ -104,8 +104,11 @@ class RemoteProgram:
         found = []
         for _ in range(times):
             at, began = now(), time.monotonic()
-            theirs = float(self.ask(began + seconds, do="time", seconds=seconds)["time"])
+            answer = self.ask(began + seconds, do="time", seconds=seconds)
             way = time.monotonic() - began
+            theirs = answer.get("time")
+            if not isinstance(theirs, int | float):
+                raise Unasked(f"its answer makes no sense: {str(answer)[:80]!r}")
             found.append((way / 2, theirs - (at + way / 2)))
         uncertain, ahead = min(found)
         return ahead, uncertain
@@ -119,16 +122,16 @@ class RemoteProgram:
             self._interpreter.settimeout(_left(until))
             self._interpreter.sendall(data)
         except (EOFError, OSError) as error:
-            raise self._why(error) from error
+            raise self._error(error) from error
 
     def _line(self, mark: bytes, until: float) -> bytes:
         """Return the rest of the line that begins with *mark*: what a login shell or an earlier question says besides is no answer."""
         seen, taken = 0, 0
         while True:
-            end = self._heard.find(b"\n", seen)
+            end = self._received.find(b"\n", seen)
             if end >= 0:
-                line = bytes(self._heard[:end])
-                del self._heard[: end + 1]
+                line = bytes(self._received[:end])
+                del self._received[: end + 1]
                 seen = 0
                 if line.startswith(mark):
                     return line[len(mark) :]
@@ -136,32 +139,34 @@ class RemoteProgram:
                 continue
             if time.monotonic() > until:  # somebody may talk all the time, and say nothing
                 raise TimeoutError
-            seen = len(self._heard)
+            seen = len(self._received)
             self._interpreter.settimeout(_left(until))
             data = self._interpreter.recv(1 << 16)
             taken += len(data)
             if not data:
                 raise EOFError
-            if taken > MOST:
-                raise Unasked(f"it answered with more than {MOST >> 20} MiB that is no {self._fruit}, ending in {printable(data[-SHOWN:])}")
-            self._heard += data
+            if taken > MAX_BYTES:
+                limit, end_of_it = f"{MAX_BYTES >> 20} MiB", printable(data[-SHOWN:])
+                raise Unasked(f"it answered with more than {limit} that is no {self._expected}, ending in {end_of_it}")
+            self._received += data
 
-    def _why(self, error: Exception) -> Unanswered | Unasked:
+    def _error(self, error: Exception) -> Unanswered | Unasked:
         """Return what it means that no answer came."""
-        if lost := self._interpreter.why_lost():
+        if lost := self._interpreter.connection_error():
             return Unanswered(lost)
         python = self._interpreter.python
         if isinstance(error, TimeoutError):
-            return Unasked(f"it let us in, and {python} gave no {self._fruit} in time{self._said()}: it hangs, or the node is overloaded")
+            late = f"{python} gave no {self._expected} in time{self._last_output()}"
+            return Unasked(f"it let us in, and {late}: it hangs, or the node is overloaded")
         status = self._interpreter.exit_status()
         if status == NOT_FOUND:
-            return Unasked(f"it has no {python}{self._said()}. Install it, or name another interpreter in `python`")
+            return Unasked(f"it has no {python}{self._last_output()}. Install it, or name another interpreter in `python`")
         ended = f"ended with status {status}" if status is not None and status >= 0 else "was ended"
-        return Unasked(f"{python} {ended} and gave no {self._fruit}{self._said()}")
+        return Unasked(f"{python} {ended} and gave no {self._expected}{self._last_output()}")
 
-    def _said(self) -> str:
+    def _last_output(self) -> str:
         """Return the last thing that it said instead."""
-        words = (bytes(self._heard) + self._interpreter.complaint()).strip() or self._noise
+        words = (bytes(self._received) + self._interpreter.stderr()).strip() or self._noise
         return f" ({printable(words.splitlines()[-1][-SHOWN:])})" if words else ""
 
 
