@@ -17,7 +17,7 @@ from holdfast.cluster.ssh.endpoints import Target
 from holdfast.cluster.ssh.interpreter import SshInterpreter
 from holdfast.probe.remote import bundle
 from holdfast.probe.remote.bundle import source_of
-from holdfast.probe.remote.errors import NoAnswer, Unanswered
+from holdfast.probe.remote.errors import NoAnswer, NodeUnreachable
 from holdfast.probe.remote.program import RemoteProgram
 from holdfast.spec import SshCluster
 
@@ -95,9 +95,9 @@ class Hosts:
             tell(target.node, "logging in")
             found = self._attempt(target, tell)
         except NoAnswer as error:
-            if isinstance(error, Unanswered):
+            if isinstance(error, NodeUnreachable):
                 self._ways.jumps.doubt(target.way)
-            found = {"failed": str(error), "cure": AWAY if isinstance(error, Unanswered) else ""}
+            found = {"failed": str(error), "cure": AWAY if isinstance(error, NodeUnreachable) else ""}
         outcome = _outcome(target.node, found, time.monotonic() - begun)
         tell(target.node, outcome.done)
         return outcome

@@ -8,7 +8,7 @@ from typing import Final, Self
 from holdfast.cluster.ssh.connector import Connector
 from holdfast.cluster.ssh.interpreter import SshInterpreter
 from holdfast.probe.burn_in.session import BurnInSession
-from holdfast.probe.remote.errors import NoAnswer, Unanswered
+from holdfast.probe.remote.errors import NoAnswer, NodeUnreachable
 from holdfast.spec import SshCluster
 
 DEADLINE: Final = 20.0
@@ -54,7 +54,7 @@ class SshBurnInConnections:
         target, until = self._targets[node], time.monotonic() + DEADLINE
         try:
             connection = self._ways.open(target, until)
-        except Unanswered:
+        except NodeUnreachable:
             self._ways.jumps.doubt(target.way)
             raise
         until = time.monotonic() + DEADLINE

@@ -9,7 +9,7 @@ import paramiko
 
 from holdfast.cluster.ssh.connection import Connection
 from holdfast.probe.remote.bundle import BOOT
-from holdfast.probe.remote.errors import Unanswered, Unasked
+from holdfast.probe.remote.errors import NodeUnreachable, ProbeFailed
 
 
 class SshInterpreter:
@@ -27,8 +27,8 @@ class SshInterpreter:
             self._channel.exec_command(f"exec {python} -I -c '{BOOT}'")
         except (paramiko.SSHException, EOFError, OSError) as error:
             if lost := self.connection_error():
-                raise Unanswered(lost) from error
-            raise Unasked(f"it let us in, and {done}: {str(error) or type(error).__name__}. See `MaxSessions` of its sshd") from error
+                raise NodeUnreachable(lost) from error
+            raise ProbeFailed(f"it let us in, and {done}: {str(error) or type(error).__name__}. See `MaxSessions` of its sshd") from error
 
     @property
     def lives(self) -> bool:

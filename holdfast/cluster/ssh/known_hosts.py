@@ -26,7 +26,7 @@ from paramiko import PKey
 from holdfast.cluster.ssh.certificates import Certificate
 from holdfast.cluster.ssh.patterns import matches
 from holdfast.errors import UnusableFile
-from holdfast.probe.remote.errors import Unasked
+from holdfast.probe.remote.errors import ProbeFailed
 
 DEFAULT: Final = "~/.ssh/known_hosts"
 SITE: Final = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))
@@ -110,10 +110,10 @@ class KnownHosts:
         return HostKeyStatus.CHANGED if known else HostKeyStatus.UNKNOWN
 
     def check(self, name: str, key: PKey) -> None:
-        """Raise `Unasked` when *key* is not one that is known to be the key of *name*."""
+        """Raise `ProbeFailed` when *key* is not one that is known to be the key of *name*."""
         standing = self.standing(name, key)
         if standing is not HostKeyStatus.TRUSTED:
-            raise Unasked(self.complaint(standing, name, key))
+            raise ProbeFailed(self.complaint(standing, name, key))
 
     def complaint(self, standing: HostKeyStatus, name: str, key: PKey) -> str:
         """Say why *key* is not trusted, and what is to be done."""

@@ -19,7 +19,7 @@ from holdfast.cluster.ssh.endpoints import Target
 from holdfast.cluster.ssh.interpreter import SshInterpreter
 from holdfast.probe.readers.bundle import program
 from holdfast.probe.readers.local import reading_of
-from holdfast.probe.remote.errors import NoAnswer, Unanswered, Unasked
+from holdfast.probe.remote.errors import NoAnswer, NodeUnreachable, ProbeFailed
 from holdfast.probe.remote.program import RemoteProgram
 from holdfast.spec import SshCluster
 
@@ -112,10 +112,10 @@ class SshSweeper:
         with line.busy:
             try:
                 found: Found = self._attempt(line, begun + deadline)
-            except Unasked as error:
+            except ProbeFailed as error:
                 line.cut()
                 found = Blind(str(error))
-            except Unanswered as error:
+            except NodeUnreachable as error:
                 line.cut()
                 self._ways.jumps.doubt(line.target.way)
                 found = Missed(times=line.misses + 1, why=str(error))

@@ -9,7 +9,7 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.errors import NotOutsideOfJobs
 from holdfast.probe.burn_in.session import BurnInSession
 from holdfast.probe.remote.child import ChildInterpreter
-from holdfast.probe.remote.errors import Unanswered
+from holdfast.probe.remote.errors import NodeUnreachable
 
 if TYPE_CHECKING:
     from holdfast.spec import Cluster, LocalCluster
@@ -95,5 +95,5 @@ class LocalBurnInConnections:
     def open(self, node: str) -> BurnInSession:
         """Start the program of checks."""
         if not self._source.answers(node):
-            raise Unanswered("it is switched off")
+            raise NodeUnreachable("it is switched off")
         return BurnInSession(node, ChildInterpreter(), nice=self._nice)

@@ -14,7 +14,7 @@ from holdfast.probe.burn_in.checks.traffic import BLOCK
 from holdfast.probe.burn_in.connections import BurnInConnections
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.session import BurnInSession
-from holdfast.probe.remote.errors import NoAnswer, Unasked
+from holdfast.probe.remote.errors import NoAnswer, ProbeFailed
 from policies.burn_in import OFFSET, UNCERTAIN, BurnInOutcome, held_against, outcome
 from policies.pair_schedule import PairTest, findings, next_round
 from policies.required_checks import Need
@@ -187,7 +187,7 @@ class BurnInRunner:
         mark = b.begin("serve", seconds=seconds, token=token, blocks=blocks, port=self.plan.port)
         told = b.answer(mark, until)
         if not isinstance(told, dict):  # it could not listen: the port is taken, say
-            raise Unasked(f"{b.node} could not listen: {told[0]['words'] if isinstance(told, list) and told else told}")
+            raise ProbeFailed(f"{b.node} could not listen: {told[0]['words'] if isinstance(told, list) and told else told}")
         host, port = self.posts.address(b.node), int(told["port"])
         if self.relay is not None:
             host, port = self.relay(b.node, a.node, port)

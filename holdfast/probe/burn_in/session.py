@@ -10,7 +10,7 @@ from typing import Any, Final
 from detectors.burn_in_results import Check, CheckMark, check_of
 from detectors.codec import Misshapen
 from holdfast.probe.burn_in.bundle import program
-from holdfast.probe.remote.errors import NoAnswer, Unasked
+from holdfast.probe.remote.errors import NoAnswer, ProbeFailed
 from holdfast.probe.remote.program import Interpreter, RemoteProgram
 
 START: Final = 30.0
@@ -54,7 +54,7 @@ class BurnInSession:
         try:
             return [check_of(one) for one in self.answer(mark, until)]
         except (Misshapen, TypeError) as error:
-            raise Unasked(f"its answer makes no sense: {error}") from error
+            raise ProbeFailed(f"its answer makes no sense: {error}") from error
 
     def answer(self, mark: str, until: float) -> Any:  # noqa: ANN401 (any JSON)
         """Return the next answer under *mark*, by *until* (monotonic)."""
@@ -77,4 +77,4 @@ def _named() -> Iterator[None]:
     try:
         yield
     except NoAnswer as error:
-        raise Unasked(f"the program of checks ended or could not be reached: {error}") from error
+        raise ProbeFailed(f"the program of checks ended or could not be reached: {error}") from error

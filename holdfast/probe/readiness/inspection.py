@@ -24,7 +24,7 @@ from holdfast.probe.readers.bundle import sources
 from holdfast.probe.readiness.finding import Facts, blind
 from holdfast.probe.remote import bundle
 from holdfast.probe.remote.bundle import source_of
-from holdfast.probe.remote.errors import NoAnswer, Unanswered
+from holdfast.probe.remote.errors import NoAnswer, NodeUnreachable
 from holdfast.probe.remote.program import RemoteProgram
 from holdfast.spec import SshCluster, TrainingJob
 
@@ -105,9 +105,9 @@ class Inspection:
             with self._ways.watchdog.over(time.monotonic() + LOGIN + 3 * LOOK + TORCH, connection.cut):
                 self._ask(facts, target, connection)
         except NoAnswer as error:
-            if isinstance(error, Unanswered):
+            if isinstance(error, NodeUnreachable):
                 self._ways.jumps.doubt(target.way)
-            facts.away, facts.cure = str(error), AWAY if isinstance(error, Unanswered) else ""
+            facts.away, facts.cure = str(error), AWAY if isinstance(error, NodeUnreachable) else ""
         return facts
 
     def _ask(self, facts: Facts, target: Target, connection: Connection) -> None:

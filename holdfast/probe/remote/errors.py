@@ -7,11 +7,11 @@ class NoAnswer(Exception):
     """A program on a node gave no answer."""
 
 
-class Unanswered(NoAnswer):
+class NodeUnreachable(NoAnswer):
     """The node gave no answer: it speaks against the node when it happens again and again."""
 
 
-class Unasked(NoAnswer):
+class ProbeFailed(NoAnswer):
     """The probe could not be carried out: it speaks against nobody."""
 
 

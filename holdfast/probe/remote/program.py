@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from holdfast.probe.remote.errors import Unanswered, Unasked, printable
+from holdfast.probe.remote.errors import NodeUnreachable, ProbeFailed, printable
 
 MAX_BYTES: Final = 4 << 20
 """Bytes that an answer may have: a hundred times what a node with eight GPUs tells."""
@@ -75,7 +75,7 @@ class RemoteProgram:
         """Return the object that answers *question*, by *until* (monotonic); raise `NoAnswer`."""
         answer = self.answer(self.begin(until, **question), until)
         if not isinstance(answer, dict):
-            raise Unasked(f"its answer makes no sense: {str(answer)[:80]!r}")
+            raise ProbeFailed(f"its answer makes no sense: {str(answer)[:80]!r}")
         return answer
 
     def begin(self, until: float, **question: object) -> str:
@@ -94,7 +94,7 @@ class RemoteProgram:
         try:
             return json.loads(line)
         except (ValueError, RecursionError):
-            raise Unasked(f"its answer makes no sense: {printable(line[:SHOWN])}") from None
+            raise ProbeFailed(f"its answer makes no sense: {printable(line[:SHOWN])}") from None
 
     def clock_offset(self, times: int, seconds: float, now: Callable[[], float] = time.time) -> tuple[float, float]:
         """Return by how many seconds the node's clock is ahead of *now*, and by how many that may be wrong: half of the quickest way.
@@ -108,7 +108,7 @@ class RemoteProgram:
             way = time.monotonic() - began
             theirs = answer.get("time")
             if not isinstance(theirs, int | float):
-                raise Unasked(f"its answer makes no sense: {str(answer)[:80]!r}")
+                raise ProbeFailed(f"its answer makes no sense: {str(answer)[:80]!r}")
             found.append((way / 2, theirs - (at + way / 2)))
         uncertain, ahead = min(found)
         return ahead, uncertain
@@ -147,22 +147,22 @@ class RemoteProgram:
                 raise EOFError
             if taken > MAX_BYTES:
                 limit, end_of_it = f"{MAX_BYTES >> 20} MiB", printable(data[-SHOWN:])
-                raise Unasked(f"it answered with more than {limit} that is no {self._expected}, ending in {end_of_it}")
+                raise ProbeFailed(f"it answered with more than {limit} that is no {self._expected}, ending in {end_of_it}")
             self._received += data
 
-    def _error(self, error: Exception) -> Unanswered | Unasked:
+    def _error(self, error: Exception) -> NodeUnreachable | ProbeFailed:
         """Return what it means that no answer came."""
         if lost := self._interpreter.connection_error():
-            return Unanswered(lost)
+            return NodeUnreachable(lost)
         python = self._interpreter.python
         if isinstance(error, TimeoutError):
             late = f"{python} gave no {self._expected} in time{self._last_output()}"
-            return Unasked(f"it let us in, and {late}: it hangs, or the node is overloaded")
+            return ProbeFailed(f"it let us in, and {late}: it hangs, or the node is overloaded")
         status = self._interpreter.exit_status()
         if status == NOT_FOUND:
-            return Unasked(f"it has no {python}{self._last_output()}. Install it, or name another interpreter in `python`")
+            return ProbeFailed(f"it has no {python}{self._last_output()}. Install it, or name another interpreter in `python`")
         ended = f"ended with status {status}" if status is not None and status >= 0 else "was ended"
-        return Unasked(f"{python} {ended} and gave no {self._expected}{self._last_output()}")
+        return ProbeFailed(f"{python} {ended} and gave no {self._expected}{self._last_output()}")
 
     def _last_output(self) -> str:
         """Return the last thing that it said instead."""
