@@ -57,7 +57,8 @@ ARROWS = (
     # What a user imports stands above everything else, under the one name that is certain to be ours.
     Arrow(of="holdfast.workflows", ours=("flows", "tasks", "policies", "detectors", "holdfast"), theirs=("*", "-torch")),
     Arrow(of="holdfast.agent", ours=("holdfast.agent", "holdfast.probe.readers", "detectors", *LEAVES)),
-    Arrow(of="holdfast.probe.readers", ours=("holdfast.probe.readers", "holdfast.source_tree", "detectors"), theirs=("pynvml",)),
+    Arrow(of="holdfast.probe.readers", ours=("holdfast.probe.readers", "holdfast.probe.remote", "detectors"), theirs=("pynvml",)),
+    Arrow(of="holdfast.probe.remote", ours=("holdfast.probe.remote", "holdfast.source_tree")),
     Arrow(of="holdfast.cluster.slurm.step_launcher", ours=("holdfast.cluster.slurm.step_launcher", *LEAVES)),
     Arrow(of="holdfast.probe.burn_in.checks", ours=("holdfast.probe.burn_in.checks", "holdfast.authenticated_listener", "detectors")),
     Arrow(

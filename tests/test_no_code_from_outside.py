@@ -32,7 +32,7 @@ RUNS = {"eval", "exec"}
 MAY_RUN = {
     "holdfast/runtime/process/fork_server.py": "the user's script, in its own worker",
     "holdfast/spec/python_file.py": "the user's job or cluster file, in the user's own process",
-    "holdfast/probe/readers/remote_import.py": "our own readers, sent over the connection that logged in to the node",
+    "holdfast/probe/remote/remote_main.py": "our own readers, sent over the connection that logged in to the node",
 }
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import base64
 import errno
-import json
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 from typing import Any, Final, Self
 
 from holdfast.bootstrap.wheel import NodeWheel
 from holdfast.cluster.ssh.connector import Connector
 from holdfast.cluster.ssh.endpoints import Target
-from holdfast.cluster.ssh.errors import Unanswered, Unasked
-from holdfast.cluster.ssh.remote_program import RemoteProgram
+from holdfast.cluster.ssh.interpreter import SshInterpreter
+from holdfast.probe.remote import bundle
+from holdfast.probe.remote.bundle import source_of
+from holdfast.probe.remote.errors import NoAnswer, NodeUnreachable
+from holdfast.probe.remote.program import RemoteProgram
 from holdfast.spec import SshCluster
 
 HANDS: Final = 32
@@ -42,12 +44,10 @@ CURES: Final = {
 }
 ELSE: Final = "Mend that there, or name another folder in `directory`"
 AWAY: Final = "See that it is on, and that its SSH server can be reached from here"
-GUARD: Final = """import sys
-if sys.version_info < (3, 7):
-    sys.exit("its interpreter is Python %d.%d, jobs need 3.11 or newer" % sys.version_info[:2])
-exec(compile({!r}, "<holdfast bootstrap>", "exec"))
-"""
-"""Says so where not even the grammar of what follows is known."""
+INSTALLER: Final = "holdfast.bootstrap.installer"
+GRAMMAR: Final = (3, 7)
+"""What the installer needs to say itself that the interpreter is too old."""
+REFUSAL: Final = "its interpreter is Python %d.%d, jobs need 3.11 or newer"
 PYTHON: Final = "Name a newer one in `python` of the cluster file"
 
 
@@ -94,10 +94,10 @@ class Hosts:
         try:
             tell(target.node, "logging in")
             found = self._attempt(target, tell)
-        except (Unanswered, Unasked) as error:
-            if isinstance(error, Unanswered):
+        except NoAnswer as error:
+            if isinstance(error, NodeUnreachable):
                 self._ways.jumps.doubt(target.way)
-            found = {"failed": str(error), "cure": AWAY if isinstance(error, Unanswered) else ""}
+            found = {"failed": str(error), "cure": AWAY if isinstance(error, NodeUnreachable) else ""}
         outcome = _outcome(target.node, found, time.monotonic() - begun)
         tell(target.node, outcome.done)
         return outcome
@@ -107,7 +107,7 @@ class Hosts:
         try:
             with self._ways.watchdog.over(time.monotonic() + LOGIN + WORK, connection.cut):
                 until = time.monotonic() + LOGIN
-                program = RemoteProgram(connection, target.python, source(), until)
+                program = RemoteProgram(SshInterpreter(connection, target.python, until), source(), until)
                 asked = {
                     "digest": self._wheel.digest,
                     "version": self._wheel.version,
@@ -115,32 +115,22 @@ class Hosts:
                     "oldest": OLDEST,
                 }
                 tell(target.node, "looking")
-                found = _read(program.ask(until, do="look", **asked))
+                found = program.ask(until, do="look", **asked)
                 if found.get("whole"):
                     return {**found, "done": "kept"}
                 if "failed" in found:
                     return {"cure": PYTHON, **found}
                 tell(target.node, "installing")
                 wheel = base64.b64encode(self._wheel.data).decode()
-                return _read(program.ask(time.monotonic() + WORK, do="install", seconds=WORK / 2, proof=PROOF, wheel=wheel, **asked))
+                return program.ask(time.monotonic() + WORK, do="install", seconds=WORK / 2, proof=PROOF, wheel=wheel, **asked)
         finally:
             connection.cut()
 
 
+@cache
 def source() -> str:
     """Return the source of the program that sets up the node that it runs on."""
-    text = Path(__file__).with_name("installer.py").read_text(encoding="utf-8") + "\n\nserve()\n"
-    return GUARD.format(text)
-
-
-def _read(answer: str) -> dict[str, Any]:
-    try:
-        told = json.loads(answer)
-    except ValueError:
-        told = None
-    if not isinstance(told, dict):
-        raise Unasked(f"its answer makes no sense: {answer[:80]!r}")
-    return told
+    return bundle.program({INSTALLER: source_of(INSTALLER)}, INSTALLER, oldest=GRAMMAR, refusal=REFUSAL)
 
 
 def _outcome(node: str, found: dict[str, Any], seconds: float) -> HostOutcome:

@@ -1,7 +1,7 @@
 """What runs on a node to set it up: it makes an environment of the interpreter that runs it, and unpacks the wheel into it.
 
 Its source travels to the node as text, to whatever `python3` is there: it uses nothing of ours, and before it has said that the
-interpreter is too old nothing that Python 3.7 does not have. One line of JSON asks, one answers after the question's `mark`.
+interpreter is too old nothing that Python 3.7 does not have.
 
     DIRECTORY/env                 link to the environment in use; changed in one step
     DIRECTORY/envs/VERSION-...    one for each wheel and interpreter; agents that run in an older one keep it
@@ -19,7 +19,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import site
 import subprocess
 import sys
@@ -31,25 +30,16 @@ from typing import Any
 
 KEPT = 2
 """Older environments that stay although nobody on this node runs in them: a node that shares the folder may."""
-IDLE = 900
 PROBE_SECONDS = 60.0
 LENT = "holdfast_node_lent.pth"
 
 
-def serve() -> None:
-    """Answer questions until there are no more."""
-    while True:
-        signal.alarm(IDLE)
-        line = sys.stdin.buffer.readline()
-        if not line:
-            return
-        asked = json.loads(line.decode())
-        try:
-            answer = act(asked)
-        except OSError as error:
-            answer = {"failed": f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", "errno": error.errno}
-        sys.stdout.write(f"{asked['mark']} {json.dumps(answer)}\n")
-        sys.stdout.flush()
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """Do what is *asked*; where the node refuses it, say how."""
+    try:
+        return act(asked)
+    except OSError as error:
+        return {"failed": f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", "errno": error.errno}
 
 
 def act(asked: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.probe.burn_in.connections import LocalBurnInConnections, open_posts
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.runner import BurnInRunner
-from holdfast.probe.burn_in.session import BurnInSession, Silent
+from holdfast.probe.burn_in.session import BurnInSession
+from holdfast.probe.remote.errors import NoAnswer
 from holdfast.spec import LocalCluster, cluster_of
 from policies.burn_in import BurnInOutcome
 from tests.burn_in.relay import Relay, Spoil, cut, flip, slow
@@ -157,7 +158,7 @@ def test_a_node_that_is_off_neither_passes_nor_fails(cluster: Callable[..., Loca
 def test_torch_that_is_missing_is_told_and_is_no_pass(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:
     """The node's python has none: the words say so, and the rest decides."""
     hidden = "import sys;sys.modules['torch']=None;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
-    monkeypatch.setattr("holdfast.probe.burn_in.connections.BOOT", hidden)
+    monkeypatch.setattr("holdfast.probe.remote.child.BOOT", hidden)
     found = tried(cluster(burn_in={"torch": True}), ["node-0"], ["node-1"])["node-0"]
     assert check(found, "matrix").mark is CheckMark.SKIPPED
     assert "its python3 has no torch" in check(found, "matrix").words
@@ -205,6 +206,6 @@ def test_a_check_whose_process_is_killed_is_blind(post: BurnInSession) -> None:
 
 def test_a_program_that_does_not_come_up_is_silent(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:
     """With its last words."""
-    monkeypatch.setattr("holdfast.probe.burn_in.connections.BOOT", "raise SystemExit('no room')")
-    with pytest.raises(Silent, match="no room"):
+    monkeypatch.setattr("holdfast.probe.remote.child.BOOT", "raise SystemExit('no room')")
+    with pytest.raises(NoAnswer, match="no room"):
         LocalBurnInConnections(cluster()).open("node-0")

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast.probe.readers.bundle import BOOT
 from holdfast.probe.readiness.finding import Facts, ReadinessState
 from holdfast.probe.readiness.inspection import probe
 from holdfast.probe.readiness.judge import judge
+from holdfast.probe.remote.bundle import BOOT
 from tests.cli.conftest import Command, holdfast  # noqa: F401 (a fixture)
 from tests.hosts.fixture import rack_of
 from tests.hosts.rack import Rack

@@ -6,14 +6,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from paramiko import PKey
+from paramiko import HostKeys, PKey
+from paramiko.hostkeys import InvalidHostKey
 
 from detectors.evidence import Blind
 from detectors.readings import NodeReading
 from holdfast.cluster.ssh import known_hosts
-from holdfast.cluster.ssh.errors import Unasked
 from holdfast.cluster.ssh.known_hosts import KnownHosts, name_in_file
 from holdfast.errors import UnusableFile
+from holdfast.probe.remote.errors import ProbeFailed
 from tests.ssh.conftest import Site
 from tests.ssh.sshd import key_at
 
@@ -43,9 +44,9 @@ def test_names_and_ports_are_told_apart(tmp_path: Path, keys: tuple[PKey, PKey])
     found.check("a.example.org", one)
     found.check("10.0.0.1", one)
     found.check(name_in_file("a.example.org", 2222), other)
-    with pytest.raises(Unasked, match="changed host key"):
+    with pytest.raises(ProbeFailed, match="changed host key"):
         found.check("[a.example.org]:2222", one)
-    with pytest.raises(Unasked, match="unknown host key"):
+    with pytest.raises(ProbeFailed, match="unknown host key"):
         found.check("[10.0.0.1]:2222", one)
 
 
@@ -65,7 +66,7 @@ def test_a_file_that_openssh_has_hashed_is_understood(tmp_path: Path, keys: tupl
     found = KnownHosts.read(str(tmp_path / "known"))
     found.check("a.example.org", keys[0])
     found.check("[b]:2222", keys[1])
-    with pytest.raises(Unasked, match="unknown host key"):
+    with pytest.raises(ProbeFailed, match="unknown host key"):
         found.check("b", keys[1])
 
 
@@ -75,14 +76,14 @@ def test_patterns_and_their_exceptions_hold(tmp_path: Path, keys: tuple[PKey, PK
     for name in ("gpu-7.example.org", "x.lab", "[x.port]:2222"):
         found.check(name, keys[0])
     for name in ("gpu-17.example.org", "bad.lab", "[x.port]:2223"):
-        with pytest.raises(Unasked, match="unknown host key"):
+        with pytest.raises(ProbeFailed, match="unknown host key"):
             found.check(name, keys[0])
 
 
 def test_a_revoked_key_is_never_trusted(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
     """Not where another line has it either."""
     found = known(tmp_path, line("a", keys[0]) + "@revoked " + line("*", keys[0]))
-    with pytest.raises(Unasked, match="revoked"):
+    with pytest.raises(ProbeFailed, match="revoked"):
         found.check("a", keys[0])
 
 
@@ -91,8 +92,25 @@ def test_what_is_no_line_is_left_out(tmp_path: Path, keys: tuple[PKey, PKey]) ->
     garbage = f"@new {line('c', keys[1])}# a comment\n\na\na ssh-ed25519\na ssh-ed25519 ???\n|1|x ssh-ed25519 AAAA\n\x00\xff\n"
     found = known(tmp_path, garbage + "@cert-authority " + line("*", keys[1]) + line("b", keys[0]))
     found.check("b", keys[0])
-    with pytest.raises(Unasked, match="unknown host key"):
+    with pytest.raises(ProbeFailed, match="unknown host key"):
         found.check("c", keys[1])
+
+
+def test_paramiko_reads_less_of_a_file(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
+    """Why its `HostKeys` is not used: what it leaves out in silence is refused, or known, here."""
+    one, other = keys
+    plain = line("a", one) + line("a", other) + line("*.lab", one) + line("B.org", one)
+    found, theirs = known(tmp_path, plain), HostKeys(str(tmp_path / "known"))
+    found.check("a", other)
+    assert theirs.check("a", one)
+    assert not theirs.check("a", other), "of two keys of a type the first alone"
+    for name in ("x.lab", "b.org"):
+        found.check(name, one)
+        assert not theirs.check(name, one)
+    for more in ("@revoked " + line("*", other), "@cert-authority " + line("*", other), "|1|x|y" + line("", one), line("c ", one)):
+        known(tmp_path, plain + more).check("a", one)
+        with pytest.raises((AssertionError, ValueError, InvalidHostKey)):
+            HostKeys(str(tmp_path / "known")).check("b", one)
 
 
 def test_only_a_file_that_is_named_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,13 +143,13 @@ def test_the_sites_own_file_counts_as_well(tmp_path: Path, keys: tuple[PKey, PKe
     found = known(tmp_path, line("mine", keys[0]))
     found.check("gpu-01", keys[0])
     found.check("mine", keys[0])
-    with pytest.raises(Unasked, match=f"{site} says is revoked"):
+    with pytest.raises(ProbeFailed, match=f"{site} says is revoked"):
         found.check("mine", keys[1])
     site.write_text(line("gpu-01", keys[0]))
     found = known(tmp_path, "")
-    with pytest.raises(Unasked, match=f"changed host key.*stands in {site}.*have whoever keeps {site} mend it"):
+    with pytest.raises(ProbeFailed, match=f"changed host key.*stands in {site}.*have whoever keeps {site} mend it"):
         found.check("gpu-01", keys[1])
-    with pytest.raises(Unasked, match=f"unknown host key: in {tmp_path}/known and {site} is no key of gpu-02"):
+    with pytest.raises(ProbeFailed, match=f"unknown host key: in {tmp_path}/known and {site} is no key of gpu-02"):
         found.check("gpu-02", keys[1])
     before = site.read_text()
     found.add([("gpu-02", keys[1])])
@@ -166,9 +184,9 @@ def test_an_authority_vouches_for_the_hosts_that_it_names(tmp_path: Path) -> Non
         (signed(key, other, "-h", "-n", "a.lab"), "a.lab", "no @cert-authority of a.lab has signed it"),
         (signed(key, authority, "-h", "-n", "a.org"), "a.org", "no @cert-authority of a.org has signed it"),
     ):
-        with pytest.raises(Unasked, match=f"unknown host key.*does not count: {why}"):
+        with pytest.raises(ProbeFailed, match=f"unknown host key.*does not count: {why}"):
             found.check(name, shown)
-    with pytest.raises(Unasked, match="revoked"):
+    with pytest.raises(ProbeFailed, match="revoked"):
         known(tmp_path, trusted + "@revoked " + line("*", PKey.from_path(authority))).check("a.lab", signed(key, authority, "-h"))
 
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import time
 from typing import Final, Self
 
-import paramiko
-
-from holdfast.cluster.ssh.connection import Connection
 from holdfast.cluster.ssh.connector import Connector
-from holdfast.cluster.ssh.errors import Unanswered, Unasked
-from holdfast.probe.burn_in.session import BurnInSession, Silent
-from holdfast.probe.readers.bundle import BOOT
+from holdfast.cluster.ssh.interpreter import SshInterpreter
+from holdfast.probe.burn_in.session import BurnInSession
+from holdfast.probe.remote.errors import NoAnswer, NodeUnreachable
 from holdfast.spec import SshCluster
 
 DEADLINE: Final = 20.0
 """Seconds that logging in to a node may take."""
 FOLDER: Final = "/var/tmp"  # noqa: S108 (a folder of its own is made there, with a name that nobody can know before)
-ENOUGH: Final = 1 << 12
 
 
 class SshBurnInConnections:
@@ -54,28 +50,18 @@ class SshBurnInConnections:
         return self._folder
 
     def open(self, node: str) -> BurnInSession:
-        """Log in to *node* and start the program; raise `Silent` when that cannot be."""
+        """Log in to *node* and start the program; raise `NoAnswer` when that cannot be."""
         target, until = self._targets[node], time.monotonic() + DEADLINE
         try:
             connection = self._ways.open(target, until)
-        except (Unanswered, Unasked) as error:
-            if isinstance(error, Unanswered):
-                self._ways.jumps.doubt(target.way)
-            raise Silent(str(error)) from error
-        return self._started(node, connection)
-
-    def _started(self, node: str, connection: Connection) -> BurnInSession:
-        python = self._targets[node].python
+        except NodeUnreachable:
+            self._ways.jumps.doubt(target.way)
+            raise
+        until = time.monotonic() + DEADLINE
         try:
-            with self._ways.watchdog.over(time.monotonic() + DEADLINE, connection.cut):
-                channel = connection.transport.open_session(timeout=DEADLINE)
-                # A shell of the node's own reads this line: the interpreter's name has no letters that shells take for theirs (`Program`).
-                channel.exec_command(f"exec {python} -I -c '{BOOT}'")
-        except (paramiko.SSHException, EOFError, OSError) as error:
+            with self._ways.watchdog.over(until, connection.cut):
+                interpreter = SshInterpreter(connection, target.python, until)
+        except NoAnswer:
             connection.cut()
-            raise Silent(f"it let us in, and did not start {python}: {error}") from error
-
-        def ended() -> str:
-            return channel.recv_stderr(ENOUGH).decode("utf-8", "replace") if channel.recv_stderr_ready() else ""
-
-        return BurnInSession(node, channel, connection.cut, nice=self._nice, ended=ended)
+            raise
+        return BurnInSession(node, interpreter, nice=self._nice)

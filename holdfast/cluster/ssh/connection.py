@@ -15,9 +15,10 @@ from paramiko import PKey, Transport
 from holdfast.cluster.ssh.certificates import SUFFIX
 from holdfast.cluster.ssh.credentials import Keys, log_in
 from holdfast.cluster.ssh.endpoints import Endpoint
-from holdfast.cluster.ssh.errors import Unanswered, Unasked, of_channel, of_handshake, of_socket
+from holdfast.cluster.ssh.errors import of_channel, of_handshake, of_socket
 from holdfast.cluster.ssh.known_hosts import KnownHosts
 from holdfast.cluster.ssh.watchdog import Watchdog, in_time
+from holdfast.probe.remote.errors import NoAnswer, NodeUnreachable, ProbeFailed
 
 LAZY: Final = 3600.0
 """Seconds between two idle rounds of a connection's thread. paramiko has it wake ten times a second, to see whether it is to end: that
@@ -65,7 +66,7 @@ class Opener:
         self._known, self._keys, self._watchdog = known, keys, watchdog
 
     def open(self, door: Endpoint, until: float, *, via: Connection | None = None, then: float | None = None) -> Connection:
-        """Return a connection to *door* by *until* (monotonic); raise `Unanswered` or `Unasked`.
+        """Return a connection to *door* by *until* (monotonic); raise `NodeUnreachable` or `ProbeFailed`.
 
         With *then* the machine has until *until* to take a connection, which its kernel does, and until *then* to let us in.
         """
@@ -81,7 +82,7 @@ class Opener:
             raise
 
     def key_of(self, door: Endpoint, until: float, *, via: Connection | None = None) -> PKey:
-        """Return the key that *door* shows, trusted or not; nobody logs in. Raise `Unanswered` or `Unasked`."""
+        """Return the key that *door* shows, trusted or not; nobody logs in. Raise `NodeUnreachable` or `ProbeFailed`."""
         sock = _direct(door, until) if via is None else _through(via, door, until)
         try:
             with self._watchdog.over(until, lambda: cut(sock)):
@@ -103,7 +104,7 @@ class Opener:
         except (paramiko.SSHException, EOFError, OSError) as error:
             _end(transport)
             raise of_handshake(error, str(door)) from error
-        except (Unanswered, Unasked):
+        except NoAnswer:
             _end(transport)
             raise
         sock.settimeout(LAZY)
@@ -148,11 +149,11 @@ def _direct(door: Endpoint, until: float) -> socket.socket:
         left = until - time.monotonic()
         found = in_time(left, lambda: socket.getaddrinfo(door.address, door.port, type=socket.SOCK_STREAM))
     except TimeoutError:
-        raise Unasked(f"no name server said in time where {door.address} is. Mend /etc/resolv.conf, or write its address") from None
+        raise ProbeFailed(f"no name server said in time where {door.address} is. Mend /etc/resolv.conf, or write its address") from None
     except OSError as error:
         raise of_socket(error, door.address) from error
     except UnicodeError as error:
-        raise Unasked(f"the name {door.address} cannot be asked for: {error}. Mend the address") from error
+        raise ProbeFailed(f"the name {door.address} cannot be asked for: {error}. Mend the address") from error
     trouble: OSError = TimeoutError()
     for number, (family, kind, protocol, _name, address) in enumerate(found):
         try:
@@ -185,5 +186,5 @@ def _through(via: Connection, door: Endpoint, until: float) -> paramiko.Channel:
         raise of_channel(error, str(door), str(via.door)) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         if via.lives:
-            raise Unanswered(f"{door}, through {via.door}: {error}") from error
-        raise Unasked(f"the connection to jump host {via.door} broke: {error}") from error
+            raise NodeUnreachable(f"{door}, through {via.door}: {error}") from error
+        raise ProbeFailed(f"the connection to jump host {via.door} broke: {error}") from error

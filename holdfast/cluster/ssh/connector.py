@@ -27,14 +27,14 @@ class Connector:
         self.jumps = Jumps(self._opener)
 
     def open(self, target: Target, until: float, *, then: float | None = None) -> Connection:
-        """Return a new connection to *target* by *until* (monotonic); raise `Unanswered` or `Unasked`.
+        """Return a new connection to *target* by *until* (monotonic); raise `NodeUnreachable` or `ProbeFailed`.
 
         With *then* the node has until *until* to take a connection, and until *then* to let us in.
         """
         return self._opener.open(target.door, until, via=self.jumps.to(target.way, until), then=then)
 
     def key_of(self, door: Endpoint, way: tuple[Endpoint, ...], until: float) -> PKey:
-        """Return the key that *door*, behind *way*, shows by *until*, trusted or not; raise `Unanswered` or `Unasked`."""
+        """Return the key that *door*, behind *way*, shows by *until*, trusted or not; raise `NodeUnreachable` or `ProbeFailed`."""
         return self._opener.key_of(door, until, via=self.jumps.to(way, until))
 
     def close(self) -> None:

@@ -14,9 +14,9 @@ import paramiko
 from paramiko import PKey
 from paramiko.pkey import PublicBlob
 
-from holdfast.cluster.ssh.errors import Unanswered, Unasked
 from holdfast.cluster.ssh.watchdog import in_time
 from holdfast.errors import UnusableFile
+from holdfast.probe.remote.errors import NodeUnreachable, ProbeFailed
 from holdfast.secrets import is_elsewhere, secret
 
 OWN_FILES: Final = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -64,13 +64,13 @@ class HeldKey:
             return any(key.asbytes() == self.public for key in keys)
 
     def key(self) -> Generator[PKey]:
-        """Yield the key, for as long as it is to sign; raise `Unasked` when the SSH agent has it no more."""
+        """Yield the key, for as long as it is to sign; raise `ProbeFailed` when the SSH agent has it no more."""
         with closing(_agents()) as keys:
             for key in keys:
                 if key.asbytes() == self.public:
                     yield key
                     return
-        raise Unasked(f"the SSH agent has the key {self.name} no more. {ADD}")
+        raise ProbeFailed(f"the SSH agent has the key {self.name} no more. {ADD}")
 
 
 class Keys:
@@ -106,7 +106,7 @@ class Keys:
 
 
 def log_in(transport: paramiko.Transport, user: str, keys: Iterator[PKey], where: str) -> None:
-    """Prove to *where* that we are *user*; raise `Unasked` when it takes none of the *keys*."""
+    """Prove to *where* that we are *user*; raise `ProbeFailed` when it takes none of the *keys*."""
     tried = []
     for key in keys:
         try:
@@ -114,7 +114,7 @@ def log_in(transport: paramiko.Transport, user: str, keys: Iterator[PKey], where
                 return
             tried.append(f"{key.fingerprint} (it asks for more than a key)")
         except paramiko.BadAuthenticationType as error:
-            raise Unasked(
+            raise ProbeFailed(
                 f"{where} takes no keys from '{user}', only {', '.join(error.allowed_types)}. Allow PubkeyAuthentication"
             ) from error
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -124,21 +124,21 @@ def log_in(transport: paramiko.Transport, user: str, keys: Iterator[PKey], where
             tried.append(key.fingerprint)
     if not tried:
         cure = "Name a key file in `key`, or start an SSH agent (`ssh-add`)"
-        raise Unasked(f"there is no key to log in to {where} with: no `key`, no SSH agent with keys, no file ~/.ssh/id_*. {cure}")
+        raise ProbeFailed(f"there is no key to log in to {where} with: no `key`, no SSH agent with keys, no file ~/.ssh/id_*. {cure}")
     cure = f"Add its public half to the authorized_keys of '{user}' there, or mend `user` or `key`"
-    raise Unasked(f"{where} does not let '{user}' in with the key {' or '.join(tried)}. {cure}")
+    raise ProbeFailed(f"{where} does not let '{user}' in with the key {' or '.join(tried)}. {cure}")
 
 
 def _worse(error: Exception, transport: paramiko.Transport, refused: int, where: str, user: str) -> Exception | None:
     """Return what came instead of an answer to a key, after so many were *refused*; nothing where it was refused too."""
     if refused and not transport.is_active():  # a node that dies in this moment takes no connection when it is asked again
-        return Unasked(f"{where} ended the login of '{user}' after {refused + 1} keys{TOO_MANY}")
+        return ProbeFailed(f"{where} ended the login of '{user}' after {refused + 1} keys{TOO_MANY}")
     if not isinstance(error, paramiko.AuthenticationException):
         return error
     if not transport.is_active():
-        return Unanswered(f"{where} ended the connection, or said nothing, while '{user}' logged in: {error}")
+        return NodeUnreachable(f"{where} ended the connection, or said nothing, while '{user}' logged in: {error}")
     if "timeout" in str(error).lower():
-        return Unanswered(f"{where} let '{user}' wait at the login for too long")
+        return NodeUnreachable(f"{where} let '{user}' wait at the login for too long")
     return None
 
 
@@ -147,7 +147,7 @@ def own_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError) as error:  # a container may run under a number that has no name
-        raise Unasked("the account that Holdfast runs under has no name: set `user`") from error
+        raise ProbeFailed("the account that Holdfast runs under has no name: set `user`") from error
 
 
 def _agents() -> Generator[PKey]:

@@ -1,4 +1,7 @@
-"""Where the nodes of a cluster are, and how one gets there: what a user wrote, with all that was left out filled in."""
+"""Where the nodes of a cluster are, and how one gets there: what a user wrote, with all that was left out filled in.
+
+A user's `~/.ssh/config` has no say here, and so paramiko's `SSHConfig` no place: jump hosts, users and keys are the cluster file's.
+"""
 
 from __future__ import annotations
 

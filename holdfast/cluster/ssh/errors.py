@@ -1,4 +1,4 @@
-"""Why a look at a node did not come about, and whom that speaks against."""
+"""What an error of a socket, a handshake or a channel says of a node, or of ourselves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import socket
 from typing import Final
 
 import paramiko
+
+from holdfast.probe.remote.errors import NodeUnreachable, ProbeFailed
 
 OURS: Final = frozenset(
     {
@@ -35,44 +37,31 @@ CONNECT_FAILED: Final = 2
 """SSH_OPEN_CONNECT_FAILED of RFC 4254, 5.1: whom we asked for did not take the connection. Any other reason is the jump host's own."""
 
 
-class Unanswered(Exception):
-    """The node gave no answer: it speaks against the node when it happens again and again."""
-
-
-class Unasked(Exception):
-    """The probe could not be carried out: it speaks against nobody."""
-
-
-def of_socket(error: OSError, where: str) -> Unanswered | Unasked:
+def of_socket(error: OSError, where: str) -> NodeUnreachable | ProbeFailed:
     """Return what an *error* of a connection to *where* means."""
     if isinstance(error, socket.gaierror):
-        return Unasked(f"the name {where} does not resolve: {error.strerror}. Mend the address, /etc/hosts or the name server")
+        return ProbeFailed(f"the name {where} does not resolve: {error.strerror}. Mend the address, /etc/hosts or the name server")
     if isinstance(error, TimeoutError):
-        return Unanswered(f"{where} did not take a connection in time")
+        return NodeUnreachable(f"{where} did not take a connection in time")
     number = error.errno or 0
     what = os.strerror(number) if number else str(error)
     if number in OURS:
-        return Unasked(f"no connection to {where} could be made from here: {what}{f'; {CURES[number]}' if number in CURES else ''}")
-    return Unanswered(f"{where}: {what}")
+        return ProbeFailed(f"no connection to {where} could be made from here: {what}{f'; {CURES[number]}' if number in CURES else ''}")
+    return NodeUnreachable(f"{where}: {what}")
 
 
-def of_handshake(error: Exception, where: str) -> Unanswered | Unasked:
+def of_handshake(error: Exception, where: str) -> NodeUnreachable | ProbeFailed:
     """Return what an *error* on the way to an authenticated connection means; wrong keys have been told apart before."""
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        return Unasked(f"{where} and this machine share no way to encrypt: {error}")
+        return ProbeFailed(f"{where} and this machine share no way to encrypt: {error}")
     if isinstance(error, OSError) and not isinstance(error, EOFError):
         return of_socket(error, where)
     words = str(error) or type(error).__name__
-    return Unanswered(f"{where} took the connection and did not speak SSH in time: {words}")
+    return NodeUnreachable(f"{where} took the connection and did not speak SSH in time: {words}")
 
 
-def of_channel(error: paramiko.ChannelException, where: str, jump: str) -> Unanswered | Unasked:
+def of_channel(error: paramiko.ChannelException, where: str, jump: str) -> NodeUnreachable | ProbeFailed:
     """Return what it means that the *jump* host did not connect us to *where*."""
     if error.code == CONNECT_FAILED:
-        return Unanswered(f"{where}, through {jump}: it takes no connection, or {jump} does not know where that is")
-    return Unasked(f"jump host {jump} connects nobody to {where}: {error.text or error}. Allow `AllowTcpForwarding` there")
-
-
-def printable(words: bytes) -> str:
-    """Return what a node said as it may be shown: it may have said anything."""
-    return "".join(letter if letter.isprintable() else "?" for letter in words.decode("utf-8", "replace"))
+        return NodeUnreachable(f"{where}, through {jump}: it takes no connection, or {jump} does not know where that is")
+    return ProbeFailed(f"jump host {jump} connects nobody to {where}: {error.text or error}. Allow `AllowTcpForwarding` there")

@@ -11,7 +11,7 @@ import paramiko
 
 from holdfast.cluster.ssh.connection import Connection, Opener
 from holdfast.cluster.ssh.endpoints import Endpoint
-from holdfast.cluster.ssh.errors import Unanswered, Unasked
+from holdfast.probe.remote.errors import NoAnswer, ProbeFailed
 
 AGAIN: Final = 2.0
 """Seconds for which a jump host that could not be reached is not tried anew: all nodes behind it ask for it at once."""
@@ -31,7 +31,7 @@ class Jumps:
         self._lock = threading.Lock()
 
     def to(self, way: tuple[Endpoint, ...], until: float) -> Connection | None:
-        """Return a connection to the last machine of *way*, or nothing for a direct one; raise `Unasked` when there is none.
+        """Return a connection to the last machine of *way*, or nothing for a direct one; raise `ProbeFailed` when there is none.
 
         A jump host that does not answer speaks against no node behind it.
         """
@@ -40,7 +40,7 @@ class Jumps:
         with self._lock:
             turn = self._one_at_a_time.setdefault(way, threading.Lock())
         if not turn.acquire(timeout=max(0.01, until - time.monotonic())):
-            raise Unasked(f"jump host {way[-1]} could not be reached in time")
+            raise ProbeFailed(f"jump host {way[-1]} could not be reached in time")
         try:
             return self._reached(way, until)
         finally:
@@ -55,14 +55,14 @@ class Jumps:
             present.cut()
         at, why = self._failed.get(way, (0.0, ""))
         if why and time.monotonic() - at < AGAIN:
-            raise Unasked(why)
+            raise ProbeFailed(why)
         try:
             before = self.to(way[:-1], until)
             self._open[way] = self._opener.open(way[-1], until, via=before)
-        except (Unanswered, Unasked) as error:
-            why = str(error) if isinstance(error, Unasked) else f"jump host {way[-1]} could not be reached: {error}"
+        except NoAnswer as error:
+            why = str(error) if isinstance(error, ProbeFailed) else f"jump host {way[-1]} could not be reached: {error}"
             self._failed[way] = (time.monotonic(), why)
-            raise Unasked(why) from error
+            raise ProbeFailed(why) from error
         return self._open[way]
 
     def doubt(self, way: tuple[Endpoint, ...]) -> None:

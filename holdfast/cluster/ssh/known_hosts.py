@@ -1,4 +1,11 @@
-"""The keys of machines that we may trust, out of files in OpenSSH's format. They are read once; lines are added where a person says so."""
+"""The keys of machines that we may trust, out of files in OpenSSH's format. They are read once; lines are added where a person says so.
+
+paramiko's `HostKeys` reads such files too, and is no base for this. It knows no `@revoked` and no `@cert-authority`: one such line, one
+damaged hash, or two blanks between fields make it fail on the whole file. Of two keys of one type that a host has it takes the first alone.
+It has no patterns, takes capitals for other names, and skips keys of types that it does not know without a word: a host that shows another
+key would be unknown, not changed. Each lookup, and each line that is loaded, goes through all lines.
+`test_paramiko_reads_less_of_a_file` holds this.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +24,9 @@ from typing import Final, NamedTuple
 from paramiko import PKey
 
 from holdfast.cluster.ssh.certificates import Certificate
-from holdfast.cluster.ssh.errors import Unasked
 from holdfast.cluster.ssh.patterns import matches
 from holdfast.errors import UnusableFile
+from holdfast.probe.remote.errors import ProbeFailed
 
 DEFAULT: Final = "~/.ssh/known_hosts"
 SITE: Final = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))
@@ -103,10 +110,10 @@ class KnownHosts:
         return HostKeyStatus.CHANGED if known else HostKeyStatus.UNKNOWN
 
     def check(self, name: str, key: PKey) -> None:
-        """Raise `Unasked` when *key* is not one that is known to be the key of *name*."""
+        """Raise `ProbeFailed` when *key* is not one that is known to be the key of *name*."""
         standing = self.standing(name, key)
         if standing is not HostKeyStatus.TRUSTED:
-            raise Unasked(self.complaint(standing, name, key))
+            raise ProbeFailed(self.complaint(standing, name, key))
 
     def complaint(self, standing: HostKeyStatus, name: str, key: PKey) -> str:
         """Say why *key* is not trusted, and what is to be done."""

@@ -1,4 +1,7 @@
-"""Patterns of host names, as sshd's manual has them for known_hosts."""
+"""Patterns of host names, as sshd's manual has them for known_hosts.
+
+Those of paramiko's `SSHConfig` are no base for this: they are private, and take `[`, which begins names with a port, for a set of letters.
+"""
 
 from __future__ import annotations
 

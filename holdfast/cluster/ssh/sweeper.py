@@ -13,12 +13,14 @@ from typing import Final, Self
 from detectors.evidence import Blind
 from detectors.probe_result import Found, Missed, NodeLook
 from detectors.readings import NodeReading
-from holdfast.cluster.ssh.collector import RemoteCollector
 from holdfast.cluster.ssh.connection import Connection
 from holdfast.cluster.ssh.connector import Connector
 from holdfast.cluster.ssh.endpoints import Target
-from holdfast.cluster.ssh.errors import Unanswered, Unasked
-from holdfast.probe.readers.local import told
+from holdfast.cluster.ssh.interpreter import SshInterpreter
+from holdfast.probe.readers.bundle import program
+from holdfast.probe.readers.local import reading_of
+from holdfast.probe.remote.errors import NoAnswer, NodeUnreachable, ProbeFailed
+from holdfast.probe.remote.program import RemoteProgram
 from holdfast.spec import SshCluster
 
 DEADLINE: Final = 10.0
@@ -40,7 +42,7 @@ class NodeConnection:
 
     target: Target
     connection: Connection | None = None
-    collector: RemoteCollector | None = None
+    collector: RemoteProgram | None = None
     misses: int = 0
     """In a row."""
     busy: threading.Lock = field(default_factory=threading.Lock)
@@ -110,10 +112,10 @@ class SshSweeper:
         with line.busy:
             try:
                 found: Found = self._attempt(line, begun + deadline)
-            except Unasked as error:
+            except ProbeFailed as error:
                 line.cut()
                 found = Blind(str(error))
-            except Unanswered as error:
+            except NodeUnreachable as error:
                 line.cut()
                 self._ways.jumps.doubt(line.target.way)
                 found = Missed(times=line.misses + 1, why=str(error))
@@ -125,7 +127,7 @@ class SshSweeper:
         if line.connection is not None and line.connection.lives:
             try:
                 return self._asked(line, line.connection, until - KEPT * (until - time.monotonic()))
-            except (Unanswered, Unasked):
+            except NoAnswer:
                 pass  # it may have broken long ago, without our being told: whether the node answers a new one tells
         line.cut()
         line.connection = self._ways.open(line.target, until)
@@ -134,9 +136,10 @@ class SshSweeper:
     def _asked(self, line: NodeConnection, connection: Connection, until: float) -> NodeReading | Blind:
         with self._ways.watchdog.over(until + 0.5, connection.cut):  # for the calls that know no deadline; the others end by themselves
             if line.collector is None or not line.collector.lives:
-                line.collector = RemoteCollector(connection, line.target.python, until)
+                interpreter = SshInterpreter(connection, line.target.python, until)
+                line.collector = RemoteProgram(interpreter, program(), until, expected="look")
             seconds = max(0.2, SHARE * (until - time.monotonic()))
-            found = told(line.collector.ask(line.target.node, seconds, until))
+            found = reading_of(line.collector.ask(until, node=line.target.node, seconds=seconds))
         return dataclasses.replace(found, node=line.target.node) if isinstance(found, NodeReading) else found
 
     def _without_ours(self, looks: dict[str, NodeLook], lines: list[NodeConnection]) -> dict[str, NodeLook]:

@@ -11,8 +11,8 @@ import paramiko
 
 from holdfast.cluster.ssh.connection import Connection
 from holdfast.cluster.ssh.connector import Connector
-from holdfast.cluster.ssh.errors import Unanswered, Unasked, printable
 from holdfast.errors import NodeLost, NotAskable
+from holdfast.probe.remote.errors import NodeUnreachable, ProbeFailed, printable
 from holdfast.protocol import PROTOCOL
 from holdfast.spec import SshCluster
 
@@ -72,10 +72,10 @@ class SshTransport:
         python = f"{target.directory}/env/bin/python"
         try:
             connection = self._ways.open(target, until, then=then)
-        except Unanswered as error:
+        except NodeUnreachable as error:
             self._ways.jumps.doubt(target.way)
             raise NodeLost(node, str(error)) from error
-        except Unasked as error:
+        except ProbeFailed as error:
             raise NotAskable(node, str(error)) from error
         try:
             with self._ways.watchdog.over(then, connection.cut):

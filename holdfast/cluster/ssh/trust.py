@@ -12,8 +12,8 @@ from paramiko import PKey
 
 from holdfast.cluster.ssh.connector import Connector
 from holdfast.cluster.ssh.endpoints import Endpoint
-from holdfast.cluster.ssh.errors import Unanswered, Unasked
 from holdfast.cluster.ssh.known_hosts import HostKeyStatus, KnownHosts
+from holdfast.probe.remote.errors import NoAnswer
 from holdfast.spec import SshCluster
 
 HANDS: Final = 64
@@ -86,7 +86,7 @@ class Trust:
         door = machine.door
         try:
             key = self._ways.key_of(door, machine.way, time.monotonic() + DEADLINE)
-        except (Unanswered, Unasked) as error:
+        except NoAnswer as error:
             return ShownKey(machine=machine, why=str(error))
         standing = self.known.standing(door.known_as, key)
         why = "" if standing in {HostKeyStatus.TRUSTED, HostKeyStatus.UNKNOWN} else self.known.complaint(standing, door.known_as, key)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, Self
 
 from holdfast.cluster.local import LocalNodes
 from holdfast.errors import NotOutsideOfJobs
-from holdfast.probe.burn_in.session import BurnInSession, Silent
-from holdfast.probe.readers.bundle import BOOT
+from holdfast.probe.burn_in.session import BurnInSession
+from holdfast.probe.remote.child import ChildInterpreter
+from holdfast.probe.remote.errors import NodeUnreachable
 
 if TYPE_CHECKING:
     from holdfast.spec import Cluster, LocalCluster
@@ -31,7 +26,7 @@ class BurnInConnections(Protocol):
         ...
 
     def open(self, node: str) -> BurnInSession:
-        """Start the program of checks on *node*; raise `Silent` when that cannot be."""
+        """Start the program of checks on *node*; raise `NoAnswer` when that cannot be."""
         ...
 
     def address(self, node: str) -> str:
@@ -100,33 +95,5 @@ class LocalBurnInConnections:
     def open(self, node: str) -> BurnInSession:
         """Start the program of checks."""
         if not self._source.answers(node):
-            raise Silent("it is switched off")
-        ours, theirs = socket.socketpair()
-        complaint = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the post is)
-        with theirs:
-            child = subprocess.Popen(
-                [sys.executable, "-I", "-c", BOOT],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=complaint,
-                cwd="/",
-                start_new_session=True,
-            )
-
-        def cut() -> None:
-            with suppress(OSError):
-                ours.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for an answer
-            ours.close()  # the program ends by itself, and takes its children with it; it is not waited for longer than that takes
-            try:
-                child.wait(5.0)
-            except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-            complaint.close()
-
-        def ended() -> str:
-            complaint.seek(0)
-            return (complaint.read().decode("utf-8", "replace").strip().splitlines() or [""])[-1]
-
-        return BurnInSession(node, ours, cut, nice=self._nice, ended=ended)
+            raise NodeUnreachable("it is switched off")
+        return BurnInSession(node, ChildInterpreter(), nice=self._nice)

@@ -13,7 +13,8 @@ from detectors.burn_in_results import Check, CheckMark
 from holdfast.probe.burn_in.checks.traffic import BLOCK
 from holdfast.probe.burn_in.connections import BurnInConnections
 from holdfast.probe.burn_in.plan import BurnInPlan
-from holdfast.probe.burn_in.session import BurnInSession, Silent
+from holdfast.probe.burn_in.session import BurnInSession
+from holdfast.probe.remote.errors import NoAnswer, ProbeFailed
 from policies.burn_in import OFFSET, UNCERTAIN, BurnInOutcome, held_against, outcome
 from policies.pair_schedule import PairTest, findings, next_round
 from policies.required_checks import Need
@@ -118,7 +119,7 @@ class BurnInRunner:
             return replace(check, name="clock")
         try:
             off, uncertain = post.offset(self.now)
-        except Silent as error:
+        except NoAnswer as error:
             return replace(check, mark=CheckMark.SKIPPED, words=str(error))
         return replace(check, figures={**check.figures, OFFSET: off, UNCERTAIN: uncertain})
 
@@ -129,7 +130,7 @@ class BurnInRunner:
         if node not in self._open and node not in self._why:
             try:
                 self._open[node] = self.posts.open(node)
-            except Silent as error:
+            except NoAnswer as error:
                 self._why[node] = str(error)
         return self._open.get(node)
 
@@ -170,7 +171,7 @@ class BurnInRunner:
             return PairTest(a=a, b=b, mark=CheckMark.SKIPPED, words=why), {}
         try:
             came, served = self._exchange(comes, serves)
-        except Silent as error:
+        except NoAnswer as error:
             return PairTest(a=a, b=b, mark=CheckMark.SKIPPED, words=str(error)), {}
         came = held_against(came, self.plan.limits)
         ends = {a: came, b: replace(served, figures=came.figures)}
@@ -184,9 +185,9 @@ class BurnInRunner:
         seconds = PATIENCE + SLOWEST * 2 * self.plan.network_size / 1e6 / (self.plan.limits.network or 10.0)
         token, until = secrets.token_hex(16), time.monotonic() + 2 * seconds
         mark = b.begin("serve", seconds=seconds, token=token, blocks=blocks, port=self.plan.port)
-        told = b.hear(mark, until)
+        told = b.answer(mark, until)
         if not isinstance(told, dict):  # it could not listen: the port is taken, say
-            raise Silent(f"{b.node} could not listen: {told[0]['words'] if isinstance(told, list) and told else told}")
+            raise ProbeFailed(f"{b.node} could not listen: {told[0]['words'] if isinstance(told, list) and told else told}")
         host, port = self.posts.address(b.node), int(told["port"])
         if self.relay is not None:
             host, port = self.relay(b.node, a.node, port)

@@ -10,9 +10,8 @@ import json
 import os
 import selectors
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,7 +35,8 @@ SOURCES: Final[Mapping[str, Reader]] = {
 }
 """Which reader fills which part of a `NodeReading`; storage is read mount by mount."""
 
-
+OVERTIME: Final = 30
+"""Seconds beyond a look's own deadline after which this process ends."""
 END_SECONDS: Final = 0.1
 """How long a child that has answered may take to end; after that it is reaped with a later one."""
 LEFT: Final[set[int]] = set()
@@ -144,14 +144,7 @@ def _tell(pipe: int, job: Callable[[], Any]) -> None:
         out.write(json.dumps(answer).encode())
 
 
-def options(arguments: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield name and value of `--name=value`."""
-    for argument in arguments:
-        name, _, value = argument.removeprefix("--").partition("=")
-        yield name, value
-
-
-def main(arguments: list[str]) -> None:
-    """Print one look as a line of JSON: `[--node=NAME] [--root=FOLDER] [--seconds=N]`."""
-    given = {"node": os.uname().nodename, "root": "/", "seconds": "10", **dict(options(arguments))}
-    sys.stdout.write(json.dumps(look(given["node"], Path(given["root"]), float(given["seconds"]))) + "\n")
+def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a look, as `look` does, to who asks for one; whatever hangs, this process ends some time after the look's own deadline."""
+    signal.alarm(int(asked["seconds"]) + OVERTIME)
+    return look(asked["node"], Path(asked.get("root", "/")), float(asked["seconds"]))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from detectors.codec import Misshapen, unpacked
 from detectors.evidence import Blind
 from detectors.readings import NodeReading
-from holdfast.probe.readers.bundle import OPTIONS, program
+from holdfast.probe.readers.bundle import program
+from holdfast.probe.remote.child import ChildInterpreter
+from holdfast.probe.remote.errors import NoAnswer
+from holdfast.probe.remote.program import RemoteProgram
 
 START: Final = 20.0
 """Seconds that an interpreter may need to start and to end on a busy node, beyond the deadline of the look itself."""
@@ -26,23 +28,23 @@ def read_node(node: str, *, seconds: float = 10.0, root: Path = Path("/"), pytho
 
 def seen(node: str, *, seconds: float = 10.0, root: Path = Path("/"), python: str = sys.executable) -> NodeReading | Blind:
     """Return one look at this node within *seconds*, or why there is none."""
-    asked = program([f"--node={node}", f"--root={root}", f"--seconds={seconds}"])
+    until = time.monotonic() + seconds + START
     try:
-        done = subprocess.run([python, *OPTIONS], input=asked, capture_output=True, text=True, check=False, timeout=seconds + START)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        with closing(ChildInterpreter(python)) as interpreter:
+            answer = RemoteProgram(interpreter, program(), until).ask(until, node=node, root=str(root.absolute()), seconds=seconds)
+    except OSError as error:
         return Blind(f"the readers could not be run: {error}")
-    return told(done.stdout, done.stderr)
+    except NoAnswer as error:
+        return Blind(f"the readers gave no answer: {error}")
+    return reading_of(answer)
 
 
-def told(answer: str, complaint: str = "") -> NodeReading | Blind:
-    """Return the look that a program of readers printed, wherever it ran; where it is none, why: in the last words of *complaint*."""
+def reading_of(answer: object) -> NodeReading | Blind:
+    """Return the look that a program of readers answered with, wherever it ran; where it is none, why."""
     try:
-        said = json.loads(answer)
-        refused = unpacked(Blind, {"why": said["blind"]}) if isinstance(said, dict) and set(said) == {"blind"} else None
-        return refused or unpacked(NodeReading, said)
-    except (ValueError, Misshapen) as error:
-        last = (complaint.strip().splitlines() or [str(error)])[-1]
-        return Blind(f"the readers gave no answer: {last}")
+        return unpacked(NodeReading, answer)
+    except Misshapen as error:
+        return Blind(f"the readers gave no answer: {error}")
 
 
 def dark(node: str, why: str) -> NodeReading:

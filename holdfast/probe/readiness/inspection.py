@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, Self
 
 from holdfast.bootstrap.hosts import AWAY, OLDEST, source
@@ -19,13 +17,15 @@ from holdfast.cluster.remote import RemoteNodes
 from holdfast.cluster.ssh.connection import Connection
 from holdfast.cluster.ssh.connector import Connector
 from holdfast.cluster.ssh.endpoints import Target
-from holdfast.cluster.ssh.errors import Unanswered, Unasked
-from holdfast.cluster.ssh.remote_program import RemoteProgram
+from holdfast.cluster.ssh.interpreter import SshInterpreter
 from holdfast.cluster.ssh.transport import SshTransport
 from holdfast.errors import NodeTrouble
-from holdfast.probe.readers.bundle import carrying, packed_text, sources
+from holdfast.probe.readers.bundle import sources
 from holdfast.probe.readiness.finding import Facts, blind
-from holdfast.source_tree import ROOT
+from holdfast.probe.remote import bundle
+from holdfast.probe.remote.bundle import source_of
+from holdfast.probe.remote.errors import NoAnswer, NodeUnreachable
+from holdfast.probe.remote.program import RemoteProgram
 from holdfast.spec import SshCluster, TrainingJob
 
 HANDS: Final = 32
@@ -36,6 +36,8 @@ TORCH: Final = 100.0
 """Seconds that a host may take to let us in, for one look, and to import torch."""
 PATIENCE: Final = 3.0
 """Seconds after which one node must see what another has written: network file systems remember folders for a while."""
+GRACE: Final = 5.0
+"""Seconds beyond those of a look for its answer."""
 LINK_SECONDS: Final = 0.1
 PINGS: Final = 7
 PROBE: Final = "holdfast.probe.readiness.probe"
@@ -62,14 +64,6 @@ class InspectionScope:
         return cls(python=job.python, checkpoints=str(job.checkpoints), paths=paths, snapshots=job.checkpoint.memory.every > 0)
 
 
-@dataclass(slots=True)
-class Visit:
-    """A host that let us in, as long as it is looked at."""
-
-    connection: Connection
-    program: RemoteProgram
-
-
 class Inspection:
     """A look at the hosts of one cluster."""
 
@@ -77,14 +71,15 @@ class Inspection:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
         self._wanted, self._tell = wanted, tell
         self._ways, self._nodes = Connector(cluster), RemoteNodes(cluster, SshTransport(cluster))
-        self._visits: dict[str, Visit] = {}
+        self._programs: dict[str, RemoteProgram] = {}
+        """Of each host that let us in."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for visit in self._visits.values():
-            visit.connection.cut()
+        for program in self._programs.values():
+            program.close()
         self._nodes.close()
         self._ways.close()
 
@@ -95,7 +90,7 @@ class Inspection:
             found = list(hands.map(self._one, targets))
             inside = [facts for facts in found if facts.gate is not None and not blind(facts.gate)]
             list(hands.map(self._try_link, inside, [*inside[1:], *inside[:1]]))
-            self._try_sharing([facts for facts in found if facts.node in self._visits], hands)
+            self._try_sharing([facts for facts in found if facts.node in self._programs], hands)
         for facts in found:
             self._tell(facts.node, "looked at")
         return found
@@ -109,34 +104,36 @@ class Inspection:
             connection = self._ways.open(target, time.monotonic() + LOGIN)
             with self._ways.watchdog.over(time.monotonic() + LOGIN + 3 * LOOK + TORCH, connection.cut):
                 self._ask(facts, target, connection)
-        except (Unanswered, Unasked) as error:
-            if isinstance(error, Unanswered):
+        except NoAnswer as error:
+            if isinstance(error, NodeUnreachable):
                 self._ways.jumps.doubt(target.way)
-            facts.away, facts.cure = str(error), AWAY if isinstance(error, Unanswered) else ""
+            facts.away, facts.cure = str(error), AWAY if isinstance(error, NodeUnreachable) else ""
         return facts
 
     def _ask(self, facts: Facts, target: Target, connection: Connection) -> None:
-        visit = Visit(connection, RemoteProgram(connection, target.python, probe(), time.monotonic() + LOOK))
-        facts.probe = _asked(visit, "facts", {"directory": target.directory})
-        self._visits[facts.node] = visit
-        facts.clock = _offset(visit)
-        facts.gpus = _asked(visit, "gpus")
-        facts.paths = _asked(visit, "paths", {"paths": list(self._wanted.paths)}) if self._wanted.paths else {}
+        until = time.monotonic() + LOOK
+        program = RemoteProgram(SshInterpreter(connection, target.python, until), probe(), until)
+        facts.probe = program.ask(time.monotonic() + LOOK + GRACE, do="facts", seconds=LOOK, directory=target.directory)
+        self._programs[facts.node] = program
+        with suppress(NoAnswer):
+            facts.clock = program.clock_offset(PINGS, LOOK)
+        facts.gpus = _asked(program, "gpus")
+        facts.paths = _asked(program, "paths", {"paths": list(self._wanted.paths)}) if self._wanted.paths else {}
         self._tell(facts.node, "looking at its environment")
         facts.environment = self._environment(target, connection)
         python = self._wanted.python or _interpreter(facts, target)
         self._tell(facts.node, "importing torch")
-        facts.torch = _asked(visit, "torch", {"python": python}, seconds=TORCH)
+        facts.torch = _asked(program, "torch", {"python": python}, seconds=TORCH)
         if facts.environment.get("in_use"):
             facts.gate = self._gate(facts.node)
 
     def _environment(self, target: Target, connection: Connection) -> dict[str, Any]:
         wheel, until = node_wheel(), time.monotonic() + LOOK
         try:
-            program = RemoteProgram(connection, target.python, source(), until)
+            program = RemoteProgram(SshInterpreter(connection, target.python, until), source(), until)
             asked = {"digest": wheel.digest, "version": wheel.version, "directory": target.directory, "oldest": OLDEST}
-            return dict(json.loads(program.ask(until, do="look", **asked)))
-        except (Unanswered, Unasked, ValueError, TypeError) as error:
+            return program.ask(until, do="look", **asked)
+        except NoAnswer as error:
             return {"blind": str(error)}
 
     def _gate(self, node: str) -> dict[str, Any]:
@@ -165,7 +162,7 @@ class Inspection:
 
         def leave(facts: Facts) -> None:
             asked = {"folder": self._wanted.checkpoints, "name": facts.node, "token": f"{token}-{facts.node}"}
-            facts.shared = _asked(self._visits[facts.node], "leave", asked)
+            facts.shared = _asked(self._programs[facts.node], "leave", asked)
 
         list(hands.map(leave, inside))
         able = [facts for facts in inside if facts.shared is not None and not blind(facts.shared)]
@@ -177,11 +174,11 @@ class Inspection:
         def join(facts: Facts) -> None:
             self._tell(facts.node, "writing where the checkpoints are")
             asked = {"by": first, "name": f"{facts.node}.own", "token": f"{token}-{first}", "patience": PATIENCE, **places[first]}
-            told = _asked(self._visits[facts.node], "join", asked)
+            told = _asked(self._programs[facts.node], "join", asked)
             facts.shared = told if blind(told) else {"by": first, "alone": len(able) == 1, **places[first], **told}
 
         list(hands.map(join, able))
-        list(hands.map(lambda facts: _asked(self._visits[facts.node], "remove", places[facts.node]), able))
+        list(hands.map(lambda facts: _asked(self._programs[facts.node], "remove", places[facts.node]), able))
 
 
 def _interpreter(facts: Facts, target: Target) -> str:
@@ -191,33 +188,15 @@ def _interpreter(facts: Facts, target: Target) -> str:
     return str(facts.probe.get("executable", target.python))
 
 
-def _asked(visit: Visit, verb: str, question: Mapping[str, object] | None = None, *, seconds: float = LOOK) -> dict[str, Any]:
+def _asked(program: RemoteProgram, verb: str, question: Mapping[str, object] | None = None, *, seconds: float = LOOK) -> dict[str, Any]:
     """Return what a node answers, or why it does not."""
     try:
-        told = json.loads(visit.program.ask(time.monotonic() + seconds + 5, do=verb, seconds=seconds, **(question or {})))
-        return dict(told)
-    except (Unanswered, Unasked) as error:
-        if verb == "facts":
-            raise
+        return program.ask(time.monotonic() + seconds + GRACE, do=verb, seconds=seconds, **(question or {}))
+    except NoAnswer as error:
         return {"blind": str(error)}
-    except (ValueError, TypeError) as error:
-        return {"blind": f"its answer makes no sense: {error}"}
-
-
-def _offset(visit: Visit) -> tuple[float, float] | None:
-    """Return by how many seconds its clock is ahead of ours, and by how many that may be wrong: half of the quickest way."""
-    found = []
-    for _ in range(PINGS):
-        at, began = time.time(), time.monotonic()
-        told = _asked(visit, "time")
-        way = time.monotonic() - began
-        with suppress(KeyError):
-            found.append((way / 2, float(told["time"]) - (at + way / 2)))
-    return (min(found)[1], min(found)[0]) if found else None
 
 
 @cache
 def probe() -> str:
     """Return the source of the program that looks at the node that it runs on."""
-    ours = {PROBE: (ROOT / Path(*PROBE.split("."))).with_suffix(".py").read_text(encoding="utf-8"), "holdfast.probe.readiness": ""}
-    return carrying(packed_text({**sources(), **ours}), PROBE)
+    return bundle.program({**sources(), PROBE: source_of(PROBE)}, PROBE)

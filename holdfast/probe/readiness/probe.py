@@ -1,4 +1,4 @@
-"""What runs on a node to see whether it is ready: it looks, and judges nothing. Each question is a line of JSON, and so is each answer."""
+"""What runs on a node to see whether it is ready: it looks, and judges nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import platform
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -19,7 +18,6 @@ from typing import Any, Final
 from holdfast.probe.readers.collect import gathered
 from holdfast.probe.readers.gpus import read_gpus
 
-IDLE: Final = 300
 MARK: Final = ".holdfast-check-"
 """What begins the names of folders that are made to see whether they can be, and removed at once."""
 TORCH_SECONDS: Final = 90.0
@@ -38,18 +36,6 @@ LIMITS: Final = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_ME
 MEMORY: Final = "/dev/shm"  # noqa: S108 (the file system in memory itself)
 
 Question = Mapping[str, Any]
-
-
-def main(_arguments: list[str]) -> None:
-    """Answer questions until there are no more."""
-    while True:
-        signal.alarm(IDLE)
-        line = sys.stdin.buffer.readline()
-        if not line:
-            return
-        asked: dict[str, Any] = json.loads(line)
-        sys.stdout.write(f"{asked['mark']} {json.dumps(answer(asked))}\n")
-        sys.stdout.flush()
 
 
 def answer(asked: Question) -> Any:  # noqa: ANN401 (any JSON)

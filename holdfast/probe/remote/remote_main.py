@@ -1,4 +1,4 @@
-"""The first lines of the program that a node without Holdfast runs: the modules that it carries become importable.
+"""The first lines of every program that a node without Holdfast runs: the modules that it carries become importable, and one answers.
 
 Its source is sent as text, so it may use nothing that Python 3.7 does not have, and no module of ours.
 """
@@ -10,12 +10,14 @@ import importlib
 import importlib.abc
 import importlib.util
 import json
+import signal
 import sys
 import types
 import zlib
+from typing import Any, Callable  # noqa: UP035 (what Python 3.7 has)
 
-OLDEST = (3, 10)
-"""What the readers' dataclasses need."""
+IDLE = 900
+"""Seconds without a question after which it ends: the connection of a machine that lost its power is never closed."""
 
 
 class Carried(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -41,11 +43,27 @@ class Carried(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         exec(compile(self._sources[module.__name__], "<" + module.__name__ + ">", "exec"), module.__dict__)  # noqa: S102 (our own)
 
 
-def start(packed: str, entry: str, arguments: list[str]) -> None:
-    """Unpack what is carried and run the module *entry*, or say why not."""
-    if sys.version_info[:2] < OLDEST:
-        print(json.dumps({"blind": "its python3 is %d.%d; the readers need 3.10 or newer" % sys.version_info[:2]}))  # noqa: T201, UP031
-        return
+def start(packed: str, entry: str, arguments: list[str] | None) -> None:
+    """Unpack what is carried; run `main` of the module *entry* with *arguments*, or without any answer each question by its `answer`."""
     sources = json.loads(zlib.decompress(base64.b64decode(packed)))
     sys.meta_path.insert(0, Carried(sources))
-    importlib.import_module(entry).main(arguments)
+    module = importlib.import_module(entry)
+    if arguments is None:
+        serve(module.answer)
+    else:
+        module.main(arguments)
+
+
+def serve(answer: Callable[[dict[str, Any]], Any]) -> None:
+    """Answer questions until there are no more: a line of JSON asks, and one that begins with the question's `mark` answers.
+
+    Whatever hangs, the alarm ends this process. An *answer* that has a deadline may set it anew.
+    """
+    while True:
+        signal.alarm(IDLE)
+        line = sys.stdin.buffer.readline()
+        if not line:
+            return
+        asked = json.loads(line.decode())
+        sys.stdout.write(f"{asked['mark']} {json.dumps(answer(asked))}\n")
+        sys.stdout.flush()

@@ -1,0 +1,83 @@
+"""The one way to run a program on a node, tried with an interpreter of this machine: what it answers, and what is said when it does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.probe.remote.bundle import program
+from holdfast.probe.remote.child import ChildInterpreter
+from holdfast.probe.remote.errors import ProbeFailed
+from holdfast.probe.remote.program import RemoteProgram
+from tests.waiting import wait_until
+
+SOURCE = """
+import os, signal, sys, time
+
+def answer(asked):
+    verb = asked["do"]
+    if verb == "late":
+        time.sleep(asked["seconds"])
+    if verb == "exit":
+        print("no room", file=sys.stderr)
+        sys.exit(3)
+    if verb == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if verb == "noise":
+        print("You have mail.")
+    return {"list": [5], "flood": "x" * (5 << 20), "time": {"time": "now"}}.get(verb, {"did": verb})
+"""
+LONG = 30.0
+
+
+@pytest.fixture
+def remote() -> Iterator[RemoteProgram]:
+    """Give a program that answers, or does not."""
+    made = RemoteProgram(ChildInterpreter(), program({"odd": SOURCE}, "odd"), time.monotonic() + LONG)
+    yield made
+    made.close()
+
+
+def ask(remote: RemoteProgram, do: str, *, within: float = LONG, **question: object) -> dict[str, object]:
+    """Ask one question."""
+    return remote.ask(time.monotonic() + within, do=do, **question)
+
+
+def test_each_question_has_its_own_answer(remote: RemoteProgram) -> None:
+    """Words besides are none, and neither is the answer to a question that nobody waits for any more."""
+    assert ask(remote, "noise") == {"did": "noise"}
+    with pytest.raises(ProbeFailed, match="gave no answer in time"):
+        ask(remote, "late", within=0.2, seconds=1.0)
+    assert ask(remote, "anything") == {"did": "anything"}
+    assert remote.lives
+
+
+@pytest.mark.parametrize(
+    ("do", "why"),
+    [
+        ("exit", r"ended with status 3 and gave no answer \(no room\)"),
+        ("killed", "was ended and gave no answer"),
+        ("flood", "more than 4 MiB that is no answer"),
+        ("list", r"its answer makes no sense: '\[5\]'"),
+    ],
+)
+def test_what_gives_no_answer_is_told(remote: RemoteProgram, do: str, why: str) -> None:
+    """By how it ended, and its last words."""
+    with pytest.raises(ProbeFailed, match=why):
+        ask(remote, do)
+    if do in {"exit", "killed"}:
+        wait_until(lambda: not remote.lives, seconds=LONG)
+
+
+def test_a_clock_that_is_no_number_is_no_clock(remote: RemoteProgram) -> None:
+    """A node may answer anything."""
+    with pytest.raises(ProbeFailed, match="makes no sense"):
+        remote.clock_offset(3, LONG)
+
+
+def test_an_interpreter_that_is_not_there_is_an_error_of_this_machine() -> None:
+    """And leaves nothing open: warnings are errors here."""
+    with pytest.raises(OSError, match="No such file"):
+        ChildInterpreter("/nowhere/python3")
