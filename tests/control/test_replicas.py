@@ -36,7 +36,7 @@ def test_a_trouble_is_news_once_until_it_is_over(fleet: AgentPool) -> None:
     assert "node-0" in words
     assert replicas.take_trouble("node-0", ReplicaLost.of({**lost, "at": now + 2})) == (None, "")
     kept = {"event": "replica.kept", "at": now + 3, "peer": "127.0.0.1:1001"}
-    assert replicas.take_kept("node-0", ReplicaKept.of(kept)) == ("the snapshots of node-0 are kept on node-1 again")
+    assert replicas.take_kept("node-0", ReplicaKept.of(kept)) == "the snapshots of node-0 are kept on node-1 again"
     assert replicas.take_kept("node-0", ReplicaKept.of({**kept, "at": now + 4})) == ""
     assert replicas.take_trouble("node-0", ReplicaLost.of({**lost, "at": now + 5}))[0] is not None
 

@@ -42,6 +42,7 @@ FACTS: Final[Message] = {
     "oom": None, "oom_blind": None, "finished": False, "ordered": False, "raised": None, "errno": 5, "loss": 0.5,
     "steps": [[5, 5.0, 0.1, 0.5]], "ranks": {"0": BEAT}, "said": {}, "events": [], "roles": [[0, 1]], "copies": [],
     "seen_at": 5.0, "part": "p", "quote": "q", "source": "s", "over": 1, "grew": {},
+    "for_generation": 2, "peer": "h:9", "on": [0], "tapes": "/t", "heartbeat": False, "replica": False, "grouped": True, "calls": 1,
 }  # fmt: skip
 """All that any event carries, as an agent may say it."""
 ABOUT: Final[Message] = {

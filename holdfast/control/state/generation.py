@@ -601,11 +601,11 @@ def _raised(facts: ExceptionFacts) -> Raised:
     return Raised(type=facts.type, message=facts.message, traceback=facts.traceback or "", errno=facts.errno, peer_lost=facts.peer_lost)
 
 
-def _rank_progress(view: RankState, now: float, begun: float) -> RankProgress:
-    """Return how far a rank is; without a beat, that none has come in the *begun* seconds of its generation."""
+def _rank_progress(view: RankState, now: float, lasted: float) -> RankProgress:
+    """Return how far a rank is; without a beat, that none has come in the seconds that its generation has *lasted*."""
     beat = view.beat
     if beat is None:
-        return RankProgress(node=view.node, step=view.step, age=begun, managed=view.managed, heard=False)
+        return RankProgress(node=view.node, step=view.step, age=lasted, managed=view.managed, heard=False)
     return RankProgress(
         node=view.node,
         step=view.step,
