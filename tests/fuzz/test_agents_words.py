@@ -106,6 +106,8 @@ def hears(run: JobController, *told: tuple[str, Message]) -> None:
 @example(name="worker.hello", facts={"rank": 999, "at": 1.0})
 @example(name="worker.exited", facts={**FACTS, "signal": "nine"})
 @example(name="worker.exited", facts={**FACTS, "output": None})
+@example(name="worker.raised", facts={**FACTS, "raised": {"type": "E", "message": "m"}})
+@example(name="worker.regrouped", facts={**FACTS, "seconds": {"meet": 0.1}})
 @example(name="steps", facts={"generation": 1, "steps": [[5]]})
 @example(name="worker.stepped", facts={**FACTS, "step": 2**70})
 def test_whatever_an_agent_tells_the_flow_goes_on_and_can_judge(run: JobController, name: str, facts: Message) -> None:
