@@ -7,6 +7,8 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING
+from dataclasses import fields as dataclass_fields
 from datetime import timedelta
 from enum import StrEnum
 from itertools import groupby, pairwise
@@ -206,7 +208,14 @@ def models(top: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[Bas
             yield from models(inner, f"{path}.{name}".lstrip("."))
 
 
-PLAIN: Final[Mapping[Any, str]] = {str: "text", int: "whole number", float: "number", bool: "yes or no", timedelta: "duration"}
+PLAIN: Final[Mapping[Any, str]] = {
+    Any: "anything",
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "yes or no",
+    timedelta: "duration",
+}
 
 
 def named(kind: Any) -> str:  # noqa: ANN401 (any annotation is a type here)
@@ -216,11 +225,13 @@ def named(kind: Any) -> str:  # noqa: ANN401 (any annotation is a type here)
         return " or ".join(f"`{value}`" for value in inner)
     if origin in {typing.Union, types.UnionType}:
         return " or ".join(named(member) for member in inner if member is not types.NoneType)
-    if origin is list:
+    if origin is tuple and inner[-1] is not ...:
+        return f"({', '.join(named(one) for one in inner)})"
+    if origin in {list, tuple}:
         return f"list of {named(inner[0])}"
     if origin is dict:
         return f"{named(inner[0])} to {named(inner[1])}"
-    return named(inner[0]) if origin is typing.Annotated else PLAIN.get(kind) or str(kind.__name__)
+    return named(inner[0]) if origin is typing.Annotated else PLAIN.get(kind) or str(kind.__name__).lstrip("_")
 
 
 def duration(value: timedelta) -> str:
@@ -281,12 +292,104 @@ def events_page() -> str:
     ])  # fmt: skip
 
 
+def first_line(documented: object) -> str:
+    """Return the first line that stands under a class or a method."""
+    return (documented.__doc__ or "").strip().splitlines()[0]
+
+
+def handled(*handlers: Callable[..., Any] | None) -> str:
+    """Return what each handler does, with its name."""
+    return "<br>".join(f"{first_line(handler)} (`{handler.__qualname__}`)" for handler in handlers if handler is not None)
+
+
+def fields_in_words(fields: Mapping[str, tuple[Any, bool]]) -> str:
+    """List fields by their types and whether each is needed; those that may be left out stand in brackets."""
+    told = {f"`{name}`: {named(kind)}": needed for name, (kind, needed) in fields.items()}
+    return ", ".join(text if needed else f"[{text}]" for text, needed in told.items())
+
+
+def fields_of_record(record: type[BaseModel]) -> dict[str, tuple[Any, bool]]:
+    """Return the type of each field of *record*, and whether it is needed."""
+    return {name: (field.annotation, field.is_required()) for name, field in fields_of(record)}
+
+
+def fields_of_command(record: type) -> dict[str, tuple[Any, bool]]:
+    """Return the same of a command's record, or of what stands in it; the fields of a plan or a table stand in the command itself."""
+    found: dict[str, tuple[Any, bool]] = {}
+    defaults = {one.name: one.default for one in dataclass_fields(record)}
+    for name, kind in typing.get_type_hints(record, include_extras=True).items():
+        plain = typing.get_type_hints(record)[name]
+        if name in {"plan", "table"}:
+            found |= fields_of_command(plain)
+        else:
+            wire = "from" if name == "source" else name  # which no attribute in Python can be called
+            found[wire] = kind, defaults[name] is MISSING and types.NoneType not in typing.get_args(plain)
+    return found
+
+
+def records_in(fields: Mapping[str, tuple[Any, bool]]) -> Iterator[type[BaseModel]]:
+    """Yield the records that *fields* hold, and those within them."""
+    for kind, _ in fields.values():
+        if (inner := model_in(kind)) is not None:
+            yield inner
+            yield from records_in(fields_of_record(inner))
+
+
+def protocol_page() -> str:
+    """Show the events that agents send and the commands that they get: fields, who sends, who handles."""
+    from holdfast.agent.command_fields import RankAssignment  # noqa: PLC0415 (the other pages do not need it)
+    from holdfast.agent.commands import COMMANDS  # noqa: PLC0415 (as above)
+    from holdfast.agent.monitor.preemption import PreemptionSettings  # noqa: PLC0415 (as above)
+    from holdfast.agent.workers.spawner import MemstoreSettings  # noqa: PLC0415 (as above)
+    from holdfast.control.agents.answers import ANSWERS  # noqa: PLC0415 (as above)
+    from holdfast.control.supervisor.event_table import EVENTS  # noqa: PLC0415 (as above)
+
+    records, rows = dict[str, type[BaseModel]](), []
+    for kind in EVENTS.values():
+        own = {
+            name: one
+            for name, one in fields_of_record(kind.fields).items()
+            if name != "event" and (one[1] or name not in {"at", "generation"})
+        }
+        records |= {one.__name__: one for one in records_in(own)}
+        row = (f"`{kind.name}`", first_line(kind.fields), ", ".join(kind.senders), fields_in_words(own), handled(kind.state, kind.record))
+        rows.append(row)
+    orders = []
+    for command in COMMANDS.values():
+        answer = fields_of_record(ANSWERS[command.name]) if command.name in ANSWERS else {}
+        records |= {one.__name__.lstrip("_"): one for one in records_in(answer)}
+        checked = fields_in_words(answer) if answer else ", ".join(f"`{name}`" for name in command.answer)
+        orders.append((f"`{command.name}`", handled(command.run), fields_in_words(fields_of_command(command.fields)), checked))
+    return "\n".join([
+        HEAD,
+        "# Between controller and agents\n",
+        "One JSON object a line. The controller gives commands; the agent answers each, and sends events.",
+        "Fields in brackets may be left out.\n",
+        "## Events\n",
+        "An event that is not in this table is let pass. One with a wrong field is dropped, and remarked on once a node.",
+        "`generation` is the one that an event belongs to: what belongs to another one changes nothing.\n",
+        table(("Event", "Meaning", "Sent by", "Fields", "What is done with it"), *rows),
+        "## Commands\n",
+        "Beside its fields a command has its name in `do`, its number in `id`, and `session`, `job` and `epoch` of the controller.",
+        "The answer has the number in `re`, `ok`, and `why` where the command was refused.",
+        "Fields of answers whose types are shown are checked by the controller.\n",
+        table(("Command", "What the agent does", "Fields", "Fields of the answer"), *orders),
+        "## Records\n",
+        table(
+            ("Record", "Fields"),
+            *((name, fields_in_words(fields_of_record(one))) for name, one in records.items()),
+            *((one.__name__, fields_in_words(fields_of_command(one))) for one in (RankAssignment, MemstoreSettings, PreemptionSettings)),
+        ),
+    ])  # fmt: skip
+
+
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "states.md": states_page,
     "faults.md": faults_page,
     "cli.md": cli_page,
     "settings.md": settings_page,
     "events.md": events_page,
+    "protocol.md": protocol_page,
 }
 """Page to what draws it."""
 

@@ -1,20 +1,39 @@
-"""What a flow may ask of an agent."""
+"""What a flow may ask of an agent: how each command is carried out, and the table of them all."""
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from holdfast.agent import schema
+from holdfast.agent.command_fields import (
+    Abandon,
+    Ask,
+    Attach,
+    Deposit,
+    Deposited,
+    Drop,
+    Fields,
+    Flush,
+    Notice,
+    Pace,
+    Prepare,
+    Regroup,
+    Replicate,
+    Standby,
+    Start,
+    Stop,
+    Switch,
+    Tell,
+    Token,
+)
 from holdfast.agent.errors import Refused, Superseded
-from holdfast.agent.memstore.manager import replicate_of
-from holdfast.agent.monitor.preemption import PreemptionSettings
 from holdfast.agent.workers.in_process_recovery import InProcessRecovery
-from holdfast.agent.workers.spawner import SpawnPlan
 from holdfast.agent.workers.worker import Worker
 from holdfast.log import note
 from holdfast.memstore.write_requests import BadWriteRequest, WriteRequest
@@ -34,32 +53,12 @@ ANSWERED: Final = 256
 
 
 class CommandHandler:
-    """Carries out a flow's orders."""
+    """Carries out a flow's orders, as the table at the end of this module says."""
 
     def __init__(self, service: AgentServer) -> None:
         self._service = service
         self._answered: OrderedDict[tuple[str, int], Message] = OrderedDict()
-        self._verbs: dict[str, Callable[[ClientConnection, Message], Message]] = {
-            "about": self._about,
-            "attach": self._attach,
-            "ping": self._ping,
-            "prepare": self._prepare,
-            "port": self._port,
-            "start": self._start,
-            "stop": self._stop,
-            "replicate": self._replicate,
-            "stored": self._stored,
-            "ask": self._ask,
-            "living": self._living,
-            "flush": self._flush,
-            "notice": self._notice,
-            "token": self._token,
-            "deposit": self._deposit,
-            "deposited": self._deposited,
-            "withdraw": self._withdraw,
-            **InProcessRecovery(service).verbs,
-            "end": self._end,
-        }
+        self.recovery = InProcessRecovery(service)
 
     def take(self, peer: ClientConnection, order: Message) -> Message:
         """Carry out *order* and return the answer; one that is refused changes nothing, and does not renew the lease.
@@ -81,7 +80,8 @@ class CommandHandler:
 
     def _carry_out(self, peer: ClientConnection, order: Message) -> Message:
         try:
-            answer = {"ok": True, **self._verb(order)(peer, order)}
+            kind = self._kind(order)
+            answer = {"ok": True, **kind.run(self, peer, kind.fields.of(order))}
             self._service.renew()
         except Superseded as error:
             answer = {"ok": False, "why": str(error), "epoch": error.epoch}
@@ -96,15 +96,15 @@ class CommandHandler:
             answer = {"ok": False, "why": f"the agent could not carry it out: {type(error).__name__}: {error}"}
         return {"re": order.get("id"), **answer}
 
-    def _verb(self, order: Message) -> Callable[[ClientConnection, Message], Message]:
+    def _kind(self, order: Message) -> CommandKind[Any]:
         name = schema.text(order, "do")
-        if name not in self._verbs:
-            raise Refused(f"no order is called '{name[:40]}': this agent knows {', '.join(self._verbs)}; {SAME}")
+        if name not in COMMANDS:
+            raise Refused(f"no order is called '{name[:40]}': this agent knows {', '.join(COMMANDS)}; {SAME}")
         if name in {"about", "attach"}:
             self._speaks(order)  # first: a flow that is refused must not depose the one whose job it is
         if name not in {"about", "token"}:  # who may connect may ask
             self._admit(order)
-        return self._verbs[name]
+        return COMMANDS[name]
 
     def _admit(self, order: Message) -> None:
         """Let only the newest flow of the job that holds this node give orders; an older one's lease has gone to another."""
@@ -129,7 +129,7 @@ class CommandHandler:
         if spoken != PROTOCOL:
             raise Refused(f"this agent speaks protocol {PROTOCOL}, the flow {str(spoken)[:20]}: {SAME}")
 
-    def _about(self, _peer: ClientConnection, _order: Message) -> Message:
+    def about(self, _peer: ClientConnection, _command: Fields) -> Message:
         """Say who this agent is and what runs on its node."""
         service, workers = self._service, self._service.workers
         return {
@@ -149,7 +149,7 @@ class CommandHandler:
             "memory": service.vaults.about(),
         }
 
-    def _living(self, _peer: ClientConnection, _order: Message) -> Message:
+    def living(self, _peer: ClientConnection, _command: Fields) -> Message:
         """Say which ranks live and mean to, after all that was seen and heard of their ends so far."""
         workers = self._service.workers
         for worker in workers.living():
@@ -159,38 +159,38 @@ class CommandHandler:
         living = sorted(worker.rank for worker in well if worker.pid is not None and not is_ending(worker.pid))
         return {"generation": workers.generation, "ranks": living}
 
-    def _attach(self, peer: ClientConnection, order: Message) -> Message:
+    def attach(self, peer: ClientConnection, command: Attach) -> Message:
         """Answer, tell the events after ``since``, and from then on every event as it comes."""
-        peer.told = min(schema.whole(order, "since"), self._service.event_log.seq)
+        peer.told = min(command.since, self._service.event_log.seq)
         peer.past = None
         return {"agent": self._service.me.id, "since": peer.told}
 
-    def _ping(self, _peer: ClientConnection, _order: Message) -> Message:
+    def ping(self, _peer: ClientConnection, _command: Fields) -> Message:
+        """Show that both ends are there."""
         return {}
 
-    def _prepare(self, _peer: ClientConnection, order: Message) -> Message:
+    def prepare(self, _peer: ClientConnection, command: Prepare) -> Message:
         """Take on a job: remember how its workers are run, and start a warm starter for it."""
-        service, plan = self._service, SpawnPlan.of(order)
+        service, plan = self._service, command.plan
         if service.ending:
             raise Refused("this agent is ending")
         warm = service.workers.prepare(plan)
-        service.hold(plan.job, schema.maybe(schema.whole, order, "epoch") or 0, plan.lease)
+        service.hold(plan.job, command.epoch or 0, plan.lease)
         service.vaults.prepare(plan)
         service.watching.prepare(watch=plan.watch)
         service.notices.prepare(plan.notice)
         return {"warm": warm, "memory": service.vaults.about()}
 
-    def _port(self, _peer: ClientConnection, _order: Message) -> Message:
+    def port(self, _peer: ClientConnection, _command: Fields) -> Message:
         """Give a port that is free now, outside the range from which the kernel serves outgoing connections."""
         try:
             return {"port": free_port()}
         except OSError as error:
             raise Refused("no free port found") from error
 
-    def _start(self, _peer: ClientConnection, order: Message) -> Message:
-        service, workers = self._service, self._service.workers
-        generation, membership = schema.whole(order, "generation"), schema.membership(order)
-        places = {schema.whole(item, "rank"): schema.environment(item, "environment") for item in schema.objects(order, "workers")}
+    def start(self, _peer: ClientConnection, command: Start) -> Message:
+        """Begin a generation, and start its workers on this node."""
+        service, workers, generation = self._service, self._service.workers, command.generation
         if service.ending or workers.plan is None:
             raise Refused("this agent is ending" if service.ending else "no job was prepared on this node: give the order 'prepare' first")
         if generation <= workers.generation:
@@ -199,79 +199,75 @@ class CommandHandler:
         if living or workers.stopping:
             raise Refused(f"{len(living)} worker(s) of generation {workers.generation} still live, or what they left does")
         service.begin_generation(generation)
-        workers.start(generation, membership, places)
-        return {"started": sorted(places)}
+        workers.start(generation, command.membership, command.workers)
+        return {"started": sorted(command.workers)}
 
-    def _stop(self, _peer: ClientConnection, order: Message) -> Message:
-        workers, generation = self._service.workers, schema.whole(order, "generation")
-        number, grace = schema.whole(order, "signal"), schema.seconds(order, "grace")
-        if number not in signal.valid_signals():
-            raise schema.BadField("signal", "the number of a signal", number)
+    def stop(self, _peer: ClientConnection, command: Stop) -> Message:
+        """Signal the workers; event `workers.gone` says when none is left."""
+        workers, generation = self._service.workers, command.generation
         if generation < workers.generation:
             raise Refused(f"generation {generation} is over, this is {workers.generation}")
-        workers.stop(generation, number, grace)
+        workers.stop(generation, command.signal, command.grace)
         return {}
 
-    def _replicate(self, _peer: ClientConnection, order: Message) -> Message:
+    def replicate(self, _peer: ClientConnection, command: Replicate) -> Message:
         """Copy the snapshots of this node's ranks to other nodes' memory from now on, and nowhere else."""
-        homes, bandwidth = replicate_of(order)
         if not self._service.vaults.serves():
             raise Refused("this node keeps nothing in memory that others could have")
-        self._service.vaults.replicate(homes, bandwidth)
+        self._service.vaults.replicate(command.to, command.bandwidth)
         return {}
 
-    def _ask(self, _peer: ClientConnection, order: Message) -> Message:
+    def ask(self, _peer: ClientConnection, command: Ask) -> Message:
         """Put a question to the workers of this node (or to those *ranks*) that have a line; they answer in events of their own."""
-        question, ranks = schema.mapping(order, "question"), schema.maybe(schema.numbers, order, "ranks")
-        generation, workers = schema.whole(order, "generation"), self._service.workers
+        generation, ranks, workers = command.generation, command.ranks, self._service.workers
         if generation != workers.generation:
             raise Refused(f"generation {generation} is not the current one, that is {workers.generation}")
         asked = [worker for worker in workers.living() if worker.line is not None and (ranks is None or worker.rank in ranks)]
-        return {"asked": [worker.rank for worker in asked if self._service.tell(worker, question)]}
+        return {"asked": [worker.rank for worker in asked if self._service.tell(worker, command.question)]}
 
-    def _stored(self, _peer: ClientConnection, _order: Message) -> Message:
+    def stored(self, _peer: ClientConnection, _command: Fields) -> Message:
         """Say which snapshots lie whole in this node's memory: its ranks', and what others keep here."""
         return {"snapshots": self._service.vaults.stored()}
 
-    def _flush(self, _peer: ClientConnection, order: Message) -> Message:
+    def flush(self, _peer: ClientConnection, command: Flush) -> Message:
         """Put snapshots on disk, of workers that have ended: the last of a generation, which is over then."""
         service = self._service
-        generation, living = schema.whole(order, "generation"), [str(worker.rank) for worker in service.workers.living()]
+        generation, living = command.generation, [str(worker.rank) for worker in service.workers.living()]
         if living:
             raise Refused(f"rank {', '.join(living)} still lives, and takes snapshots of its own")
-        facts = {"generation": generation, "world": schema.whole(order, "world", least=1), "keep": schema.whole(order, "keep", least=1)}
-        place = schema.path(order, "directory")
-        service.flushing.last_word(generation, [_wanted(one, place, facts) for one in schema.objects(order, "snapshots")])
+        facts = {"generation": generation, "world": command.world, "keep": command.keep}
+        service.flushing.last_word(generation, [_wanted(one, command.directory, facts) for one in command.snapshots])
         return {}
 
-    def _notice(self, _peer: ClientConnection, order: Message) -> Message:
+    def notice(self, _peer: ClientConnection, command: Notice) -> Message:
         """Look for notices of the node's end somewhere else from now on."""
-        self._service.notices.prepare(PreemptionSettings.of(schema.mapping(order, "notice")))
+        self._service.notices.prepare(command.notice)
         return {}
 
-    def _token(self, _peer: ClientConnection, order: Message) -> Message:
+    def token(self, _peer: ClientConnection, command: Token) -> Message:
         """Tell the job's secret, without which nobody joins its workers: who may connect here could have any of them started anyway."""
         plan = self._service.workers.plan
-        if plan is None or schema.text(order, "job") != self._service.job:
+        if plan is None or command.job != self._service.job:
             raise Refused("this agent does not run that job")
         return {"token": plan.environment.get("HOLDFAST_TOKEN", "")}
 
-    def _deposit(self, _peer: ClientConnection, order: Message) -> Message:
+    def deposit(self, _peer: ClientConnection, command: Deposit) -> Message:
         """Keep rows that the history does not take now."""
-        self._service.deposit.add(schema.objects(order, "records"))
+        self._service.deposit.add(command.records)
         return {}
 
-    def _deposited(self, _peer: ClientConnection, order: Message) -> Message:
+    def deposited(self, _peer: ClientConnection, command: Deposited) -> Message:
         """Give such rows back, a part at a time."""
-        records, following = self._service.deposit.since(schema.whole(order, "since"))
+        records, following = self._service.deposit.since(command.since)
         return {"records": records, "next": following}
 
-    def _withdraw(self, _peer: ClientConnection, _order: Message) -> Message:
+    def withdraw(self, _peer: ClientConnection, _command: Fields) -> Message:
         """Forget such rows: the history has them."""
         self._service.deposit.clear()
         return {}
 
-    def _end(self, _peer: ClientConnection, _order: Message) -> Message:
+    def end(self, _peer: ClientConnection, _command: Fields) -> Message:
+        """End the workers and this agent, and wipe what is kept in memory."""
         note(log, "agent.told-to-end")
         self._service.end()
         return {}
@@ -289,3 +285,65 @@ def _wanted(item: Message, directory: str, facts: Message) -> WriteRequest:
 def _view(standby: Worker) -> Message:
     """Return what is known of a standby: a flow that comes later has not heard it park."""
     return {**(standby.parked or {}), "pid": standby.pid, "ready": standby.parked is not None and not standby.ordered}
+
+
+C = TypeVar("C", bound=Fields)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandKind(Generic[C]):
+    """One command that a controller gives."""
+
+    name: str
+    fields: type[C]
+    run: Callable[[CommandHandler, ClientConnection, C], Message]
+    """Carries it out, and returns the fields of the answer."""
+    answer: tuple[str, ...] = ()
+    """The names of those fields."""
+
+
+def _in_process(run: Callable[[InProcessRecovery, C], Message]) -> Callable[[CommandHandler, ClientConnection, C], Message]:
+    """Have the part that changes ranks in living processes carry a command out."""
+
+    @wraps(run)
+    def carry_out(handler: CommandHandler, _peer: ClientConnection, command: C) -> Message:
+        return run(handler.recovery, command)
+
+    return carry_out
+
+
+_ABOUT: Final = (
+    "agent", "pid", "job", "epoch", "generation", "membership", "since", "workers", "grouped", "leavers", "standbys", "abandoned", "roles",
+    "memory",
+)  # fmt: skip
+
+COMMANDS: Final[Mapping[str, CommandKind[Any]]] = {
+    kind.name: kind
+    for kind in (
+        CommandKind("about", Fields, CommandHandler.about, _ABOUT),
+        CommandKind("attach", Attach, CommandHandler.attach, ("agent", "since")),
+        CommandKind("ping", Fields, CommandHandler.ping),
+        CommandKind("prepare", Prepare, CommandHandler.prepare, ("warm", "memory")),
+        CommandKind("port", Fields, CommandHandler.port, ("port",)),
+        CommandKind("start", Start, CommandHandler.start, ("started",)),
+        CommandKind("stop", Stop, CommandHandler.stop),
+        CommandKind("replicate", Replicate, CommandHandler.replicate),
+        CommandKind("stored", Fields, CommandHandler.stored, ("snapshots",)),
+        CommandKind("ask", Ask, CommandHandler.ask, ("asked",)),
+        CommandKind("living", Fields, CommandHandler.living, ("generation", "ranks")),
+        CommandKind("flush", Flush, CommandHandler.flush),
+        CommandKind("notice", Notice, CommandHandler.notice),
+        CommandKind("token", Token, CommandHandler.token, ("token",)),
+        CommandKind("deposit", Deposit, CommandHandler.deposit),
+        CommandKind("deposited", Deposited, CommandHandler.deposited, ("records", "next")),
+        CommandKind("withdraw", Fields, CommandHandler.withdraw),
+        CommandKind("abandon", Abandon, _in_process(InProcessRecovery.abandon), ("told", "killed")),
+        CommandKind("regroup", Regroup, _in_process(InProcessRecovery.regroup)),
+        CommandKind("switch", Switch, _in_process(InProcessRecovery.switch)),
+        CommandKind("standby", Standby, _in_process(InProcessRecovery.standby), ("started",)),
+        CommandKind("drop", Drop, _in_process(InProcessRecovery.drop), ("dropped",)),
+        CommandKind("tell", Tell, _in_process(InProcessRecovery.tell)),
+        CommandKind("pace", Pace, _in_process(InProcessRecovery.pace)),
+        CommandKind("end", Fields, CommandHandler.end),
+    )
+}

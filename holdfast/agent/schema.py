@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -41,6 +42,14 @@ def durations(message: Message, name: str) -> dict[str, float]:
     if isinstance(value, dict):
         return {phase: seconds(value, phase) for phase in value}
     raise BadField(name, "an object of names and seconds", value)
+
+
+def signal_number(message: Message, name: str) -> int:
+    """Return the number of a signal."""
+    value = whole(message, name)
+    if value in signal.valid_signals():
+        return value
+    raise BadField(name, "the number of a signal", value)
 
 
 def number(message: Message, name: str) -> float:
@@ -115,11 +124,11 @@ class WireMembership(NamedTuple):
     first: int
 
 
-def membership(message: Message) -> WireMembership:
+def membership(message: Message, name: str) -> WireMembership:
     """Return which node holds which ranks, and the lowest rank: that of the ranks told of, unless the order names it."""
-    value = message.get("membership")
+    value = message.get(name)
     if not isinstance(value, dict) or not all(_are_ranks(ranks) for ranks in value.values()):
-        raise BadField("membership", "an object of nodes and lists of ranks", value)
+        raise BadField(name, "an object of nodes and lists of ranks", value)
     first = maybe(whole, message, "first")
     return WireMembership(value, min((rank for ranks in value.values() for rank in ranks), default=0) if first is None else first)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from holdfast.agent import schema
@@ -23,8 +23,15 @@ log = logging.getLogger("holdfast.agent")
 FLUSH: Final = 0.02
 """Seconds that finished steps may wait for company before they are journaled: with a killed agent those that wait are lost."""
 LARGEST_STEP: Final = 2**53
-PASSED_ON: Final = frozenset({"broken", "regrouped", "cannot", "coverage", "prepared", "unprepared"})
-"""Words that are the flow's alone to understand: each becomes an event with all that was said."""
+PASSED_ON: Final[Mapping[str, tuple[str, str]]] = {
+    "broken": ("worker.broken", "standby.broken"),
+    "regrouped": ("worker.regrouped", "standby.regrouped"),
+    "cannot": ("worker.cannot", "standby.cannot"),
+    "coverage": ("worker.coverage", "standby.coverage"),
+    "prepared": ("worker.prepared", "standby.prepared"),
+    "unprepared": ("worker.unprepared", "standby.unprepared"),
+}
+"""Words that are the flow's alone to understand, and the event that each becomes of a worker or a standby, with all that was said."""
 HELD: Final = frozenset({"mark", "resumed", "beat", "section", "saved", "trouble", "bye", "commit?"})
 """Words of training, which wait until the generation they belong to is on record."""
 OURS: Final = frozenset({"t", "event", "seq", "at", "id", "rank", "generation", "for_generation", "standby", "self"})
@@ -93,7 +100,7 @@ class WorkerMessages:
             "switched": self._on_switched,
             "left": self._on_left,
             "standing": self._on_standing,
-            "sums": self._on_standing,
+            "sums": self._on_sums,
             "check": self._on_check,
             **dict.fromkeys(PASSED_ON, self._pass_on),
         }
@@ -198,31 +205,35 @@ class WorkerMessages:
         self._send("standby.ready", id=worker.standby, **worker.parked)
 
     def _pass_on(self, worker: Worker, message: Message) -> None:
-        """Make an event of what was said. The generation is the worker's, or an older one that it still spoke of."""
+        of_worker, of_standby = PASSED_ON[message["t"]]
+        self._send_all(of_worker if worker.standby is None else of_standby, worker, message)
+
+    def _send_all(self, event: str, worker: Worker, message: Message) -> None:
+        """Make an *event* of what was said. The generation is the worker's, or an older one that it still spoke of."""
         worker.advance()
-        whose, kind = {"id": worker.standby}, "standby"
+        whose = {"id": worker.standby}
         if worker.standby is None:
-            whose, kind = {"rank": worker.rank, "generation": _meant(worker, message)}, "worker"
+            whose = {"rank": worker.rank, "generation": _meant(worker, message)}
         if message.get("generation") is not None:
             whose["for_generation"] = schema.whole(message, "generation")
-        self._send(f"{kind}.{schema.text(message, 't')}", **_said(message), **whose)
+        self._send(event, **_said(message), **whose)
 
     def _on_groups(self, worker: Worker, message: Message) -> None:
-        self._pass_on(worker, message)
+        self._send_all("worker.groups", worker, message)
         worker.grouped = True
 
     def _on_roles(self, worker: Worker, message: Message) -> None:
-        self._pass_on(worker, message)
+        self._send_all("worker.roles", worker, message)
         self._workers.roles = _said(message)
 
     def _on_switched(self, worker: Worker, message: Message) -> None:
         """Note that it has gone on into a planned generation: the flow puts that on record once all have."""
         worker.ahead = schema.whole(message, "generation")
-        self._pass_on(worker, message)
+        self._send_all("worker.switched" if worker.standby is None else "standby.switched", worker, message)
 
     def _on_left(self, worker: Worker, message: Message) -> None:
         """Note that its state is with another: its end is as planned, even before the flow has said so."""
-        self._pass_on(worker, message)
+        self._send_all("worker.left", worker, message)
         worker.ordered = True
 
     def _on_mark(self, worker: Worker, message: Message) -> None:
@@ -274,9 +285,12 @@ class WorkerMessages:
             worker.bad_loss = bad
 
     def _on_standing(self, worker: Worker, message: Message) -> None:
-        """Pass on where a worker stands, or what it found in a check: an answer to the flow's question, worth nothing later."""
-        word = schema.text(message, "t")
-        self.pass_by(f"worker.{word}", rank=worker.rank, generation=worker.generation, said=_said(message))
+        """Pass on where a worker stands: an answer to the flow's question, worth nothing later."""
+        self.pass_by("worker.standing", rank=worker.rank, generation=worker.generation, said=_said(message))
+
+    def _on_sums(self, worker: Worker, message: Message) -> None:
+        """Pass on what a worker found in a check, as above."""
+        self.pass_by("worker.sums", rank=worker.rank, generation=worker.generation, said=_said(message))
 
     def _on_check(self, worker: Worker, message: Message) -> None:
         """Keep the digest of its parameters for the beats."""

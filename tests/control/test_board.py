@@ -9,6 +9,7 @@ from detectors.diagnosis import see
 from detectors.evidence import HangLimits
 from holdfast.control.faults.pauses import Pauses
 from holdfast.control.state.generation import GenerationState
+from holdfast.control.supervisor import event_table
 from holdfast.protocol import Message
 
 BEAT = {"age": 0.0, "step": None, "managed": True, "section": None, "section_limit": None, "process": "S", "wait": "", "output_age": None}
@@ -20,7 +21,7 @@ def told(board: GenerationState, name: str, now: float, **facts: Any) -> None:
         own = {name: one for name, one in facts.get("ranks", {}).items() if int(name) in here}
         event: Message = {"event": name, "generation": 1, "at": now, **facts, **({"ranks": own} if own else {})}
         if own or facts.get("rank", 0) in here:
-            board.take(node, event, now)
+            event_table.change_state(board, node, event_table.parse(event), now)
 
 
 def test_steps_are_no_measure_for_a_rank_that_has_still_to_come_to_its_first() -> None:
@@ -65,7 +66,9 @@ def test_a_rank_that_is_never_heard_of_hides_no_standstill_and_is_the_first_susp
 
 def told_of_a(board: GenerationState, now: float, *, age: float) -> None:
     """Have the agent of node a tell how its rank is: it got on *age* seconds ago."""
-    board.take("a", {"event": "beats", "generation": 1, "at": now, "ranks": {"0": BEAT | {"age": age}}}, now)
+    event_table.change_state(
+        board, "a", event_table.parse({"event": "beats", "generation": 1, "at": now, "ranks": {"0": BEAT | {"age": age}}}), now
+    )
 
 
 def faults_of(board: GenerationState, now: float, limits: HangLimits) -> list[Fault]:

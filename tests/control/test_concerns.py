@@ -14,6 +14,7 @@ from detectors.evidence import BadLoss, Copies, HangLimits
 from holdfast.control.faults.alerts import HEARD, PAUSE, Alerts
 from holdfast.control.faults.rank_status import RankStatusQuery, standing_of
 from holdfast.control.state.generation import GenerationState, Roles
+from holdfast.control.supervisor import event_table
 from holdfast.protocol import Message
 from tests.control.test_board import BEAT
 
@@ -31,7 +32,7 @@ class Watched:
 
     def hear(self, node: str, event: str, **facts: Any) -> None:
         """Have the board hear an event."""
-        self.board.take(node, {"event": event, "generation": 1, "at": self.now, **facts}, self.now)
+        event_table.change_state(self.board, node, event_table.parse({"event": event, "generation": 1, "at": self.now, **facts}), self.now)
 
     def beat(self, rank: int, **facts: Any) -> None:
         """Have the board hear a beat of one rank."""

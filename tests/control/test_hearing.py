@@ -13,6 +13,7 @@ from detectors.catalogue import CATALOGUE_LEVELS
 from holdfast.accounting.losses import losses
 from holdfast.control.faults.node_faults import REPEATED
 from holdfast.control.state.generation import GenerationState
+from holdfast.control.supervisor import event_table
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.event_handlers import GATHERED, EventHandlers
 from holdfast.history import History, Recorder, models, queries
@@ -48,7 +49,8 @@ class Told:
     def hears(self, name: str, generation: int | None = None, *, node: str = "a", **facts: Any) -> None:
         """Take in an event of rank 0, or of the rank on another *node*."""
         known = {"rank": MEMBERSHIP[node][0], "generation": generation or self.run.generation, "at": 1.0, "pid": 7}
-        self.hearing.take(node, {"event": name, **known, **facts})
+        self.run.hearing = self.hearing
+        event_table.take(cast("JobController", self.run), node, {"event": name, **known, **facts})
 
     def steps(self, *steps: tuple[int, float]) -> None:
         """Have rank 0 tell of steps and their losses."""
@@ -119,7 +121,8 @@ def test_what_an_agent_told_nobody_before_it_was_killed_is_told_by_the_next_one(
     """Whatever generation it was, and each step once."""
     told.steps((1, 1.0), (2, 2.0))
     first = {"event": "steps", "generation": 1, "at": 2.0, "steps": [[step, 1.0, 0.1, float(step)] for step in (1, 2, 3)]}
-    told.hears("past", events=[first, {"event": "saved", "generation": 1, "at": 2.5, "step": 3, "path": "c/3", "seconds": 0.1, "size": 9}])
+    saved = {"event": "saved", "generation": 1, "rank": 0, "at": 2.5, "step": 3, "path": "c/3", "seconds": 0.1, "size": 9}
+    told.hears("past", events=[first, saved])
     assert told.curve() == [(1, 1.0), (2, 2.0), (3, 3.0)]
     assert [one.step for one in queries.checkpoints(told.history, told.job.id)] == [3]
     told.begin(2)

@@ -6,6 +6,7 @@ from typing import Any
 
 from detectors.evidence import GroupTrouble, ReplaceRanksTrouble, WorkerExit
 from holdfast.control.state.generation import GenerationState
+from holdfast.control.supervisor import event_table
 from holdfast.protocol import Message
 
 MEMBERSHIP = {"a": [0, 1], "b": [2]}
@@ -33,13 +34,18 @@ def an_exit(rank: int, generation: int, **facts: Any) -> Message:
     return an_event("worker.exited", rank, generation, ordered=False, **{**end, **facts})
 
 
+def take(board: GenerationState, node: str, message: Message, now: float) -> None:
+    """Have the board take in what the agent of *node* sent."""
+    event_table.change_state(board, node, event_table.parse(message), now)
+
+
 def boards() -> tuple[GenerationState, GenerationState]:
     """Return a generation in which all have told of their groups, and the next one, in which rank 2 is new."""
     before = GenerationState(1, MEMBERSHIP)
     for rank in range(3):
-        before.take(HOME[rank], an_event("worker.started", rank, 1), 10.0)
-        before.take(HOME[rank], an_event("worker.groups", rank, 1), 10.0)
-        before.take(HOME[rank], an_event("worker.stepped", rank, 1, step=7, until=None), 10.0)
+        take(before, HOME[rank], an_event("worker.started", rank, 1), 10.0)
+        take(before, HOME[rank], an_event("worker.groups", rank, 1), 10.0)
+        take(before, HOME[rank], an_event("worker.stepped", rank, 1, step=7, until=None), 10.0)
     after = GenerationState(2, MEMBERSHIP, since=1, kept=(0, 1))
     after.keep(before)
     return before, after
@@ -53,8 +59,8 @@ def test_who_lives_on_keeps_what_was_known_of_it_and_starts_with_the_agents_word
     assert not after.all_started()
     assert after.step_before == 7
     for rank in (0, 1):
-        after.take("a", an_event("worker.kept", rank, 2, grouped=True), 11.0)
-    after.take("b", an_event("worker.started", 2, 2, standby=4), 11.0)
+        take(after, "a", an_event("worker.kept", rank, 2, grouped=True), 11.0)
+    take(after, "b", an_event("worker.started", 2, 2, standby=4), 11.0)
     assert after.all_started()
     assert not after.all_stepped()
 
@@ -63,8 +69,8 @@ def test_a_rank_that_ended_unseen_leaves_the_others_what_they_are() -> None:
     """A flow that comes later hears from the agents which of those that live have groups that can be mended."""
     board = GenerationState(1, MEMBERSHIP)
     for rank in range(3):
-        board.take(HOME[rank], an_event("worker.started", rank, 1), 10.0)
-    board.take("b", an_exit(2, 1), 10.0)
+        take(board, HOME[rank], an_event("worker.started", rank, 1), 10.0)
+    take(board, "b", an_exit(2, 1), 10.0)
     assert not board.grouped()
     board.ranks[0].grouped = board.ranks[1].grouped = True
     assert board.grouped()
@@ -73,7 +79,7 @@ def test_a_rank_that_ended_unseen_leaves_the_others_what_they_are() -> None:
 def test_the_end_of_a_process_that_was_to_be_kept_counts_until_it_is() -> None:
     """Its agent tells of it under the generation that it knew."""
     _, after = boards()
-    after.take("a", an_exit(1, 1), 11.0)
+    take(after, "a", an_exit(1, 1), 11.0)
     assert [one.rank for one in after.evidence if isinstance(one, WorkerExit)] == [1]
     assert after.dead() == {1}
 
@@ -81,9 +87,9 @@ def test_the_end_of_a_process_that_was_to_be_kept_counts_until_it_is() -> None:
 def test_the_end_of_a_process_that_was_replaced_is_an_old_story() -> None:
     """And so is one of a rank that is kept already."""
     _, after = boards()
-    after.take("b", an_exit(2, 1), 11.0)
-    after.take("a", an_event("worker.kept", 0, 2), 11.0)
-    after.take("a", an_exit(0, 1), 11.0)
+    take(after, "b", an_exit(2, 1), 11.0)
+    take(after, "a", an_event("worker.kept", 0, 2), 11.0)
+    take(after, "a", an_exit(0, 1), 11.0)
     assert after.evidence == []
     assert after.dead() == frozenset()
 
@@ -91,10 +97,10 @@ def test_the_end_of_a_process_that_was_replaced_is_an_old_story() -> None:
 def test_broken_groups_and_refusals_are_evidence() -> None:
     """What belongs to the generation before is none."""
     _, after = boards()
-    after.take("a", an_event("worker.broken", 0, 1, step=7, group="0", why="told to"), 11.0)
+    take(after, "a", an_event("worker.broken", 0, 1, step=7, group="0", why="told to"), 11.0)
     assert after.evidence == []
-    after.take("a", an_event("worker.broken", 0, 2, step=7, group="0", why="reset"), 11.0)
-    after.take("a", an_event("worker.cannot", 1, 2, why="no copy"), 11.0)
+    take(after, "a", an_event("worker.broken", 0, 2, step=7, group="0", why="reset"), 11.0)
+    take(after, "a", an_event("worker.cannot", 1, 2, why="no copy"), 11.0)
     assert after.evidence == [
         GroupTrouble(node="a", rank=0, at=10.0, why="reset", group="0", step=7),
         ReplaceRanksTrouble(node="a", rank=1, at=10.0, why="no copy"),
@@ -105,7 +111,7 @@ def test_a_rank_that_went_over_by_itself_is_seen() -> None:
     """Until that is on record, the generation is not what the flow thinks."""
     before, _ = boards()
     assert not before.is_ahead()
-    before.take("a", an_event("worker.switched", 0, 1, for_generation=2), 11.0)
+    take(before, "a", an_event("worker.switched", 0, 1, for_generation=2), 11.0)
     assert before.is_ahead()
 
 
@@ -116,8 +122,8 @@ def test_a_rank_that_nobody_could_ask_since_the_job_was_adopted_is_presumed_to_d
     assert (board.all_started(), board.all_stepped(), board.grouped()) == (False, False, False)
     for rank in (0, 1):
         for name in ("worker.started", "worker.groups", "worker.stepped"):
-            board.take("a", an_event(name, rank, 1, step=7, until=None), 10.0)
+            take(board, "a", an_event(name, rank, 1, step=7, until=None), 10.0)
     assert board.unseen == {2}
     assert (board.all_started(), board.all_stepped(), board.grouped(), board.at_work()) == (True, True, True, True)
-    board.take("b", an_event("worker.started", 2, 1), 11.0)
+    take(board, "b", an_event("worker.started", 2, 1), 11.0)
     assert (board.all_started(), board.all_stepped(), board.grouped()) == (True, False, False)

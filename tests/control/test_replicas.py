@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.local import LocalNodes
+from holdfast.control.agents.events import MemoryNone, ReplicaKept, ReplicaLost
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.checkpoints.replicas import Replicas
 from holdfast.spec.job import MemoryPlan
@@ -29,30 +30,39 @@ def test_a_trouble_is_news_once_until_it_is_over(fleet: AgentPool) -> None:
     """A home is called by its node's name."""
     replicas, now = Replicas(fleet, MemoryPlan()), time.time()
     lost = {"event": "replica.lost", "at": now + 1, "peer": "127.0.0.1:1001", "why": "refused"}
-    evidence, words = replicas.take("node-0", lost)
+    evidence, words = replicas.take_trouble("node-0", ReplicaLost.of(lost))
     assert evidence is not None
     assert (evidence.kind, evidence.node, evidence.why) == ("replica-lost", "node-0", "node-1 cannot be reached: refused")
     assert "node-0" in words
-    assert replicas.take("node-0", {**lost, "at": now + 2}) == (None, "")
+    assert replicas.take_trouble("node-0", ReplicaLost.of({**lost, "at": now + 2})) == (None, "")
     kept = {"event": "replica.kept", "at": now + 3, "peer": "127.0.0.1:1001"}
-    assert replicas.take("node-0", kept) == (None, "the snapshots of node-0 are kept on node-1 again")
-    assert replicas.take("node-0", {**kept, "at": now + 4}) == (None, "")
-    assert replicas.take("node-0", {**lost, "at": now + 5})[0] is not None
+    assert replicas.take_kept("node-0", ReplicaKept.of(kept)) == "the snapshots of node-0 are kept on node-1 again"
+    assert replicas.take_kept("node-0", ReplicaKept.of({**kept, "at": now + 4})) == ""
+    assert replicas.take_trouble("node-0", ReplicaLost.of({**lost, "at": now + 5}))[0] is not None
 
 
 def test_what_is_on_record_is_not_told_again(fleet: AgentPool) -> None:
     """A flow that adopts a job hears the journals from before its time."""
     replicas, before = Replicas(fleet, MemoryPlan()), time.time() - 10
     replicas.remember([("replica-lost", "node-0", before), ("worker-sigkill", "node-1", before)])
-    assert replicas.take("node-0", {"event": "replica.lost", "at": before, "peer": "x", "why": "refused"}) == (None, "")
-    assert replicas.take("node-0", {"event": "replica.kept", "at": before + 1, "peer": "x"}) == (None, "")
-    assert replicas.take("node-0", {"event": "replica.lost", "at": before + 2, "peer": "x", "why": "refused"})[0] is not None
+    assert replicas.take_trouble("node-0", ReplicaLost.of({"event": "replica.lost", "at": before, "peer": "x", "why": "refused"})) == (
+        None,
+        "",
+    )
+    assert replicas.take_kept("node-0", ReplicaKept.of({"event": "replica.kept", "at": before + 1, "peer": "x"})) == ""
+    assert (
+        replicas.take_trouble("node-0", ReplicaLost.of({"event": "replica.lost", "at": before + 2, "peer": "x", "why": "refused"}))[0]
+        is not None
+    )
 
 
 def test_nodes_without_memory_are_all_on_record_and_one_is_remarked(fleet: AgentPool) -> None:
     """A cluster of containers without /dev/shm is one remark."""
     replicas = Replicas(fleet, MemoryPlan())
-    found = [replicas.take(f"node-{number}", {"event": "memory.none", "at": 1.0, "why": "no /dev/shm"}) for number in range(3)]
+    found = [
+        replicas.take_trouble(f"node-{number}", MemoryNone.of({"event": "memory.none", "at": 1.0, "why": "no /dev/shm"}))
+        for number in range(3)
+    ]
     assert [evidence.node for evidence, _ in found if evidence is not None] == ["node-0", "node-1", "node-2"]
     assert [bool(words) for _, words in found] == [True, False, False]
 
@@ -96,7 +106,7 @@ def test_a_node_without_any_home_is_told_once_and_gets_the_next_one(pair: AgentP
     assert replicas.keep_up(["node-0"]) == []
     pair.drop("node-1")
     late = {"event": "replica.lost", "at": time.time(), "peer": f"{host}:{port}", "why": "refused"}
-    assert replicas.take("node-0", late) == (None, "")
+    assert replicas.take_trouble("node-0", ReplicaLost.of(late)) == (None, "")
     pair.source.power_on("node-1")
     pair.bring_up("node-1")
     assert replicas.keep_up(["node-0"]) == [(None, "the snapshots of node-0 go to node-1 from now on")]

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.control.agents.events import WorkerRegrouped
 from holdfast.control.checkpoints.recovery_facts import came_back, facts_of
 from holdfast.control.checkpoints.snapshot_stats import SnapshotStats, age_of, row_of
 from holdfast.control.state.generation import GenerationState, RankState
+from holdfast.control.supervisor import event_table
 from holdfast.history import History, Recorder, queries
 
 COST: dict[str, Any] = {"copied": 2.0, "hidden": 1.5, "paused": 0.2, "prepared": 0.1, "slowed": 0.3, "trained": 30.0}
@@ -26,7 +28,9 @@ def told(board: GenerationState, now: float, ranks: dict[int, dict[str, Any]]) -
     """Have the board hear of its ranks, from the node of each."""
     for node, here in board.membership.items():
         own = {str(rank): one for rank, one in ranks.items() if rank in here}
-        board.take(node, {"event": "beats", "generation": board.generation, "at": now, "ranks": own}, now)
+        event_table.change_state(
+            board, node, event_table.parse({"event": "beats", "generation": board.generation, "at": now, "ranks": own}), now
+        )
     return board
 
 
@@ -117,6 +121,9 @@ def test_it_is_known_how_many_ranks_went_on_from_a_replica() -> None:
     assert came_back([view(0), view(1, replica=True)]) == {"source": "memory", "replicas": 1}
     assert came_back([view(0, path="/c/step-7"), view(1, path="/c/step-7")]) == {"source": "checkpoint", "replicas": 0}
     assert came_back([RankState(rank=0, node="a", resumed=0)]) is None
-    facts = facts_of({rank: {"source": "memory", "replica": rank == 0, "seconds": {}} for rank in (0, 1)}, {})
+    facts = facts_of(
+        {rank: WorkerRegrouped(event="worker.regrouped", generation=2, rank=rank, source="memory", replica=rank == 0) for rank in (0, 1)},
+        {},
+    )
     assert facts is not None
     assert (facts["source"], facts["replicas"]) == ("memory", 1)

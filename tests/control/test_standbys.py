@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
+from holdfast.control.agents.events import StandbyGone, StandbyReady
 from holdfast.control.nodes.hot_spares import MOST_LOSSES, HotSparePool, HotSpareSpec, places_for
 from holdfast.errors import OrderRefused
 
@@ -51,6 +52,16 @@ def wanted(world: int = 4) -> HotSpareSpec:
     )
 
 
+def ready(facts: dict[str, Any]) -> StandbyReady:
+    """Return the event that a standby has parked."""
+    return StandbyReady.of({"event": "standby.ready", **facts})
+
+
+def gone(facts: dict[str, Any]) -> StandbyGone:
+    """Return the event that a standby has ended."""
+    return StandbyGone.of({"event": "standby.gone", **facts})
+
+
 def started(agents: Agents) -> list[tuple[str, int, str]]:
     """Return node, number and role of each standby that was ordered."""
     return [(node, one["id"], one["environment"]["P"]) for node, verb, standbys in agents.orders if verb == "standby" for one in standbys]
@@ -76,15 +87,15 @@ def test_a_standby_beside_workers_goes_once_one_has_parked_on_a_spare_node() -> 
     """Not before: until then it is the only one."""
     pool, agents, remarks = a_pool("a", "s")
     pool.keep_up(["a"], wanted())
-    pool.note_ready({"id": 0, "role": 1})
+    pool.note_ready(ready({"id": 0, "role": 1}))
     for _ in range(2):
         pool.keep_up(["s"], wanted())
     assert started(agents) == [("a", 0, "1"), ("s", 1, "1")]
     assert [one.id for one in pool.ready(4)] == [0]
-    pool.note_ready({"id": 1, "role": 1})
+    pool.note_ready(ready({"id": 1, "role": 1}))
     pool.keep_up(["s"], wanted())
     assert agents.orders[-1] == ("a", "drop", [0])
-    pool.note_gone({"id": 0, "ordered": True})
+    pool.note_gone(gone({"id": 0, "ordered": True}))
     pool.keep_up(["s"], wanted())
     assert [one.id for one in pool.ready(4)] == [1]
     assert len(agents.orders) == 3
@@ -95,7 +106,7 @@ def test_a_standby_stays_while_the_node_that_is_to_have_another_cannot_be_reache
     """It is not known to wait there."""
     pool, agents, _ = a_pool("a")
     pool.keep_up(["a"], wanted())
-    pool.note_ready({"id": 0, "role": 1})
+    pool.note_ready(ready({"id": 0, "role": 1}))
     pool.keep_up(["away"], wanted())
     assert [one.id for one in pool.ready(4)] == [0]
     assert len(agents.orders) == 1
@@ -115,10 +126,10 @@ def test_what_is_taken_or_lost_is_replaced_in_its_role_and_a_loss_is_remarked() 
     """It is no incident: no rank was hurt."""
     pool, agents, remarks = a_pool("s")
     pool.keep_up(["s", "s"], wanted())
-    pool.note_ready({"id": 0, "role": 1})
+    pool.note_ready(ready({"id": 0, "role": 1}))
     assert [one.id for one in pool.ready(4)] == [0]
     pool.take([0])
-    pool.note_gone({"id": 1, "signal": 9, "code": None, "ordered": False})
+    pool.note_gone(gone({"id": 1, "signal": 9, "code": None, "ordered": False}))
     pool.keep_up(["s", "s"], wanted())
     assert [one[:2] for one in started(agents)][2:] == [("s", 2), ("s", 3)]
     assert remarks == ["standby 0 on s is warm and parked", "standby 1 on s was ended by signal 9; another one takes its place"]
@@ -128,7 +139,7 @@ def test_standbys_of_an_agent_that_another_one_followed_are_no_more() -> None:
     """They ended with it: who counts on them loses a recovery's attempt."""
     pool, agents, _ = a_pool("s")
     pool.keep_up(["s"], wanted())
-    pool.note_ready({"id": 0, "role": 1})
+    pool.note_ready(ready({"id": 0, "role": 1}))
     agents.agents["s"] = object()
     assert pool.ready(4) == ()
     pool.keep_up(["s"], wanted())
@@ -139,11 +150,11 @@ def test_standbys_of_another_width_are_dropped() -> None:
     """Their warm-up was for groups that there are no more."""
     pool, agents, _ = a_pool("s")
     pool.keep_up(["s"], wanted(4))
-    pool.note_ready({"id": 0, "role": 1})
+    pool.note_ready(ready({"id": 0, "role": 1}))
     assert pool.ready(3) == ()
     pool.keep_up(["s"], wanted(3))
     assert ("s", "drop", [0]) in agents.orders
-    pool.note_gone({"id": 0, "ordered": True})
+    pool.note_gone(gone({"id": 0, "ordered": True}))
     assert [one.id for one in pool.standbys.values()] == [1]
 
 

@@ -13,16 +13,15 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from holdfast.cluster import open_cluster
+from holdfast.control.agents.answers import complaint
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.event_queue import EventQueue
-from holdfast.control.agents.event_schema import complaint
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.checkpoints.final_checkpoint import HeldSnapshots
 from holdfast.control.config.worker_env import how_to_run
-from holdfast.control.state.generation import GenerationState
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.event_handlers import EventHandlers
+from holdfast.control.supervisor.event_table import EVENTS
 from holdfast.control.supervisor.requests import Requests
 from holdfast.errors import OrderRefused
 from holdfast.history import History, Recorder, models, queries
@@ -32,12 +31,7 @@ from tests.fuzz.examples import ANYTHING, SOCKETS
 
 Message = dict[str, Any]
 MEMBERSHIP: Final = {"a": [0], "b": [1]}
-NAMES: Final = sorted(
-    name.removeprefix("_on_").replace("_", ".", 1)
-    for kind in (GenerationState, EventHandlers)
-    for name in vars(kind)
-    if name.startswith("_on_")
-)
+NAMES: Final = sorted(EVENTS)
 BEAT: Final[Message] = {
     "step": 5, "age": 0.1, "section": None, "section_limit": None, "managed": True, "process": "S", "wait": "", "output_age": 0.3,
     "snapshot": {"step": 4}, "paces": [[1, 0.1, 0.1, 0.0]], "checks": [{"step": 5, "digest": "d", "piece": "p"}], "replica": None,
@@ -48,6 +42,7 @@ FACTS: Final[Message] = {
     "oom": None, "oom_blind": None, "finished": False, "ordered": False, "raised": None, "errno": 5, "loss": 0.5,
     "steps": [[5, 5.0, 0.1, 0.5]], "ranks": {"0": BEAT}, "said": {}, "events": [], "roles": [[0, 1]], "copies": [],
     "seen_at": 5.0, "part": "p", "quote": "q", "source": "s", "over": 1, "grew": {},
+    "for_generation": 2, "peer": "h:9", "on": [0], "tapes": "/t", "heartbeat": False, "replica": False, "grouped": True, "calls": 1,
 }  # fmt: skip
 """All that any event carries, as an agent may say it."""
 ABOUT: Final[Message] = {
@@ -107,10 +102,12 @@ def hears(run: JobController, *told: tuple[str, Message]) -> None:
 
 
 @SOCKETS
-@given(name=some.sampled_from([*NAMES, "beats", "steps", "past"]), facts=spoiled(FACTS))
+@given(name=some.sampled_from(NAMES), facts=spoiled(FACTS))
 @example(name="worker.hello", facts={"rank": 999, "at": 1.0})
 @example(name="worker.exited", facts={**FACTS, "signal": "nine"})
 @example(name="worker.exited", facts={**FACTS, "output": None})
+@example(name="worker.raised", facts={**FACTS, "raised": {"type": "E", "message": "m"}})
+@example(name="worker.regrouped", facts={**FACTS, "seconds": {"meet": 0.1}})
 @example(name="steps", facts={"generation": 1, "steps": [[5]]})
 @example(name="worker.stepped", facts={**FACTS, "step": 2**70})
 def test_whatever_an_agent_tells_the_flow_goes_on_and_can_judge(run: JobController, name: str, facts: Message) -> None:
@@ -147,7 +144,8 @@ def test_an_agent_that_is_reached_late_and_knows_of_an_older_generation_has_the_
 
 def test_nonsense_is_told_once_and_sense_is_heard_after_it(run: JobController) -> None:
     """A remark names the node; the history took in all that was believed."""
-    hears(run, ("b", {"event": "worker.hello"}), ("b", {"event": "worker.hello", "rank": "1"}), ("b", {"event": "worker.hello", "rank": 1}))
+    for rank in ({}, {"rank": "1"}, {"rank": 1}):
+        hears(run, ("b", {"event": "worker.hello", "generation": 1, **rank}))
     assert run.board.ranks[1].hello
     assert run.recorder.flush(10.0)
     assert len([one for one in queries.remarks(run.history, run.job.id) if "the agent of b told what makes no sense" in one.text]) == 1
@@ -157,8 +155,8 @@ def test_nonsense_is_told_once_and_sense_is_heard_after_it(run: JobController) -
 @given(told=spoiled(ABOUT))
 def test_what_an_agent_says_of_itself_is_used_only_if_it_can_be(told: Message) -> None:
     """A flow that adopts a job reads these fields, of all agents together."""
-    assert complaint(ABOUT) == ""
-    if not complaint(told):
+    assert complaint("about", ABOUT) == ""
+    if not complaint("about", told):
         assert max(told["generation"], told["since"]) >= 0
         assert all(int(number) >= 0 and one.get("role") is not str for number, one in told["standbys"].items())
         assert sum(rank for ranks in told["membership"].values() for rank in ranks) >= 0

@@ -15,14 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.agent import schema
 from holdfast.agent.memstore.server_client import MemstoreServerClient
 from holdfast.agent.node.identity import Identity
 from holdfast.agent.workers.spawner import MemstoreSettings, SpawnPlan
 from holdfast.log import note
 from holdfast.memstore import shared_memory, write_requests
 from holdfast.process import mark_of
-from holdfast.protocol import Message
 
 if TYPE_CHECKING:
     from holdfast.agent.memstore.writer_client import CheckpointWriterClient
@@ -143,11 +141,6 @@ class MemstoreManager:
         self._server.end()
         if wipe and self.vault is not None:
             shared_memory.wipe(self.vault)
-
-
-def replicate_of(order: Message) -> tuple[list[tuple[str, int]], int | None]:
-    """Return homes and bandwidth that a ``replicate`` order names; raise `BadField` when it does not."""
-    return schema.addresses(order, "to"), schema.maybe(schema.whole, order, "bandwidth")
 
 
 # -- how much there is ----------------------------------------------------------------------------------------------------

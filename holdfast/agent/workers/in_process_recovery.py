@@ -3,74 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from holdfast.agent import schema
+from holdfast.agent.command_fields import (
+    Abandon,
+    Drop,
+    Pace,
+    RankAssignment,
+    RankTableUpdate,
+    Regroup,
+    Standby,
+    Switch,
+    Tell,
+)
 from holdfast.agent.errors import Refused
 from holdfast.agent.workers.worker import NO_RANK, Worker
 from holdfast.process import state_of
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:
-    from holdfast.agent.connection import ClientConnection
     from holdfast.agent.server import AgentServer
     from holdfast.agent.workers.group import WorkerGroup
-
-LEAVE_SECONDS: Final = 30.0
-"""How long a worker whose rank has been given to another may take to leave, unless the order says so."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankAssignment:
-    """Who is to hold a rank in the next generation."""
-
-    rank: int
-    source: str
-    """``kept``, ``standby`` or ``fresh``."""
-    standby: int | None
-    environment: dict[str, str]
-
-    @classmethod
-    def of(cls, item: Message, sources: tuple[str, ...]) -> RankAssignment:
-        """Return the seat that an item of an order tells of; raise `BadField` when it is none."""
-        source = schema.text(item, "from")
-        if source not in sources:
-            raise schema.BadField("from", f"one of {', '.join(sources)}", source)
-        return cls(
-            rank=schema.whole(item, "rank"),
-            source=source,
-            standby=schema.whole(item, "standby") if source == "standby" else None,
-            environment=schema.maybe(schema.environment, item, "environment") or {},
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTableUpdate:
-    """The next generation, as far as it is this node's."""
-
-    generation: int
-    membership: schema.WireMembership
-    seats: tuple[RankAssignment, ...]
-    leave: float
-
-    @classmethod
-    def of(cls, order: Message, *sources: str) -> RankTableUpdate:
-        """Return the table in an order; raise `BadField` when it is none."""
-        seats = tuple(RankAssignment.of(item, sources) for item in schema.objects(order, "workers"))
-        ranks = [seat.rank for seat in seats]
-        standbys = [seat.standby for seat in seats if seat.standby is not None]
-        if len(set(ranks)) < len(ranks) or len(set(standbys)) < len(standbys):
-            raise schema.BadField("workers", "a list that names each rank and each standby once", order["workers"])
-        leave = schema.maybe(schema.seconds, order, "leave")
-        return cls(
-            generation=schema.whole(order, "generation"),
-            membership=schema.membership(order),
-            seats=seats,
-            leave=LEAVE_SECONDS if leave is None else leave,
-        )
 
 
 class InProcessRecovery:
@@ -78,15 +32,6 @@ class InProcessRecovery:
 
     def __init__(self, service: AgentServer) -> None:
         self._service = service
-        self.verbs: dict[str, Callable[[ClientConnection, Message], Message]] = {
-            "abandon": self._abandon,
-            "regroup": self._regroup,
-            "switch": self._switch,
-            "standby": self._standby,
-            "drop": self._drop,
-            "tell": self._tell,
-            "pace": self._pace,
-        }
 
     @property
     def _workers(self) -> WorkerGroup:
@@ -94,30 +39,28 @@ class InProcessRecovery:
 
     # -- a generation ends ----------------------------------------------------------------------------------------------
 
-    def _abandon(self, _peer: ClientConnection, order: Message) -> Message:
+    def abandon(self, command: Abandon) -> Message:
         """Wake the workers of the current generation from whatever they wait for, and kill some of them."""
-        workers, generation = self._workers, schema.whole(order, "generation")
-        lost, kill = schema.numbers(order, "lost"), schema.numbers(order, "kill")
+        workers, generation = self._workers, command.generation
         if generation != workers.generation:
             raise Refused(f"generation {generation} is not the current one, that is {workers.generation}")
         workers.abandoned = generation
-        unhealthy = [worker for worker in workers.living() if worker.rank in kill]
+        unhealthy = [worker for worker in workers.living() if worker.rank in command.kill]
         for worker in unhealthy:
             workers.kill(worker)
         told = []
         for worker in workers.living():
             over = worker.ahead if worker.is_ahead else generation  # one that has switched already is to give up that one too
-            line = {"do": "abandon", "generation": over, "lost": lost}
-            if worker.rank not in kill and self._service.tell(worker, line):
+            line = {"do": "abandon", "generation": over, "lost": command.lost}
+            if worker.rank not in command.kill and self._service.tell(worker, line):
                 told.append(worker.rank)
         return {"told": sorted(told), "killed": sorted(worker.rank for worker in unhealthy)}
 
     # -- the next one begins --------------------------------------------------------------------------------------------
 
-    def _regroup(self, _peer: ClientConnection, order: Message) -> Message:
+    def regroup(self, command: Regroup) -> Message:
         """Begin a generation with workers that are kept, standbys that take over ranks, and fresh ones; tell each what it needs to know."""
-        facts = schema.mapping(order, "facts")
-        table = RankTableUpdate.of(order, "kept", "standby", "fresh")
+        table = command.table
         for worker in self._workers.everybody():
             self._service.hear_out(worker)  # what has been said so far belongs to the old generation
         taken, since = self._taken(table), self._workers.generation
@@ -125,8 +68,8 @@ class InProcessRecovery:
             if worker.line is None and not worker.greetings:
                 raise Refused(f"{worker.name} has no line to its agent on which it could be told")
         self._begin(table, taken)
-        for seat in table.seats:
-            line = {**facts, "do": "regroup", "generation": table.generation, "rank": seat.rank}
+        for seat in table.workers:
+            line = {**command.facts, "do": "regroup", "generation": table.generation, "rank": seat.rank}
             if seat.source == "fresh":
                 self._start_fresh(seat, line)
             else:
@@ -149,11 +92,10 @@ class InProcessRecovery:
         else:
             self._service.tell(worker, line)
 
-    def _switch(self, _peer: ClientConnection, order: Message) -> Message:
+    def switch(self, command: Switch) -> Message:
         """Put on record that the workers themselves have gone over to the next generation, as was planned with them."""
-        table = RankTableUpdate.of(order, "kept", "standby")
-        taken = self._taken(table)
-        self._begin(table, taken)
+        taken = self._taken(command.table)
+        self._begin(command.table, taken)
         for worker in taken.values():
             self._service.release(worker)
         return {}
@@ -163,7 +105,7 @@ class InProcessRecovery:
         self._workers.reap()
         self._check(table)
         taken = {}
-        for seat in table.seats:
+        for seat in table.workers:
             if seat.source == "kept":
                 taken[seat.rank] = self._kept(seat.rank)
             elif seat.standby is not None:
@@ -229,10 +171,9 @@ class InProcessRecovery:
 
     # -- standbys -------------------------------------------------------------------------------------------------------
 
-    def _standby(self, _peer: ClientConnection, order: Message) -> Message:
+    def standby(self, command: Standby) -> Message:
         """Start processes that run the script as far as they can without a rank; one that lives already is left alone."""
-        workers = self._workers
-        wanted = {schema.whole(item, "id"): schema.environment(item, "environment") for item in schema.objects(order, "standbys")}
+        workers, wanted = self._workers, command.standbys
         self._check_job()
         if not workers.warm:
             raise Refused("standbys are forked from a warm starter, and there is none on this node")
@@ -242,33 +183,31 @@ class InProcessRecovery:
             workers.launch(worker, wanted[standby])
         return {"started": sorted(started)}
 
-    def _drop(self, _peer: ClientConnection, order: Message) -> Message:
+    def drop(self, command: Drop) -> Message:
         """Kill standbys; those that are gone already are."""
-        dropped = [standby for standby in schema.numbers(order, "standbys") if standby in self._workers.standbys]
+        dropped = [standby for standby in command.standbys if standby in self._workers.standbys]
         for standby in dropped:
             self._workers.kill(self._workers.standbys[standby])
         return {"dropped": sorted(dropped)}
 
-    def _tell(self, _peer: ClientConnection, order: Message) -> Message:
+    def tell(self, command: Tell) -> Message:
         """Pass a message on to workers and standbys as it is, to all of them or to none."""
-        message, workers = schema.mapping(order, "message"), self._workers
-        ranks, standbys = schema.numbers(order, "ranks"), schema.numbers(order, "standbys")
+        workers = self._workers
         workers.reap()
-        named = [(f"rank {rank}", workers.workers.get(rank)) for rank in ranks]
-        named += [(f"standby {standby}", workers.standbys.get(standby)) for standby in standbys]
+        named = [(f"rank {rank}", workers.workers.get(rank)) for rank in command.ranks]
+        named += [(f"standby {standby}", workers.standbys.get(standby)) for standby in command.standbys]
         hearers = [worker for _, worker in named if worker is not None and not worker.gone and worker.line is not None]
         deaf = [name for name, worker in named if worker not in hearers]
         if deaf:
             raise Refused(f"{', '.join(deaf)} cannot be told: it does not live here, or has no line to its agent")
         for worker in hearers:
-            self._service.tell(worker, message)
+            self._service.tell(worker, command.message)
         return {}
 
-    def _pace(self, _peer: ClientConnection, order: Message) -> Message:
+    def pace(self, command: Pace) -> Message:
         """Keep how often the current generation is to save: rank 0 hears it when it asks for leave to commit, and tells the others."""
-        workers, generation = self._workers, schema.whole(order, "generation")
-        every = schema.whole(order, "every", least=1)
+        workers, generation = self._workers, command.generation
         if generation != workers.generation:
             raise Refused(f"generation {generation} is not the current one, that is {workers.generation}")
-        workers.pace = every
+        workers.pace = command.every
         return {}

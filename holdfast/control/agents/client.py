@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
+from holdfast.control.agents.answers import complaint
 from holdfast.control.agents.event_queue import EventQueue
-from holdfast.control.agents.event_schema import answer_complaint
 from holdfast.control.agents.reactor import LISTENER
 from holdfast.errors import AgentGone, LeaseLost, NodeLost, OrderRefused, OtherProtocol
 from holdfast.log import note
@@ -127,7 +127,7 @@ class AgentClient:
             if self.superseded:
                 raise LeaseLost(self.job or "", f"a newer flow (epoch {self.superseded})")
             raise OrderRefused(self.node, verb, str(answer.get("why", "it gave no reason")))
-        if why := answer_complaint(verb, answer):
+        if why := complaint(verb, answer):
             raise OrderRefused(self.node, verb, f"what its agent answers makes no sense: {why}")
         return answer
 

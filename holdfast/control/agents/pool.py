@@ -17,7 +17,6 @@ from holdfast.cluster import NodeBackend, NodeView
 from holdfast.control.agents.broadcast import Broadcast
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.event_queue import EventQueue
-from holdfast.control.agents.event_schema import complaint
 from holdfast.control.agents.reactor import LISTENER
 from holdfast.control.agents.reconnect import Reconnects
 from holdfast.errors import (
@@ -203,8 +202,6 @@ class AgentPool:
             raise AgentGone(node, "no agent listens")
         try:
             told = channel.about()
-            if why := complaint(told):
-                raise OrderRefused(node, "about", f"what its agent says of itself makes no sense: {why}")
             if told["job"] != self.plan["job"]:
                 raise OrderRefused(node, "attach", "its agent does not run this job")
             if told["epoch"] >= self.epoch and told["agent"] not in self._ours:  # the same number may be another flow's

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from holdfast.control.agents.events import WorkerCoverage, WorkerRegrouped
 from holdfast.control.state.generation import RankState
-from holdfast.protocol import Message
 
 
 def came_back(ranks: Iterable[RankState]) -> dict[str, Any] | None:
@@ -18,7 +18,7 @@ def came_back(ranks: Iterable[RankState]) -> dict[str, Any] | None:
     return {"source": source, "replicas": sum(view.resumed_replica for view in told)}
 
 
-def facts_of(regrouped: Mapping[int, Message], covered: Mapping[int, Message]) -> dict[str, Any] | None:
+def facts_of(regrouped: Mapping[int, WorkerRegrouped], covered: Mapping[int, WorkerCoverage]) -> dict[str, Any] | None:
     """Return what came of it, or None when no rank has told.
 
     ``seconds``: by phase, of the slowest rank. ``rebuilt``, ``kept``: groups, of the rank with most. ``bytes``: state that was taken;
@@ -29,17 +29,16 @@ def facts_of(regrouped: Mapping[int, Message], covered: Mapping[int, Message]) -
     if not regrouped:
         return None
     told = list(regrouped.values())
-    source = str(told[0].get("source", ""))
-    names = dict.fromkeys(name for one in told for name in one.get("seconds") or {})
-    speeds = [one["bandwidth"] for one in told if one.get("bandwidth")]
+    source = told[0].source
+    names = dict.fromkeys(name for one in told for name in one.seconds)
     return {
         "source": source,
-        "seconds": {name: max(float(one["seconds"].get(name, 0.0)) for one in told if one.get("seconds")) for name in names},
-        "rebuilt": max(int(one.get("rebuilt", 0)) for one in told),
-        "kept": max(int(one.get("kept", 0)) for one in told),
-        "bytes": sum(int(one.get("bytes", 0)) for one in told) // (1 if source == "memory" else 2),  # between ranks both ends count it
-        "replicas": sum(bool(one.get("replica")) for one in told),
-        "bandwidth": min(speeds, default=None),
-        "interfaces": sorted({str(one["interface"]) for one in told if one.get("interface")}),
-        "coverage": {str(rank): {name: one.get(name) for name in ("calls", "foreseen", "first_met")} for rank, one in covered.items()},
+        "seconds": {name: max(one.seconds.get(name, 0.0) for one in told if one.seconds) for name in names},
+        "rebuilt": max(one.rebuilt for one in told),
+        "kept": max(one.kept for one in told),
+        "bytes": sum(one.bytes for one in told) // (1 if source == "memory" else 2),  # between ranks both ends count it
+        "replicas": sum(one.replica for one in told),
+        "bandwidth": min((one.bandwidth for one in told if one.bandwidth), default=None),
+        "interfaces": sorted({one.interface for one in told if one.interface}),
+        "coverage": {str(rank): one.model_dump(include={"calls", "foreseen", "first_met"}) for rank, one in covered.items()},
     }

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeAlias, TypeVar
 
 from detectors.evidence import MemoryTrouble
+from holdfast.control.agents.events import MemoryFull, MemoryNone, ReplicaKept, ReplicaLost
 from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import WorldError
 from holdfast.protocol import Message
@@ -111,18 +112,21 @@ class Replicas:
 
     # -- news ---------------------------------------------------------------------------------------------------------
 
-    def take(self, node: str, event: Message) -> tuple[MemoryTrouble | None, str]:
+    def take_kept(self, node: str, event: ReplicaKept) -> str:
+        """Note that snapshots of *node* are kept again; return what a person should read."""
+        again = (node, "replica-lost") in self._open and event.at > self._begun
+        self._open.discard((node, "replica-lost"))
+        return f"the snapshots of {node} are kept on {self._name_of(event.peer)} again" if again else ""
+
+    def take_trouble(self, node: str, event: MemoryNone | MemoryFull | ReplicaLost) -> News:
         """Return the evidence in an agent's *event*, if it is news, and what a person should read."""
-        peer = self._name_of(str(event.get("peer", "")))
-        if event["event"] == "replica.kept":
-            again = (node, "replica-lost") in self._open and event["at"] > self._begun
-            self._open.discard((node, "replica-lost"))
-            return None, f"the snapshots of {node} are kept on {peer} again" if again else ""
-        kind, why = KINDS[event["event"]], str(event.get("why", "it did not say why"))
-        if kind == "replica-lost" and peer not in self._homes.get(node, (peer,)):
-            return None, ""  # its snapshots go elsewhere since
-        words = f"{peer} cannot be reached: {why}" if kind == "replica-lost" else why
-        return self._news(node, kind, event["at"], words) or (None, "")
+        words = event.why
+        if isinstance(event, ReplicaLost):
+            peer = self._name_of(event.peer)
+            if peer not in self._homes.get(node, (peer,)):
+                return None, ""  # its snapshots go elsewhere since
+            words = f"{peer} cannot be reached: {event.why}"
+        return self._news(node, KINDS[event.event], event.at, words) or (None, "")
 
     def _news(self, node: str, kind: str, at: float, words: str) -> News | None:
         """Return a trouble and what a person should read, unless it is on record or told already."""

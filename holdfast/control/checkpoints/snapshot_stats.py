@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
+from holdfast.control.agents.events import SnapshotFacts
 from holdfast.control.state.generation import GenerationState, RankState
 from holdfast.history import models
 from holdfast.history.recorder import Recorder
+
+NOTHING: Final = SnapshotFacts()
+"""What a rank has said of which nothing was heard."""
 
 
 def age_of(board: GenerationState) -> int | None:
@@ -24,24 +28,24 @@ def row_of(board: GenerationState, job_id: str, now: float, ages: Mapping[int, i
     """Return what *board* knows of its generation's snapshots, or None as long as no rank has told; *ages* were counted before."""
     views = list(board.ranks.values())
     told = [_told(view) for view in views]
-    if not any(told):
+    if not any(one.model_fields_set for one in told):
         return None
     return models.Snapshots(
         job_id=job_id,
         generation=board.generation,
-        at=max([view.beat_at for view in views if _told(view)], default=now),
-        step=_all(views, lambda view: _told(view).get("step"), min),
+        at=max([view.beat_at for view in views if _told(view).model_fields_set], default=now),
+        step=_all(views, lambda view: _told(view).step, min),
         age_steps=age_of(board),
-        age_s=_all(views, lambda view: _told(view).get("age"), max),
-        replica_step=_all(views, lambda view: view.beat.get("replica"), min),
-        every=max((int(one["every"]) for one in told if one.get("every")), default=None),
-        size=sum(int(one.get("size", 0)) for one in told) or None,
-        copied_s=_sum(told, "copied"),
-        hidden_s=_sum(told, "hidden"),
-        cost_s=_sum(told, "slowed"),
-        trained_s=_sum(told, "trained"),
+        age_s=_all(views, lambda view: _told(view).age, max),
+        replica_step=_all(views, lambda view: None if view.beat is None else view.beat.replica, min),
+        every=max((one.every for one in told if one.every), default=None),
+        size=sum(one.size for one in told) or None,
+        copied_s=sum(one.copied for one in told),
+        hidden_s=sum(one.hidden for one in told),
+        cost_s=sum(one.slowed for one in told),
+        trained_s=sum(one.trained for one in told),
         ages={str(age): number for age, number in sorted(ages.items())},
-        reason=next((str(one["why"]) for one in told if one.get("why")), ""),
+        reason=next((one.why for one in told if one.why), ""),
     )
 
 
@@ -79,12 +83,12 @@ class SnapshotStats:
         self._written = row
 
 
-def _told(view: RankState) -> Mapping[str, Any]:
-    return view.beat.get("snapshot") or {}
+def _told(view: RankState) -> SnapshotFacts:
+    return NOTHING if view.beat is None else view.beat.snapshot
 
 
 def _age(view: RankState) -> int | None:
-    step, newest = view.beat.get("step"), _told(view).get("step")
+    step, newest = view.beat.step if view.beat is not None else None, _told(view).step
     return None if step is None or newest is None else max(0, step - newest)
 
 
@@ -92,7 +96,3 @@ def _all(views: Iterable[RankState], value: Callable[[RankState], Any], pick: Ca
     """Return one rank's value for all of them, or None where any has none."""
     values = [value(view) for view in views]
     return None if not values or None in values else pick(values)
-
-
-def _sum(told: Iterable[Mapping[str, Any]], name: str) -> float:
-    return float(sum(one.get(name, 0.0) for one in told))

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from detectors import all_kinds
 from detectors.catalogue import Fault
+from holdfast.control.agents.events import NodeFault, NodeGrew
 from holdfast.control.faults.event_budget import Newest
-from holdfast.protocol import Message
 
 REPEATED: Final = 900.0
 """Seconds within which the same fault of the same part of a machine is not announced again; every one is on record."""
@@ -24,14 +24,15 @@ class NodeFaultDedup:
     def __init__(self) -> None:
         self._known = Newest[tuple[str, str | None, float], None](REMEMBERED)
 
-    def take(self, node: str, event: Message) -> Fault | None:
+    def take(self, node: str, event: NodeFault) -> Fault | None:
         """Return the fault that *event* tells of; None where it is on record, or of a kind that this catalogue does not have."""
-        name, at = str(event["kind"]), float(event["seen_at"])
+        name, at = event.kind, event.seen_at
         if name not in all_kinds.CATALOGUE or (name, node, at) in self._known:
             return None
         self._known[name, node, at] = None
-        part, quote, source = (str(event[word]) for word in ("part", "quote", "source"))
-        return Fault(kind=name, at=at, node=node, quote=quote, signature=f"{name} {part}", source=source, device=part)
+        return Fault(
+            kind=name, at=at, node=node, quote=event.quote, signature=f"{name} {event.part}", source=event.source, device=event.part
+        )
 
     def remember(self, faults: Iterable[tuple[str, str | None, float]]) -> None:
         """Take what is on record: kind, node and time of each fault."""
@@ -59,7 +60,7 @@ def machine_of(node: str, cluster_kind: str) -> str:
     return "" if cluster_kind == "local" else node
 
 
-def with_growth(facts: dict[str, Any] | None, node: str, event: Message) -> dict[str, Any]:
+def with_growth(facts: dict[str, Any] | None, node: str, event: NodeGrew) -> dict[str, Any]:
     """Return an incident's *facts* with what grew on *node* while its generation ran: counters of errors, by place."""
     facts = facts or {}
-    return {**facts, "grew": {**facts.get("grew", {}), node: {"seconds": event["seconds"], "counters": event["grew"]}}}
+    return {**facts, "grew": {**facts.get("grew", {}), node: {"seconds": event.seconds, "counters": event.grew}}}

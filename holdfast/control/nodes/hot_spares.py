@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
+from holdfast.control.agents.events import StandbyGone, StandbyReady
 from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import WorldError
 from holdfast.protocol import Message
@@ -96,18 +97,18 @@ class HotSparePool:
         """Learn that this number is taken: a flow before may have asked for it."""
         self._next = max(self._next, number + 1)
 
-    def note_ready(self, event: Message) -> None:
+    def note_ready(self, event: StandbyReady) -> None:
         """Learn that a standby has parked; what it holds and what it has seen is worth a remark."""
-        one = self.standbys.get(event["id"])
+        one = self.standbys.get(event.id)
         if one is not None:
             if not one.ready:
                 self._remark(f"standby {one.id} on {one.node} {_parked(event)}")
-            one.ready, one.role = True, int(event.get("role", one.role) or 0)
+            one.ready, one.role = True, one.role if event.role is None else event.role
 
-    def note_gone(self, event: Message) -> None:
+    def note_gone(self, event: StandbyGone) -> None:
         """Learn that a standby has ended; one that was not wanted gone is worth a remark, and is replaced."""
-        one = self.standbys.pop(event["id"], None)
-        if one is None or event.get("ordered"):
+        one = self.standbys.pop(event.id, None)
+        if one is None or event.ordered:
             return
         self._lose(one, _how(event))
 
@@ -211,20 +212,19 @@ def places_for(count: int, room: Mapping[str, int], members: Sequence[str], held
     return places + [beside[place % len(beside)] for place in range(rest)] if beside else places
 
 
-def _parked(event: Message) -> str:
+def _parked(event: StandbyReady) -> str:
     """Say how a standby warmed up."""
-    coverage, size, seconds = event.get("coverage") or {}, event.get("rss"), event.get("seconds")
-    after = f" after {wording.duration(seconds)}" if seconds is not None else ""
-    memory = f", holding {wording.size(size)} of memory" if size is not None else ""
+    coverage = event.coverage
+    after = f" after {wording.duration(event.seconds)}" if event.seconds is not None else ""
+    memory = f", holding {wording.size(event.rss)} of memory" if event.rss is not None else ""
     calls = f"; {coverage.get('played')} of {coverage['calls']} calls were answered from the tape" if coverage.get("calls") else ""
     return f"is warm and parked{after}{memory}{calls}"
 
 
-def _how(event: Message) -> str:
+def _how(event: StandbyGone) -> str:
     """Say how a standby ended."""
-    raised = event.get("raised")
-    if raised:
-        return f"raised {raised.get('type')}: {raised.get('message')}"[:300]
-    if event.get("why"):
-        return f"could not be started: {event['why']}"
-    return f"was ended by signal {event['signal']}" if event.get("signal") is not None else f"ended with status {event.get('code')}"
+    if event.raised is not None:
+        return f"raised {event.raised.type}: {event.raised.message}"[:300]
+    if event.why:
+        return f"could not be started: {event.why}"
+    return f"was ended by signal {event.signal}" if event.signal is not None else f"ended with status {event.code}"

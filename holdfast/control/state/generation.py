@@ -10,7 +10,6 @@ import signal
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -18,7 +17,6 @@ from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels, RecommendedActi
 from detectors.evidence import (
     BadLoss,
     Blind,
-    CheckpointTrouble,
     Evidence,
     GroupTrouble,
     HangLimits,
@@ -36,8 +34,40 @@ from detectors.evidence import (
 )
 from detectors.hang_analysis import operations
 from detectors.progress import WINDOW
+from holdfast.control.agents.events import (
+    Beat,
+    Beats,
+    Event,
+    ExceptionFacts,
+    Mark,
+    ParameterDigest,
+    RankEvent,
+    Resumed,
+    Saved,
+    StartFailed,
+    Steps,
+    WorkerBroken,
+    WorkerCannot,
+    WorkerContinued,
+    WorkerCoverage,
+    WorkerEvent,
+    WorkerExited,
+    WorkerGroups,
+    WorkerHello,
+    WorkerKept,
+    WorkerLoss,
+    WorkerRaised,
+    WorkerRegrouped,
+    WorkersGone,
+    WorkerStanding,
+    WorkerStarted,
+    WorkerStepped,
+    WorkerStopped,
+    WorkerSucceeded,
+    WorkerSums,
+    WorkerSwitched,
+)
 from holdfast.control.faults.rank_status import standing_of
-from holdfast.protocol import Message
 
 _LASTING: Final = frozenset({RecommendedAction.RESET_DEVICE, RecommendedAction.EVICT_WHEN_IDLE, RecommendedAction.EVICT_NOW})
 """Levels of faults that a new generation does not heal."""
@@ -67,7 +97,7 @@ class RankState:
     resumed_replica: bool = False
     """Its state came from a replica that another node had kept."""
     marks: dict[str, float] = field(default_factory=dict)
-    beat: dict[str, Any] = field(default_factory=dict)
+    beat: Beat | None = None
     beat_at: float = 0.0
     standing: RankStatus | None = None
     """Where it said that it stands when it was asked last."""
@@ -121,16 +151,6 @@ CHECKS: Final = 8
 """Newest checks of the parameters that are kept."""
 Roles = tuple[tuple[int, ...], ...]
 
-_ENDS: Final = frozenset({"worker.raised", "worker.exited"})
-"""Events that a process which is to be kept may still send of the generation before."""
-
-_PROGRESS: Final = frozenset({
-    "worker.started", "worker.kept", "worker.succeeded", "worker.hello", "worker.groups", "worker.regrouped", "mark", "resumed",
-    "worker.stepped", "section", "saved", "bye",
-})  # fmt: skip
-"""Events that show a rank getting on."""
-
-
 TERMINATED: Final = 128 + signal.SIGTERM
 """Status of a rank that took SIGTERM for the wish that it is, and ended by itself."""
 NONSENSE: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
@@ -139,12 +159,6 @@ NONSENSE: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, 
 
 FIRST_WORDS: Final = 30.0
 """Seconds from the first word about a rank in which all agents tell of theirs: one that nobody has told of may be what others wait for."""
-
-
-@lru_cache(maxsize=256)  # as text of others': there are some fifty
-def handler_of(event: str) -> str:
-    """Return the name of the method that takes in an event."""
-    return "_on_" + event.replace(".", "_")
 
 
 class GenerationState:
@@ -172,9 +186,9 @@ class GenerationState:
         """Newest step any rank has finished; and, of all generations, the longest time without progress after which the job went on by
         itself."""
         self.overrun: Overrun | None = None
-        self.regrouped: dict[int, Message] = {}
+        self.regrouped: dict[int, WorkerRegrouped] = {}
         """By rank, how it came into this generation."""
-        self.covered: dict[int, Message] = {}
+        self.covered: dict[int, WorkerCoverage] = {}
         """By rank that a standby took, how much of its first step the warm-up had foreseen."""
         self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES)
         """The newest losses of rank 0, by step."""
@@ -201,29 +215,30 @@ class GenerationState:
 
     # -- taking in ----------------------------------------------------------------------------------------------------
 
-    def take(self, node: str, event: Message, now: float) -> None:
-        """Fold one event of *node*'s agent in, which arrived at *now*; what belongs to another generation is dropped.
+    def admits(self, node: str, event: Event) -> bool:
+        """Tell whether *event* of *node*'s agent belongs to this generation.
 
-        Ages are counted from the arrival, by one clock: those of the nodes may differ. Raise one of `NONSENSE` for what cannot be
-        understood, and for what *node* says of a rank that another one has.
+        Raise one of `NONSENSE` for what *node* says of a rank that another one has.
         """
-        if event.get("generation", self.generation) != self.generation and not self._ends_before_it_is_kept(event):
-            return
-        if event["event"].startswith("worker.") and self.ranks[event["rank"]].node != node:
-            raise ValueError(f"rank {event['rank']} is on {self.ranks[event['rank']].node}")
-        self._now = now
-        if self.unseen:
-            self.unseen.discard(event.get("rank", -1))
-        if event["event"] in _PROGRESS and not event.get("beside"):
-            self.ranks[event["rank"]].progress_at = now
-        handler = getattr(self, handler_of(event["event"]), None)
-        if handler is not None:
-            handler(node, event)
+        if event.generation not in {None, self.generation} and not self._ends_before_it_is_kept(event):
+            return False
+        if isinstance(event, WorkerEvent) and self.ranks[event.rank].node != node:
+            raise ValueError(f"rank {event.rank} is on {self.ranks[event.rank].node}")
+        return True
 
-    def _ends_before_it_is_kept(self, event: Message) -> bool:
-        """Tell whether a process that was to live on ended before its agent had heard of this generation."""
-        rank = event.get("rank")
-        return event["event"] in _ENDS and event["generation"] == self.since and rank in self.kept and self.ranks[rank].started is None
+    def note_arrival(self, event: Event, now: float, *, shows_progress: bool) -> None:
+        """Learn that *event* arrived at *now*: ages are counted from then, by one clock; those of the nodes may differ."""
+        self._now = now
+        if isinstance(event, RankEvent):
+            self.unseen.discard(event.rank)
+            if shows_progress and not (isinstance(event, Saved) and event.beside):
+                self.ranks[event.rank].progress_at = now
+
+    def _ends_before_it_is_kept(self, event: Event) -> bool:
+        """Tell whether a process that was to live on ended before its agent had got the order for this generation."""
+        if not isinstance(event, WorkerRaised | WorkerExited) or event.generation != self.since:
+            return False
+        return event.rank in self.kept and self.ranks[event.rank].started is None
 
     def keep(self, before: GenerationState, levels: Levels = CATALOGUE_LEVELS) -> None:
         """Take over what is known of the processes that live on from the generation *before*."""
@@ -245,83 +260,96 @@ class GenerationState:
         for rank in ranks:
             self.ranks[rank].ended = True
 
-    def _on_worker_started(self, _node: str, event: Message) -> None:
-        view = self.ranks[event["rank"]]
-        view.pid, view.started, view.started_at = event["pid"], event["at"], self._now
-        if event.get("standby") is not None:
+    def on_worker_started(self, _node: str, event: WorkerStarted) -> None:
+        """Note its process; a standby that was promoted reports steps."""
+        view = self.ranks[event.rank]
+        view.pid, view.started, view.started_at = event.pid, event.at, self._now
+        if event.standby is not None:
             view.hello = view.managed = True  # it had warmed up and parked
 
-    def _on_worker_kept(self, _node: str, event: Message) -> None:
-        view = self.ranks[event["rank"]]
-        view.pid, view.started, view.started_at = event["pid"], event["at"], self._now
-        view.grouped = view.grouped or bool(event.get("grouped"))
+    def on_worker_kept(self, _node: str, event: WorkerKept) -> None:
+        """Note that its process lives on."""
+        view = self.ranks[event.rank]
+        view.pid, view.started, view.started_at = event.pid, event.at, self._now
+        view.grouped = view.grouped or event.grouped
 
-    def _on_worker_succeeded(self, _node: str, event: Message) -> None:
-        self.ranks[event["rank"]].pid = event["pid"]
+    def on_worker_succeeded(self, _node: str, event: WorkerSucceeded) -> None:
+        """Note its process."""
+        self.ranks[event.rank].pid = event.pid
 
-    def _on_worker_groups(self, _node: str, event: Message) -> None:
-        self.ranks[event["rank"]].grouped = True
+    def on_worker_groups(self, _node: str, event: WorkerGroups) -> None:
+        """Note that its process can be kept when others are lost."""
+        self.ranks[event.rank].grouped = True
 
-    def _on_worker_switched(self, _node: str, event: Message) -> None:
-        self.ranks[event["rank"]].ahead = event.get("for_generation", 0) > self.generation
+    def on_worker_switched(self, _node: str, event: WorkerSwitched) -> None:
+        """Note whether it is ahead of this generation."""
+        self.ranks[event.rank].ahead = event.for_generation > self.generation
 
-    def _on_worker_broken(self, node: str, event: Message) -> None:
-        why, group = str(event.get("why", "it did not say why")), str(event.get("group", ""))
-        self.evidence.append(GroupTrouble(node=node, rank=event["rank"], at=event["at"], why=why, group=group, step=event.get("step")))
+    def on_worker_broken(self, node: str, event: WorkerBroken) -> None:
+        """Keep the broken groups as evidence."""
+        self.evidence.append(GroupTrouble(node=node, rank=event.rank, at=event.at, why=event.why, group=event.group, step=event.step))
 
-    def _on_worker_regrouped(self, _node: str, event: Message) -> None:
-        self.regrouped[event["rank"]] = event
+    def on_worker_regrouped(self, _node: str, event: WorkerRegrouped) -> None:
+        """Keep how it came into this generation."""
+        self.regrouped[event.rank] = event
 
-    def _on_worker_coverage(self, _node: str, event: Message) -> None:
-        self.covered[event["rank"]] = event
+    def on_worker_coverage(self, _node: str, event: WorkerCoverage) -> None:
+        """Keep how much of its first step was foreseen."""
+        self.covered[event.rank] = event
 
-    def _on_worker_cannot(self, node: str, event: Message) -> None:
-        why = str(event.get("why", "it did not say why"))
-        self.evidence.append(ReplaceRanksTrouble(node=node, rank=event["rank"], at=event["at"], why=why))
+    def on_worker_cannot(self, node: str, event: WorkerCannot) -> None:
+        """Keep the refusal as evidence."""
+        self.evidence.append(ReplaceRanksTrouble(node=node, rank=event.rank, at=event.at, why=event.why))
 
-    def _on_worker_hello(self, _node: str, event: Message) -> None:
-        self.ranks[event["rank"]].hello = True
+    def on_worker_hello(self, _node: str, event: WorkerHello) -> None:
+        """Note that it is connected."""
+        self.ranks[event.rank].hello = True
 
-    def _on_mark(self, _node: str, event: Message) -> None:
-        view = self.ranks[event["rank"]]
+    def on_mark(self, _node: str, event: Mark) -> None:
+        """Keep how long a part of its start took."""
+        view = self.ranks[event.rank]
         view.managed = True
-        view.marks[event["name"]] = event["seconds"]
+        view.marks[event.name] = event.seconds
 
-    def _on_resumed(self, _node: str, event: Message) -> None:
-        view = self.ranks[event["rank"]]
-        view.managed, view.resumed, view.step = True, event["step"], event["step"]
-        view.resumed_from, view.resumed_replica = event.get("path"), bool(event.get("replica"))
-        self.step_before = max(self.step_before, event["step"])
+    def on_resumed(self, _node: str, event: Resumed) -> None:
+        """Note its step, and where its state came from."""
+        view = self.ranks[event.rank]
+        view.managed, view.resumed, view.step = True, event.step, event.step
+        view.resumed_from, view.resumed_replica = event.path, event.replica
+        self.step_before = max(self.step_before, event.step)
 
-    def _on_worker_stepped(self, _node: str, event: Message) -> None:
-        view = self.ranks[event["rank"]]
+    def on_worker_stepped(self, _node: str, event: WorkerStepped) -> None:
+        """Note its first step of this generation."""
+        view = self.ranks[event.rank]
         self._stepped += view.first_step is None
-        view.managed, view.first_step, view.first_step_number = True, event["at"], event["step"]
-        view.until = event.get("until")
-        self.heartbeats = self.heartbeats or event.get("heartbeat") is True
-        self._advance(view, event["step"])
+        view.managed, view.first_step, view.first_step_number = True, event.at, event.step
+        view.until = event.until
+        self.heartbeats = self.heartbeats or event.heartbeat
+        self._advance(view, event.step)
 
-    def _on_steps(self, _node: str, event: Message) -> None:
-        for step, _, seconds, loss in event["steps"]:
+    def on_steps(self, _node: str, event: Steps) -> None:
+        """Keep how long the steps took, and their losses."""
+        for step, _, seconds, loss in event.steps:
             self.durations.append((step, seconds))
             if loss is not None:
                 self.losses.append((step, loss))
             self._advance(self.first, step)
         self.first.progress_at = self._now
 
-    def _on_beats(self, node: str, event: Message) -> None:
+    def on_beats(self, node: str, event: Beats) -> None:
+        """Note how far each rank of the node is."""
         self._first_beat = self._first_beat or self._now
-        for name, beat in event["ranks"].items():
+        for name, beat in event.ranks.items():
             view = self.ranks.get(int(name))
             if view is not None and view.node == node:
                 view.beat, view.beat_at = beat, self._now
-                view.progress_at = max(view.progress_at, self._now - beat["age"])
-                view.managed = view.managed or beat["managed"]
-                if view.printed_at is None and beat.get("printed", True):
+                view.progress_at = max(view.progress_at, self._now - beat.age)
+                view.managed = view.managed or beat.managed
+                if view.printed_at is None and beat.printed:
                     view.printed_at = self._now
-                self._advance(view, beat["step"] or 0)
-                self._note_paces(view, beat.get("paces") or ())
-                self._note_checks(view, beat.get("checks") or ())
+                self._advance(view, beat.step or 0)
+                self._note_paces(view, beat.paces)
+                self._note_checks(view, beat.checks)
 
     def _note_paces(self, view: RankState, told: Iterable[list[float]]) -> None:
         newest = view.paces[-1][0] if view.paces else -1
@@ -332,81 +360,83 @@ class GenerationState:
                     view.first_paces += [pace] if len(view.first_paces) < FIRST_PACES else []
                 view.paces.append((int(number), pace))
 
-    def _note_checks(self, view: RankState, told: Iterable[Message]) -> None:
+    def _note_checks(self, view: RankState, told: Iterable[ParameterDigest]) -> None:
         for one in told:
-            self.checks.setdefault(one["step"], {})[view.rank] = one["piece"], one["digest"]
+            self.checks.setdefault(one.step, {})[view.rank] = one.piece, one.digest
         while len(self.checks) > CHECKS:
             del self.checks[min(self.checks)]
 
-    def _on_worker_standing(self, _node: str, event: Message) -> None:
-        view, told = self.ranks[event["rank"]], standing_of(event.get("said") or {})
+    def on_worker_standing(self, _node: str, event: WorkerStanding) -> None:
+        """Keep where it stands; whoever has begun operations since the last answer makes progress."""
+        view, told = self.ranks[event.rank], standing_of(event.said)
         if told is None:
             return
         before, view.standing, view.standing_at = view.standing, told, self._now
         if before is not None and operations([before]) != operations([told]):
             view.moved_at = self._now
 
-    def _on_worker_sums(self, _node: str, event: Message) -> None:
-        said = event.get("said") or {}
+    def on_worker_sums(self, _node: str, event: WorkerSums) -> None:
+        """Keep the sums of its tensors."""
+        said = event.said
         if isinstance(said.get("sums"), dict):
-            self.sums[event["rank"], said.get("step", 0)] = {str(name): int(value) for name, value in said["sums"].items()}
+            self.sums[event.rank, said.get("step", 0)] = {str(name): int(value) for name, value in said["sums"].items()}
 
-    def _on_worker_loss(self, node: str, event: Message) -> None:
-        self.news.append(BadLoss(node=node, rank=event["rank"], at=event["at"], step=event["step"], loss=float(event["loss"])))
+    def on_worker_loss(self, node: str, event: WorkerLoss) -> None:
+        """Keep the bad loss as news."""
+        self.news.append(BadLoss(node=node, rank=event.rank, at=event.at, step=event.step, loss=event.loss))
 
     def _advance(self, view: RankState, step: int) -> None:
         view.step = max(view.step, step)
         self.step_before = max(self.step_before, view.step)
 
-    def _on_worker_stopped(self, _node: str, event: Message) -> None:
-        self.ranks[event["rank"]].stopped = (event["signal"], event["at"], self._now)
+    def on_worker_stopped(self, _node: str, event: WorkerStopped) -> None:
+        """Note since when it is stopped."""
+        self.ranks[event.rank].stopped = (event.signal, event.at, self._now)
 
-    def _on_worker_continued(self, _node: str, event: Message) -> None:
-        self.ranks[event["rank"]].stopped = None
+    def on_worker_continued(self, _node: str, event: WorkerContinued) -> None:
+        """Forget that it was stopped."""
+        self.ranks[event.rank].stopped = None
 
-    def _on_worker_raised(self, node: str, event: Message) -> None:
-        view = self.ranks[event["rank"]]
+    def on_worker_raised(self, node: str, event: WorkerRaised) -> None:
+        """Keep the exception as evidence."""
+        view = self.ranks[event.rank]
         view.raised = True
-        self._advance(view, event["step"] or 0)
+        self._advance(view, event.step or 0)
         self.evidence.append(
-            WorkerExit(
-                node=node, rank=view.rank, at=event["at"], code=1, step=view.known_step(), raised=_raised(event["raised"]), finished=False
-            )
+            WorkerExit(node=node, rank=view.rank, at=event.at, code=1, step=view.known_step(), raised=_raised(event.raised), finished=False)
         )
 
-    def _on_worker_exited(self, node: str, event: Message) -> None:
-        view = self.ranks[event["rank"]]
+    def on_worker_exited(self, node: str, event: WorkerExited) -> None:
+        """Note its end; one that nobody ordered is evidence, unless its exception was before it."""
+        view = self.ranks[event.rank]
         view.ended, view.ended_at, view.stopped = True, self._now, None
-        self._advance(view, event["step"] or 0)
-        if event["ordered"] or view.raised:
+        self._advance(view, event.step or 0)
+        if event.ordered or view.raised:
             return
-        if event["signal"] == signal.SIGTERM or event["code"] == TERMINATED:
+        if event.signal == signal.SIGTERM or event.code == TERMINATED:
             self.terminated.add(node)
         seen = WorkerExit(
             node=node,
             rank=view.rank,
-            at=event["ended"],
-            code=event["code"],
-            signal=event["signal"],
-            finished=event["finished"],
+            at=event.ended,
+            code=event.code,
+            signal=event.signal,
+            finished=event.finished,
             step=view.known_step(),
-            raised=_raised(event["raised"]) if event["raised"] else None,
-            oom=event["oom"] or (Blind(event["oom_blind"]) if event["oom_blind"] else None),
-            output=event["output"] or "",
+            raised=_raised(event.raised) if event.raised else None,
+            oom=event.oom or (Blind(event.oom_blind) if event.oom_blind else None),
+            output=event.output or "",
         )
         view.well = seen.code == 0 and seen.finished
         self.evidence.append(seen)
 
-    def _on_start_failed(self, node: str, event: Message) -> None:
-        self.evidence.append(StartTrouble(node=node, at=event["at"], why=event["why"], errno=event["errno"]))
+    def on_start_failed(self, node: str, event: StartFailed) -> None:
+        """Keep the failure as evidence."""
+        self.evidence.append(StartTrouble(node=node, at=event.at, why=event.why, errno=event.errno))
 
-    def _on_workers_gone(self, node: str, _event: Message) -> None:
+    def on_workers_gone(self, node: str, _event: WorkersGone) -> None:
+        """Note that nothing of this generation is left on the node."""
         self.gone.add(node)
-
-    def trouble(self, node: str, event: Message) -> CheckpointTrouble:
-        """Return the evidence in a worker's report of a bad checkpoint."""
-        facts = {name: event[name] for name in ("rank", "at", "kind", "path", "why", "step")}
-        return CheckpointTrouble(node=node, **facts)
 
     @property
     def now(self) -> float:
@@ -432,18 +462,19 @@ class GenerationState:
         The times of steps say nothing of a rank that has still to come to its first one.
         """
         living = [view for view in self.ranks.values() if not view.ended]
-        heard = [view for view in living if view.beat]
-        if not heard or (now - self._first_beat < FIRST_WORDS and any(not view.beat and view.rank not in self.unseen for view in living)):
+        heard = [view for view in living if view.beat is not None]
+        silent = [view for view in living if view.beat is None]
+        if not heard or (now - self._first_beat < FIRST_WORDS and any(view.rank not in self.unseen for view in silent)):
             return None
         begun = min((view.started for view in living if view.started is not None), default=now)
-        ranks = {view.rank: _rank_progress(view, now) if view.beat else _unheard(view, now - begun) for view in living}
+        ranks = {view.rank: _rank_progress(view, now, now - begun) for view in living}
         under_way = all(
-            view.started is not None and (view.first_step is not None or (bool(view.beat) and not view.managed))
+            view.started is not None and (view.first_step is not None or (view.beat is not None and not view.managed))
             for view in living
             if view.rank not in self.unseen
         )
         ends = [now - view.ended_at for view in self.ranks.values() if view.ended_at]
-        quiet = [view.beat["output_age"] + now - view.beat_at for view in heard if view.beat["output_age"] is not None]
+        quiet = [view.beat.output_age + now - view.beat_at for view in heard if view.beat is not None and view.beat.output_age is not None]
         return Progress(
             at=now,
             ranks=ranks,
@@ -566,34 +597,26 @@ class GenerationState:
         return sum(seconds for step, seconds in self.durations if step > after)
 
 
-def _raised(facts: Message) -> Raised:
-    return Raised(
-        type=str(facts["type"]),
-        message=str(facts["message"]),
-        traceback=str(facts.get("traceback") or ""),
-        errno=facts.get("errno"),
-        peer_lost=bool(facts.get("peer_lost")),
-    )
+def _raised(facts: ExceptionFacts) -> Raised:
+    return Raised(type=facts.type, message=facts.message, traceback=facts.traceback or "", errno=facts.errno, peer_lost=facts.peer_lost)
 
 
-def _rank_progress(view: RankState, now: float) -> RankProgress:
+def _rank_progress(view: RankState, now: float, lasted: float) -> RankProgress:
+    """Return how far a rank is; without a beat, that none has come in the seconds that its generation has *lasted*."""
     beat = view.beat
+    if beat is None:
+        return RankProgress(node=view.node, step=view.step, age=lasted, managed=view.managed, heard=False)
     return RankProgress(
         node=view.node,
         step=view.step,
         age=now - view.progress_at,
-        section=beat["section"],
-        section_limit=beat["section_limit"],
-        process=beat["process"],
-        wait=beat["wait"],
+        section=beat.section,
+        section_limit=beat.section_limit,
+        process=beat.process,
+        wait=beat.wait,
         managed=view.managed,
         standing=view.standing if view.standing_at > view.progress_at else None,
     )
-
-
-def _unheard(view: RankState, age: float) -> RankProgress:
-    """Return a rank of which its agent has told nothing in the *age* of this generation."""
-    return RankProgress(node=view.node, step=view.step, age=age, managed=view.managed, heard=False)
 
 
 def limits_of(limits: Any) -> HangLimits:  # noqa: ANN401 (holdfast.spec.Limits, which this module must not need to import)

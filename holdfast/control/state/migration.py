@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.protocol import Message
 from policies.placement import Membership
 
 
@@ -27,20 +26,21 @@ class MigrationState:
     refused: dict[tuple[str, int], str] = field(default_factory=dict)
     membership: Membership = field(default_factory=dict)
 
-    def take(self, word: str, event: Message) -> None:
-        """Take in what a rank or a standby said of the coming generation."""
-        who = ("rank", event["rank"]) if "rank" in event else ("standby", event["id"])
-        if word == "left":
-            self.left.add(event["rank"])
-        elif event.get("for_generation", self.generation) != self.generation:
-            return
-        elif word == "unprepared":
-            self.refused[who] = str(event.get("why", "it did not say why"))
-        else:
-            (self.prepared if word == "prepared" else self.switched).add(who)
-            seconds = event.get("seconds")
-            if word == "switched" and isinstance(seconds, int | float):
-                self.pause = max(self.pause, float(seconds))
+    def note_prepared(self, who: tuple[str, int], generation: int) -> None:
+        """Learn who is ready for a planned *generation*: this move's, or one that was given up."""
+        if generation == self.generation:
+            self.prepared.add(who)
+
+    def note_refused(self, who: tuple[str, int], generation: int, why: str) -> None:
+        """Learn who cannot get ready for a planned *generation*."""
+        if generation == self.generation:
+            self.refused[who] = why
+
+    def note_switched(self, who: tuple[str, int], generation: int, seconds: float) -> None:
+        """Learn who has gone on into a planned *generation*, which held training up for so many *seconds*."""
+        if generation == self.generation:
+            self.switched.add(who)
+            self.pause = max(self.pause, seconds)
 
     @property
     def is_prepared(self) -> bool:

@@ -14,7 +14,6 @@ from detectors.diagnosis import Before
 from detectors.evidence import CutShort
 from detectors.progress import NOT_ENDING
 from holdfast.control.agents.connectivity import ConnectivityMonitor
-from holdfast.control.agents.event_schema import check_event
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.checkpoints.interval import CheckpointInterval
 from holdfast.control.checkpoints.recovery_facts import came_back, facts_of
@@ -41,7 +40,7 @@ from holdfast.control.nodes.spare_pool import SparePool
 from holdfast.control.state.generation import NONSENSE, GenerationState, limits_of
 from holdfast.control.state.migration import MigrationState
 from holdfast.control.state.rank_table import RankTable
-from holdfast.control.supervisor import termination
+from holdfast.control.supervisor import event_table, termination
 from holdfast.control.supervisor.detach import Detach
 from holdfast.control.supervisor.event_handlers import EventHandlers
 from holdfast.control.supervisor.flow_run import FlowRun
@@ -309,8 +308,7 @@ class JobController:
         """Take in what agents have said, waiting up to *seconds* for the first word; do what is due in between."""
         for node, event in self.fleet.event_queue.drain(seconds):
             try:
-                check_event(event)
-                self.hearing.take(node, event)
+                event_table.take(self, node, event)
             except NONSENSE as error:
                 self._tell_nonsense(node, event, error)
         self._housekeep()
@@ -736,7 +734,7 @@ class JobController:
             grouped = facts_of(self.board.regrouped, self.board.covered) or came_back(self.board.ranks.values()) or {}
             row.facts = {**(row.facts or {}), **grouped} or None
             for rank, told in sorted(self.board.regrouped.items()):
-                for one in told.get("differs") or ():
+                for one in told.differs:
                     self.remark(f"rank {rank}, which another process has taken over, is not as it was: {one}")
             if self.cadence is not None:
                 self.cadence.note_recovered(row)

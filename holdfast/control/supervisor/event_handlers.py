@@ -1,20 +1,53 @@
-"""What agents say, taken in: each event folded into the board and, where it is for later, into the history."""
+"""What is recorded of agents' events, and which parts of the job get them."""
 
 from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from detectors.catalogue import CATALOGUE, Fault, RecommendedAction
 from detectors.diagnosis import see
-from detectors.evidence import MemoryTrouble
+from detectors.evidence import CheckpointTrouble, MemoryTrouble
 from detectors.xids import UNUSABLE
-from holdfast.control.agents.event_schema import check_event
+from holdfast.control.agents.events import (
+    AgentLeaving,
+    AgentStaying,
+    Event,
+    MemoryFull,
+    MemoryNone,
+    NodeDeaf,
+    NodeFault,
+    NodeGrew,
+    NodeHears,
+    NodeUnwatched,
+    NoticeBlind,
+    Past,
+    ReplicaKept,
+    ReplicaLost,
+    Resumed,
+    Saved,
+    StandbyGone,
+    StandbyPrepared,
+    StandbyReady,
+    StandbyStarted,
+    StandbySwitched,
+    StandbyUnprepared,
+    Steps,
+    Trouble,
+    WorkerExited,
+    WorkerLeft,
+    WorkerPrepared,
+    WorkerRoles,
+    WorkerStepped,
+    WorkerSwitched,
+    WorkerUnprepared,
+)
 from holdfast.control.faults.event_budget import ROWS, ROWS_AT_ONCE, STEPS, STEPS_AT_ONCE, Newest, NodeBudget
 from holdfast.control.faults.node_faults import REPEATED, Announcements, NodeFaultDedup, machine_of, with_growth
-from holdfast.control.state.generation import NONSENSE, handler_of, limits_of
+from holdfast.control.state.generation import NONSENSE, limits_of
 from holdfast.errors import HistoryTrouble
 from holdfast.history import models, queries
 from holdfast.log import note
@@ -28,13 +61,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.control")
 
 BEHIND: Final = "replica-behind"
-RECORDED: Final = frozenset(
-    {
-        "saved", "trouble", "worker.roles", "agent.leaving", "agent.staying", "notice.blind", "memory.none", "memory.full", "replica.lost",
-        "replica.kept", "node.fault", "node.grew", "node.unwatched", "node.deaf", "node.hears",
-    }
-)  # fmt: skip
-"""Events of each of which something is put on record, as often as they are told."""
 REMEMBERED: Final = 5000
 """Troubles, checkpoints and faults of nodes that are remembered, the newest."""
 GATHERED: Final = 3.0
@@ -42,7 +68,7 @@ GATHERED: Final = 3.0
 
 
 class EventHandlers:
-    """Takes in the events of a job's agents. What belongs to another generation than the present one is let pass."""
+    """Records the events of a job's agents. `holdfast.control.supervisor.event_table` says which method gets which event."""
 
     def __init__(self, run: JobController) -> None:
         self._run = run
@@ -69,37 +95,36 @@ class EventHandlers:
         """Learn what another flow put on record: the *newest* step, and the step that each generation went on from."""
         self._newest, self._resumed = newest, resumed
 
-    def take(self, node: str, event: Message) -> None:
-        """Take in an *event* of the agent of *node*."""
-        self._run.board.take(node, event, time.time())
-        self._run.best = max(self._run.best, self._run.board.step_before)
-        if event["event"] == "steps" and event["generation"] < self._run.generation:
-            self._record_steps(node, event)  # heard again by a flow that adopted the job; a step that is recorded already stays as it is
-        if event["event"] == "past":
-            self._take_past(node, event["events"])
-        handler = getattr(self, handler_of(event["event"]), None)
-        if handler is None or event.get("generation", self._run.generation) != self._run.generation:
-            return
-        if event["event"] not in RECORDED or self._rows.allows(node):
-            handler(node, event)
+    def admits(self, node: str, event: Event, *, budgeted: bool) -> bool:
+        """Tell whether *event* of *node*'s agent belongs to the present generation and, where it is *budgeted*, may still be recorded."""
+        return event.generation in {None, self._run.generation} and (not budgeted or self._rows.allows(node))
 
-    def _take_past(self, node: str, events: list[Message]) -> None:
-        """Put on record what an agent that was killed may not have told; what is known stays as it is, and nobody acts on it."""
-        for event in events:
+    def note_old_steps(self, node: str, event: Steps) -> None:
+        """Record steps of a generation that is over: a flow that adopts the job gets them again, and what is recorded stays as it is."""
+        if event.generation < self._run.generation:
+            self._record_steps(node, event)
+
+    def on_past(self, node: str, event: Past) -> None:
+        """Record the steps and checkpoints among them; what is known stays as it is, and nobody acts on it."""
+        for one in event.events:
             try:
-                check_event(event)
-                if event["event"] == "steps" and event["generation"] <= self._run.generation:
-                    self._record_steps(node, event)
-                elif event["event"] == "saved" and event["generation"] == self._run.generation and self._rows.allows(node):
-                    self._on_saved(node, event)
+                self._take_past(node, one)
             except NONSENSE as error:  # out of a file that anything may have happened to
                 note(log, "past.damaged", node=node, why=repr(error))
+
+    def _take_past(self, node: str, message: Message) -> None:
+        name = message.get("event")
+        if name == "steps" and (steps := Steps.of(message)).generation <= self._run.generation:
+            self._record_steps(node, steps)
+        elif name == "saved" and self.admits(node, saved := Saved.of(message), budgeted=True):
+            self.on_saved(node, saved)
 
     def hear_out(self) -> None:
         """Take in what nodes that could be reached only at the end of the job have told of their past."""
         for node, event in self._run.fleet.event_queue.drain(0.0):
-            if event.get("event") == "past" and isinstance(events := event.get("events"), list):
-                self._take_past(node, events)
+            if event.get("event") == "past":
+                with suppress(ValueError):
+                    self.on_past(node, Past.of(event))
 
     def newest_whole(self) -> int:
         """Return the step of the newest checkpoint that this flow has heard of, or that the ranks went on from."""
@@ -113,21 +138,22 @@ class EventHandlers:
         good = [saved for saved in (self._whole | resumed).values() if saved < step]
         return f"the newest checkpoint from before is that of step {max(good)}" if good else "no checkpoint from before is known"
 
-    def _on_steps(self, node: str, event: Message) -> None:
+    def on_steps(self, node: str, event: Steps) -> None:
+        """Record the steps, and publish the newest one."""
         self._run.managed = True
         self._record_steps(node, event)
-        step, _, seconds, loss = event["steps"][-1]
+        step, _, seconds, loss = event.steps[-1]
         self._run.tell("progress", {"step": step, "until": self._run.board.until(), "loss": loss, "seconds": seconds})
 
-    def _record_steps(self, node: str, event: Message) -> None:
-        generation = event["generation"]
-        for step, at, seconds, loss in event["steps"]:
+    def _record_steps(self, node: str, event: Steps) -> None:
+        generation = event.generation
+        for step, at, seconds, loss in event.steps:
             if self._is_new(generation, step) and self._steps.allows(node):
                 row = models.Step(job_id=self._run.job.id, generation=generation, step=step, at=at, seconds=seconds, loss=loss)
                 self._run.recorder.add(row)
                 self._newest = step if generation == self._run.generation else self._newest
         if generation == self._run.generation:
-            self._recorded = max(self._recorded, event["steps"][-1][0])
+            self._recorded = max(self._recorded, event.steps[-1][0])
 
     def _is_new(self, generation: int, step: int) -> bool:
         """Tell whether *step* is not only told again: a process that takes a place tells the step that all go on from.
@@ -139,87 +165,110 @@ class EventHandlers:
         resumed = self._run.board.resumed_step()
         return step > self._recorded and (resumed is None or step > min(resumed, self._newest))
 
-    def _on_resumed(self, _node: str, _event: Message) -> None:
+    def on_resumed(self, _node: str, _event: Resumed) -> None:
+        """Note that the script's state is managed."""
         self._run.managed = True
 
-    def _on_worker_stepped(self, _node: str, _event: Message) -> None:
+    def on_worker_stepped(self, _node: str, _event: WorkerStepped) -> None:
+        """Close the incident in work once all ranks have stepped."""
         if self._run.board.all_stepped():
             self._run.note_first_step()
 
-    def _on_worker_roles(self, _node: str, event: Message) -> None:
+    def on_worker_roles(self, _node: str, event: WorkerRoles) -> None:
         """Remember the job's roles, for standbys and for the flows to come."""
-        roles = event.get("roles")
-        if roles:
-            self._run.roles, self._run.tapes = tuple(tuple(ranks) for ranks in roles), str(event.get("tapes") or "")
-            self._run.copies = tuple(tuple(ranks) for ranks in event.get("copies") or ())
+        if event.roles:
+            self._run.roles, self._run.tapes = tuple(tuple(ranks) for ranks in event.roles), event.tapes
+            self._run.copies = tuple(tuple(ranks) for ranks in event.copies or ())
             self._run.recorder.amend(models.Generation, self._run.generation_id(), facts=self._run.facts())
 
-    def _of_move(self, _node: str, event: Message) -> None:
+    def on_prepared(self, _node: str, event: WorkerPrepared | StandbyPrepared) -> None:
+        """Note who is ready for the planned generation."""
         if self._run.moving is not None:
-            self._run.moving.take(event["event"].partition(".")[2], event)
+            self._run.moving.note_prepared(event.who, event.for_generation)
 
-    _on_worker_prepared = _on_worker_unprepared = _on_worker_switched = _on_worker_left = _of_move
-    _on_standby_prepared = _on_standby_unprepared = _on_standby_switched = _of_move
+    def on_unprepared(self, _node: str, event: WorkerUnprepared | StandbyUnprepared) -> None:
+        """Note who cannot get ready for the planned generation, and why."""
+        if self._run.moving is not None:
+            self._run.moving.note_refused(event.who, event.for_generation, event.why)
 
-    def _on_standby_started(self, _node: str, event: Message) -> None:
-        self._run.pool.note_started(event["id"])
+    def on_switched(self, _node: str, event: WorkerSwitched | StandbySwitched) -> None:
+        """Note who has gone on into the planned generation."""
+        if self._run.moving is not None:
+            self._run.moving.note_switched(event.who, event.for_generation, event.seconds)
 
-    def _on_standby_ready(self, _node: str, event: Message) -> None:
+    def on_worker_left(self, _node: str, event: WorkerLeft) -> None:
+        """Note whose rank is with another process."""
+        if self._run.moving is not None:
+            self._run.moving.left.add(event.rank)
+
+    def on_standby_started(self, _node: str, event: StandbyStarted) -> None:
+        """Note that its number is taken."""
+        self._run.pool.note_started(event.id)
+
+    def on_standby_ready(self, _node: str, event: StandbyReady) -> None:
+        """Note that it can take a rank."""
         self._run.pool.note_ready(event)
 
-    def _on_standby_gone(self, _node: str, event: Message) -> None:
+    def on_standby_gone(self, _node: str, event: StandbyGone) -> None:
+        """Have another one take its place."""
         self._run.pool.note_gone(event)
 
-    def _on_agent_leaving(self, node: str, event: Message) -> None:
+    def on_agent_leaving(self, node: str, event: AgentLeaving) -> None:
         """Take in that a node is about to go: its ranks move away while there is time."""
-        run, seconds = self._run, event["seconds"]
-        if event["at"] + seconds < time.time():  # of long ago, heard by a flow that adopts the job: the node has outlived it
+        run, seconds = self._run, event.seconds
+        if event.at + seconds < time.time():  # of long ago, heard by a flow that adopts the job: the node has outlived it
             return
         run.fleet.leaving.add(node)
-        if run.eligibility.notice(node, at=event["at"], by=event["at"] + seconds, why=str(event.get("why", "it was told to go"))):
+        if run.eligibility.notice(node, at=event.at, by=event.at + seconds, why=event.why):
             run.remark(f"{node} was told to go, and will be gone in {seconds:.0f} s")
             run.departures.look(time.time())
-        self._on_worker_exited(node, event)
+        self._see_departure(node)
 
-    def _on_worker_exited(self, node: str, _event: Message) -> None:
+    def on_worker_exited(self, node: str, _event: WorkerExited) -> None:
+        """See whether the rank went with its node."""
+        self._see_departure(node)
+
+    def _see_departure(self, node: str) -> None:
         """See whether a rank got the signal that told its node to go, as a batch system sends it to all there is: either is heard first."""
         if node in self._run.board.terminated and self._run.eligibility.is_told_to_go(node):
             self._run.departures.rank_has_gone(node)
 
-    def _on_agent_staying(self, node: str, _event: Message) -> None:
+    def on_agent_staying(self, node: str, _event: AgentStaying) -> None:
         """Take in that a notice was taken back."""
         self._run.departures.forget(node)
         self._run.remark(f"{node} stays: the notice that it would go was taken back")
 
-    def _on_notice_blind(self, node: str, event: Message) -> None:
-        self._run.remark(f"whether {node} will be taken away cannot be seen: {event['why']}")
+    def on_notice_blind(self, node: str, event: NoticeBlind) -> None:
+        """Remark on it."""
+        self._run.remark(f"whether {node} will be taken away cannot be seen: {event.why}")
 
-    def _on_saved(self, _node: str, event: Message) -> None:
-        if event["step"] <= self._saved:
+    def on_saved(self, _node: str, event: Saved) -> None:
+        """Record the checkpoint; how long it took sets how often the job saves."""
+        if event.step <= self._saved:
             return
-        self._saved = self._whole[event["path"]] = event["step"]
-        facts = {name: event[name] for name in ("at", "step", "path", "seconds", "size")}
-        beside = event.get("beside") or None
+        self._saved = self._whole[event.path] = event.step
+        facts, beside = event.model_dump(include={"at", "step", "path", "seconds", "size"}), event.beside or None
         self._run.recorder.add(models.Checkpoint(job_id=self._run.job.id, generation=self._run.generation, beside=beside, **facts))
         if self._run.cadence is not None:
-            self._run.cadence.note_saved(event["seconds"], beside)
+            self._run.cadence.note_saved(event.seconds, beside)
             self._run.pace()
 
-    def _on_trouble(self, node: str, event: Message) -> None:
+    def on_trouble(self, node: str, event: Trouble) -> None:
         """Record a checkpoint's trouble at once; training goes on through it, so the flow need not turn."""
-        if (event["kind"], event["path"]) in self._troubles:
+        if (event.kind, event.path) in self._troubles:
             return
-        self._troubles[event["kind"], event["path"]] = None
-        self._whole.pop(event["path"], None)
-        facts = {name: event[name] for name in ("at", "step", "path")}
+        self._troubles[event.kind, event.path] = None
+        self._whole.pop(event.path, None)
+        facts = event.model_dump(include={"at", "step", "path"})
         self._run.recorder.add(
-            models.Checkpoint(job_id=self._run.job.id, generation=self._run.generation, trouble=event["kind"], reason=event["why"], **facts)
+            models.Checkpoint(job_id=self._run.job.id, generation=self._run.generation, trouble=event.kind, reason=event.why, **facts)
         )
-        for fault in see([self._run.board.trouble(node, event)], limits_of(self._run.spec.limits)):
+        evidence = CheckpointTrouble(node=node, **event.model_dump(include={"rank", "at", "kind", "path", "why", "step"}))
+        for fault in see([evidence], limits_of(self._run.spec.limits)):
             _keep_newest(self._run.board.troubles, fault)
             self._run.record_fault(fault, incident=None)
             if fault.kind == BEHIND:
-                self._behind[node] = event["why"]
+                self._behind[node] = event.why
             else:
                 self._run.remark(told(fault.entry.title, fault.quote, fault.entry.action))
 
@@ -234,9 +283,13 @@ class EventHandlers:
             self._behind, self._behind_due = {}, 0.0
             self._run.remark(told(entry.title, words, entry.action))
 
-    def _of_memory(self, node: str, event: Message) -> None:
-        """Take in what an agent tells of the state in memory."""
-        self.tell_of_memory(*self._run.replicas.take(node, event))
+    def on_memory_trouble(self, node: str, event: MemoryNone | MemoryFull | ReplicaLost) -> None:
+        """Record a trouble with the state in memory that is new."""
+        self.tell_of_memory(*self._run.replicas.take_trouble(node, event))
+
+    def on_replica_kept(self, node: str, event: ReplicaKept) -> None:
+        """Record that replicas are kept again."""
+        self.tell_of_memory(None, self._run.replicas.take_kept(node, event))
 
     def tell_of_memory(self, evidence: MemoryTrouble | None, words: str) -> None:
         """Record a trouble with the state in memory; training goes on through it."""
@@ -246,9 +299,7 @@ class EventHandlers:
         if words:
             self._run.remark(words)
 
-    _on_memory_none = _on_memory_full = _on_replica_lost = _on_replica_kept = _of_memory
-
-    def _on_node_fault(self, node: str, event: Message) -> None:
+    def on_node_fault(self, node: str, event: NodeFault) -> None:
         """Record what is wrong with a node at once. By itself it is no incident: nobody acts on a node while steps advance through it.
 
         The exception is a GPU that does no more work while a rank computes on it: two signs, and the rank cannot come to its next step.
@@ -256,7 +307,7 @@ class EventHandlers:
         fault = self.nodes.take(node, event)
         if fault is None:
             return
-        ranks = [view for view in map(self._run.board.ranks.get, event.get("on") or ()) if view and view.node == node and not view.ended]
+        ranks = [view for view in map(self._run.board.ranks.get, event.on) if view and view.node == node and not view.ended]
         if fault.kind in UNUSABLE and ranks:
             fault = replace(fault, rank=ranks[0].rank, step=ranks[0].known_step())
             _keep_newest(self._run.board.unusable, fault)
@@ -279,21 +330,24 @@ class EventHandlers:
         except HistoryTrouble:
             return False
 
-    def _on_node_grew(self, node: str, event: Message) -> None:
+    def on_node_grew(self, node: str, event: NodeGrew) -> None:
         """Keep what grew on a node with the incident that it belongs to; that may have been answered before the node could be looked at."""
         row = self._run.incident.row if self._run.incident is not None else self._run.closed
-        if row is not None and row.generation_before == event["over"] and event["grew"]:
+        if row is not None and row.generation_before == event.over and event.grew:
             row.facts = with_growth(row.facts, node, event)
             self._run.recorder.amend(models.Incident, row.id, facts=row.facts)
 
-    def _on_node_unwatched(self, node: str, event: Message) -> None:
-        self._run.remark(f"{node} is not watched for faults any more: {event['why']}")
+    def on_node_unwatched(self, node: str, event: NodeUnwatched) -> None:
+        """Remark on it."""
+        self._run.remark(f"{node} is not watched for faults any more: {event.why}")
 
-    def _on_node_deaf(self, node: str, event: Message) -> None:
+    def on_node_deaf(self, node: str, event: NodeDeaf) -> None:
+        """Remark on it."""
         rest = "Until another one has listened for a while, the kernel's log and a look once a minute tell what GPUs do"
-        self._run.remark(f"{node} is blind to errors as its GPUs' driver tells them: {event['why']}. {rest}")
+        self._run.remark(f"{node} is blind to errors as its GPUs' driver tells them: {event.why}. {rest}")
 
-    def _on_node_hears(self, node: str, _event: Message) -> None:
+    def on_node_hears(self, node: str, _event: NodeHears) -> None:
+        """Remark on it."""
         self._run.remark(f"{node} hears its GPUs' driver again")
 
 

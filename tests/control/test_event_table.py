@@ -1,0 +1,64 @@
+"""The table of events is whole: what agents send stands in it, what stands in it is sent, and its fields are needed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.agent.memstore.server_client import TOLD
+from holdfast.agent.worker_messages import PASSED_ON
+from holdfast.control.supervisor.event_table import EVENTS, parse
+from tests.fuzz.test_agents_words import FACTS
+from tests.test_arrows import ROOT
+
+SEND = frozenset({"emit", "_emit", "_send", "_send_all", "_pass_by", "pass_by"})
+"""Names of what sends an event in the agent's modules; the event's name is the first argument."""
+
+
+def sent() -> Iterator[str]:
+    """Yield the name of each event that the agent's modules send."""
+    for path in (ROOT / "holdfast" / "agent").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SEND and node.args:
+                first = node.args[0]
+                names = [first.body, first.orelse] if isinstance(first, ast.IfExp) else [first]
+                yield from (name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str))
+    for names_of_word in PASSED_ON.values():
+        yield from names_of_word
+    yield from TOLD
+
+
+def test_every_event_that_is_sent_stands_in_the_table_and_every_row_is_sent() -> None:
+    """By an agent; by the controller's end of the connection where the agent itself is gone."""
+    assert "agent.gone" in (ROOT / "holdfast" / "control" / "agents" / "client.py").read_text()
+    assert {*sent(), "agent.gone"} == set(EVENTS)
+
+
+def an_event(name: str) -> dict[str, Any]:
+    """Return an event of the kind *name* as an agent sends it."""
+    raised = {"type": "E", "message": "m"} if name == "worker.raised" else None
+    return {**FACTS, "event": name, "raised": raised, "seconds": {"meet": 0.1} if name == "worker.regrouped" else 0.5}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_a_field_that_is_needed_can_be_neither_missing_nor_null(name: str) -> None:
+    """Unless a null means something in it."""
+    fields = EVENTS[name].fields.model_fields
+    assert parse(an_event(name)).event == name
+    for field, facts in fields.items():
+        if facts.is_required():
+            with pytest.raises(ValueError, match=field):
+                EVENTS[name].fields.of({other: value for other, value in an_event(name).items() if other != field})
+        if "None" not in str(facts.annotation):
+            with pytest.raises(ValueError, match=field):
+                EVENTS[name].fields.of({**an_event(name), field: None})
+
+
+def test_an_event_of_a_newer_agent_is_let_pass() -> None:
+    """Its common fields are checked all the same."""
+    assert parse({"event": "worker.dances", "rank": "any"}).event == "worker.dances"
+    with pytest.raises(ValueError, match="generation"):
+        parse({"event": "worker.dances", "generation": "any"})
