@@ -103,6 +103,14 @@ class MemstoreConnection:
             raise ConnectionAbortedError(errno.ECONNABORTED, "a message is no object")
         return message
 
+    def request(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request and return the answer; raise `RequestRefused` when the server refuses it."""
+        self.tell(message)
+        answer = self.hear()
+        if answer.get("ok") is not True:
+            raise RequestRefused(str(answer.get("why", "the memory server refused without a word"))[:500])
+        return answer
+
     def exactly(self, size: int) -> bytes:
         """Return the next *size* bytes; raise ``ConnectionError`` when the connection ends before."""
         data = bytearray(size)
@@ -121,6 +129,10 @@ class MemstoreConnection:
             if not count:
                 raise ConnectionResetError(errno.ECONNRESET, "the connection ended in the middle")
             filled += count
+
+
+class RequestRefused(OSError):
+    """A memory server that does not do what it was asked for, in its own words."""
 
 
 def connect(address: tuple[str, int], token: str, *, seconds: float) -> MemstoreConnection:
@@ -143,8 +155,7 @@ def labels(address: tuple[str, int], token: str, *, seconds: float = LABELS_SECO
     until = time.monotonic() + seconds
     with connect(address, token, seconds=seconds) as line:
         line.until = until
-        line.tell({"do": "labels"})
-        found = _granted(line.hear()).get("labels")
+        found = line.request({"do": "labels"}).get("labels")
     if not isinstance(found, dict):
         raise Unusable("the answer of the memory server names no snapshots")
     return {name: shared_memory.label_of(told) for name, told in found.items()}
@@ -157,9 +168,9 @@ def pull(address: tuple[str, int], token: str, name: str, label: Label, into: Pa
     Whatever goes wrong, *into* is gone then. Data are as they were sent: the sums in the tail tell whether they are as they were written.
     """
     with connect(address, token, seconds=seconds) as line:
-        line.tell({"do": "get", "name": name, "step": label.step, "lineage": label.lineage, "digest": label.digest})
-        size = _granted(line.hear()).get("size")
-        if size != shared_memory.PAGE + label.size + label.tail or label.tail > LONGEST_TAIL:
+        request = {"do": "get", "name": name, "step": label.step, "lineage": label.lineage, "digest": label.digest}
+        size = line.request(request).get("size")
+        if size != label.file_size or label.tail > LONGEST_TAIL:
             raise Unusable(f"a file of {size} bytes is not the snapshot that was asked for")
         if shared_memory.read_label(line.exactly(shared_memory.PAGE)) != label:
             raise Unusable("it is not the snapshot that was asked for")
@@ -175,12 +186,6 @@ def pull(address: tuple[str, int], token: str, name: str, label: Label, into: Pa
             raise
         finally:
             slot.close()
-
-
-def _granted(answer: dict[str, Any]) -> dict[str, Any]:
-    if answer.get("ok") is not True:
-        raise OSError(errno.ENOENT, str(answer.get("why", "the memory server refused without a word"))[:500])
-    return answer
 
 
 def _proof(token: str, side: bytes, server: bytes, client: bytes) -> bytes:

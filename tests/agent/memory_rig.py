@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from holdfast.audit.checksum import fast_sum
+from holdfast.checkpoints.checksum import fast_sum
 from holdfast.memstore import shared_memory
 from holdfast.memstore.shared_memory import CUT, Entry, Label, Slot, Snapshot, Unusable, deal
 from holdfast.protocol import LineBuffer, Message, encode

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.audit.memstores import There, reach
-from holdfast.audit.verifier_process import VerifierProcess
-from holdfast.audit.verify import MemoryAudit
+from holdfast.checkpoints.memstores import reach
+from holdfast.checkpoints.verifier_process import VerifierProcess
+from holdfast.checkpoints.verify import MemoryVerifier
 from holdfast.cli.commands import checkpoints
 from holdfast.cluster.local import LocalNodes
 from holdfast.control.agents.pool import AgentPool
@@ -23,6 +23,7 @@ from holdfast.control.config.worker_env import token_of
 from holdfast.history.models import Generation, Move, Step
 from holdfast.history.store import History
 from holdfast.memstore import shared_memory
+from holdfast.memstore.reader import RemoteMemstore
 from holdfast.paths import cluster_directory, job_directory
 from holdfast.process import mark_of
 from holdfast.report.wording import NOTHING
@@ -253,17 +254,17 @@ def test_memory_of_other_machines_is_read_through_its_server(original: Made) -> 
             for path in original.vault.glob(f"rank-{rank:05d}.*"):
                 shutil.copyfile(path, node.vault / path.name)
             node.begin()
-        memory = {node.name: There(node.address, TOKEN) for node in nodes}
-        with VerifierProcess(sys.executable) as prover:
-            audit = MemoryAudit(memory, 2, [], prover)
-            assert [(one.step, one.standing) for one in audit.moments()] == [(11, "whole"), (10, "whole"), (9, "whole")]
+        stores = {node.name: RemoteMemstore(node.address, TOKEN) for node in nodes}
+        with VerifierProcess(sys.executable) as verifier:
+            memory = MemoryVerifier(stores, 2, [], verifier)
+            assert [(one.step, one.status) for one in memory.snapshot_sets()] == [(11, "whole"), (10, "whole"), (9, "whole")]
             newest = next(path for path, label in shared_memory.labels(nodes[0].vault).items() if label.step == STEP)
             flip_a_bit(newest, (shared_memory.PAGE + 100.5) / newest.stat().st_size)
-            assert next((one.step, one.standing) for one in audit.moments()) == (11, "damaged")
+            assert next((one.step, one.status) for one in memory.snapshot_sets()) == (11, "damaged")
             nodes[1].kill()
             nodes[1].listening.close()
-            audit.moments()
-            assert list(audit.away) == ["audited-1"]
+            memory.snapshot_sets()
+            assert list(memory.unreachable) == ["audited-1"]
     finally:
         for node in nodes:
             node.end()
@@ -299,7 +300,7 @@ def test_memory_of_other_machines_is_found_through_their_agents(here: Command, s
     """Listed, pulled and proven; of the nodes that cannot be reached those are named that hold ranks."""
     scene.forget_disk()
     told = record(here, "--verify")
-    assert isinstance(reach(elsewhere, scene.author.job).memory["node-0"], There)
+    assert isinstance(reach(elsewhere, scene.author.job).stores["node-0"], RemoteMemstore)
     assert [(one["step"], one["standing"]) for one in told["memory"]] == [(11, "whole"), (10, "whole"), (9, "whole")]
     assert {(one["node"], one["rank"]) for one in told["memory"][0]["snapshots"]} == {("node-0", 0), ("node-1", 1)}
     assert (told["sound"], told["away"]) == (True, {})

@@ -15,7 +15,7 @@ from holdfast.memstore.shared_memory import Label, Slot, Snapshot, word_sum
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.collective_save import write
 from holdfast.runtime.checkpoint.storage import write_metadata
-from holdfast.runtime.checkpoint_verifier.disk import VerifiedCheckpoint
+from holdfast.runtime.checkpoint_verifier.checkpoint import VerifiedCheckpoint
 from holdfast.runtime.state import tree
 from holdfast.runtime.world import World
 from tests.runtime.ranks import Ranks

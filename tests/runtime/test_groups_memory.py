@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.audit.checksum import fast_sum
+from holdfast.checkpoints.checksum import fast_sum
 from holdfast.memstore.shared_memory import PAGE, Snapshot, Unusable, key_of
 from tests.agent.memory_rig import MemoryNode
 from tests.runtime.chaos import fault

@@ -39,7 +39,7 @@ class RankShard:
     def __init__(self, snapshot: Snapshot, order: WriteRequest) -> None:
         """Read the indexes of *snapshot*; raise `shared_memory.Unusable` unless it is the one that *order* means and as it was written."""
         if snapshot.label.moment != order.moment or snapshot.label.rank != order.rank:
-            raise shared_memory.Unusable("another one has taken its place")
+            raise shared_memory.Unusable(shared_memory.REPLACED)
         self._snapshot, self._order = snapshot, order
         self._check()
         stays, told = tree.unpickled(snapshot.blobs["static"]), tree.unpickled(snapshot.blobs["dynamic"])

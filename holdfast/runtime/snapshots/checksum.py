@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holdfast.memstore.shared_memory import CUT, SPREAD, weights
+from holdfast.memstore.shared_memory import CUT, sum_words, weights
 
-_MASK: Final = (1 << 64) - 1
 _WORD: Final = 8
 _HALF: Final = 4
 
@@ -32,19 +31,13 @@ def sum_of(part: Tensor) -> int:
     A dot product of whole numbers runs in this one thread and without the interpreter's lock, and reads no byte twice from memory: a
     megabyte stays in the cache.
     """
-    data, total = part.numpy().data, 0
-    for begin in range(0, len(data), CUT):
-        stretch = data[begin : begin + CUT]
-        first, second = _weights(torch.device("cpu"))
-        total = total * SPREAD + _dot(stretch, first) + _dot(stretch[_HALF:], second)
-    return total & _MASK
+    return sum_words(part.numpy().data, _dot, _weights(torch.device("cpu")))
 
 
 def _dot(data: memoryview, row: Tensor) -> int:
     """Return the sum of the words of *data*, which may begin anywhere, each times its weight."""
-    words, rest = divmod(len(data), _WORD)
-    total = int(torch.dot(torch.frombuffer(data, dtype=torch.int64, count=words), row[:words])) if words else 0
-    return total + (int.from_bytes(data[-rest:], "little") * int(row[words]) if rest else 0)
+    words = torch.frombuffer(data, dtype=torch.int64)
+    return int(torch.dot(words, row[: len(words)]))
 
 
 def device_sum(part: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.snapshots.copy_schedule import Terms
+from holdfast.runtime.snapshots.restore_planner import own_piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class SnapshotPlace:
         """Return the place of *rank*; *pieces* names every rank's piece, by rank: ranks with the same one share the work."""
         piece = pieces.get(str(rank))
         if piece is None:
-            return cls(rank, world, f"of rank {rank}")
+            return cls(rank, world, own_piece(rank))
         copies = sorted(int(other) for other, one in pieces.items() if one == piece)
         return cls(rank, world, piece, copies.index(rank), len(copies))
 

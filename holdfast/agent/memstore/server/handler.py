@@ -17,7 +17,7 @@ from holdfast.agent.memstore.server.replica_store import SOURCE, Rejected, Repli
 from holdfast.log import note
 from holdfast.memstore import shared_memory
 from holdfast.memstore.client import LONGEST_TAIL, MemstoreConnection
-from holdfast.memstore.shared_memory import PAGE, Label, Slot, Snapshot, Unusable
+from holdfast.memstore.shared_memory import Label, Slot, Snapshot, Unusable
 
 log = logging.getLogger("holdfast.agent.workers.oom")
 
@@ -123,9 +123,8 @@ class RequestHandler:
                 raise Rejected(f"{path.name} holds step {label.step} of lineage {label.lineage} by now")
             with suppress(OSError):
                 os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # of this thread
-            size = PAGE + label.size + label.tail
-            line.tell({"ok": True, "size": size})
-            if line.socket.sendfile(file, 0, size) != size:
+            line.tell({"ok": True, "size": label.file_size})
+            if line.socket.sendfile(file, 0, label.file_size) != label.file_size:
                 raise ConnectionAbortedError(f"{path.name} was cut off")
 
     # -- taking -------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class ReplicaStore:
             self._check_room(free[0], label)
             slot = self._slot(free[0])
             slot.begin(label)
-            self._taken[slot.path] = _need(label)
+            self._taken[slot.path] = label.file_size
             return slot
 
     def _slot(self, path: Path) -> Slot:
@@ -83,7 +83,7 @@ class ReplicaStore:
                 own[int(found[1])] = max(own.get(int(found[1]), 0), size)
             elif other != path:
                 copies += max(size, self._taken.get(other, 0))
-        need = _need(label)
+        need = label.file_size
         if SLOTS * sum(own.values()) + copies + need > self.limit:
             raise Rejected(
                 f"{need} bytes for rank {label.rank} do not fit: of {self.limit} bytes this node's own ranks need "
@@ -168,11 +168,6 @@ def _stream(name: str) -> tuple[str, int] | None:
     if found := COPY.fullmatch(name):
         return found[1], int(found[2])
     return None
-
-
-def _need(label: Label) -> int:
-    """Return the bytes that a replica takes once it is whole."""
-    return PAGE + label.size + label.tail
 
 
 def _label(path: Path) -> Label | None:

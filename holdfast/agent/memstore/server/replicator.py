@@ -107,8 +107,7 @@ class Replicator(threading.Thread):
                 with connect(self._home.address, self._token, seconds=CONNECT_SECONDS) as line:
                     self._line = line
                     line.socket.settimeout(SEND_SECONDS)
-                    line.tell({"do": "puts", "source": self._source, "rank": self._rank})
-                    _granted(line)
+                    line.request({"do": "puts", "source": self._source, "rank": self._rank})
                     self._last, pause = None, FIRST_PAUSE
                     self._sender.begin()
                     self._push_all(line)
@@ -193,9 +192,3 @@ class Replicator(threading.Thread):
         if not self._over.is_set():
             self._sender.whole(*reading.label.moment)
         self._home.kept()
-
-
-def _granted(line: MemstoreConnection) -> None:
-    answer = line.hear()
-    if answer.get("ok") is not True:
-        raise OSError(str(answer.get("why"))[:500])
