@@ -146,7 +146,7 @@ class CommandHandler:
             "standbys": {str(number): _view(standby) for number, standby in workers.standbys.items()},
             "abandoned": workers.abandoned,
             "roles": workers.roles,
-            "memory": service.vaults.about(),
+            "memory": service.memstore.about(),
         }
 
     def _living(self, _peer: ClientConnection, _order: Message) -> Message:
@@ -175,10 +175,10 @@ class CommandHandler:
             raise Refused("this agent is ending")
         warm = service.workers.prepare(plan)
         service.hold(plan.job, schema.maybe(schema.whole, order, "epoch") or 0, plan.lease)
-        service.vaults.prepare(plan)
+        service.memstore.prepare(plan)
         service.watching.prepare(watch=plan.watch)
         service.notices.prepare(plan.notice)
-        return {"warm": warm, "memory": service.vaults.about()}
+        return {"warm": warm, "memory": service.memstore.about()}
 
     def _port(self, _peer: ClientConnection, _order: Message) -> Message:
         """Give a port that is free now, outside the range from which the kernel serves outgoing connections."""
@@ -215,9 +215,9 @@ class CommandHandler:
     def _replicate(self, _peer: ClientConnection, order: Message) -> Message:
         """Copy the snapshots of this node's ranks to other nodes' memory from now on, and nowhere else."""
         homes, bandwidth = replicate_of(order)
-        if not self._service.vaults.serves():
+        if not self._service.memstore.serves():
             raise Refused("this node keeps nothing in memory that others could have")
-        self._service.vaults.replicate(homes, bandwidth)
+        self._service.memstore.replicate(homes, bandwidth)
         return {}
 
     def _ask(self, _peer: ClientConnection, order: Message) -> Message:
@@ -231,7 +231,7 @@ class CommandHandler:
 
     def _stored(self, _peer: ClientConnection, _order: Message) -> Message:
         """Say which snapshots lie whole in this node's memory: its ranks', and what others keep here."""
-        return {"snapshots": self._service.vaults.stored()}
+        return {"snapshots": self._service.memstore.stored()}
 
     def _flush(self, _peer: ClientConnection, order: Message) -> Message:
         """Put snapshots on disk, of workers that have ended: the last of a generation, which is over then."""
@@ -241,7 +241,7 @@ class CommandHandler:
             raise Refused(f"rank {', '.join(living)} still lives, and takes snapshots of its own")
         facts = {"generation": generation, "world": schema.whole(order, "world", least=1), "keep": schema.whole(order, "keep", least=1)}
         place = schema.path(order, "directory")
-        service.flushing.last_word(generation, [_wanted(one, place, facts) for one in schema.objects(order, "snapshots")])
+        service.checkpoint_writer.write_final(generation, [_wanted(one, place, facts) for one in schema.objects(order, "snapshots")])
         return {}
 
     def _notice(self, _peer: ClientConnection, order: Message) -> Message:

@@ -14,7 +14,7 @@ from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.config.worker_env import known_token
 from holdfast.errors import OrderRefused, WorldError
-from holdfast.memstore import shared_memory
+from holdfast.memstore import store_folders
 from holdfast.memstore.reader import LocalMemstore, MemstoreReader, RemoteMemstore
 from holdfast.process import mark_of
 
@@ -48,7 +48,7 @@ def reach(source: NodeBackend, job: Job, members: Iterable[str] = ()) -> Reached
 def _here(source: LocalNodes, job: Job) -> ReachedStores:
     found = ReachedStores()
     for node in source.names():
-        place = shared_memory.vault_of(mark_of(source.folder(node)), job.id)
+        place = store_folders.memstore_of(mark_of(source.folder(node)), job.id)
         if not place.exists():
             continue
         if os.access(place, os.R_OK | os.X_OK):

@@ -12,7 +12,7 @@ from typing import Final
 from holdfast.checkpoints.checksum import fast_sum
 from holdfast.checkpoints.inventory import SnapshotSet, StoredSnapshot, restore_plan, snapshot_sets, stored_snapshots
 from holdfast.checkpoints.verifier_process import VerifierProcess
-from holdfast.memstore import shared_memory
+from holdfast.memstore import store_folders
 from holdfast.memstore.reader import MemstoreReader
 from holdfast.memstore.shared_memory import Snapshot, Unusable
 from holdfast.runtime.checkpoint_verifier.files import StoredCheckpoint
@@ -116,9 +116,9 @@ class MemoryVerifier:
 @contextmanager
 def _copies() -> Iterator[Path]:
     """Give a folder in memory, for this user alone, for copies of what is being read; it is gone afterwards."""
-    folder = shared_memory.root() / f"audit-{os.getpid()}"
-    shared_memory.make(folder)
+    folder = store_folders.root() / f"audit-{os.getpid()}"
+    store_folders.make(folder)
     try:
         yield folder
     finally:
-        shared_memory.wipe(folder)
+        store_folders.wipe(folder)

@@ -1,4 +1,4 @@
-"""Ask another node's memory server for what its vault holds: the protocol's frames, the proof of knowing the job's token, two requests.
+"""Ask another node's memory server for its snapshots: the protocol's frames, the proof of knowing the job's token, two requests.
 
 Both sides prove that they know the token (HMAC-SHA256 over both sides' random numbers) before anything else is said. Then each message is
 a length and JSON, and bytes of snapshots follow as they are. Nothing is unpickled, and every length has a bound.

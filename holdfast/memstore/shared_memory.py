@@ -1,6 +1,6 @@
 """Snapshots of ranks' state in a node's memory: files that outlive the worker that writes them, and can be told whole from torn.
 
-A *vault* is a folder on a memory file system that belongs to the node's agent. A snapshot is one file in it::
+A *memory store* is a folder on a memory file system that belongs to the node's agent. A snapshot is one file in it::
 
     page 0   magic: DRAFT while it is written, SEALED once it is whole; how far it is; the label and its SHA-256
     data     the bytes of the tensors, this rank's share of them, in slices
@@ -20,11 +20,7 @@ import math
 import mmap
 import os
 import re
-import secrets
-import socket
-import stat
 import struct
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -236,7 +232,7 @@ class Slot:
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
         """Open or make the file, which must not be there yet if it is to be *fresh*; raise ``OSError`` when that cannot be.
 
-        No link is followed: outside of a vault somebody else may have laid one out.
+        No link is followed: outside of a memory store somebody else may have laid one out.
         """
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if fresh else 0), 0o600)
@@ -532,116 +528,11 @@ def _count(value: object) -> int:
     return value
 
 
-def labels(vault: Path) -> dict[Path, Label]:
-    """Return the sealed snapshots in *vault*, by file; what is none, or cannot be read, is passed over."""
+def labels(memstore: Path) -> dict[Path, Label]:
+    """Return the sealed snapshots in *memstore*, by file; what is none, or cannot be read, is passed over."""
     found: dict[Path, Label] = {}
     with suppress(OSError):
-        for path in sorted(vault.glob(f"*{SUFFIX}")):
+        for path in sorted(memstore.glob(f"*{SUFFIX}")):
             with suppress(OSError, Unusable), path.open("rb") as file:
                 found[path] = read_label(file.read(PAGE))
     return found
-
-
-# -- vaults -------------------------------------------------------------------------------------------------------------
-
-ROOT: Final = Path("/dev/shm")  # noqa: S108 (the kernel's own memory file system; the folder below it is ours alone)
-
-
-def vault_of(node: str, job: str) -> Path:
-    """Return the folder in memory that is the vault of *job* on *node* (any names)."""
-    name = hashlib.sha256(f"{node}\0{job}".encode()).hexdigest()[:16]
-    return root() / f"{key_of(node)}-{name}"
-
-
-def key_of(node: str) -> str:
-    """Return the short name that stands for *node* in names of files."""
-    return hashlib.sha256(node.encode()).hexdigest()[:16]
-
-
-def vaults_of(node: str) -> list[Path]:
-    """Return all vaults that there are on *node*."""
-    with suppress(OSError):
-        return sorted(root().glob(f"{key_of(node)}-*"))
-    return []
-
-
-def root() -> Path:
-    """Return the folder of this user's vaults: below ``HOLDFAST_VAULTS``, or the memory file system.
-
-    Anybody may make folders there. Where somebody else has taken the name, this user's folder has one that nobody can guess: the first
-    of those that there are, so that all processes find the same.
-    """
-    place = Path(os.environ.get("HOLDFAST_VAULTS") or ROOT)
-    usual = place / f"holdfast-{os.getuid()}"
-    if not _is_anothers(usual):
-        return usual
-    if not (found := _others_of(usual)):
-        with suppress(OSError):
-            usual.with_name(f"{usual.name}.{time.time_ns():020}-{secrets.token_hex(8)}").mkdir(mode=0o700)
-        found = _others_of(usual)
-    return found[0] if found else usual
-
-
-def _is_anothers(folder: Path) -> bool:
-    """Tell whether somebody else has made *folder*, or a link in its place."""
-    try:
-        return folder.lstat().st_uid != os.getuid()
-    except OSError:
-        return False
-
-
-def _others_of(usual: Path) -> list[Path]:
-    """Return this user's folders for vaults that are not called as *usual*, the oldest first."""
-    found = []
-    for one in usual.parent.glob(f"{usual.name}.*"):
-        with suppress(OSError):
-            if _is_ours(one):
-                found.append(one)
-    return sorted(found)
-
-
-def make(vault: Path) -> None:
-    """Make the folder *vault* for this user alone; raise ``OSError`` when it cannot be, or belongs to somebody else."""
-    for folder in (vault.parent, vault):
-        folder.mkdir(
-            parents="HOLDFAST_VAULTS" in os.environ, exist_ok=True, mode=0o700
-        )  # a missing /dev/shm is not made: it would be a disk
-        if not _is_ours(folder):
-            raise PermissionError(errno.EPERM, f"{folder} is open to others, or belongs to one")
-
-
-def _is_ours(folder: Path) -> bool:
-    """Tell whether *folder* is one of this user's that nobody else may write in: a link laid out by another leads anywhere."""
-    facts = folder.lstat()
-    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o077
-
-
-def wipe(vault: Path) -> None:
-    """Give the memory of *vault* back; what is not ours is left alone."""
-    with suppress(OSError):
-        if not (_is_ours(vault.parent) and _is_ours(vault)):
-            return
-        for path in vault.iterdir():
-            with suppress(OSError):
-                path.unlink()
-        vault.rmdir()
-
-
-def usage(vault: Path) -> int:
-    """Return the bytes of memory that *vault* takes."""
-    size = 0
-    with suppress(OSError):
-        for path in vault.iterdir():
-            with suppress(OSError):
-                size += path.stat().st_blocks * 512
-    return size
-
-
-BELL: Final = "bell"
-"""A datagram socket in a vault: who serves the vault listens there for news of it."""
-
-
-def ring(vault: Path, line: socket.socket) -> None:
-    """Tell who serves *vault* that there is news; nobody waits for that."""
-    with suppress(OSError):
-        line.sendto(b"!", socket.MSG_DONTWAIT, str(vault / BELL))  # when as many rings wait as can, one more would say nothing new

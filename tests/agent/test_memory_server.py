@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from holdfast.agent.memstore.server.handler import DATA, FRAME, STRANGERS, TAIL
-from holdfast.memstore import shared_memory
+from holdfast.memstore import shared_memory, store_folders
 from holdfast.memstore.client import HELLO, NONCE, MemstoreConnection, connect, labels, pull
 from holdfast.memstore.shared_memory import PAGE, Snapshot, Unusable
 from tests.agent.memory_rig import SECONDS, TOKEN, MemoryNode, Writer, label_of, noise
 from tests.waiting import wait_until
 
 DATA_SIZE = 3 * 2**20 + 12345
-SOURCE = shared_memory.key_of("elsewhere")
+SOURCE = store_folders.key_of("elsewhere")
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_only_the_very_snapshot_that_was_asked_for_is_taken(node: MemoryNode, tm
 
 
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "rank-00009.0.snap", "", "bell", "..snap", "a/b.snap", "port"])
-def test_no_name_leads_out_of_the_vault(node: MemoryNode, tmp_path: Path, name: str) -> None:
+def test_no_name_leads_out_of_the_memory_store(node: MemoryNode, tmp_path: Path, name: str) -> None:
     """Nor to what is no snapshot."""
     writer = Writer(node)
     label = writer.snapshot(7, b"data")
@@ -230,7 +230,7 @@ def put_now(node: MemoryNode, recorded: Recorded) -> bool:
 
 
 def test_a_server_that_is_killed_at_any_byte_leaves_nothing_that_looks_whole(make: Callable[..., MemoryNode]) -> None:
-    """Its successor finds the same vault, and takes the replica."""
+    """Its successor finds the same memory store, and takes the replica."""
     node = make("here")
     recorded = Recorded(node)
     for cut in cuts(recorded)[::2]:
@@ -313,7 +313,7 @@ def test_a_tail_longer_than_was_announced_is_not_taken(small: MemoryNode) -> Non
         with pytest.raises(OSError):
             finish(line, label, data, tail)
     assert small.copies() == []
-    assert shared_memory.usage(small.vault) <= ROOM
+    assert store_folders.usage(small.memstore) <= ROOM
 
 
 def test_tails_that_are_still_to_come_are_counted(small: MemoryNode) -> None:
@@ -324,7 +324,7 @@ def test_tails_that_are_still_to_come_are_counted(small: MemoryNode) -> None:
         answers = [offer(line, label, rank) for rank, line in enumerate(begun)]
         assert [answer["ok"] for answer in answers] == [True, True, False]
         assert [finish(line, label, data, tail)["ok"] for line in begun[:2]] == [True, True]
-        assert ROOM / 2 < shared_memory.usage(small.vault) <= ROOM
+        assert ROOM / 2 < store_folders.usage(small.memstore) <= ROOM
     small.verify()
 
 
@@ -387,7 +387,7 @@ def test_a_pull_that_ends_at_any_byte_leaves_nothing(node: MemoryNode, tmp_path:
 
 
 def test_a_pull_writes_into_no_file_that_was_there(node: MemoryNode, tmp_path: Path) -> None:
-    """Where there is no vault it goes to a folder in which anybody may lay out links."""
+    """Where there is no memory store it goes to a folder in which anybody may lay out links."""
     writer = Writer(node)
     label = writer.snapshot(7, noise(1000))
     victim, link = tmp_path / "victim", tmp_path / "got.snap"

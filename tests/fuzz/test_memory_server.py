@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from holdfast.agent.memstore.server.handler import ABANDON, DATA, FRAME, TAIL
-from holdfast.memstore import shared_memory
+from holdfast.memstore import shared_memory, store_folders
 from holdfast.memstore.client import HELLO, connect, labels
 from tests.agent.memory_rig import TOKEN, MemoryNode, Writer, label_of, noise
 from tests.fuzz.examples import ANYTHING, SLOW, SOCKETS, mutated
 
-SOURCE: Final = shared_memory.key_of("elsewhere")
+SOURCE: Final = store_folders.key_of("elsewhere")
 LABEL: Final = asdict(label_of(7, noise(100)))
 ORDERS: Final = some.builds(
     lambda verb, facts: {**facts, "do": verb},

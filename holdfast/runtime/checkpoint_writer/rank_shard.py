@@ -36,11 +36,11 @@ class Item:
 class RankShard:
     """One rank's part of a checkpoint."""
 
-    def __init__(self, snapshot: Snapshot, order: WriteRequest) -> None:
-        """Read the indexes of *snapshot*; raise `shared_memory.Unusable` unless it is the one that *order* means and as it was written."""
-        if snapshot.label.moment != order.moment or snapshot.label.rank != order.rank:
+    def __init__(self, snapshot: Snapshot, request: WriteRequest) -> None:
+        """Read the indexes of *snapshot*; raise `shared_memory.Unusable` unless it is the one that is meant, as it was written."""
+        if snapshot.label.moment != request.moment or snapshot.label.rank != request.rank:
             raise shared_memory.Unusable(shared_memory.REPLACED)
-        self._snapshot, self._order = snapshot, order
+        self._snapshot, self._request = snapshot, request
         self._check()
         stays, told = tree.unpickled(snapshot.blobs["static"]), tree.unpickled(snapshot.blobs["dynamic"])
         self._shards: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = stays["shards"]
@@ -50,7 +50,7 @@ class RankShard:
         for name, key in (("schedulers", "scheduler"), ("extra", "extra")):
             whole[name] = tree.pack(whole[name], key, self._loose)
         own = tree.unpickled(snapshot.blobs["light"])
-        progress = {"step": order.step, "loss": order.loss}
+        progress = {"step": request.step, "loss": request.loss}
         self._tree = tree.to_bytes({"progress": progress, **whole, "rng": own["rng"], "data": own["data"]})
 
     def _check(self) -> None:
@@ -98,10 +98,10 @@ class RankShard:
             whole, offset = self._place(key, tuple(one.shape))
             if not one.numel() and torch.Size(whole).numel():
                 continue  # a shard without elements
-            if others.get(named((key, offset, tuple(one.shape))), self._order.rank) == self._order.rank:
+            if others.get(named((key, offset, tuple(one.shape))), self._request.rank) == self._request.rank:
                 yield Item(key, whole, ChunkBox(offset, tuple(one.shape)), one)
         own = self._tree
-        yield Item(tree_of(self._order.rank), tuple(own.shape), ChunkBox((0,), tuple(own.shape)), own)
+        yield Item(tree_of(self._request.rank), tuple(own.shape), ChunkBox((0,), tuple(own.shape)), own)
 
 
 def named(claim: Any) -> str:  # noqa: ANN401 (a claim, or the lists that JSON makes of it)

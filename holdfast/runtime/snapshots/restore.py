@@ -53,7 +53,7 @@ def tell(spoiled: Spoiled) -> None:
 
 
 class SnapshotSource:
-    """The vaults that this process can reach: its own node's, and through their servers those of other nodes."""
+    """The memory stores that this process can reach: its own node's, and through their servers those of other nodes."""
 
     def __init__(self, own: Path | None, node: str, servers: Mapping[str, tuple[str, int]], token: str) -> None:
         self.own, self.node, self.servers, self._token = own, node, servers, token
@@ -74,11 +74,11 @@ class SnapshotSource:
         return made
 
     def listed(self, world: int) -> list[dict[str, Any]]:
-        """Return what lies in this node's vault for a job of *world* ranks, as JSON holds it."""
+        """Return what lies in this node's memory store for a job of *world* ranks, as JSON holds it."""
         return [] if self.own is None else _listed(self.node, LocalMemstore(self.own), world)
 
     def listed_elsewhere(self, world: int, nodes: Iterable[str]) -> list[dict[str, Any]]:
-        """Return what lies in the vaults of nodes other than *nodes*: those that hold no rank now. One that does not answer has nothing."""
+        """List the memory stores of nodes other than *nodes*, those that hold no rank now. One that does not answer has nothing."""
         found = []
         for node in sorted(self.servers.keys() - set(nodes)):
             with suppress(OSError, shared_memory.Unusable):
@@ -133,7 +133,7 @@ class SnapshotSource:
         return found
 
     def _brought(self, stored: Stored) -> Snapshot:
-        """Bring a snapshot over from another node, into this node's vault, or a file of this process's where there is none."""
+        """Bring a snapshot over from another node, into this node's memory store, or a file of this process's where there is none."""
         if stored.node not in self.servers:
             raise shared_memory.Unusable(f"nobody has said where the memory of {stored.node} can be reached")
         folder = self.own if self.own is not None else Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 (made by exclusive creation, no link followed, mode 0600)

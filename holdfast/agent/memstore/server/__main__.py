@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.agent.memstore.server.handler import RequestHandler
-from holdfast.agent.memstore.server.notification import SnapshotNotification
 from holdfast.agent.memstore.server.replica_store import OWN, ReplicaStore
 from holdfast.agent.memstore.server.replicator import ReplicaNode, Replicator
 from holdfast.agent.memstore.server.token_bucket import TokenBucket
 from holdfast.log import set_up
+from holdfast.memstore.notification import SnapshotNotification
 from holdfast.memstore.shared_memory import SUFFIX
 from holdfast.process import let_termination_pass
 from holdfast.protocol import LineBuffer, Message, encode

@@ -1,4 +1,4 @@
-"""Where replicas of other nodes' snapshots lie in a vault, which of them stay, and how much memory all may take."""
+"""Where replicas of other nodes' snapshots lie in a memory store, which of them stay, and how much memory all may take."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def order_of(label: Label) -> tuple[int, int, float]:
 
 
 class ReplicaStore:
-    """The replicas in one vault."""
+    """The replicas in one memory store."""
 
     def __init__(self, place: Path, limit: int) -> None:
         self.place, self.limit = place, limit
