@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.memstore import client, shared_memory
-from holdfast.memstore.shared_memory import Label, Snapshot, Unusable
+from holdfast.memstore import shared_memory
+from holdfast.memstore.connection import LONGEST_TAIL, connect
+from holdfast.memstore.shared_memory import Label, Slot, Snapshot, Unusable
 
 
 class MemstoreReader(Protocol):
@@ -65,23 +67,50 @@ class LocalMemstore:
 
 @dataclass(frozen=True, slots=True)
 class RemoteMemstore:
-    """The memory store of another machine, read through its server."""
+    """The memory store of another machine, read through its server; ``OSError`` includes ``PermissionError`` and ``TimeoutError``."""
 
     address: tuple[str, int]
     token: str
-    labels_seconds: float = client.LABELS_SECONDS
+    labels_seconds: float = 10.0
     """How long the labels may take."""
-    stall_seconds: float = client.STALL_SECONDS
+    stall_seconds: float = 30.0
     """Seconds without a byte after which a transfer is given up."""
 
     def labels(self) -> dict[str, Label]:
         """Ask the server for the labels."""
-        return client.labels(self.address, self.token, seconds=self.labels_seconds)
+        until = time.monotonic() + self.labels_seconds
+        with connect(self.address, self.token, seconds=self.labels_seconds) as line:
+            line.until = until
+            found = line.request({"do": "labels"}).get("labels")
+        if not isinstance(found, dict):
+            raise Unusable("the answer of the memory server names no snapshots")
+        return {name: shared_memory.label_of(label) for name, label in found.items()}
 
     def damaged(self) -> dict[str, str]:
         """Return nothing: a server reports whole snapshots only."""
         return {}
 
     def fetch(self, name: str, label: Label, into: Path) -> None:
-        """Pull the file from the server."""
-        client.pull(self.address, self.token, name, label, into, seconds=self.stall_seconds)
+        """Pull the snapshot into a new file, sealed last; the file is gone when that fails.
+
+        Data are as they were sent: the sums in the tail tell whether they are as they were written.
+        """
+        with connect(self.address, self.token, seconds=self.stall_seconds) as line:
+            request = {"do": "get", "name": name, "step": label.step, "lineage": label.lineage, "digest": label.digest}
+            size = line.request(request).get("size")
+            if size != label.file_size or label.tail > LONGEST_TAIL:
+                raise Unusable(f"a file of {size} bytes is not the snapshot that was asked for")
+            if shared_memory.read_label(line.exactly(shared_memory.PAGE)) != label:
+                raise Unusable("it is not the snapshot that was asked for")
+            slot = Slot(into, fresh=True)
+            try:
+                slot.begin(replace(label, tail=0, digest=""))
+                line.into(slot.data)
+                slot.adopt(label, line.exactly(label.tail))
+            except BaseException:
+                slot.discard()
+                with suppress(OSError):
+                    into.unlink()
+                raise
+            finally:
+                slot.close()

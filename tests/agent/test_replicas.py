@@ -15,7 +15,7 @@ import pytest
 from holdfast.agent.memstore.server.replica_store import Rejected, ReplicaStore
 from holdfast.agent.memstore.server.token_bucket import BURST_SECONDS, TokenBucket
 from holdfast.memstore import shared_memory, store_folders
-from holdfast.memstore.client import labels, pull
+from holdfast.memstore.reader import RemoteMemstore
 from holdfast.memstore.shared_memory import PAGE, Snapshot
 from holdfast.process import mark_of
 from tests.agent.memory_rig import SECONDS, TOKEN, MemoryNode, Writer, label_of, noise
@@ -364,7 +364,9 @@ def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> N
 
         def copies(port: int, rank: int) -> list[int]:
             return [
-                label.step for name, label in labels(("127.0.0.1", port), TOKEN).items() if name.startswith("copy") and label.rank == rank
+                label.step
+                for name, label in RemoteMemstore(("127.0.0.1", port), TOKEN).labels().items()
+                if name.startswith("copy") and label.rank == rank
             ]
 
         wait_until(lambda: len(copies(ports[0], 1)) >= 2 and len(copies(ports[1], 0)) >= 2, seconds=SECONDS)
@@ -383,8 +385,8 @@ def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> N
         wait_until(lambda: max(copies(ports[1], 0)) > newest + 3, seconds=SECONDS)
         assert not [one for one in flows[0].events if one["event"].startswith("replica")]
         flows[1].stop(1)
-        name, label = max(labels(("127.0.0.1", ports[1]), TOKEN).items(), key=lambda item: item[1].time)
-        pull(("127.0.0.1", ports[1]), TOKEN, name, label, tmp_path / "got.snap")
+        name, label = max(RemoteMemstore(("127.0.0.1", ports[1]), TOKEN).labels().items(), key=lambda item: item[1].time)
+        RemoteMemstore(("127.0.0.1", ports[1]), TOKEN).fetch(name, label, tmp_path / "got.snap")
         os.kill(nodes[0].agent, signal.SIGKILL)
         nodes[0].wait_until_empty()
     finally:
@@ -407,7 +409,7 @@ def test_an_agent_that_comes_after_one_that_was_killed_serves_on_the_same_port(u
         with node.begin().flow() as flow:
             told = flow.prepare(node, ["true"], environment={"HOLDFAST_TOKEN": TOKEN}, memory={"address": "127.0.0.1", "limit": None})
             ports.append(told["memory"]["port"])
-            assert labels(("127.0.0.1", ports[-1]), TOKEN) == {}
+            assert RemoteMemstore(("127.0.0.1", ports[-1]), TOKEN).labels() == {}
             os.kill(node.agent, signal.SIGKILL)
         node.wait_until_empty()
         node.ended()

@@ -10,7 +10,7 @@ from pathlib import Path
 from holdfast.cli.job_view import look
 from holdfast.history import queries
 from holdfast.memstore import shared_memory, store_folders
-from holdfast.memstore.client import labels
+from holdfast.memstore.reader import RemoteMemstore
 from holdfast.memstore.shared_memory import Label
 from holdfast.process import mark_of
 from tests.integration.stage import Play, Stage
@@ -76,9 +76,9 @@ def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
     assert sorted(servers) == sorted([first, spare])
     token = told(stage, play, "token")
     wait_until(
-        lambda: set(labels(servers[first], token)) == set(kept(stage, play, first)), seconds=60, explain=play.log
+        lambda: set(RemoteMemstore(servers[first], token).labels()) == set(kept(stage, play, first)), seconds=60, explain=play.log
     )  # one at a time is new
-    assert labels(servers[spare], told(stage, play, "token")) == {}
+    assert RemoteMemstore(servers[spare], told(stage, play, "token")).labels() == {}
     place = store_folders.memstore_of(mark_of(stage.nodes.folder(second)), play.job.id)
     play.chaos.power_off(1)
     assert not place.exists()

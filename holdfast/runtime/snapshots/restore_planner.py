@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final, Self
 
+from holdfast.memstore.file_names import is_replica
 from holdfast.memstore.shared_memory import Label
 
 Moment = tuple[int, int]
@@ -32,8 +33,6 @@ Moment = tuple[int, int]
 
 MOST_SOURCES: Final = 8
 """Ranks that one rank takes its piece from: so many fill any link, and more are only more connections to make."""
-REPLICA: Final = "copy-"
-"""What names of replicas begin with."""
 NO_CHECKPOINT: Final = ", and there is no whole checkpoint"
 """How the reason ends for which there is no plan."""
 _NAMED: Final = 4
@@ -70,7 +69,7 @@ class Stored:
     @property
     def is_replica(self) -> bool:
         """Tell whether it is a copy that another node sent to its home."""
-        return self.name.startswith(REPLICA)
+        return is_replica(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

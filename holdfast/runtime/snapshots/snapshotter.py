@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from holdfast.memstore import notification, shared_memory, store_folders, write_requests
+from holdfast.memstore.file_names import own_name
 from holdfast.memstore.replication_progress import replicated
 from holdfast.memstore.shared_memory import Entry, Label, Slot
 from holdfast.memstore.write_requests import WriteRequest
@@ -175,7 +176,7 @@ class Snapshotter:
         return path
 
     def _path_of(self, place: SnapshotPlace, number: int) -> Path:
-        return self._config.memstore / f"rank-{place.rank:05d}.{number}{shared_memory.SUFFIX}"
+        return self._config.memstore / own_name(place.rank, number)
 
     # -- a step ---------------------------------------------------------------------------------------------------------
 

@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from holdfast.agent.memstore.server.handler import ABANDON, DATA, FRAME, TAIL
 from holdfast.agent.memstore.server.replica_store import order_of
 from holdfast.agent.memstore.server.tail_reader import TailReader, newest
 from holdfast.agent.memstore.server.token_bucket import TokenBucket
-from holdfast.memstore.client import MemstoreConnection, connect
+from holdfast.memstore.connection import ABANDON, DATA, FRAME, TAIL, MemstoreConnection, connect
 from holdfast.memstore.notification import SnapshotNotification
 from holdfast.memstore.replication_progress import ReplicationProgress
 from holdfast.memstore.shared_memory import Unusable
