@@ -447,11 +447,17 @@ class Snapshot:
                 place += one.length
         return found
 
-    def verify(self, checksum: Callable[[memoryview], int] = word_sum) -> None:
-        """Read everything; raise `Unusable` when a byte is not as it was written. *checksum*: a faster `word_sum`."""
+    def checked(self, checksum: Callable[[memoryview], int] = word_sum) -> Iterator[tuple[tuple[Slice, ...], memoryview]]:
+        """Yield every slice and its bytes; raise `Unusable` at one that is not as it was written. *checksum*: a faster `word_sum`."""
         for met, data, told in self.slices():
             if checksum(data) != told:
                 raise Unusable(f"{self.named(met)} was changed in memory: its sum is not the one it had when it was copied")
+            yield met, data
+
+    def verify(self, checksum: Callable[[memoryview], int] = word_sum) -> None:
+        """Read everything; raise `Unusable` when a byte is not as it was written."""
+        for _ in self.checked(checksum):
+            pass
 
     def named(self, met: Sequence[Slice]) -> str:
         """Return the names of the tensors in a slice."""

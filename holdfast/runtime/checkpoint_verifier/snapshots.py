@@ -15,6 +15,7 @@ from holdfast.runtime.checkpoint_verifier import agreement
 from holdfast.runtime.checkpoint_verifier.agreement import raw
 from holdfast.runtime.checkpoint_verifier.checkpoint import VerifiedCheckpoint
 from holdfast.runtime.checkpoint_verifier.findings import Findings, listed
+from holdfast.runtime.snapshots.checksum import fill
 from holdfast.runtime.state import tree
 
 
@@ -52,12 +53,7 @@ class VerifiedSnapshots:
         entries = parts[0].entries
         flats = [torch.empty(entry.size, dtype=torch.uint8) for entry in entries]
         for part in parts:
-            data = torch.frombuffer(part.data, dtype=torch.uint8) if len(part.data) else torch.empty(0, dtype=torch.uint8)
-            there = 0
-            for met, _, _ in part.slices():
-                for one in met:
-                    flats[one.tensor][one.begin : one.begin + one.length] = data[there : there + one.length]
-                    there += one.length
+            fill(flats, part)
         return {
             entry.key: flat.view(getattr(torch, entry.dtype)).as_strided(entry.shape, entry.laid_out)
             for entry, flat in zip(entries, flats, strict=True)

@@ -13,7 +13,7 @@ from holdfast.memstore import shared_memory
 from holdfast.memstore.shared_memory import Snapshot
 from holdfast.memstore.write_requests import WriteRequest
 from holdfast.runtime.checkpoint_writer.chunks import ChunkBox, boxes
-from holdfast.runtime.snapshots.checksum import sum_of
+from holdfast.runtime.snapshots.checksum import bytes_sum
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.state_layout import whole_tree
 from holdfast.runtime.state.training import tree_of
@@ -41,7 +41,7 @@ class RankShard:
         if snapshot.label.moment != request.moment or snapshot.label.rank != request.rank:
             raise shared_memory.Unusable(shared_memory.REPLACED)
         self._snapshot, self._request = snapshot, request
-        self._check()
+        snapshot.verify(bytes_sum)  # what was changed in memory must not get a digest that says it is sound
         stays, told = tree.unpickled(snapshot.blobs["static"]), tree.unpickled(snapshot.blobs["dynamic"])
         self._shards: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = stays["shards"]
         self._loose = {key: one for key, one in told["rest"].items() if not _is_of_no_use(key, stays["model"])}
@@ -52,14 +52,6 @@ class RankShard:
         own = tree.unpickled(snapshot.blobs["light"])
         progress = {"step": request.step, "loss": request.loss}
         self._tree = tree.to_bytes({"progress": progress, **whole, "rng": own["rng"], "data": own["data"]})
-
-    def _check(self) -> None:
-        """Read everything once: what was changed in memory must not get a digest that says it is sound."""
-        for met, data, told in self._snapshot.slices():
-            if sum_of(torch.frombuffer(data, dtype=torch.uint8)) != told:
-                raise shared_memory.Unusable(
-                    f"{self._snapshot.named(met)} was changed in memory: its sum is not the one it was copied with"
-                )
 
     @property
     def piece(self) -> str:

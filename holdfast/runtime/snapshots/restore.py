@@ -21,7 +21,7 @@ from holdfast.memstore.shared_memory import Snapshot
 from holdfast.runtime.checkpoint.invalidated import NOTHING, WrittenOff
 from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
 from holdfast.runtime.groups.state_transfer import bytes_of, fills_its_memory, local_of
-from holdfast.runtime.snapshots.checksum import sum_of
+from holdfast.runtime.snapshots.checksum import fill
 from holdfast.runtime.snapshots.restore_planner import Fetch, Stored
 from holdfast.runtime.state.state_layout import StateLayout, settle
 from holdfast.runtime.state.training import Training
@@ -211,17 +211,12 @@ class Restorer:
         return size
 
     def _copy(self, stored: Stored, one: Snapshot, flats: Sequence[Tensor]) -> int:
-        """Copy the slices of a part, each judged by its sum as it goes by."""
-        whole = torch.frombuffer(one.data, dtype=torch.uint8) if len(one.data) else torch.empty(0, dtype=torch.uint8)
-        there = 0
-        for met, data, told in one.slices():
-            if sum_of(whole[there : there + len(data)]) != told:
-                self._memory.spoil(stored)
-                raise Spoiled(stored, f"{one.named(met)} was changed in memory: its sum is not the one it was copied with")
-            for piece in met:
-                flats[piece.tensor][piece.begin : piece.begin + piece.length].copy_(whole[there : there + piece.length])
-                there += piece.length
-        return there
+        """Copy a part; one that is not as it was written is never used again."""
+        try:
+            return fill(flats, one)
+        except shared_memory.Unusable as error:
+            self._memory.spoil(stored)
+            raise Spoiled(stored, error.why) from error
 
 
 def _place(present: Tensor | None, entry: shared_memory.Entry, device: torch.device) -> Tensor:
