@@ -54,7 +54,7 @@ def test_a_job_opens_no_port_of_the_orchestrator_and_shows_its_secrets_to_nobody
     assert not [one for one in (API_KEY, history) if one.encode() in given], "what is the orchestrator's alone reached the workers"
     assert listening(play.process.pid) == set()
     ours = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in stage.left()}
-    memory = {where for pid, words in ours.items() if b"memory_server" in words for where in listening(pid)}
+    memory = {where for pid, words in ours.items() if b"holdfast.agent.memstore.server" in words for where in listening(pid)}
     assert {where for pid, words in ours.items() if b"holdfast.agent" in words for where in listening(pid)} <= memory
     assert not [words for words in commands() for secret in (token, API_KEY, OWN) if secret.encode() in words]
     held = [one for one in map(stage.nodes.folder, stage.nodes.names()) if (one / "agent.sock").exists()]
