@@ -67,15 +67,15 @@ Rounds = list[list[float]]
 def run(place: Path, ranks: int, *, policy: str = "skip", **options: Any) -> list[dict[str, Any]]:  # noqa: ANN401 (options of the script)
     """Run the stages; return what each has told."""
     place.mkdir()
-    vault, out = place / "vault", place / "out"
-    vault.mkdir(mode=0o700)
+    memstore, out = place / "memstore", place / "out"
+    memstore.mkdir(mode=0o700)
     out.mkdir()
     argv = [str(SCRIPT), "--place", str(out)]
     for name, value in options.items():
         argv += [f"--{name}", *(map(str, value) if isinstance(value, list | tuple) else [str(value)])]
     fork_server = Starter(place)
     given = {
-        "HOLDFAST_VAULT": str(vault),
+        "HOLDFAST_VAULT": str(memstore),
         "HOLDFAST_NODE": "node",
         "OMP_NUM_THREADS": "1",
         "HOLDFAST_SAVE_EVERY": "0",

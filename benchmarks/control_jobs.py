@@ -17,7 +17,7 @@ from holdfast.cluster import open_cluster
 from holdfast.cluster.local import LocalNodes
 from holdfast.errors import HistoryTrouble
 from holdfast.history import History, holder_of, models, queries
-from holdfast.memstore import shared_memory
+from holdfast.memstore import store_folders
 from holdfast.process import mark_of
 from holdfast.spec import cluster_of
 from holdfast.testing.chaos import Chaos
@@ -85,7 +85,7 @@ class Job:
     def left(self) -> list[str]:
         """Return what is left of it: processes, and what nodes keep in memory."""
         return leftovers(self.place) + [
-            str(one) for node in self.nodes.names() for one in shared_memory.vaults_of(mark_of(self.nodes.folder(node)))
+            str(one) for node in self.nodes.names() for one in store_folders.memstores_of(mark_of(self.nodes.folder(node)))
         ]
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """How long a rank's new process takes to load its state: from its node's memory, from another node's, and from disk.
 
-One rank trains some steps with everything on: snapshots in its node's vault, which the node's memory server sends to a second node's, and a
+One rank trains some steps with everything on: snapshots in its node's memory store, which the memory server sends to a second node's, and a
 checkpoint on disk. Then new processes come, one after the other, in an order drawn anew for every round; each is a real session that finds
 its state at one of these places, told by its environment as an agent tells it. What is measured is what the session itself reports as the
 time to load: to find the newest whole state, to judge every byte of it by its sum or digest, and to fill the training.
@@ -44,19 +44,19 @@ class Loads:
 
     def train(self) -> int:
         """Train, so that the state of one step lies at all places; return its bytes."""
-        given = {"HOLDFAST_VAULT": str(self._own.vault), "HOLDFAST_NODE": "own", "HOLDFAST_SAVE_EVERY": str(STEPS)}
+        given = {"HOLDFAST_VAULT": str(self._own.memstore), "HOLDFAST_NODE": "own", "HOLDFAST_SAVE_EVERY": str(STEPS)}
         given |= {"HOLDFAST_MEMORY_POLICY": "pause", "HOLDFAST_MEMORY_PAUSE": "10", "HOLDFAST_CHECKPOINT_DIR": str(self._disk)}
         self._run(STEPS, given)
         newest = STEPS - 1
         self._home.holds(newest)
-        return max(path.stat().st_size for path in self._home.vault.glob("*.snap"))
+        return max(path.stat().st_size for path in self._home.memstore.glob("*.snap"))
 
     def load(self, source: str) -> dict[str, Any]:
         """Have a new process load its state from *source*; return what it told."""
         empty = {"HOLDFAST_SAVE_EVERY": "0", "HOLDFAST_CHECKPOINT_DIR": str(self._memory / "none")}
         resident = None
         if source == "memory":
-            given = {**empty, "HOLDFAST_VAULT": str(self._own.vault), "HOLDFAST_NODE": "own"}
+            given = {**empty, "HOLDFAST_VAULT": str(self._own.memstore), "HOLDFAST_NODE": "own"}
         elif source == "replica":
             servers = f'{{"home": ["{self._home.address[0]}", {self._home.address[1]}]}}'
             given = {**empty, "HOLDFAST_VAULT": str(self._nobody), "HOLDFAST_NODE": "nobody", "HOLDFAST_MEMORY_SERVERS": servers}

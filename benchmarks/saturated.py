@@ -108,9 +108,9 @@ def rounds(place: Path, count: int) -> tuple[list[dict[str, dict[str, float]]], 
             if kind == "torchrun":
                 running.enter_context(_torchrun(folder, options))
             else:
-                vault = folder / "vault"
-                vault.mkdir(mode=0o700)
-                running.enter_context(_driven(folder, options, {"HOLDFAST_VAULT": str(vault)} if kind == "snapshots" else {}))
+                memstore = folder / "memstore"
+                memstore.mkdir(mode=0o700)
+                running.enter_context(_driven(folder, options, {"HOLDFAST_VAULT": str(memstore)} if kind == "snapshots" else {}))
             jobs[kind] = Turns(folder)
             jobs[kind].take()
         for _ in range(WARM):

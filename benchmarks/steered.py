@@ -17,7 +17,7 @@ from benchmarks.watched import Watched
 from holdfast.cli.watch import request_stop
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History
-from holdfast.memstore import shared_memory
+from holdfast.memstore import store_folders
 from holdfast.process import mark_of
 from holdfast.testing.chaos import Chaos
 from holdfast.testing.orphans import leftovers
@@ -119,8 +119,8 @@ class Steered(Watched):
         request_stop(self.history, self.row)
 
     def left(self) -> list[str]:
-        """Return what is left of the job: processes, and vaults in memory."""
-        kept = [str(place) for node in self.nodes.names() for place in shared_memory.vaults_of(mark_of(self.nodes.folder(node)))]
+        """Return what is left of the job: processes, and memory stores in memory."""
+        kept = [str(place) for node in self.nodes.names() for place in store_folders.memstores_of(mark_of(self.nodes.folder(node)))]
         return [*leftovers(self.place), *kept]
 
     def close(self) -> None:

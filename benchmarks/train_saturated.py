@@ -47,7 +47,7 @@ def plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Traini
 
 @contextmanager
 def kept(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Training]:
-    """Train in a session: with snapshots where there is a vault."""
+    """Train in a session: with snapshots where there is a memory store."""
     with holdfast.session(model=model, optimizer=optimizer) as session:
         steps = iter(session.steps())
         present = next(steps)

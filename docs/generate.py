@@ -61,7 +61,7 @@ WORKER_VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_WRITTEN_OFF": "`STEP:GENERATION`, separated by commas: states of so many steps and more of earlier generations are spoiled.",
     "HOLDFAST_KEEP": "Checkpoints kept.",
     "HOLDFAST_VAULT": "Folder in the node's memory for snapshots of the state; missing where none is kept.",
-    "HOLDFAST_FLUSHER": "1 where the agent has checkpoints written out of the vault, beside training.",
+    "HOLDFAST_FLUSHER": "1 where the agent has checkpoints written out of the memory store, beside training.",
     "HOLDFAST_SAVE_BANDWIDTH": "Bytes a second that this node may write for checkpoints beside training; missing: no limit.",
     "HOLDFAST_VAULT_LIMIT": "Bytes that all snapshots and replicas on this node may take.",
     "HOLDFAST_MEMORY_SERVERS": "Node to host and port of what serves its snapshots, as JSON: the own node, and those without ranks.",

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from holdfast import gpu_assignment
-from holdfast.testing.orphans import leftovers, vaults
+from holdfast.testing.orphans import leftovers, memstores
 from tests.leftovers import memory
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks: what may be skipped)
 from tests.waiting import wait_until
@@ -39,12 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_in_memory() -> Iterator[Path]:
-    """Have all vaults made in a folder of this run; fail the run when one outlives all tests."""
+    """Have all memory stores made in a folder of this run; fail the run when one outlives all tests."""
     place = memory()
     os.environ["HOLDFAST_VAULTS"] = str(place)
     os.environ["HOLDFAST_KERNEL_LOG"] = os.devnull  # the machine's own has what other tests and strangers do to it
     yield place
-    left = vaults(place)
+    left = memstores(place)
     shutil.rmtree(place)
     for name in KEPT:
         del os.environ[name]

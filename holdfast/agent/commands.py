@@ -146,7 +146,7 @@ class CommandHandler:
             "standbys": {str(number): _view(standby) for number, standby in workers.standbys.items()},
             "abandoned": workers.abandoned,
             "roles": workers.roles,
-            "memory": service.vaults.about(),
+            "memory": service.memstore.about(),
         }
 
     def living(self, _peer: ClientConnection, _command: Fields) -> Message:
@@ -176,10 +176,10 @@ class CommandHandler:
             raise Refused("this agent is ending")
         warm = service.workers.prepare(plan)
         service.hold(plan.job, command.epoch or 0, plan.lease)
-        service.vaults.prepare(plan)
+        service.memstore.prepare(plan)
         service.watching.prepare(watch=plan.watch)
         service.notices.prepare(plan.notice)
-        return {"warm": warm, "memory": service.vaults.about()}
+        return {"warm": warm, "memory": service.memstore.about()}
 
     def port(self, _peer: ClientConnection, _command: Fields) -> Message:
         """Give a port that is free now, outside the range from which the kernel serves outgoing connections."""
@@ -212,9 +212,9 @@ class CommandHandler:
 
     def replicate(self, _peer: ClientConnection, command: Replicate) -> Message:
         """Copy the snapshots of this node's ranks to other nodes' memory from now on, and nowhere else."""
-        if not self._service.vaults.serves():
+        if not self._service.memstore.serves():
             raise Refused("this node keeps nothing in memory that others could have")
-        self._service.vaults.replicate(command.to, command.bandwidth)
+        self._service.memstore.replicate(command.to, command.bandwidth)
         return {}
 
     def ask(self, _peer: ClientConnection, command: Ask) -> Message:
@@ -227,7 +227,7 @@ class CommandHandler:
 
     def stored(self, _peer: ClientConnection, _command: Fields) -> Message:
         """Say which snapshots lie whole in this node's memory: its ranks', and what others keep here."""
-        return {"snapshots": self._service.vaults.stored()}
+        return {"snapshots": self._service.memstore.stored()}
 
     def flush(self, _peer: ClientConnection, command: Flush) -> Message:
         """Put snapshots on disk, of workers that have ended: the last of a generation, which is over then."""
@@ -236,7 +236,7 @@ class CommandHandler:
         if living:
             raise Refused(f"rank {', '.join(living)} still lives, and takes snapshots of its own")
         facts = {"generation": generation, "world": command.world, "keep": command.keep}
-        service.flushing.last_word(generation, [_wanted(one, command.directory, facts) for one in command.snapshots])
+        service.checkpoint_writer.write_final(generation, [_wanted(one, command.directory, facts) for one in command.snapshots])
         return {}
 
     def notice(self, _peer: ClientConnection, command: Notice) -> Message:

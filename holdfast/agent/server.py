@@ -79,15 +79,18 @@ class AgentServer:
         self._selector = selectors.DefaultSelector()
         self.workers = WorkerGroup(me, self._selector, self.emit, OomDetector(KernelLogFollower(kernel_log)))
         self.workers.last_words = self._last_words
-        self.flushing = CheckpointWriterClient(me, self.workers, self.emit, self._send)
-        self.workers.buried = self.flushing.buried
-        self.vaults = MemstoreManager(me, self._selector, self.emit, self.workers, self.flushing)
+        self.checkpoint_writer = CheckpointWriterClient(me, self.workers, self.emit, self._send)
+        self.workers.buried = self.checkpoint_writer.buried
+        self.memstore = MemstoreManager(me, self._selector, self.emit, self.workers, self.checkpoint_writer)
         self.watching = MonitorClient(me, self._selector, self.emit, self.workers, kernel_log, root)
         self.workers.fell = self.watching.something_ended
         self.notices = PreemptionClient(me, self._selector, self.emit, self.workers.helpers)
         self._wipe = False
         self._steps = StepBatch(self.emit)
-        self._orders, self._reports = CommandHandler(self), WorkerMessages(self.workers, self._steps, self.emit, self.tell, self.flushing)
+        self._orders, self._reports = (
+            CommandHandler(self),
+            WorkerMessages(self.workers, self._steps, self.emit, self.tell, self.checkpoint_writer),
+        )
         self._reports.pass_by = self._pass_by
         self._server = listen(me.socket)
         self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -213,8 +216,8 @@ class AgentServer:
         times = [
             self.workers.due(),
             self._steps.due(),
-            self.vaults.due(),
-            self.flushing.due(),
+            self.memstore.due(),
+            self.checkpoint_writer.due(),
             self.watching.due(),
             self.notices.due(),
             self._leave_at,
@@ -227,8 +230,8 @@ class AgentServer:
         now = time.monotonic()
         self._steps.tick(now)
         self.workers.tick(now)
-        self.vaults.tick(now)
-        self.flushing.tick(now)
+        self.memstore.tick(now)
+        self.checkpoint_writer.tick(now)
         self.watching.tick(now)
         self.notices.tick(now)
         if now >= self._next_beat and self.workers.living():
@@ -251,7 +254,7 @@ class AgentServer:
     def end(self, *, wipe: bool = True) -> None:
         """Kill the workers and standbys, and leave the loop once they are gone; *wipe* what is kept in memory, as nobody needs it."""
         self.ending, self._wipe = True, self._wipe or wipe
-        self.flushing.end()
+        self.checkpoint_writer.end()
         self.watching.end()
         self.notices.end()
         self.workers.end()
@@ -259,7 +262,7 @@ class AgentServer:
     def _close(self) -> None:
         self._steps.flush()
         gone = end_children(seconds=END_SECONDS)
-        self.vaults.close(wipe=self._wipe)
+        self.memstore.close(wipe=self._wipe)
         if self._wipe:
             self.deposit.clear()
         self.emit("agent.ended")
@@ -296,7 +299,7 @@ class AgentServer:
 
     def _beat(self) -> None:
         """Tell how far every worker is."""
-        ranks = {str(worker.rank): worker.view() | {"replica": self.vaults.replica(worker.rank)} for worker in self.workers.living()}
+        ranks = {str(worker.rank): worker.view() | {"replica": self.memstore.replica(worker.rank)} for worker in self.workers.living()}
         self._pass_by("beats", generation=self.workers.generation, ranks=ranks)
 
     def tell_of_newer(self, epoch: int) -> None:

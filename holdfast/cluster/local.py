@@ -20,7 +20,7 @@ from holdfast.agent.node.epochs import FencingToken
 from holdfast.agent.workers import log_files
 from holdfast.cluster.interface import Confirm, Logs, NodeView
 from holdfast.errors import NodeLost, NotAskable, OrderRefused, Superseded
-from holdfast.memstore import shared_memory
+from holdfast.memstore import store_folders
 from holdfast.paths import cluster_directory, job_directory
 from holdfast.process import kill, mark_of
 from holdfast.protocol import Message, connect
@@ -177,11 +177,11 @@ class LocalNodes:
     def clear(self, node: str) -> None:
         """End whatever runs on the node and take all that it keeps in memory, of every job."""
         self.fence(node)
-        for memory in shared_memory.vaults_of(mark_of(self.folder(node))):
-            shared_memory.wipe(memory)
+        for memory in store_folders.memstores_of(mark_of(self.folder(node))):
+            store_folders.wipe(memory)
 
     def wipe_memory(self, node: str, job: str, confirm: Confirm | None = None) -> None:
-        """Remove the job's vault: an agent that was killed has left it."""
+        """Remove the job's memory store: an agent that was killed has left it."""
         _in_time(node, "wipe", lambda token: self.place(node).wipe_memory(job, token), confirm)
 
     def power_on(self, node: str) -> None:

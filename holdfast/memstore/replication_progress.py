@@ -1,4 +1,4 @@
-"""How far the replicas of a rank's snapshots are: a few bytes in the vault, left by who sends them, read by the rank at every step.
+"""How far the replicas of a rank's snapshots are: a few bytes in the memory store, left by who sends them, read by the rank at every step.
 
 A rank that overwrote its snapshots faster than they reach another node would have no step in common with the replicas of a node that is
 lost. Standard library only, as `holdfast.memstore.shared_memory`.
@@ -24,8 +24,8 @@ STILL: Final = 5.0
 class ReplicationProgress:
     """The side of who sends a rank's snapshots."""
 
-    def __init__(self, vault: Path, rank: int) -> None:
-        self._path = _path(vault, rank)
+    def __init__(self, memstore: Path, rank: int) -> None:
+        self._path = _path(memstore, rank)
         self._moment = (0, 0)
         self._next = 0.0
 
@@ -60,13 +60,13 @@ class ReplicationProgress:
             self._path.unlink(missing_ok=True)
 
 
-def replicated(vault: Path, rank: int) -> tuple[int, int] | None:
+def replicated(memstore: Path, rank: int) -> tuple[int, int] | None:
     """Return step and lineage of the newest snapshot of *rank* that is whole on another node (0, 0 before the first).
 
     Nothing where none is on its way: nobody sends, or nothing was sent for a while.
     """
     try:
-        file = os.open(_path(vault, rank), os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(_path(memstore, rank), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -79,5 +79,5 @@ def replicated(vault: Path, rank: int) -> tuple[int, int] | None:
     return (step, lineage) if time.monotonic() - at < STILL else None
 
 
-def _path(vault: Path, rank: int) -> Path:
-    return vault / f"rank-{rank:05d}.replicated"
+def _path(memstore: Path, rank: int) -> Path:
+    return memstore / f"rank-{rank:05d}.replicated"

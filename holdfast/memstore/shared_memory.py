@@ -1,6 +1,6 @@
 """Snapshots of ranks' state in a node's memory: files that outlive the worker that writes them, and can be told whole from torn.
 
-A *vault* is a folder on a memory file system that belongs to the node's agent. A snapshot is one file in it::
+A *memory store* is a folder on a memory file system that belongs to the node's agent. A snapshot is one file in it::
 
     page 0   magic: DRAFT while it is written, SEALED once it is whole; how far it is; the label and its SHA-256
     data     the bytes of the tensors, this rank's share of them, in slices
@@ -20,11 +20,7 @@ import math
 import mmap
 import os
 import re
-import secrets
-import socket
-import stat
 import struct
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -57,6 +53,10 @@ _TAIL_HEAD: Final = 128
 """Bytes of a tail beside its table, index, names and blobs, at most."""
 _SLICE_ROOM: Final = 64
 """Bytes that a tail has for each slice, at most."""
+
+
+REPLACED: Final = "another one has taken its place"
+"""Why a snapshot is `Unusable` whose file holds another one by now."""
 
 
 class Unusable(Exception):
@@ -105,6 +105,11 @@ class Label:
     def moment(self) -> tuple[int, int]:
         """Return what must agree among snapshots that are used together."""
         return self.step, self.lineage
+
+    @property
+    def file_size(self) -> int:
+        """Return the bytes of the whole file; of a draft, those that it has at most."""
+        return PAGE + self.size + self.tail
 
 
 class Entry(NamedTuple):
@@ -179,9 +184,8 @@ def _weights() -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _words(data: bytes | memoryview) -> tuple[int, ...]:
-    """Return *data* as little-endian 64-bit words, the last one filled up with zeros."""
-    filled = bytes(data) + bytes(-len(data) % 8)
-    return struct.unpack(f"<{len(filled) // 8}Q", filled)
+    """Return *data* as little-endian 64-bit words."""
+    return struct.unpack(f"<{len(data) // 8}Q", data)
 
 
 def word_sum(data: bytes | bytearray | memoryview) -> int:
@@ -193,15 +197,24 @@ def word_sum(data: bytes | bytearray | memoryview) -> int:
     pages that are lost, zeroed or moved pass with a chance of about 2**-33. With words of 64 bits alone, two flips of bit 63 would always
     cancel. Damage is what it detects, not malice: the weights are known.
 
-    This is the definition, in plain Python; `holdfast.runtime.snapshots.checksum` and `holdfast.audit.checksum` compute it at the speed
-    of memory.
+    `holdfast.runtime.snapshots.checksum` and `holdfast.checkpoints.checksum` compute it too, with faster products.
     """
-    view, (first, second) = memoryview(data), _weights()
-    total = 0
-    for begin in range(0, len(view), CUT):
-        part = view[begin : begin + CUT]
-        total = total * SPREAD + sum(map(mul, _words(part), first)) + sum(map(mul, _words(part[4:]), second))
+    return sum_words(memoryview(data), lambda words, row: sum(map(mul, _words(words), row)), _weights())
+
+
+def sum_words(data: memoryview, dot: Callable[[memoryview, Any], int], rows: tuple[Any, Any]) -> int:
+    """Return the `word_sum` of *data*, given both rows of `weights` and the *dot* product of whole words and the begin of a row."""
+    total, (first, second) = 0, rows
+    for begin in range(0, len(data), CUT):
+        part = data[begin : begin + CUT]
+        total = total * SPREAD + _row_sum(part, dot, first) + _row_sum(part[4:], dot, second)
     return total & _MASK
+
+
+def _row_sum(part: memoryview, dot: Callable[[memoryview, Any], int], row: Any) -> int:  # noqa: ANN401 (a row of numbers of any kind)
+    count, rest = divmod(len(part), 8)
+    total = dot(part[: count * 8], row) if count else 0
+    return total + (int.from_bytes(part[-rest:], "little") * int(row[count]) if rest else 0)
 
 
 def tail_limit(data: int, index: int, blobs: Mapping[str, bytes], cut: int = CUT) -> int:
@@ -219,7 +232,7 @@ class Slot:
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
         """Open or make the file, which must not be there yet if it is to be *fresh*; raise ``OSError`` when that cannot be.
 
-        No link is followed: outside of a vault somebody else may have laid one out.
+        No link is followed: outside of a memory store somebody else may have laid one out.
         """
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if fresh else 0), 0o600)
@@ -434,11 +447,17 @@ class Snapshot:
                 place += one.length
         return found
 
-    def verify(self, checksum: Callable[[memoryview], int] = word_sum) -> None:
-        """Read everything; raise `Unusable` when a byte is not as it was written. *checksum*: a faster `word_sum`."""
+    def checked(self, checksum: Callable[[memoryview], int] = word_sum) -> Iterator[tuple[tuple[Slice, ...], memoryview]]:
+        """Yield every slice and its bytes; raise `Unusable` at one that is not as it was written. *checksum*: a faster `word_sum`."""
         for met, data, told in self.slices():
             if checksum(data) != told:
                 raise Unusable(f"{self.named(met)} was changed in memory: its sum is not the one it had when it was copied")
+            yield met, data
+
+    def verify(self, checksum: Callable[[memoryview], int] = word_sum) -> None:
+        """Read everything; raise `Unusable` when a byte is not as it was written."""
+        for _ in self.checked(checksum):
+            pass
 
     def named(self, met: Sequence[Slice]) -> str:
         """Return the names of the tensors in a slice."""
@@ -462,7 +481,7 @@ class Snapshot:
 
 def _tail(file: int, label: Label) -> tuple[tuple[int, ...], list[Entry], dict[str, bytes]]:
     """Return sums, entries and blobs; raise `Unusable` when the tail is not the one that was sealed."""
-    if os.fstat(file).st_size < PAGE + label.size + label.tail:
+    if os.fstat(file).st_size < label.file_size:
         raise Unusable("it is cut off")
     return parse_tail(os.pread(file, label.tail, PAGE + label.size), label)
 
@@ -515,116 +534,11 @@ def _count(value: object) -> int:
     return value
 
 
-def labels(vault: Path) -> dict[Path, Label]:
-    """Return the sealed snapshots in *vault*, by file; what is none, or cannot be read, is passed over."""
+def labels(memstore: Path) -> dict[Path, Label]:
+    """Return the sealed snapshots in *memstore*, by file; what is none, or cannot be read, is passed over."""
     found: dict[Path, Label] = {}
     with suppress(OSError):
-        for path in sorted(vault.glob(f"*{SUFFIX}")):
+        for path in sorted(memstore.glob(f"*{SUFFIX}")):
             with suppress(OSError, Unusable), path.open("rb") as file:
                 found[path] = read_label(file.read(PAGE))
     return found
-
-
-# -- vaults -------------------------------------------------------------------------------------------------------------
-
-ROOT: Final = Path("/dev/shm")  # noqa: S108 (the kernel's own memory file system; the folder below it is ours alone)
-
-
-def vault_of(node: str, job: str) -> Path:
-    """Return the folder in memory that is the vault of *job* on *node* (any names)."""
-    name = hashlib.sha256(f"{node}\0{job}".encode()).hexdigest()[:16]
-    return root() / f"{key_of(node)}-{name}"
-
-
-def key_of(node: str) -> str:
-    """Return the short name that stands for *node* in names of files."""
-    return hashlib.sha256(node.encode()).hexdigest()[:16]
-
-
-def vaults_of(node: str) -> list[Path]:
-    """Return all vaults that there are on *node*."""
-    with suppress(OSError):
-        return sorted(root().glob(f"{key_of(node)}-*"))
-    return []
-
-
-def root() -> Path:
-    """Return the folder of this user's vaults: below ``HOLDFAST_VAULTS``, or the memory file system.
-
-    Anybody may make folders there. Where somebody else has taken the name, this user's folder has one that nobody can guess: the first
-    of those that there are, so that all processes find the same.
-    """
-    place = Path(os.environ.get("HOLDFAST_VAULTS") or ROOT)
-    usual = place / f"holdfast-{os.getuid()}"
-    if not _is_anothers(usual):
-        return usual
-    if not (found := _others_of(usual)):
-        with suppress(OSError):
-            usual.with_name(f"{usual.name}.{time.time_ns():020}-{secrets.token_hex(8)}").mkdir(mode=0o700)
-        found = _others_of(usual)
-    return found[0] if found else usual
-
-
-def _is_anothers(folder: Path) -> bool:
-    """Tell whether somebody else has made *folder*, or a link in its place."""
-    try:
-        return folder.lstat().st_uid != os.getuid()
-    except OSError:
-        return False
-
-
-def _others_of(usual: Path) -> list[Path]:
-    """Return this user's folders for vaults that are not called as *usual*, the oldest first."""
-    found = []
-    for one in usual.parent.glob(f"{usual.name}.*"):
-        with suppress(OSError):
-            if _is_ours(one):
-                found.append(one)
-    return sorted(found)
-
-
-def make(vault: Path) -> None:
-    """Make the folder *vault* for this user alone; raise ``OSError`` when it cannot be, or belongs to somebody else."""
-    for folder in (vault.parent, vault):
-        folder.mkdir(
-            parents="HOLDFAST_VAULTS" in os.environ, exist_ok=True, mode=0o700
-        )  # a missing /dev/shm is not made: it would be a disk
-        if not _is_ours(folder):
-            raise PermissionError(errno.EPERM, f"{folder} is open to others, or belongs to one")
-
-
-def _is_ours(folder: Path) -> bool:
-    """Tell whether *folder* is one of this user's that nobody else may write in: a link laid out by another leads anywhere."""
-    facts = folder.lstat()
-    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o077
-
-
-def wipe(vault: Path) -> None:
-    """Give the memory of *vault* back; what is not ours is left alone."""
-    with suppress(OSError):
-        if not (_is_ours(vault.parent) and _is_ours(vault)):
-            return
-        for path in vault.iterdir():
-            with suppress(OSError):
-                path.unlink()
-        vault.rmdir()
-
-
-def usage(vault: Path) -> int:
-    """Return the bytes of memory that *vault* takes."""
-    size = 0
-    with suppress(OSError):
-        for path in vault.iterdir():
-            with suppress(OSError):
-                size += path.stat().st_blocks * 512
-    return size
-
-
-BELL: Final = "bell"
-"""A datagram socket in a vault: who serves the vault listens there for news of it."""
-
-
-def ring(vault: Path, line: socket.socket) -> None:
-    """Tell who serves *vault* that there is news; nobody waits for that."""
-    with suppress(OSError):
-        line.sendto(b"!", socket.MSG_DONTWAIT, str(vault / BELL))  # when as many rings wait as can, one more would say nothing new

@@ -1,7 +1,7 @@
-"""Orders to put a snapshot on disk: each a small file in the vault beside the snapshot, for as long as that must stay as it is.
+"""Requests to put a snapshot on disk: each a small file in the memory store beside the snapshot, for as long as that must stay as it is.
 
-Whoever wants a checkpoint (a rank that has just sealed a snapshot, or an agent whose node is about to go) writes one; the node's flusher
-carries it out, beside training, and removes it. Until then nobody takes the snapshot's slot for another one.
+A rank that has just sealed a snapshot, or an agent whose node is about to go, writes one; the node's checkpoint writer carries it out,
+beside training, and removes it. Until then nobody takes the snapshot's slot for another one.
 Standard library only, as `holdfast.memstore.shared_memory`.
 """
 
@@ -17,13 +17,13 @@ from typing import Any, Final, Self
 
 from holdfast.memstore.shared_memory import SUFFIX
 
-ORDER: Final = ".flush"
-CLOSED: Final = "no-flusher"
-"""A file in a vault whose flushers have died too often."""
+REQUEST: Final = ".write"
+CLOSED: Final = "no-writer"
+"""A file in a memory store whose checkpoint writers have died too often."""
 
 
 class BadWriteRequest(Exception):
-    """A file that is no order of this version."""
+    """A file that is no request of this version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class WriteRequest:
     """One rank's part of a checkpoint that is to be written out of a snapshot."""
 
     snapshot: str
-    """Name of the snapshot's file in the vault."""
+    """Name of the snapshot's file in the memory store."""
     step: int
     lineage: int
     rank: int
@@ -56,62 +56,62 @@ class WriteRequest:
 
     @property
     def whole(self) -> tuple[int, int, int, str]:
-        """Return what the orders of one checkpoint have in common."""
+        """Return what the requests of one checkpoint have in common."""
         return self.generation, self.step, self.lineage, self.directory
 
-    def write(self, vault: Path) -> None:
-        """Leave the order in *vault*, whole or not at all; raise ``OSError`` when that cannot be."""
-        path = place_of(vault / self.snapshot)
+    def write(self, memstore: Path) -> None:
+        """Leave the request in *memstore*, whole or not at all; raise ``OSError`` when that cannot be."""
+        path = place_of(memstore / self.snapshot)
         beside = path.with_suffix(f".{os.getpid()}")
         beside.write_text(json.dumps(asdict(self)))
         beside.replace(path)
 
-    def remove(self, vault: Path) -> None:
+    def remove(self, memstore: Path) -> None:
         """Let go of the snapshot."""
-        drop(vault / self.snapshot)
+        drop(memstore / self.snapshot)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return the order that *values* are; raise `BadWriteRequest` when they are none."""
+        """Return the request that *values* are; raise `BadWriteRequest` when they are none."""
         try:
-            order = cls(**values)
+            request = cls(**values)
         except TypeError as error:
             raise BadWriteRequest(str(error)) from error
         numbers = [values[name] for name in ("step", "lineage", "rank", "world", "generation", "keep")]
-        sound = all(isinstance(one, int) and one >= 0 for one in numbers) and isinstance(order.directory, str)
-        if not sound or order.rank >= order.world or "/" in str(order.snapshot) or not str(order.snapshot).endswith(SUFFIX):
+        sound = all(isinstance(one, int) and one >= 0 for one in numbers) and isinstance(request.directory, str)
+        if not sound or request.rank >= request.world or "/" in str(request.snapshot) or not str(request.snapshot).endswith(SUFFIX):
             raise BadWriteRequest("its fields cannot be")
-        return order
+        return request
 
 
 def place_of(snapshot: Path) -> Path:
-    """Return where the order for the snapshot at that path lies."""
-    return snapshot.with_suffix(ORDER)
+    """Return where the request for the snapshot at that path lies."""
+    return snapshot.with_suffix(REQUEST)
 
 
 def drop(snapshot: Path) -> None:
-    """Take back the order for the snapshot at that path, if there is one."""
+    """Take back the request for the snapshot at that path, if there is one."""
     with suppress(OSError):
         place_of(snapshot).unlink(missing_ok=True)
 
 
-def close(vault: Path) -> None:
-    """Take no more orders for *vault*, and none of those that lie there: nobody is left who carries them out."""
+def close(memstore: Path) -> None:
+    """Take no more requests for *memstore*, and none of those that lie there: nobody is left who carries them out."""
     with suppress(OSError):
-        (vault / CLOSED).touch(0o600)
-    for order in orders(vault):
-        order.remove(vault)
+        (memstore / CLOSED).touch(0o600)
+    for request in pending(memstore):
+        request.remove(memstore)
 
 
-def reopen(vault: Path) -> None:
-    """Take orders again: another agent has come, with flushers of its own."""
+def reopen(memstore: Path) -> None:
+    """Take requests again: another agent has come, with checkpoint writers of its own."""
     with suppress(OSError):
-        (vault / CLOSED).unlink(missing_ok=True)
+        (memstore / CLOSED).unlink(missing_ok=True)
 
 
-def is_closed(vault: Path) -> bool:
-    """Tell whether nobody carries orders out in *vault*: ranks then write checkpoints themselves."""
-    return (vault / CLOSED).exists()
+def is_closed(memstore: Path) -> bool:
+    """Tell whether nobody carries requests out in *memstore*: ranks then write checkpoints themselves."""
+    return (memstore / CLOSED).exists()
 
 
 def is_wanted(snapshot: Path) -> bool:
@@ -119,15 +119,15 @@ def is_wanted(snapshot: Path) -> bool:
     return place_of(snapshot).exists()
 
 
-def orders(vault: Path) -> list[WriteRequest]:
-    """Return the orders in *vault*, the newest checkpoint first; what is none is removed."""
+def pending(memstore: Path) -> list[WriteRequest]:
+    """Return the requests in *memstore*, the newest checkpoint first; what is none is removed."""
     found = []
     with suppress(OSError):
-        for path in vault.glob(f"*{ORDER}"):
+        for path in memstore.glob(f"*{REQUEST}"):
             try:
                 found.append(WriteRequest.of(json.loads(path.read_text())))
             except (ValueError, TypeError, BadWriteRequest):
                 path.unlink(missing_ok=True)
             except FileNotFoundError:
                 continue
-    return sorted(found, key=lambda order: (*order.whole[:3], -order.rank), reverse=True)
+    return sorted(found, key=lambda request: (*request.whole[:3], -request.rank), reverse=True)

@@ -129,7 +129,7 @@ class AgentLink:
         self._send({"t": "bye", "step": step})
         self.flush(FINAL_CHECKPOINT_SECONDS)
 
-    def want_flushed(self) -> None:
+    def want_written(self) -> None:
         """Tell that a snapshot is to be put on disk, by whom the agent has for that, else by a process of this interpreter."""
         self._send({"t": "flush", "python": sys.executable})
 

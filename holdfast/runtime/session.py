@@ -367,7 +367,7 @@ class Session(AbstractContextManager["Session"]):
                 self._tried = self.saved or 0  # the same step is saved again, or a later one, when the ranks are whole again
 
     def _save_together(self, saver: Saver, world: World, *, at_once: bool) -> None:
-        if not at_once and self._taker is not None and self._left_to_flusher(self._taker, world):
+        if not at_once and self._taker is not None and self._left_to_writer(self._taker, world):
             return
         state = self._training.collect({"step": self.step, "loss": self.loss}, world.rank)
         if saver.save(state, self.step, lowest=self._training.buffers()):
@@ -375,8 +375,8 @@ class Session(AbstractContextManager["Session"]):
             if self._keeping is not None:
                 self._keeping = self._keeping.following(saver.every)  # all ranks are here, or meet anew before the next step
 
-    def _left_to_flusher(self, taker: Snapshotter, world: World) -> bool:
-        """Leave the checkpoint of this step to the flushers, which write it beside training; tell whether all ranks can.
+    def _left_to_writer(self, taker: Snapshotter, world: World) -> bool:
+        """Leave the checkpoint of this step to the checkpoint writers, which write it beside training; tell whether all ranks can.
 
         While one of them is still at the checkpoint before, this one is left out: training waits for no disk.
         """

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from holdfast import __version__, paths
 from holdfast.history.schema import HEAD
-from holdfast.memstore import shared_memory
+from holdfast.memstore import shared_memory, store_folders
 from holdfast.protocol import PROTOCOL
 from holdfast.redaction import shown
 
@@ -68,7 +68,7 @@ def versions() -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """Return what this machine has and how busy it is."""
-    folders = {"home": paths.home(), "memory": shared_memory.root().parent, "tmp": Path(os.environ.get("TMPDIR") or "/tmp")}  # noqa: S108 (only looked at)
+    folders = {"home": paths.home(), "memory": store_folders.root().parent, "tmp": Path(os.environ.get("TMPDIR") or "/tmp")}  # noqa: S108 (only looked at)
     return {
         "host": platform.node(),
         "cpus": os.cpu_count(),

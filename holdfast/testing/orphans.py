@@ -1,4 +1,4 @@
-"""Find what jobs and tests left behind: processes, which carry variables of ours that name folders, and vaults in memory."""
+"""Find what jobs and tests left behind: processes, which carry variables of ours that name folders, and memory stores in memory."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def _line(entry: Path, sign: re.Pattern[bytes]) -> str:
     return f"{entry.name} {command}"
 
 
-def vaults(place: Path) -> list[str]:
-    """Return a line for each vault below *place*, with what is in it."""
+def memstores(place: Path) -> list[str]:
+    """Return a line for each memory store below *place*, with what is in it."""
     return [f"{found}: {', '.join(sorted(file.name for file in found.iterdir()))}" for found in sorted(place.glob("*/*")) if found.is_dir()]

@@ -1,4 +1,4 @@
-"""Real memory servers on vaults of their own, and snapshots to put into them."""
+"""Real memory servers on memory stores of their own, and snapshots to put into them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from holdfast.audit.checksum import fast_sum
-from holdfast.memstore import shared_memory
+from holdfast.checkpoints.checksum import fast_sum
+from holdfast.memstore import notification, shared_memory, store_folders
 from holdfast.memstore.shared_memory import CUT, Entry, Label, Slot, Snapshot, Unusable, deal
 from holdfast.protocol import LineBuffer, Message, encode
 from tests.waiting import wait_until
@@ -29,12 +29,12 @@ TAIL: Final = 64 * 1024
 
 
 class MemoryNode:
-    """A vault and the process that serves it; the test is its agent."""
+    """A memory store and the process that serves it; the test is its agent."""
 
     def __init__(self, name: str, *, limit: int = 2**33, token: str = TOKEN) -> None:
         self.name, self.limit, self.token = name, limit, token
-        self.vault = shared_memory.vault_of(name, "job")
-        shared_memory.make(self.vault)
+        self.memstore = store_folders.memstore_of(name, "job")
+        store_folders.make(self.memstore)
         self.listening = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.address: tuple[str, int] = self.listening.getsockname()[:2]
         self.events: list[Message] = []
@@ -49,8 +49,8 @@ class MemoryNode:
             fds = [theirs.fileno(), self.listening.fileno()]
             command = [sys.executable, "-m", "holdfast.agent.memstore.server", *map(str, fds)]
             self.process = subprocess.Popen(command, pass_fds=fds, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd="/")
-        facts = {"vault": str(self.vault), "limit": self.limit, "token": self.token, "address": "127.0.0.1"}
-        self.control.sendall(encode({**facts, "node": shared_memory.key_of(self.name)}))
+        facts = {"vault": str(self.memstore), "limit": self.limit, "token": self.token, "address": "127.0.0.1"}
+        self.control.sendall(encode({**facts, "node": store_folders.key_of(self.name)}))
         return self
 
     def replicate(self, *homes: MemoryNode, ranks: Iterable[int] = (3,), bandwidth: int | None = None) -> None:
@@ -59,7 +59,7 @@ class MemoryNode:
 
     def ring(self) -> None:
         """Ring the bell, as a worker does."""
-        shared_memory.ring(self.vault, self._bell)
+        notification.notify(self.memstore, self._bell)
 
     def told(self, event: str) -> list[Message]:
         """Return the events of this name so far."""
@@ -81,11 +81,11 @@ class MemoryNode:
             self.kill()
         self.listening.close()
         self._bell.close()
-        shared_memory.wipe(self.vault)
+        store_folders.wipe(self.memstore)
 
     def copies(self) -> list[Label]:
         """Return the labels of the whole replicas here."""
-        return [label for path, label in shared_memory.labels(self.vault).items() if path.name.startswith("copy-")]
+        return [label for path, label in shared_memory.labels(self.memstore).items() if path.name.startswith("copy-")]
 
     def copied_steps(self, rank: int = 3) -> list[int]:
         """Return the steps of which there are whole replicas."""
@@ -93,7 +93,7 @@ class MemoryNode:
 
     def verify(self) -> None:
         """See that whatever looks whole is whole."""
-        for path, label in shared_memory.labels(self.vault).items():
+        for path, label in shared_memory.labels(self.memstore).items():
             looks = f"{path.name} looks whole and cannot be opened"
             snapshot = wait_until(partial(self._opened, path, label), seconds=SECONDS, explain=looks)
             if isinstance(snapshot, Snapshot):
@@ -105,7 +105,7 @@ class MemoryNode:
         try:
             return Snapshot(path)
         except (OSError, Unusable):
-            return shared_memory.labels(self.vault).get(path) != label
+            return shared_memory.labels(self.memstore).get(path) != label
 
     def keeps(self, step: int, rank: int = 3, seconds: float = SECONDS) -> None:
         """Wait until there is a whole replica of *step*."""
@@ -118,7 +118,7 @@ class Writer:
 
     def __init__(self, node: MemoryNode, rank: int = 3) -> None:
         self.node, self.rank = node, rank
-        self.slots = [Slot(node.vault / f"rank-{rank:05}.{number}.snap") for number in range(3)]
+        self.slots = [Slot(node.memstore / f"rank-{rank:05}.{number}.snap") for number in range(3)]
         self.slot = self.slots[0]
         self.busy_seen = 0
 
@@ -133,7 +133,7 @@ class Writer:
         """Begin in a slot; a reader may come to it in the very moment between the look and the first byte."""
         free = [slot for slot in self.slots if not slot.busy()]
         self.busy_seen += len(self.slots) - len(free)
-        ages = {path.name: label.step for path, label in shared_memory.labels(self.node.vault).items()}
+        ages = {path.name: label.step for path, label in shared_memory.labels(self.node.memstore).items()}
         for slot in sorted(free, key=lambda slot: ages.get(slot.path.name, -1)):
             with suppress(BlockingIOError):
                 slot.begin(self.label)

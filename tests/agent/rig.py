@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, Self
 
-from holdfast.memstore import shared_memory
+from holdfast.memstore import store_folders
 from holdfast.process import NODE_MARK, children_of, mark_of, marked, sweep
 from holdfast.protocol import PROTOCOL, LineBuffer, Message, connect, encode
 from tests.waiting import wait_until
@@ -224,9 +224,9 @@ class Node:
         """Wait until nothing of this node runs by itself; nobody helps."""
         wait_until(lambda: not self.remains(), seconds=SECONDS, explain=lambda: f"left: {self.remains()}\n{self.log.read_text()}")
 
-    def vaults(self) -> list[Path]:
-        """Return the vaults that this node has."""
-        return shared_memory.vaults_of(mark_of(self.folder))
+    def memstores(self) -> list[Path]:
+        """Return the memory stores that this node has."""
+        return store_folders.memstores_of(mark_of(self.folder))
 
     def ended(self) -> int:
         """Return the guardian's exit status once it has ended."""
@@ -239,5 +239,5 @@ class Node:
         if self.guardian is not None:
             self.guardian.kill()
             self.guardian.wait()
-        for place in self.vaults():
-            shared_memory.wipe(place)
+        for place in self.memstores():
+            store_folders.wipe(place)

@@ -16,15 +16,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.memstore.server.handler import DATA, FRAME, STRANGERS, TAIL
-from holdfast.memstore import shared_memory
-from holdfast.memstore.client import HELLO, NONCE, MemstoreConnection, connect, labels, pull
+from holdfast.agent.memstore.server.handler import STRANGERS
+from holdfast.memstore import shared_memory, store_folders
+from holdfast.memstore.connection import DATA, FRAME, HELLO, NONCE, TAIL, MemstoreConnection, connect
+from holdfast.memstore.reader import RemoteMemstore
 from holdfast.memstore.shared_memory import PAGE, Snapshot, Unusable
 from tests.agent.memory_rig import SECONDS, TOKEN, MemoryNode, Writer, label_of, noise
 from tests.waiting import wait_until
 
 DATA_SIZE = 3 * 2**20 + 12345
-SOURCE = shared_memory.key_of("elsewhere")
+SOURCE = store_folders.key_of("elsewhere")
 
 
 @pytest.fixture
@@ -38,8 +39,8 @@ def test_what_is_whole_is_listed_and_given(node: MemoryNode, tmp_path: Path) -> 
     writer = Writer(node)
     label = writer.snapshot(7, noise(DATA_SIZE))
     writer.begin(8, noise(100))
-    assert labels(node.address, TOKEN) == {"rank-00003.0.snap": label}
-    pull(node.address, TOKEN, "rank-00003.0.snap", label, tmp_path / "got.snap")
+    assert RemoteMemstore(node.address, TOKEN).labels() == {"rank-00003.0.snap": label}
+    RemoteMemstore(node.address, TOKEN).fetch("rank-00003.0.snap", label, tmp_path / "got.snap")
     with Snapshot(tmp_path / "got.snap") as got:
         got.verify()
         assert (got.label, bytes(got.data), got.blobs) == (label, noise(DATA_SIZE), {"rng": b"some state"})
@@ -50,7 +51,7 @@ def test_an_empty_snapshot_is_given(node: MemoryNode, tmp_path: Path) -> None:
     """A rank may hold nothing but small things."""
     writer = Writer(node)
     label = writer.snapshot(7, b"")
-    pull(node.address, TOKEN, "rank-00003.0.snap", label, tmp_path / "got.snap")
+    RemoteMemstore(node.address, TOKEN).fetch("rank-00003.0.snap", label, tmp_path / "got.snap")
     with Snapshot(tmp_path / "got.snap") as got:
         assert (got.label, got.blobs) == (label, {"rng": b"some state"})
     writer.close()
@@ -62,18 +63,18 @@ def test_only_the_very_snapshot_that_was_asked_for_is_taken(node: MemoryNode, tm
     writer = Writer(node)
     label = replace(writer.snapshot(7, noise(1000)), **change)  # type: ignore[arg-type]
     with pytest.raises((OSError, Unusable)):
-        pull(node.address, TOKEN, "rank-00003.0.snap", label, tmp_path / "got.snap")
+        RemoteMemstore(node.address, TOKEN).fetch("rank-00003.0.snap", label, tmp_path / "got.snap")
     assert not (tmp_path / "got.snap").exists()
     writer.close()
 
 
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "rank-00009.0.snap", "", "bell", "..snap", "a/b.snap", "port"])
-def test_no_name_leads_out_of_the_vault(node: MemoryNode, tmp_path: Path, name: str) -> None:
+def test_no_name_leads_out_of_the_memory_store(node: MemoryNode, tmp_path: Path, name: str) -> None:
     """Nor to what is no snapshot."""
     writer = Writer(node)
     label = writer.snapshot(7, b"data")
     with pytest.raises(OSError, match=r"called|cannot be given"):
-        pull(node.address, TOKEN, name, label, tmp_path / "got.snap")
+        RemoteMemstore(node.address, TOKEN).fetch(name, label, tmp_path / "got.snap")
     writer.close()
 
 
@@ -83,9 +84,9 @@ def test_no_name_leads_out_of_the_vault(node: MemoryNode, tmp_path: Path, name: 
 def test_who_does_not_know_the_token_is_let_in_nowhere(node: MemoryNode) -> None:
     """Neither lists nor files nor space."""
     with pytest.raises(PermissionError):
-        labels(node.address, "another job's secret")
+        RemoteMemstore(node.address, "another job's secret").labels()
     with pytest.raises(PermissionError):
-        pull(node.address, "", "rank-00003.0.snap", label_of(1, b""), Path("/nowhere"))
+        RemoteMemstore(node.address, "").fetch("rank-00003.0.snap", label_of(1, b""), Path("/nowhere"))
 
 
 def test_a_client_trusts_no_server_that_does_not_know_the_token() -> None:
@@ -101,7 +102,7 @@ def test_a_client_trusts_no_server_that_does_not_know_the_token() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(PermissionError):
-            labels(impostor.getsockname(), TOKEN)
+            RemoteMemstore(impostor.getsockname(), TOKEN).labels()
         thread.join()
 
 
@@ -117,20 +118,20 @@ def test_garbage_gets_a_greeting_and_nothing_else(node: MemoryNode, said: bytes)
             while data := sock.recv(4096):
                 heard += data
     assert len(heard) <= len(HELLO) + NONCE
-    assert labels(node.address, TOKEN) == {}
+    assert RemoteMemstore(node.address, TOKEN).labels() == {}
 
 
 def test_many_who_say_nothing_do_not_keep_the_job_out(node: MemoryNode) -> None:
     """Far more than are borne with at once; each is hung up on, the oldest first."""
     silent = [socket.create_connection(node.address, timeout=SECONDS) for _ in range(3 * STRANGERS)]
-    assert labels(node.address, TOKEN) == {}
+    assert RemoteMemstore(node.address, TOKEN).labels() == {}
     for sock in silent:
         heard = b""
         with sock, suppress(ConnectionResetError):
             while data := sock.recv(4096):
                 heard += data
         assert len(heard) <= len(HELLO) + NONCE
-    assert labels(node.address, TOKEN) == {}
+    assert RemoteMemstore(node.address, TOKEN).labels() == {}
 
 
 @pytest.mark.parametrize("said", [b"\xff\xff\xff\xff", b"\x02\0\0\0[]", b"\x02\0\0\0{{", b"\x02\0\0\0{}", b'\x0c\0\0\0{"do":"melt"}'])
@@ -142,16 +143,16 @@ def test_a_member_that_talks_nonsense_harms_nobody(node: MemoryNode, said: bytes
         with suppress(OSError):
             while line.socket.recv(4096):
                 pass
-    assert labels(node.address, TOKEN) == {}
+    assert RemoteMemstore(node.address, TOKEN).labels() == {}
 
 
 def test_a_server_that_stops_talking_is_given_up(tmp_path: Path) -> None:
     """Whoever recovers has other places to ask."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(TimeoutError):
-            labels(silent.getsockname(), TOKEN, seconds=0.2)
+            RemoteMemstore(silent.getsockname(), TOKEN, labels_seconds=0.2).labels()
         with pytest.raises(TimeoutError):
-            pull(silent.getsockname(), TOKEN, "rank-00003.0.snap", label_of(1, b""), tmp_path / "x.snap", seconds=0.2)
+            RemoteMemstore(silent.getsockname(), TOKEN, stall_seconds=0.2).fetch("rank-00003.0.snap", label_of(1, b""), tmp_path / "x.snap")
 
 
 # -- half of it -----------------------------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ def put_now(node: MemoryNode, recorded: Recorded) -> bool:
 
 
 def test_a_server_that_is_killed_at_any_byte_leaves_nothing_that_looks_whole(make: Callable[..., MemoryNode]) -> None:
-    """Its successor finds the same vault, and takes the replica."""
+    """Its successor finds the same memory store, and takes the replica."""
     node = make("here")
     recorded = Recorded(node)
     for cut in cuts(recorded)[::2]:
@@ -313,7 +314,7 @@ def test_a_tail_longer_than_was_announced_is_not_taken(small: MemoryNode) -> Non
         with pytest.raises(OSError):
             finish(line, label, data, tail)
     assert small.copies() == []
-    assert shared_memory.usage(small.vault) <= ROOM
+    assert store_folders.usage(small.memstore) <= ROOM
 
 
 def test_tails_that_are_still_to_come_are_counted(small: MemoryNode) -> None:
@@ -324,7 +325,7 @@ def test_tails_that_are_still_to_come_are_counted(small: MemoryNode) -> None:
         answers = [offer(line, label, rank) for rank, line in enumerate(begun)]
         assert [answer["ok"] for answer in answers] == [True, True, False]
         assert [finish(line, label, data, tail)["ok"] for line in begun[:2]] == [True, True]
-        assert ROOM / 2 < shared_memory.usage(small.vault) <= ROOM
+        assert ROOM / 2 < store_folders.usage(small.memstore) <= ROOM
     small.verify()
 
 
@@ -381,13 +382,13 @@ def test_a_pull_that_ends_at_any_byte_leaves_nothing(node: MemoryNode, tmp_path:
     for cut in [*range(1, whole, 1499), whole - 1, whole]:  # and some bytes of the answer
         into = tmp_path / "got.snap"
         with pytest.raises(OSError):
-            pull(Cutter(node.address, cut).address, TOKEN, "rank-00003.0.snap", label, into, seconds=SECONDS)
+            RemoteMemstore(Cutter(node.address, cut).address, TOKEN, stall_seconds=SECONDS).fetch("rank-00003.0.snap", label, into)
         assert not into.exists()
     writer.close()
 
 
 def test_a_pull_writes_into_no_file_that_was_there(node: MemoryNode, tmp_path: Path) -> None:
-    """Where there is no vault it goes to a folder in which anybody may lay out links."""
+    """Where there is no memory store it goes to a folder in which anybody may lay out links."""
     writer = Writer(node)
     label = writer.snapshot(7, noise(1000))
     victim, link = tmp_path / "victim", tmp_path / "got.snap"
@@ -395,7 +396,7 @@ def test_a_pull_writes_into_no_file_that_was_there(node: MemoryNode, tmp_path: P
     link.symlink_to(victim)
     for there in (link, victim):
         with pytest.raises(FileExistsError):
-            pull(node.address, TOKEN, "rank-00003.0.snap", label, there)
+            RemoteMemstore(node.address, TOKEN).fetch("rank-00003.0.snap", label, there)
     assert (victim.read_text(), link.is_symlink()) == ("precious", True)
     writer.close()
 
@@ -410,6 +411,6 @@ def test_a_full_disk_ends_a_pull(node: MemoryNode, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(OSError, match="No space"):
-        pull(node.address, TOKEN, "rank-00003.0.snap", label, tmp_path / "got.snap")
+        RemoteMemstore(node.address, TOKEN).fetch("rank-00003.0.snap", label, tmp_path / "got.snap")
     assert not (tmp_path / "got.snap").exists()
     writer.close()

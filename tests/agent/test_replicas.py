@@ -14,8 +14,8 @@ import pytest
 
 from holdfast.agent.memstore.server.replica_store import Rejected, ReplicaStore
 from holdfast.agent.memstore.server.token_bucket import BURST_SECONDS, TokenBucket
-from holdfast.memstore import shared_memory
-from holdfast.memstore.client import labels, pull
+from holdfast.memstore import shared_memory, store_folders
+from holdfast.memstore.reader import RemoteMemstore
 from holdfast.memstore.shared_memory import PAGE, Snapshot
 from holdfast.process import mark_of
 from tests.agent.memory_rig import SECONDS, TOKEN, MemoryNode, Writer, label_of, noise
@@ -29,7 +29,7 @@ BIG = 6 * 2**20 + 4321
 def received(node: MemoryNode) -> int:
     """Return how many bytes of the replica that comes in are there."""
     progress = [0]
-    for path in node.vault.glob("copy-*.snap"):
+    for path in node.memstore.glob("copy-*.snap"):
         page = path.read_bytes()[:PAGE]
         if page[:7] == b"HFDRAFT":
             progress.append(shared_memory.progress_of(page))
@@ -49,8 +49,8 @@ def test_a_replica_grows_with_the_snapshot_and_is_whole_right_after_it(make: Mak
     label = writer.seal()
     there.keeps(7)
     assert there.copies() == [label]
-    (path,) = shared_memory.labels(there.vault)
-    assert path.name == f"copy-{shared_memory.key_of('here')}-00003.0.snap"
+    (path,) = shared_memory.labels(there.memstore)
+    assert path.name == f"copy-{store_folders.key_of('here')}-00003.0.snap"
     with Snapshot(path) as copy:
         assert bytes(copy.data) == data
     writer.close()
@@ -86,7 +86,7 @@ def test_the_two_newest_whole_ones_stay_while_the_next_is_written(make: MakeNode
         writer.seal()
         there.keeps(step)
         wait_until(lambda step=step: there.copied_steps() == [*range(max(1, step - 2), step + 1)], seconds=SECONDS)  # type: ignore[misc]
-    assert len(list(there.vault.glob("copy-*"))) == 3
+    assert len(list(there.memstore.glob("copy-*"))) == 3
     writer.close()
 
 
@@ -246,8 +246,8 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_only_whole_replicas(make: 
     script.write_text(
         "import sys\nfrom pathlib import Path\nfrom tests.agent.memory_rig import *\n"
         "class Place:\n"
-        "    def __init__(self, path): self.vault, self._bell = Path(path), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
-        "    def ring(self): shared_memory.ring(self.vault, self._bell)\n"
+        "    def __init__(self, path): self.memstore, self._bell = Path(path), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "    def ring(self): notification.notify(self.memstore, self._bell)\n"
         "writer, step = Writer(Place(sys.argv[1])), int(sys.argv[2])\n"
         "while True:\n    step += 1\n    data = noise(10 * 2**20, step)\n    writer.begin(step, data, lineage=step)\n"
         "    for end in range(2**20, 11 * 2**20, 2**20): writer.write(end - 2**20, end)\n"
@@ -256,7 +256,7 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_only_whole_replicas(make: 
     here, there = make("here"), make("there")
     here.replicate(there)
     for life in range(5):
-        command = [sys.executable, str(script), str(here.vault), str(1000 * life)]
+        command = [sys.executable, str(script), str(here.memstore), str(1000 * life)]
         pid = os.posix_spawn(command[0], command, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
         first = 1000 * life
         wait_until(lambda first=first: any(step > first for step in there.copied_steps()), seconds=SECONDS)  # type: ignore[misc]
@@ -264,7 +264,7 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_only_whole_replicas(make: 
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         there.verify()
-        newest = max(label.step for path, label in shared_memory.labels(here.vault).items())
+        newest = max(label.step for path, label in shared_memory.labels(here.memstore).items())
         there.keeps(newest)
 
 
@@ -281,12 +281,12 @@ def test_what_a_lost_node_left_stays_until_nobody_can_need_it(make: MakeNode) ->
     there.keeps(5)
     here.kill()
     own.snapshot(5, noise(1000))
-    replica_store = ReplicaStore(there.vault, 2**30)
+    replica_store = ReplicaStore(there.memstore, 2**30)
     assert replica_store.tidy(frozenset({0})) == []
     own.snapshot(6, noise(1000), lineage=2)
     assert replica_store.tidy(frozenset({0})) == []
     own.snapshot(7, noise(1000), lineage=2)
-    assert [name.split(".")[0] for name in replica_store.tidy(frozenset({0}))] == [f"copy-{shared_memory.key_of('here')}-00003"]
+    assert [name.split(".")[0] for name in replica_store.tidy(frozenset({0}))] == [f"copy-{store_folders.key_of('here')}-00003"]
     assert there.copies() == []
     writer.close()
     own.close()
@@ -298,7 +298,7 @@ def test_files_of_a_rank_that_moved_away_are_removed(make: MakeNode) -> None:
     moved, stays = Writer(here, rank=3), Writer(here, rank=4)
     moved.snapshot(5, noise(1000))
     stays.snapshot(5, noise(1000))
-    replica_store = ReplicaStore(here.vault, 2**30)
+    replica_store = ReplicaStore(here.memstore, 2**30)
     for step in (6, 7):
         assert replica_store.tidy(frozenset({4})) == []
         stays.snapshot(step, noise(1000))
@@ -311,13 +311,13 @@ def test_files_of_a_rank_that_moved_away_are_removed(make: MakeNode) -> None:
 def test_one_replica_of_a_rank_comes_in_at_a_time_for_each_free_slot(make: MakeNode) -> None:
     """A connection that hangs does not cost what is whole."""
     there = make("there")
-    replica_store = ReplicaStore(there.vault, 2**30)
-    open_slots = [replica_store.open(shared_memory.key_of("here"), 3, label_of(step, b"12345")) for step in (1, 2, 3)]
+    replica_store = ReplicaStore(there.memstore, 2**30)
+    open_slots = [replica_store.open(store_folders.key_of("here"), 3, label_of(step, b"12345")) for step in (1, 2, 3)]
     with pytest.raises(Rejected):
-        replica_store.open(shared_memory.key_of("here"), 3, label_of(4, b"12345"))
+        replica_store.open(store_folders.key_of("here"), 3, label_of(4, b"12345"))
     for slot in open_slots:
         replica_store.close(slot, sealed=False)
-    replica_store.close(replica_store.open(shared_memory.key_of("here"), 3, label_of(5, b"12345")), sealed=False)
+    replica_store.close(replica_store.open(store_folders.key_of("here"), 3, label_of(5, b"12345")), sealed=False)
 
 
 # -- with agents ----------------------------------------------------------------------------------------------------------
@@ -328,9 +328,9 @@ sys.path.insert(0, {root!r})
 from pathlib import Path
 from tests.agent.memory_rig import *
 class Place:
-    vault = Path(os.environ["HOLDFAST_VAULT"])
+    memstore = Path(os.environ["HOLDFAST_VAULT"])
     _bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    def ring(self): shared_memory.ring(self.vault, self._bell)
+    def ring(self): notification.notify(self.memstore, self._bell)
 writer = Writer(Place(), rank=int(os.environ["RANK"]))
 step = 0
 while True:
@@ -364,7 +364,9 @@ def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> N
 
         def copies(port: int, rank: int) -> list[int]:
             return [
-                label.step for name, label in labels(("127.0.0.1", port), TOKEN).items() if name.startswith("copy") and label.rank == rank
+                label.step
+                for name, label in RemoteMemstore(("127.0.0.1", port), TOKEN).labels().items()
+                if name.startswith("copy") and label.rank == rank
             ]
 
         wait_until(lambda: len(copies(ports[0], 1)) >= 2 and len(copies(ports[1], 0)) >= 2, seconds=SECONDS)
@@ -383,8 +385,8 @@ def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> N
         wait_until(lambda: max(copies(ports[1], 0)) > newest + 3, seconds=SECONDS)
         assert not [one for one in flows[0].events if one["event"].startswith("replica")]
         flows[1].stop(1)
-        name, label = max(labels(("127.0.0.1", ports[1]), TOKEN).items(), key=lambda item: item[1].time)
-        pull(("127.0.0.1", ports[1]), TOKEN, name, label, tmp_path / "got.snap")
+        name, label = max(RemoteMemstore(("127.0.0.1", ports[1]), TOKEN).labels().items(), key=lambda item: item[1].time)
+        RemoteMemstore(("127.0.0.1", ports[1]), TOKEN).fetch(name, label, tmp_path / "got.snap")
         os.kill(nodes[0].agent, signal.SIGKILL)
         nodes[0].wait_until_empty()
     finally:
@@ -407,12 +409,12 @@ def test_an_agent_that_comes_after_one_that_was_killed_serves_on_the_same_port(u
         with node.begin().flow() as flow:
             told = flow.prepare(node, ["true"], environment={"HOLDFAST_TOKEN": TOKEN}, memory={"address": "127.0.0.1", "limit": None})
             ports.append(told["memory"]["port"])
-            assert labels(("127.0.0.1", ports[-1]), TOKEN) == {}
+            assert RemoteMemstore(("127.0.0.1", ports[-1]), TOKEN).labels() == {}
             os.kill(node.agent, signal.SIGKILL)
         node.wait_until_empty()
         node.ended()
     assert ports[0] == ports[1]
-    assert shared_memory.vault_of(mark_of(node.folder), "job").exists()
+    assert store_folders.memstore_of(mark_of(node.folder), "job").exists()
 
 
 def test_an_address_that_is_not_the_nodes_is_told_and_its_memory_stays_its_own(node: Node, flow: Flow) -> None:

@@ -13,16 +13,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.audit.memstores import There, reach
-from holdfast.audit.verifier_process import VerifierProcess
-from holdfast.audit.verify import MemoryAudit
+from holdfast.checkpoints.memstores import reach
+from holdfast.checkpoints.verifier_process import VerifierProcess
+from holdfast.checkpoints.verify import MemoryVerifier
 from holdfast.cli.commands import checkpoints
 from holdfast.cluster.local import LocalNodes
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.config.worker_env import token_of
 from holdfast.history.models import Generation, Move, Step
 from holdfast.history.store import History
-from holdfast.memstore import shared_memory
+from holdfast.memstore import shared_memory, store_folders
+from holdfast.memstore.reader import RemoteMemstore
 from holdfast.paths import cluster_directory, job_directory
 from holdfast.process import mark_of
 from holdfast.report.wording import NOTHING
@@ -47,7 +48,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 class Scene:
-    """A job in the history, with its checkpoints, and the vaults of its two nodes on this machine."""
+    """A job in the history, with its checkpoints, and the memory stores of its two nodes on this machine."""
 
     def __init__(self, book: History, made: Made) -> None:
         self.made = made
@@ -60,10 +61,10 @@ class Scene:
         self.author.write(Generation(job_id=job.id, number=1, at=time.time() - 50, world_size=2, ranks={"node-0": [0], "node-1": [1]}))
         self.author.write(Step(job_id=job.id, generation=1, step=14, at=time.time(), seconds=0.1))
         self._move("RUNNING", "it trains")
-        self.vaults = [shared_memory.vault_of(mark_of(cluster_directory("local") / f"node-{number}"), job.id) for number in range(2)]
-        for rank, place in enumerate(self.vaults):
-            shared_memory.make(place)
-            for path in made.vault.glob(f"rank-{rank:05d}.*"):
+        self.memstores = [store_folders.memstore_of(mark_of(cluster_directory("local") / f"node-{number}"), job.id) for number in range(2)]
+        for rank, place in enumerate(self.memstores):
+            store_folders.make(place)
+            for path in made.memstore.glob(f"rank-{rank:05d}.*"):
                 shutil.copyfile(path, place / path.name)
 
     def _move(self, after: str, reason: str) -> None:
@@ -76,18 +77,18 @@ class Scene:
 
     def wipe(self) -> None:
         """Give the memory back."""
-        for place in self.vaults:
-            shared_memory.wipe(place)
+        for place in self.memstores:
+            store_folders.wipe(place)
 
     def file(self, rank: int, step: int, *, of: int | None = None) -> Path:
         """Return the file in which the snapshot of *rank* at *step* lies, on the node of rank *of*."""
-        held = shared_memory.labels(self.vaults[rank if of is None else of])
+        held = shared_memory.labels(self.memstores[rank if of is None else of])
         return next(path for path, label in held.items() if (label.rank, label.step) == (rank, step))
 
     def replicate(self) -> None:
         """Put a copy of all that rank 0 has on the other node, under the name that a memory server gives it."""
-        for path in self.vaults[0].glob("rank-00000.*"):
-            shutil.copyfile(path, self.vaults[1] / path.name.replace("rank-", f"copy-{'a' * 16}-"))
+        for path in self.memstores[0].glob("rank-00000.*"):
+            shutil.copyfile(path, self.memstores[1] / path.name.replace("rank-", f"copy-{'a' * 16}-"))
 
     def forget_disk(self) -> None:
         """Remove the checkpoint that is newer than all snapshots."""
@@ -178,7 +179,7 @@ def test_a_replica_stands_in_for_a_lost_node(here: Command, scene: Scene) -> Non
     """Node 0 is gone with all that it had; its rank's copy on node 1 makes the step whole."""
     shutil.rmtree(scene.made.directory)
     scene.replicate()
-    shared_memory.wipe(scene.vaults[0])
+    store_folders.wipe(scene.memstores[0])
     assert record(here)["recovery"]["step"] == 11
 
 
@@ -198,7 +199,7 @@ def test_torn_and_corrupt_ones_are_named(here: Command, scene: Scene) -> None:
 def test_everything_is_proven_of_what_is_sound_and_nothing_is_changed(here: Command, scene: Scene) -> None:
     """Both checkpoints, three moments in memory; the one step that is in both is compared to the bit."""
     scene.replicate()
-    folders = [scene.made.directory, *scene.vaults]
+    folders = [scene.made.directory, *scene.memstores]
     before = brought(folders)
     told = record(here, "--verify")
     assert told["sound"]
@@ -208,7 +209,7 @@ def test_everything_is_proven_of_what_is_sound_and_nothing_is_changed(here: Comm
     compared = [any("equal to the bit" in line for line in one["proven"]) for one in told["memory"]]
     assert compared == [True, False, False]
     assert brought(folders) == before
-    assert not list(shared_memory.root().glob("audit-*"))
+    assert not list(store_folders.root().glob("audit-*"))
 
 
 def test_bits_and_bytes_that_changed_are_found_by_reading(here: Command, scene: Scene) -> None:
@@ -233,7 +234,7 @@ def test_a_bit_in_memory_is_found_by_reading(here: Command, scene: Scene) -> Non
     """In a tensor or in the index: file, rank and node are named, and a recovery takes the step before."""
     shutil.rmtree(scene.made.directory)
     data, tail = scene.file(0, 11), scene.file(0, 10)
-    label = shared_memory.labels(scene.vaults[0])[tail]
+    label = shared_memory.labels(scene.memstores[0])[tail]
     flip_a_bit(data, (shared_memory.PAGE + 100.5) / data.stat().st_size)
     flip_a_bit(tail, (shared_memory.PAGE + label.size + 40.5) / tail.stat().st_size)
     told = record(here, "--verify", status=1)
@@ -250,20 +251,20 @@ def test_memory_of_other_machines_is_read_through_its_server(original: Made) -> 
     nodes = [MemoryNode(f"audited-{rank}") for rank in range(2)]
     try:
         for rank, node in enumerate(nodes):
-            for path in original.vault.glob(f"rank-{rank:05d}.*"):
-                shutil.copyfile(path, node.vault / path.name)
+            for path in original.memstore.glob(f"rank-{rank:05d}.*"):
+                shutil.copyfile(path, node.memstore / path.name)
             node.begin()
-        memory = {node.name: There(node.address, TOKEN) for node in nodes}
-        with VerifierProcess(sys.executable) as prover:
-            audit = MemoryAudit(memory, 2, [], prover)
-            assert [(one.step, one.standing) for one in audit.moments()] == [(11, "whole"), (10, "whole"), (9, "whole")]
-            newest = next(path for path, label in shared_memory.labels(nodes[0].vault).items() if label.step == STEP)
+        stores = {node.name: RemoteMemstore(node.address, TOKEN) for node in nodes}
+        with VerifierProcess(sys.executable) as verifier:
+            memory = MemoryVerifier(stores, 2, [], verifier)
+            assert [(one.step, one.status) for one in memory.snapshot_sets()] == [(11, "whole"), (10, "whole"), (9, "whole")]
+            newest = next(path for path, label in shared_memory.labels(nodes[0].memstore).items() if label.step == STEP)
             flip_a_bit(newest, (shared_memory.PAGE + 100.5) / newest.stat().st_size)
-            assert next((one.step, one.standing) for one in audit.moments()) == (11, "damaged")
+            assert next((one.step, one.status) for one in memory.snapshot_sets()) == (11, "damaged")
             nodes[1].kill()
             nodes[1].listening.close()
-            audit.moments()
-            assert list(audit.away) == ["audited-1"]
+            memory.snapshot_sets()
+            assert list(memory.unreachable) == ["audited-1"]
     finally:
         for node in nodes:
             node.end()
@@ -299,7 +300,7 @@ def test_memory_of_other_machines_is_found_through_their_agents(here: Command, s
     """Listed, pulled and proven; of the nodes that cannot be reached those are named that hold ranks."""
     scene.forget_disk()
     told = record(here, "--verify")
-    assert isinstance(reach(elsewhere, scene.author.job).memory["node-0"], There)
+    assert isinstance(reach(elsewhere, scene.author.job).stores["node-0"], RemoteMemstore)
     assert [(one["step"], one["standing"]) for one in told["memory"]] == [(11, "whole"), (10, "whole"), (9, "whole")]
     assert {(one["node"], one["rank"]) for one in told["memory"][0]["snapshots"]} == {("node-0", 0), ("node-1", 1)}
     assert (told["sound"], told["away"]) == (True, {})

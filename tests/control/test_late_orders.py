@@ -20,7 +20,7 @@ from holdfast.control.agents import pool as fleets
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import LeaseLost, NodeTrouble, Superseded, Unconfirmed
-from holdfast.memstore import shared_memory
+from holdfast.memstore import store_folders
 from holdfast.process import boot_time, is_alive, mark_of
 from tests.cluster.gates import Boxes, ChildReach
 from tests.waiting import wait_until
@@ -79,8 +79,8 @@ def test_an_order_that_lay_in_a_connection_while_another_flow_took_over_is_refus
     first, second = flows
     pid = worker_of(first)
     (gate,) = [pipe.child for pipe in first.reach.pipes]
-    place = shared_memory.vault_of(mark_of(second.nodes.folder(NODE)), "job")
-    shared_memory.make(place)
+    place = store_folders.memstore_of(mark_of(second.nodes.folder(NODE)), "job")
+    store_folders.make(place)
     os.kill(gate.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as hand:
         given = hand.submit(getattr(first.fleet, order), NODE)
@@ -91,7 +91,7 @@ def test_an_order_that_lay_in_a_connection_while_another_flow_took_over_is_refus
     assert is_alive(pid, None)
     assert place.is_dir()
     assert first.fleet.overtaken == 2
-    shared_memory.wipe(place)
+    store_folders.wipe(place)
 
 
 def test_the_newest_epoch_outlives_the_agents_that_heard_of_it(flows: tuple[Flow, Flow]) -> None:
@@ -168,13 +168,13 @@ def test_between_the_fence_and_the_wipe_it_is_asked_again(tmp_path: Path) -> Non
     """What the next flow finds in the node's memory is not taken from it."""
     nodes = Overtaken("c", tmp_path, 1)
     nodes.folder("node-0").mkdir(parents=True)
-    place = shared_memory.vault_of(mark_of(nodes.folder("node-0")), "job")
-    shared_memory.make(place)
+    place = store_folders.memstore_of(mark_of(nodes.folder("node-0")), "job")
+    store_folders.make(place)
     fleet = AgentPool(nodes, PLAN, epoch=1)
     with pytest.raises(LeaseLost):
         fleet.clear("node-0")
     assert place.is_dir()
-    shared_memory.wipe(place)
+    store_folders.wipe(place)
     fleet.close(end=False)
 
 

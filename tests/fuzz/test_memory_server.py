@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast.agent.memstore.server.handler import ABANDON, DATA, FRAME, TAIL
-from holdfast.memstore import shared_memory
-from holdfast.memstore.client import HELLO, connect, labels
+from holdfast.memstore import shared_memory, store_folders
+from holdfast.memstore.connection import ABANDON, DATA, FRAME, HELLO, TAIL, connect
+from holdfast.memstore.reader import RemoteMemstore
 from tests.agent.memory_rig import TOKEN, MemoryNode, Writer, label_of, noise
 from tests.fuzz.examples import ANYTHING, SLOW, SOCKETS, mutated
 
-SOURCE: Final = shared_memory.key_of("elsewhere")
+SOURCE: Final = store_folders.key_of("elsewhere")
 LABEL: Final = asdict(label_of(7, noise(100)))
 ORDERS: Final = some.builds(
     lambda verb, facts: {**facts, "do": verb},
@@ -46,7 +46,7 @@ def unharmed(node: MemoryNode) -> None:
     """Tell that the server lives, serves the job, and that what looks whole is whole."""
     assert node.process is not None
     assert node.process.poll() is None
-    assert "rank-00003.0.snap" in labels(node.address, TOKEN, seconds=30)
+    assert "rank-00003.0.snap" in RemoteMemstore(node.address, TOKEN, labels_seconds=30).labels()
     node.verify()
 
 

@@ -64,7 +64,7 @@ def test_a_checkpoint_is_written_without_the_gpu(tmp_path: Path, device: str) ->
     order = WriteRequest.of({"snapshot": path.name, "step": STEP, **more})
     order.write(tmp_path)
     WriteTask(order, tmp_path, AgentLink(None), WritePace(None), StorageErrorReporter()).run()
-    assert not write_requests.orders(tmp_path)
+    assert not write_requests.pending(tmp_path)
     other = Trainer(tmp_path / "none", device=device)
     other.training.load(CheckpointReader(manifest.folder_of(ours, STEP)), 0)
     assert same(other.state(), wanted)

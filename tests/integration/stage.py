@@ -18,7 +18,7 @@ from holdfast.accounting.replay import replay
 from holdfast.cli.watch import request_stop
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, Incident, Job, queries
-from holdfast.memstore import shared_memory
+from holdfast.memstore import store_folders
 from holdfast.process import NODE_MARK, mark_of, marked
 from holdfast.spec.job import is_policy_file
 from holdfast.testing.chaos import Chaos
@@ -195,7 +195,7 @@ class Stage:
 
     def kept(self) -> list[Path]:
         """Return what the nodes keep in memory."""
-        return [place for node in self.nodes.names() for place in shared_memory.vaults_of(mark_of(self.nodes.folder(node)))]
+        return [place for node in self.nodes.names() for place in store_folders.memstores_of(mark_of(self.nodes.folder(node)))]
 
     def left(self) -> list[int]:
         """Return the pids of processes that carry the mark of one of the nodes."""

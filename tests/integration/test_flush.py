@@ -47,7 +47,7 @@ def result(place: Path) -> Any:
     return json.loads(place.read_text())
 
 
-def flushers(stage: Stage) -> list[int]:
+def writers(stage: Stage) -> list[int]:
     """Return the processes that write checkpoints, on all nodes."""
     marks = [mark_of(stage.nodes.folder(node)) for node in stage.nodes.names()]
     return [pid for mark in marks for pid in marked(NODE_MARK, mark) if _comm_of(pid) == NAME]
@@ -131,19 +131,19 @@ def saved_at_the_end(play: Play) -> int:
     return step
 
 
-def test_a_slow_disk_and_a_killed_flusher_hold_up_nobody(stage: Stage) -> None:
+def test_a_slow_disk_and_a_killed_checkpoint_writer_hold_up_nobody(stage: Stage) -> None:
     """Checkpoints are left out, which is told once; who is killed over one is replaced, and in the end one stands."""
     limited = {"every": 5, "bandwidth": "8KB", "memory": MEMORY}
     play = stage.play("slow", script=COPIES, args=["2000", str(stage.home / "slow.json")], nodes=NODES, checkpoint=limited)
     play.reaches("RUNNING")
     wait_until(lambda: told(play, "checkpoint-late") > 0, seconds=60, explain=play.log)
     wait_until(lambda: begun(play), seconds=60, explain=play.log)  # so that it is killed over one, and not while it starts
-    first = flushers(stage)
+    first = writers(stage)
     assert first
     for pid in first:
         os.kill(pid, signal.SIGKILL)
     before = play.chaos.step()
-    wait_until(lambda: set(flushers(stage)) - set(first), seconds=60, explain=play.log)
+    wait_until(lambda: set(writers(stage)) - set(first), seconds=60, explain=play.log)
     wait_until(lambda: saved(play), seconds=60, explain=play.log)
     play.steps_to(before + 20)
     assert told(play, "checkpoint-late") == 1

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from holdfast.cli.job_view import look
 from holdfast.history import queries
-from holdfast.memstore import shared_memory
-from holdfast.memstore.client import labels
+from holdfast.memstore import shared_memory, store_folders
+from holdfast.memstore.reader import RemoteMemstore
 from holdfast.memstore.shared_memory import Label
 from holdfast.process import mark_of
 from tests.integration.stage import Play, Stage
@@ -20,11 +20,11 @@ TWO = {"wanted": 2, "ranks": 1, "spare": 1}
 FIRST = """
 import json, socket, types
 from pathlib import Path
-from holdfast.memstore import shared_memory as vault
+from holdfast.memstore import notification
 from tests.agent.memory_rig import Writer, noise
-place = types.SimpleNamespace(vault=Path(os.environ["HOLDFAST_VAULT"]))
+place = types.SimpleNamespace(memstore=Path(os.environ["HOLDFAST_VAULT"]))
 bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-place.ring = lambda: vault.ring(place.vault, bell)
+place.ring = lambda: notification.notify(place.memstore, bell)
 os.writer = Writer(place, rank=rank)
 print("servers", os.environ["HOLDFAST_MEMORY_SERVERS"], flush=True)
 print("token", os.environ["HOLDFAST_TOKEN"], flush=True)
@@ -33,15 +33,15 @@ EACH = "sys.modules['os'].writer.snapshot(step, bytes(100_000), lineage=generati
 
 
 def kept(stage: Stage, play: Play, node: str) -> dict[str, Label]:
-    """Return the snapshots in a node's vault, by file."""
-    place = shared_memory.vault_of(mark_of(stage.nodes.folder(node)), play.job.id)
+    """Return the snapshots in a node's memory store, by file."""
+    place = store_folders.memstore_of(mark_of(stage.nodes.folder(node)), play.job.id)
     return {path.name: label for path, label in shared_memory.labels(place).items()}
 
 
 def keeps(play: Play, home: str, source: str, *, rank: int, lineage: int) -> bool:
     """Tell whether *home* has two whole replicas of a rank of *source* that belong to a generation."""
     stage = play.stage
-    sign = f"copy-{shared_memory.key_of(mark_of(stage.nodes.folder(source)))}-{rank:05}."
+    sign = f"copy-{store_folders.key_of(mark_of(stage.nodes.folder(source)))}-{rank:05}."
     return sum(name.startswith(sign) and label.lineage == lineage for name, label in kept(stage, play, home).items()) >= 2
 
 
@@ -76,10 +76,10 @@ def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
     assert sorted(servers) == sorted([first, spare])
     token = told(stage, play, "token")
     wait_until(
-        lambda: set(labels(servers[first], token)) == set(kept(stage, play, first)), seconds=60, explain=play.log
+        lambda: set(RemoteMemstore(servers[first], token).labels()) == set(kept(stage, play, first)), seconds=60, explain=play.log
     )  # one at a time is new
-    assert labels(servers[spare], told(stage, play, "token")) == {}
-    place = shared_memory.vault_of(mark_of(stage.nodes.folder(second)), play.job.id)
+    assert RemoteMemstore(servers[spare], told(stage, play, "token")).labels() == {}
+    place = store_folders.memstore_of(mark_of(stage.nodes.folder(second)), play.job.id)
     play.chaos.power_off(1)
     assert not place.exists()
     wait_until(
@@ -94,7 +94,7 @@ def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
 
 
 def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
-    """A new agent of the node finds the vault and serves it where the old one did; a new flow leaves the homes as they are."""
+    """A new agent of the node finds the memory store and serves it where the old one did; a new flow leaves the homes as they are."""
     play = stage.play("again", args=["--steps", "2000", "--first", FIRST, "--each", EACH], nodes={"wanted": 2, "ranks": 1})
     play.steps_to(3)
     first, second, *_ = homes(play)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast.history import Snapshots, queries
-from holdfast.memstore import shared_memory
+from holdfast.memstore import shared_memory, store_folders
 from holdfast.process import mark_of
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.snapshots import stats_reporter
@@ -69,8 +69,8 @@ def home_of(play: Play, node: str) -> str:
 
 
 def place(play: Play, node: str) -> Path:
-    """Return the vault of a node."""
-    return shared_memory.vault_of(mark_of(play.stage.nodes.folder(node)), play.job.id)
+    """Return the memory store of a node."""
+    return store_folders.memstore_of(mark_of(play.stage.nodes.folder(node)), play.job.id)
 
 
 def replicated(play: Play, rank: int) -> tuple[str, int]:

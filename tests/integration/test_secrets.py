@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.memstore import shared_memory
+from holdfast.memstore import shared_memory, store_folders
 from tests.integration.stage import Stage
 from tests.waiting import wait_until
 
@@ -54,7 +54,7 @@ def test_a_job_opens_no_port_of_the_orchestrator_and_shows_its_secrets_to_nobody
     assert not [one for one in (API_KEY, history) if one.encode() in given], "what is the orchestrator's alone reached the workers"
     assert listening(play.process.pid) == set()
     ours = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in stage.left()}
-    memory = {where for pid, words in ours.items() if b"memory_server" in words for where in listening(pid)}
+    memory = {where for pid, words in ours.items() if b"holdfast.agent.memstore.server" in words for where in listening(pid)}
     assert {where for pid, words in ours.items() if b"holdfast.agent" in words for where in listening(pid)} <= memory
     assert not [words for words in commands() for secret in (token, API_KEY, OWN) if secret.encode() in words]
     held = [one for one in map(stage.nodes.folder, stage.nodes.names()) if (one / "agent.sock").exists()]
@@ -62,8 +62,8 @@ def test_a_job_opens_no_port_of_the_orchestrator_and_shows_its_secrets_to_nobody
     found = modes(*held)
     assert all(found[str(one)] == 0o700 for one in held)
     assert {mode for path, mode in found.items() if path.endswith(("agent.sock", "journal.jsonl", "agent.json"))} == {0o600}
-    places = [place for place in shared_memory.root().iterdir() if place.is_dir()]
-    assert {stat.S_IMODE(one.stat().st_mode) for one in (shared_memory.root(), *places)} == {0o700}
+    places = [place for place in store_folders.root().iterdir() if place.is_dir()]
+    assert {stat.S_IMODE(one.stat().st_mode) for one in (store_folders.root(), *places)} == {0o700}
     assert {mode for path, mode in modes(*places).items() if path.endswith(shared_memory.SUFFIX)} <= {0o600}
     play.stops()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -95,7 +95,7 @@ class FlowDouble:
         """Make a job of *script* on *ranks*.
 
         *more*: ``chaos`` (faults the script does to itself), ``save`` (steps between checkpoints), ``stride`` (ranks of a node), ``memory``
-        (every node has a vault; other than a job's own, one that takes every snapshot, however long that holds training up, unless
+        (every node has a memory store; other than a job's own, one that takes every snapshot, however long that holds training up, unless
         ``policy`` says otherwise), ``servers`` (where the memory of nodes is served).
         """
         self.workers, self.folder, self.ranks = workers, folder, ranks
@@ -148,13 +148,13 @@ class FlowDouble:
         standing = {"HOLDFAST_STANDBY": str(number), "HOLDFAST_ROLES": json.dumps(known), "HOLDFAST_PARK": str(park)}
         self._fork(f"s{number}", {**self._of(min(known[park])), **standing, **(environment or {})}, f"standby-{number}")
 
-    def vault(self, rank: int) -> Path:
+    def memstore(self, rank: int) -> Path:
         """Return where the node of *rank* keeps snapshots."""
         return self.folder / "memory" / self.places[rank]
 
     def snapshots(self, rank: int) -> list[tuple[int, Path]]:
         """Return the whole snapshots that *rank* has taken on its node: their steps and files, oldest first."""
-        found = {path: label for path, label in labels(self.vault(rank)).items() if label.rank == rank}
+        found = {path: label for path, label in labels(self.memstore(rank)).items() if label.rank == rank}
         return sorted((label.step, path) for path, label in found.items())
 
     def restart(self) -> None:
@@ -184,9 +184,9 @@ class FlowDouble:
             "MASTER_PORT": str(self._store[1]),
         }
         if self._memory:
-            vault = self.vault(int(environment["RANK"]))
-            vault.mkdir(parents=True, exist_ok=True)
-            job |= {"HOLDFAST_VAULT": str(vault), "HOLDFAST_NODE": vault.name}
+            memstore = self.memstore(int(environment["RANK"]))
+            memstore.mkdir(parents=True, exist_ok=True)
+            job |= {"HOLDFAST_VAULT": str(memstore), "HOLDFAST_NODE": memstore.name}
             job |= {"HOLDFAST_MEMORY_POLICY": self._policy, "HOLDFAST_MEMORY_PAUSE": "10"}
             job |= {"HOLDFAST_MEMORY_SERVERS": json.dumps(self.servers)}
         self.pids[key] = self.workers.fork(self.argv, {**job, **self._given, **environment}, self.folder / f"{log}.log")

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from holdfast.memstore import shared_memory as vault
+from holdfast.memstore import shared_memory
 from holdfast.memstore.shared_memory import Label, Slot, Snapshot, word_sum
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.collective_save import write
 from holdfast.runtime.checkpoint.storage import write_metadata
-from holdfast.runtime.checkpoint_verifier.disk import VerifiedCheckpoint
+from holdfast.runtime.checkpoint_verifier.checkpoint import VerifiedCheckpoint
 from holdfast.runtime.state import tree
 from holdfast.runtime.world import World
 from tests.runtime.ranks import Ranks
@@ -30,11 +30,11 @@ class Made:
     """What two ranks left: checkpoints of steps 11 and 12, snapshots of steps 9 to 11."""
 
     directory: Path
-    vault: Path
+    memstore: Path
 
     def copied(self, base: Path) -> Made:
         """Return a copy below *base* that may be damaged."""
-        return Made(Path(shutil.copytree(self.directory, base / "c")), Path(shutil.copytree(self.vault, base / "v")))
+        return Made(Path(shutil.copytree(self.directory, base / "c")), Path(shutil.copytree(self.memstore, base / "v")))
 
     @property
     def checkpoint(self) -> Path:
@@ -43,14 +43,14 @@ class Made:
 
     def snapshots(self, step: int = STEP) -> list[Path]:
         """Return the files of a step, by rank."""
-        return sorted(path for path, label in vault.labels(self.vault).items() if label.step == step)
+        return sorted(path for path, label in shared_memory.labels(self.memstore).items() if label.step == step)
 
 
 def make(ranks: Ranks, base: Path, **more: Any) -> Made:
     """Train two ranks that save and take snapshots."""
     made = Made(base / "c", base / "v")
-    made.vault.mkdir(mode=0o700)
-    ranks.run("train", 2, {"HOLDFAST_VAULT": str(made.vault)}, directory=made.directory, every=STEP, until=STEP + 1, **more)
+    made.memstore.mkdir(mode=0o700)
+    ranks.run("train", 2, {"HOLDFAST_VAULT": str(made.memstore)}, directory=made.directory, every=STEP, until=STEP + 1, **more)
     return made
 
 

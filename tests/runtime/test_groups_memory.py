@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.audit.checksum import fast_sum
-from holdfast.memstore.shared_memory import PAGE, Snapshot, Unusable, key_of
+from holdfast.checkpoints.checksum import fast_sum
+from holdfast.memstore.shared_memory import PAGE, Snapshot, Unusable
+from holdfast.memstore.store_folders import key_of
 from tests.agent.memory_rig import MemoryNode
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import TOKEN, UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
@@ -141,8 +142,8 @@ def test_a_generation_says_where_memory_is_served(job: Job, runs: Callable[..., 
         flow.until_dead(1)
         kept = flow.snapshots(1)
         for number, (_, path) in enumerate(kept):
-            shutil.copy(path, newcomer.vault / f"copy-{key_of('node-1')}-00001.{number}.snap")
-        shutil.rmtree(flow.vault(1))
+            shutil.copy(path, newcomer.memstore / f"copy-{key_of('node-1')}-00001.{number}.snap")
+        shutil.rmtree(flow.memstore(1))
         flow.places[1], flow.servers = "node-3", {"node-2": newcomer.address}
         assert taken_over(flow, 1, standby) == ({"memory"}, {kept[-1][0]})
         door.setblocking(False)

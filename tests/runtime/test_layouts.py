@@ -177,7 +177,7 @@ def test_a_state_that_is_handed_over_has_its_bits_and_its_strides(settings: dict
 def test_a_snapshot_has_what_fills_its_memory_as_it_lies_and_pickles_none_of_it(tmp_path: Path) -> None:
     """A network in `channels_last` is copied slice by slice, as any other is: only what has gaps or overlaps goes into the tree."""
     one = training(1, steps=1)
-    taker = Snapshotter(one, SnapshotConfig(vault=tmp_path, limit=0, terms=Terms()))
+    taker = Snapshotter(one, SnapshotConfig(memstore=tmp_path, limit=0, terms=Terms()))
     taker.sit(SnapshotPlace(0, 1, "net"), 1)
     taker.take(1, one.light(), one.copied_buffers())
     taker.finish()

@@ -19,7 +19,7 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats_reporter, "PAUSE", 0.0)
 
 
-def test_the_newest_snapshot_told_is_the_newest_whole_one_in_the_vault(tmp_path: Path) -> None:
+def test_the_newest_snapshot_told_is_the_newest_whole_one_in_the_memory_store(tmp_path: Path) -> None:
     """With the moment at which its state was the present one."""
     trainer, told = Trainer(tmp_path), StatsReporter()
     assert "step" not in told.said(trainer.taker, 1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.memstore import shared_memory as vault
+from holdfast.memstore import store_folders
 from holdfast.memstore.replication_progress import ReplicationProgress
 from holdfast.memstore.shared_memory import Snapshot, labels
 from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace, WriteWish
@@ -73,8 +73,8 @@ def test_copies_share_a_state_and_both_parts_are_needed(tmp_path: Path) -> None:
     assert same(other.state()["net"], again.state()["net"])
 
 
-def _entries(vault: Path) -> Any:
-    with Snapshot(next(iter(labels(vault)))) as snapshot:
+def _entries(memstore: Path) -> Any:
+    with Snapshot(next(iter(labels(memstore)))) as snapshot:
         return snapshot.entries
 
 
@@ -136,13 +136,13 @@ def test_what_a_script_keeps_beside_its_tensors_counts_too(tmp_path: Path, caplo
     """It may grow long after all slots have their size."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 4)
-    limit = vault.usage(tmp_path) + 2**20
+    limit = store_folders.usage(tmp_path) + 2**20
     again = Trainer(tmp_path, limit=limit)
     again.to(FIRST + 8)
     assert FIRST + 7 in stored(tmp_path)
     again.extra["said"] = "x" * 2**22
     again.to(FIRST + 11)
-    assert vault.usage(tmp_path) <= limit
+    assert store_folders.usage(tmp_path) <= limit
     (told,) = [one.message for one in caplog.records if "snapshot-no-memory" in one.message]
     assert "4 MiB more would exceed" in told
 
@@ -215,7 +215,7 @@ def test_whatever_an_optimizer_keeps_comes_back_to_its_parameter(tmp_path: Path)
         trainer.optimizer = Counting(trainer.net.parameters(), lr=0.01, momentum=0.9)  # type: ignore[assignment]
         trainer.scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 2, 0.5)
         trainer.training = Training(model=trainer.net, optimizers=[trainer.optimizer], schedulers=[trainer.scheduler], extra=trainer.extra)
-        trainer.taker = Snapshotter(trainer.training, SnapshotConfig(vault=tmp_path, limit=0, terms=Terms()), windows=trainer.idle)
+        trainer.taker = Snapshotter(trainer.training, SnapshotConfig(memstore=tmp_path, limit=0, terms=Terms()), windows=trainer.idle)
         opened.append(trainer.taker)
         trainer.taker.sit(SnapshotPlace(0, 1, "net"), 1)
         trainers.append(trainer)

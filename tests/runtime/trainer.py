@@ -43,7 +43,7 @@ opened: list[Snapshotter] = []
 class Trainer:
     """A training and what takes its snapshots."""
 
-    def __init__(self, vault: Path, *, limit: int = 0, place: SnapshotPlace | None = None, device: str = "cpu") -> None:
+    def __init__(self, memstore: Path, *, limit: int = 0, place: SnapshotPlace | None = None, device: str = "cpu") -> None:
         torch.manual_seed(3)
         self.net = Net().to(device)
         self.device = device
@@ -52,7 +52,7 @@ class Trainer:
         self.extra: dict[str, Any] = {"seen": 0, "mean": torch.zeros(5)}
         self.training = Training(model=self.net, optimizers=[self.optimizer], schedulers=[self.scheduler], extra=self.extra)
         self.idle = WaitWindows()
-        self.taker = Snapshotter(self.training, SnapshotConfig(vault=vault, limit=limit, terms=Terms()), windows=self.idle)
+        self.taker = Snapshotter(self.training, SnapshotConfig(memstore=memstore, limit=limit, terms=Terms()), windows=self.idle)
         opened.append(self.taker)
         self.taker.sit(place or SnapshotPlace(0, 1, "net"), 1)
         self.step = 0
@@ -97,19 +97,19 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def stored(vault: Path) -> dict[int, list[Stored]]:
-    """Return what lies in *vault*, by step."""
+def stored(memstore: Path) -> dict[int, list[Stored]]:
+    """Return what lies in *memstore*, by step."""
     found: dict[int, list[Stored]] = {}
-    for item in SnapshotSource(vault, "here", {}, "").listed(1):
+    for item in SnapshotSource(memstore, "here", {}, "").listed(1):
         found.setdefault(item["step"], []).append(Stored(**item))
     return found
 
 
-def restore(trainer: Trainer, vault: Path, step: int) -> list[bytes]:
+def restore(trainer: Trainer, memstore: Path, step: int) -> list[bytes]:
     """Take *trainer* to *step*; return the light states that came with it."""
     lights: list[bytes] = []
-    parts = sorted(stored(vault)[step], key=lambda one: one.part)
-    Restorer(trainer.training, SnapshotSource(vault, "here", {}, "")).take(
+    parts = sorted(stored(memstore)[step], key=lambda one: one.part)
+    Restorer(trainer.training, SnapshotSource(memstore, "here", {}, "")).take(
         Fetch(target=0, parts=tuple(parts), light=parts[0]), lights.append
     )
     return lights

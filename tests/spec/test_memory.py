@@ -62,7 +62,7 @@ def order(**memory: Any) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("holdfast_home")
 def test_workers_and_nodes_are_told_what_the_job_asks_for() -> None:
-    """A job that takes no snapshots has no vault made."""
+    """A job that takes no snapshots has no memory store made."""
     told = order(every=3, policy="pause", pause="50ms", limit="1GB")
     names = ("EVERY", "OVERHEAD", "POLICY", "PAUSE")
     assert [told["environment"][f"HOLDFAST_MEMORY_{name}"] for name in names] == ["3", "0.01", "pause", "0.05"]

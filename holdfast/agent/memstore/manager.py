@@ -1,7 +1,7 @@
-"""The agent's part in keeping training state in its node's memory: the vault's life, and the server that shares it with other nodes.
+"""The agent's part in keeping training state in its node's memory: it makes the memory store, wipes it, and has it served to other nodes.
 
-The vault outlives workers and agents: what a killed agent leaves is taken up by the next one of the same node and job, and wiped by the
-next one of another job, by an agent that ends in order, or by the flow that lets go of the node.
+The store outlives workers and agents. The next agent of the same node and job uses what a killed one leaves; the next agent of another job
+wipes it, as do an agent that ends in order and the flow that releases the node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.agent.memstore.server_client import MemstoreServerClient
 from holdfast.agent.node.identity import Identity
 from holdfast.agent.workers.spawner import MemstoreSettings, SpawnPlan
 from holdfast.log import note
-from holdfast.memstore import shared_memory, write_requests
+from holdfast.memstore import shared_memory, store_folders, write_requests
 from holdfast.process import mark_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ MEMORY: Final = Path("/proc/meminfo")
 
 
 class MemstoreManager:
-    """Keeps the vault of the job that this agent serves."""
+    """Keeps the memory store of the job that this agent serves."""
 
     def __init__(
         self,
@@ -41,46 +41,46 @@ class MemstoreManager:
         selector: selectors.BaseSelector,
         emit: Callable[..., None],
         workers: WorkerGroup,
-        flushing: CheckpointWriterClient,
+        checkpoint_writer: CheckpointWriterClient,
     ) -> None:
-        self.flushing = flushing
+        self.checkpoint_writer = checkpoint_writer
         self._me, self._emit, self._workers = me, emit, workers
         self._mark = mark_of(me.directory)
         self._server = MemstoreServerClient(me, selector, emit, workers.helpers)
-        self.vault: Path | None = None
+        self.memstore: Path | None = None
         self.limit = 0
-        """Bytes of memory for everything in the vault."""
+        """Bytes of memory for everything in the memory store."""
         os.environ.pop("HOLDFAST_VAULT", None)  # of whoever started us: it is none of ours
         os.environ.pop("HOLDFAST_VAULT_LIMIT", None)
 
     def prepare(self, plan: SpawnPlan) -> None:
-        """Make the vault for the job, and have it served; what keeps us from it is told, and training goes on without."""
-        place = shared_memory.vault_of(self._mark, plan.job)
-        for other in shared_memory.vaults_of(self._mark):
+        """Make the memory store for the job, and have it served; what keeps us from it is told, and training goes on without."""
+        place = store_folders.memstore_of(self._mark, plan.job)
+        for other in store_folders.memstores_of(self._mark):
             if other != place or plan.memory is None:
-                shared_memory.wipe(other)
+                store_folders.wipe(other)
         if plan.memory is None:
             self._server.end()
-            self.vault = None
-        elif self.vault is None:
+            self.memstore = None
+        elif self.memstore is None:
             self._open(place, plan.memory)
-        if self.vault is not None and plan.memory is not None:
-            self._serve(self.vault, plan.memory, plan.environment.get("HOLDFAST_TOKEN", ""))
-        self.flushing.vault = self.vault
+        if self.memstore is not None and plan.memory is not None:
+            self._serve(self.memstore, plan.memory, plan.environment.get("HOLDFAST_TOKEN", ""))
+        self.checkpoint_writer.memstore = self.memstore
         self._workers.tell_of_node(self._environment())
 
     def _open(self, place: Path, plan: MemstoreSettings) -> None:
         try:
-            shared_memory.make(place)
+            store_folders.make(place)
             write_requests.reopen(place)
             limit = min(room(place), plan.limit) if plan.limit else room(place) // 2
             if not limit:
                 raise OSError(errno.ENOSPC, "no memory is free")  # noqa: TRY301 (one place that tells of it)
         except OSError as error:
-            shared_memory.wipe(place)
-            self._none(f"no vault can be made in {place.parent}: {error}", "vault")
+            store_folders.wipe(place)
+            self._none(f"no memory store can be made in {place.parent}: {error}", "vault")
             return
-        self.vault, self.limit = place, limit
+        self.memstore, self.limit = place, limit
 
     def _serve(self, place: Path, plan: MemstoreSettings, token: str) -> None:
         try:
@@ -95,24 +95,24 @@ class MemstoreManager:
         self._emit("memory.none", what=what, why=why)
 
     def _environment(self) -> dict[str, str]:
-        if self.vault is None:
+        if self.memstore is None:
             return {}
-        return {"HOLDFAST_VAULT": str(self.vault), "HOLDFAST_VAULT_LIMIT": str(self.limit), "HOLDFAST_FLUSHER": "1"}
+        return {"HOLDFAST_VAULT": str(self.memstore), "HOLDFAST_VAULT_LIMIT": str(self.limit), "HOLDFAST_FLUSHER": "1"}
 
     def about(self) -> dict[str, Any] | None:
         """Return what a flow must know of this node's memory, if it keeps anything there."""
-        if self.vault is None:
+        if self.memstore is None:
             return None
         return {"port": self._server.port, "limit": self.limit, "to": [list(home) for home in self._server.homes]}
 
     def stored(self) -> list[dict[str, Any]]:
-        """Return what lies whole in the vault, as JSON holds it."""
-        if self.vault is None:
+        """Return what lies whole in the memory store, as JSON holds it."""
+        if self.memstore is None:
             return []
         names = ("rank", "world", "step", "lineage")
         return [
             {"name": path.name, **{name: getattr(label, name) for name in names}}
-            for path, label in shared_memory.labels(self.vault).items()
+            for path, label in shared_memory.labels(self.memstore).items()
         ]
 
     def replicate(self, homes: list[tuple[str, int]], bandwidth: int | None) -> None:
@@ -125,7 +125,7 @@ class MemstoreManager:
 
     def serves(self) -> bool:
         """Tell whether other nodes can be served."""
-        return self.vault is not None and self._server.port is not None
+        return self.memstore is not None and self._server.port is not None
 
     def due(self) -> float | None:
         """Return when `tick` has something to do (monotonic)."""
@@ -137,10 +137,10 @@ class MemstoreManager:
         self._server.own(sorted(self._workers.workers))
 
     def close(self, *, wipe: bool) -> None:
-        """End the server; *wipe* the vault unless a later agent may need what is in it."""
+        """End the server; *wipe* the memory store unless a later agent may need what is in it."""
         self._server.end()
-        if wipe and self.vault is not None:
-            shared_memory.wipe(self.vault)
+        if wipe and self.memstore is not None:
+            store_folders.wipe(self.memstore)
 
 
 # -- how much there is ----------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def room(place: Path) -> int:
     facts = os.statvfs(place)
     available = [int(line.split()[1]) * 1024 for line in MEMORY.read_text().splitlines() if line.startswith("MemAvailable:")]
     free = [facts.f_bavail * facts.f_frsize, *available, *_left_in_cgroups()]
-    return max(0, min(free)) + shared_memory.usage(place)
+    return max(0, min(free)) + store_folders.usage(place)
 
 
 def _left_in_cgroups() -> list[int]:

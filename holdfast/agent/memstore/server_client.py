@@ -16,7 +16,7 @@ from typing import Any, Final
 from holdfast.agent import schema
 from holdfast.agent.node.identity import Identity
 from holdfast.agent.sidecar import Sidecar, SidecarSpec
-from holdfast.memstore import shared_memory
+from holdfast.memstore import store_folders
 from holdfast.ports import free_port
 from holdfast.process import mark_of
 from holdfast.protocol import Message
@@ -27,7 +27,7 @@ TOLD: Final = frozenset({"memory.full", "memory.fits", "replica.lost", "replica.
 
 
 class MemstoreServerClient:
-    """The process that serves this node's vault to other nodes."""
+    """The process that serves this node's memory store to other nodes."""
 
     def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], helpers: set[int]) -> None:
         self._me, self._emit = me, emit
@@ -49,12 +49,12 @@ class MemstoreServerClient:
         return None if self._listening is None else int(self._listening.getsockname()[1])
 
     def begin(self, place: Path, address: str, limit: int, token: str) -> None:
-        """Serve the vault at *place* under *address*; one that is served already goes on so. Raise ``OSError`` when that cannot be."""
+        """Serve the store at *place* under *address*; one that is served already goes on so. Raise ``OSError`` when that cannot be."""
         facts = {
             "vault": str(place),
             "limit": limit,
             "token": token,
-            "node": shared_memory.key_of(mark_of(self._me.directory)),
+            "node": store_folders.key_of(mark_of(self._me.directory)),
             "address": address,
         }
         if self._listening is not None and facts == self._facts:
@@ -128,7 +128,7 @@ class MemstoreServerClient:
 
 
 def _listen(address: str, remembered: Path) -> socket.socket:
-    """Listen on a port of *address*: the one that the vault was served on before, for who knows only that, else any free one."""
+    """Listen on a port of *address*: the one that the memory store was served on before, for who knows only that, else any free one."""
     family, _, _, _, where = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     ports = [free_port() for _ in range(3)]
     with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The agent's end of its node's flusher: the process that writes snapshots to disk, begun when the first one is wanted there."""
+"""The agent's end of its node's checkpoint writer: the process that writes snapshots to disk, begun when the first one is wanted there."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.agent")
 
 PROGRAM: Final = ROOT / "holdfast" / "runtime" / "checkpoint_writer" / "main.py"
-MOST_FLUSHERS: Final = 10
-"""Flushers that one agent starts again; after that this node writes no more checkpoints out of its memory."""
+MAX_WRITERS: Final = 10
+"""Checkpoint writers that one agent starts again; after that this node writes no more checkpoints out of its memory."""
 PAUSE: Final = 0.5
-"""Seconds before a flusher is started again."""
+"""Seconds before a checkpoint writer is started again."""
 LARGEST_STEP: Final = 2**53
 
 
 class CheckpointWriterClient:
-    """Keeps a flusher at work as long as there is something to write."""
+    """Keeps a checkpoint writer at work as long as there is something to write."""
 
     def __init__(
         self, me: Identity, workers: WorkerGroup, emit: Callable[..., None], send: Callable[[ClientConnection, Message], None]
@@ -50,28 +50,28 @@ class CheckpointWriterClient:
         self._last: int | None = None
         """The generation whose last snapshots are to be written, whatever became of it."""
         self._again_at: float | None = None
-        self.vault: Path | None = None
-        """Where orders lie."""
+        self.memstore: Path | None = None
+        """Where requests lie."""
 
     def want(self, python: str) -> None:
-        """Have what is ordered written, by a process forked from the starter, or one of the interpreter *python*."""
+        """Have what is requested written, by a process forked from the starter, or one of the interpreter *python*."""
         self._python = self._python or python
         if self._peer is not None:
             self._send(self._peer, {"do": "flush"})
         elif self._pid is None and not self._starting and self._again_at is None:
             self._start()
 
-    def last_word(self, generation: int, orders: list[WriteRequest]) -> None:
-        """Carry *orders* out, the last of *generation*, be it given up or not; raise ``OSError`` when they cannot be written down."""
-        if self.vault is None:
+    def write_final(self, generation: int, requests: list[WriteRequest]) -> None:
+        """Carry *requests* out, the last of *generation*, be it given up or not; raise ``OSError`` when they cannot be written down."""
+        if self.memstore is None:
             raise OSError(errno.ENOENT, "this node keeps nothing in memory")
         self._last = generation
-        for order in orders:
-            order.write(self.vault)
+        for request in requests:
+            request.write(self.memstore)
         self.want(sys.executable)
 
     def _start(self) -> None:
-        if self.vault is None or self._workers.plan is None or self._ending or self._lost >= MOST_FLUSHERS:
+        if self.memstore is None or self._workers.plan is None or self._ending or self._lost >= MAX_WRITERS:
             return
         self._starting = True
         places = {
@@ -79,47 +79,49 @@ class CheckpointWriterClient:
             "CUDA_VISIBLE_DEVICES": "",  # it reads host memory, and must take none of a GPU's
             "RANK": "-1",
         }
-        self._workers.launch_helper((str(PROGRAM),), self._python, places, self._me.directory / "flusher.log", self._born, self._failed)
+        self._workers.launch_helper(
+            (str(PROGRAM),), self._python, places, self._me.directory / "checkpoint-writer.log", self._born, self._failed
+        )
 
     def _born(self, pid: int) -> None:
         self._pid, self._starting = pid, False
 
     def _failed(self, why: str) -> None:
         self._starting = False
-        note(log, "flusher.failed", why=why)
+        note(log, "checkpoint-writer.failed", why=why)
         self._count()
 
     def _count(self) -> None:
         self._lost += 1
-        if self._lost < MOST_FLUSHERS:
+        if self._lost < MAX_WRITERS:
             self._again_at = time.monotonic() + PAUSE * self._lost
             return
-        why = f"the process that writes checkpoints has ended {self._lost} times; see {self._me.directory / 'flusher.log'}"
+        why = f"the process that writes checkpoints has ended {self._lost} times; see {self._me.directory / 'checkpoint-writer.log'}"
         self._emit("trouble", rank=0, generation=self._workers.generation, kind="checkpoint-write-failed", step=None, path="", why=why)
-        if self.vault is not None:
-            write_requests.close(self.vault)
+        if self.memstore is not None:
+            write_requests.close(self.memstore)
 
     def buried(self, pid: int) -> None:
         """Learn that a child of the agent has ended."""
         if pid == self._pid:
             self._pid = self._peer = None
             if not self._ending:
-                note(log, "flusher.gone", lost=self._lost + 1)
+                note(log, "checkpoint-writer.gone", lost=self._lost + 1)
                 self._count()
 
     def due(self) -> float | None:
-        """Return when another flusher is to be started (monotonic)."""
+        """Return when another checkpoint writer is to be started (monotonic)."""
         return self._again_at
 
     def tick(self, now: float) -> None:
-        """Start another flusher when it is time, if there is something to write."""
+        """Start another checkpoint writer when it is time, if there is something to write."""
         if self._again_at is not None and now >= self._again_at:
             self._again_at = None
-            if self.vault is not None and write_requests.orders(self.vault):
+            if self.memstore is not None and write_requests.pending(self.memstore):
                 self._start()
 
     def end(self) -> None:
-        """End the flusher; what it was writing is cleared away by the next run."""
+        """End the checkpoint writer; what it was writing is cleared away by the next run."""
         self._ending = True
         self._again_at = None
         if self._pid is not None:
@@ -128,13 +130,13 @@ class CheckpointWriterClient:
     # -- hearing --------------------------------------------------------------------------------------------------------
 
     def speaks(self, peer: ClientConnection) -> bool:
-        """Tell whether *peer* is the flusher."""
+        """Tell whether *peer* is the checkpoint writer."""
         if self._starting:
             self._workers.hear_spawner()  # it may say who that is
         return self._pid is not None and peer.pid == self._pid
 
     def take(self, peer: ClientConnection, message: Message) -> Message | None:
-        """Take in what the flusher says, and return the answer if it asks for one."""
+        """Take in what the checkpoint writer says, and return the answer if it asks for one."""
         word = message.get("t")
         try:
             if word == "hello":
@@ -146,7 +148,7 @@ class CheckpointWriterClient:
             elif word == "trouble":
                 self._on_trouble(message)
         except schema.BadField as error:
-            note(log, "flusher.unclear", word=word, why=error)
+            note(log, "checkpoint-writer.unclear", word=word, why=error)
         return None
 
     def _leave(self, message: Message) -> Message:

@@ -13,7 +13,7 @@ from typing import Final
 
 from holdfast.agent.event_log import EVENT_LOG, past
 from holdfast.agent.node.epochs import Epochs, FencingToken
-from holdfast.memstore import shared_memory
+from holdfast.memstore import store_folders
 from holdfast.own_variables import without_added
 from holdfast.process import NODE_MARK, is_alive, mark_of, sweep
 from holdfast.protocol import BadLine, LineBuffer, Message
@@ -133,9 +133,9 @@ class AgentDirectory:
         return past(self.folder / EVENT_LOG, job)
 
     def wipe_memory(self, job: str, token: FencingToken | None = None) -> None:
-        """Remove the job's vault: an agent that was killed has left it. Raise `Refused` for a late *token*."""
+        """Remove the job's memory store: an agent that was killed has left it. Raise `Refused` for a late *token*."""
         self.admit(token)
-        shared_memory.wipe(shared_memory.vault_of(mark_of(self.folder), job))
+        store_folders.wipe(store_folders.memstore_of(mark_of(self.folder), job))
 
 
 def _first_word(sock: socket.socket) -> Message:

@@ -4,195 +4,153 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from holdfast.audit.disk import OnDisk, on_disk
-from holdfast.audit.memory import SnapshotSet, listed, moments
-from holdfast.audit.memstores import ReachedStores, reach
-from holdfast.audit.verifier_process import VerifierProcess
-from holdfast.audit.verify import MemoryAudit, verify_disk
+from holdfast.checkpoints.inventory import Inventory, SnapshotSet, snapshot_sets, stored_checkpoints, stored_snapshots
+from holdfast.checkpoints.memstores import reach
+from holdfast.checkpoints.verifier_process import VerifierProcess
+from holdfast.checkpoints.verify import MemoryVerifier, verify_disk
 from holdfast.cli.job_view import JobView, find_job, look
 from holdfast.cli.output import say_json
 from holdfast.cluster import open_cluster
 from holdfast.history.store import History
-from holdfast.memstore import shared_memory
 from holdfast.paths import job_directory
+from holdfast.runtime.checkpoint_verifier.files import StoredCheckpoint
 from holdfast.spec import TrainingJob
 from holdfast.stored_job import recorded_cluster
 
 BROKEN: Final = 1
-"""Exit status when the newest of a tier is not whole, or the audit found damage."""
+"""Exit status when the newest of a tier is not whole, or damage was found by reading it."""
 
 
 @dataclass(slots=True)
 class CheckpointReport:
-    """All that was found."""
+    """All that a job could go back to, and how far the job is."""
 
-    outlook: JobView
-    directory: Path
-    world: int
-    disk: list[OnDisk]
-    verified: bool
-    moments: list[SnapshotSet] = field(default_factory=list)
-    away: dict[str, str] = field(default_factory=dict)
-    """Nodes whose memory could not be reached, and why."""
-    spoilt: list[str] = field(default_factory=list)
-    """Files in memory of which nobody knows any more of which moment they were."""
-
-    @property
-    def source(self) -> OnDisk | SnapshotSet | None:
-        """Return what a recovery would take in which every process is new: the newest whole step, of the disk if memory has no newer."""
-        disk = next((one for one in self.disk if one.whole), None)
-        memory = next((one for one in self.moments if one.whole), None)
-        if memory is not None and (disk is None or memory.step > disk.step):
-            return memory
-        return disk
+    job: JobView
+    found: Inventory
 
     @property
     def again(self) -> int | None:
-        """Return how many steps would then be computed again."""
-        step, source = self.outlook.step, self.source
+        """Return how many steps would be computed again after a recovery."""
+        step, source = self.job.step, self.found.source
         return None if step is None or source is None else max(0, step.step - source.step)
-
-    @property
-    def sound(self) -> bool:
-        """Tell whether the newest of each tier is whole, and nothing damaged was found by who looked at every byte.
-
-        In memory the newest but one counts too: ranks seal their parts one after the other, so the newest may still be growing.
-        """
-        disk = not self.disk or self.disk[0].whole
-        memory = not self.moments or any(one.whole for one in self.moments[:2])
-        damage = self.spoilt or any(one.broken for one in self.disk if self.verified)
-        return disk and memory and not damage and not any(one.spoilt or one.broken for one in self.moments)
 
 
 def checkpoints(reference: str, *, verify: bool, as_json: bool) -> int:
     """Show all that a job could go back to; with *verify* read and judge it."""
     history = History.open(create=False)
     try:
-        outlook = look(history, find_job(history, reference))
+        job = look(history, find_job(history, reference))
     finally:
         history.close()
-    account = gather(outlook, verify=verify)
+    report = CheckpointReport(job, gather(job, verify=verify))
     if as_json:
-        say_json(as_record(account))
+        say_json(as_record(report))
     else:
         from holdfast.cli.checkpoint_tables import show  # noqa: PLC0415 (programs need no words)
 
-        show(account)
-    return 0 if account.sound else BROKEN
+        show(report)
+    return 0 if report.found.sound else BROKEN
 
 
-def gather(outlook: JobView, *, verify: bool) -> CheckpointReport:
+def gather(job: JobView, *, verify: bool) -> Inventory:
     """Look at the disk and at the memory of nodes."""
-    directory, python = _where(outlook)
-    disk = on_disk(directory, verify=verify)
-    cluster = recorded_cluster(outlook.job)
-    generation = outlook.generation
-    reached = reach(open_cluster(cluster), outlook.job, generation.ranks if generation and not outlook.ended else ())
-    kept = listed(reached.memory, reached.away)
-    world = generation.world_size if generation else max((one.label.world for one in kept), default=0)
-    account = CheckpointReport(outlook, directory, world, disk, verify, away=reached.away)
+    directory, python = _where(job)
+    disk = stored_checkpoints(directory, verify=verify)
+    cluster = recorded_cluster(job.job)
+    generation = job.generation
+    reached = reach(open_cluster(cluster), job.job, generation.ranks if generation and not job.ended else ())
+    snapshots = stored_snapshots(reached.stores, reached.unreachable)
+    world = generation.world_size if generation else max((one.label.world for one in snapshots), default=0)
+    found = Inventory(directory, world, disk, verify, unreachable=reached.unreachable)
     if not verify:
-        account.moments = moments(kept, world)
-        return account
-    with VerifierProcess(python) as prover:
-        verify_disk(disk, prover)
-        _verify_memory(account, reached, prover)
-    return account
+        found.memory = snapshot_sets(snapshots, world)
+        return found
+    with VerifierProcess(python) as verifier:
+        verify_disk(disk, verifier)
+        memory = MemoryVerifier(reached.stores, world, disk, verifier)
+        found.memory, found.damaged = memory.snapshot_sets(), memory.damaged()
+    found.unreachable |= memory.unreachable
+    return found
 
 
-def _verify_memory(account: CheckpointReport, reached: ReachedStores, prover: VerifierProcess) -> None:
-    memory = MemoryAudit(reached.memory, account.world, account.disk, prover)
-    account.moments, account.spoilt = memory.moments(), memory.spoilt()
-    account.away |= memory.away
-
-
-def _where(outlook: JobView) -> tuple[Path, str]:
+def _where(job: JobView) -> tuple[Path, str]:
     """Return the folder of the checkpoints and the job's Python, as the job's description has them."""
     try:
-        spec = TrainingJob.model_validate(outlook.job.spec)
+        spec = TrainingJob.model_validate(job.job.spec)
     except ValidationError:  # written by another version: what it says of folders need not mean the same
-        return job_directory(outlook.job.name) / "checkpoints", sys.executable
+        return job_directory(job.job.name) / "checkpoints", sys.executable
     return spec.checkpoints, spec.python or sys.executable
 
 
 # -- for programs ---------------------------------------------------------------------------------------------------------
 
 
-def as_record(account: CheckpointReport) -> dict[str, Any]:
+def as_record(report: CheckpointReport) -> dict[str, Any]:
     """Return everything as a program reads it; times in seconds since 1970."""
-    now, outlook, source = time.time(), account.outlook, account.source
+    now, job, found, source = time.time(), report.job, report.found, report.found.source
     recovery = None
     if source is not None:
-        recovery = {"tier": "disk" if isinstance(source, OnDisk) else "memory", "step": source.step, "steps_again": account.again}
+        tier = "disk" if isinstance(source, StoredCheckpoint) else "memory"
+        recovery = {"tier": tier, "step": source.step, "steps_again": report.again}
     return {
-        "job": outlook.job.name,
-        "id": outlook.job.id,
-        "state": outlook.state,
-        "step": outlook.step.step if outlook.step else None,
-        "world_size": account.world,
-        "directory": str(account.directory),
-        "verified": account.verified,
-        "sound": account.sound,
+        "job": job.job.name,
+        "id": job.job.id,
+        "state": job.state,
+        "step": job.step.step if job.step else None,
+        "world_size": found.world,
+        "directory": str(found.directory),
+        "verified": found.verified,
+        "sound": found.sound,
         "recovery": recovery,
-        "disk": [_disk_record(one, now) for one in account.disk],
-        "memory": [_moment_record(one, now) for one in account.moments],
-        "spoilt": account.spoilt,
-        "away": account.away,
+        "disk": [_checkpoint_record(one, now) for one in found.disk],
+        "memory": [_set_record(one, now) for one in found.memory],
+        "spoilt": found.damaged,
+        "away": found.unreachable,
     }
 
 
-def _disk_record(one: OnDisk, now: float) -> dict[str, Any]:
-    told = one.manifest
+def _checkpoint_record(one: StoredCheckpoint, now: float) -> dict[str, Any]:
+    manifest = one.manifest
     return {
         "step": one.step,
-        "standing": one.standing,
+        "standing": one.status,
         "path": str(one.path),
-        "size": told.size if told else None,
-        "files": sorted(told.files) if told else None,
-        "world_size": told.world_size if told else None,
-        "generation": told.generation if told else None,
-        "age_s": now - told.time if told else None,
-        "broken": one.broken,
-        "proven": one.proven,
-        "unproven": one.unproven,
+        "size": manifest.size if manifest else None,
+        "files": sorted(manifest.files) if manifest else None,
+        "world_size": manifest.world_size if manifest else None,
+        "generation": manifest.generation if manifest else None,
+        "age_s": now - manifest.time if manifest else None,
+        **asdict(one.findings),
     }
 
 
-def _moment_record(one: SnapshotSet, now: float) -> dict[str, Any]:
+def _set_record(one: SnapshotSet, now: float) -> dict[str, Any]:
     return {
         "step": one.step,
         "lineage": one.lineage,
-        "standing": one.standing,
+        "standing": one.status,
         "whole": one.whole,
-        "lack": one.lack,
+        "lack": one.missing,
         "age_s": now - one.time,
-        "size": size_of(one),
+        "size": sum(held.label.file_size for held in one.snapshots),
         "snapshots": [
             {
-                "node": kept.node,
-                "file": kept.name,
-                "tier": kept.tier,
-                "rank": kept.label.rank,
-                "part": kept.label.part,
-                "parts": kept.label.parts,
-                "size": kept.label.size,
+                "node": held.node,
+                "file": held.name,
+                "tier": held.tier,
+                "rank": held.label.rank,
+                "part": held.label.part,
+                "parts": held.label.parts,
+                "size": held.label.size,
             }
-            for kept in one.kept
+            for held in one.snapshots
         ],
-        "broken": [*one.spoilt, *one.broken],
-        "proven": one.proven,
-        "unproven": one.unproven,
+        **asdict(one.findings),
+        "broken": one.broken,
     }
-
-
-def size_of(one: SnapshotSet | Sequence[Any]) -> int:
-    """Return the bytes of a moment's snapshots, or of some."""
-    kept = one.kept if isinstance(one, SnapshotSet) else one
-    return sum(shared_memory.PAGE + each.label.size + each.label.tail for each in kept)

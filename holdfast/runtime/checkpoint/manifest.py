@@ -183,12 +183,28 @@ def check(folder: Path, name: str, wanted: WrittenFile) -> None:
         raise UnusableCheckpoint("checkpoint-corrupt", f"{name} was changed: its SHA-256 is not the one in the manifest")
 
 
+def check_size(folder: Path, name: str, wanted: WrittenFile) -> None:
+    """Raise `UnusableCheckpoint` unless a file of a checkpoint is there in the size that the manifest says; it is not read."""
+    try:
+        found = (folder / name).stat().st_size
+    except FileNotFoundError:
+        raise UnusableCheckpoint("checkpoint-torn", f"{name} is missing") from None
+    except OSError as error:
+        raise UnusableCheckpoint("checkpoint-corrupt", f"{name} cannot be looked at: {error.strerror}") from error
+    if found < wanted.size:
+        raise UnusableCheckpoint("checkpoint-torn", f"{name} is cut off: {found} of {wanted.size} bytes")
+    if found > wanted.size:
+        raise UnusableCheckpoint("checkpoint-corrupt", f"{name} is longer than it was written: {found} instead of {wanted.size} bytes")
+
+
 def looks_whole(folder: Path) -> bool:
     """Say whether *folder* has a sound manifest and all files in their sizes, without reading them."""
     try:
-        return all((folder / name).stat().st_size == file.size for name, file in read(folder).files.items())
-    except (UnusableCheckpoint, OSError):
+        for name, file in read(folder).files.items():
+            check_size(folder, name, file)
+    except UnusableCheckpoint:
         return False
+    return True
 
 
 def share(files: Mapping[str, WrittenFile], rank: int, size: int) -> Iterable[tuple[str, WrittenFile]]:

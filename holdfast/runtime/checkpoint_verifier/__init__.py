@@ -1,1 +1,4 @@
-"""Prove that a checkpoint, or the snapshots of one moment, belong to one step: `python -m holdfast.runtime.checkpoint_verifier FOLDER`."""
+"""Whether a checkpoint, or the snapshots of one step, belong together: `python -m holdfast.runtime.checkpoint_verifier FOLDER`.
+
+`findings` and `files` start without torch, so that the command line reads checkpoints with them too.
+"""

@@ -10,51 +10,50 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.checkpoint_verifier import disk, memory
+from holdfast.runtime.checkpoint_verifier.checkpoint import VerifiedCheckpoint, verify_checkpoint
+from holdfast.runtime.checkpoint_verifier.files import inspect_checkpoint
 from holdfast.runtime.checkpoint_verifier.findings import Findings
+from holdfast.runtime.checkpoint_verifier.snapshots import VerifiedSnapshots, compare, verify_snapshots
 
 
 def findings(task: Mapping[str, Any]) -> Findings:
     """Do one task; whatever goes wrong with it is a finding."""
     found = Findings()
-    moment: memory.VerifiedSnapshots | None = None
+    snapshots: VerifiedSnapshots | None = None
     try:
-        checkpoint = disk.VerifiedCheckpoint(Path(task["disk"])) if task.get("disk") else None
-        moment = memory.VerifiedSnapshots([Path(file) for file in task["memory"]]) if task.get("memory") else None
-        if checkpoint is not None and not moment:
-            disk.audit(checkpoint, found)
-        if moment is not None:
-            memory.audit(moment, int(task["world"]), found)
+        checkpoint = VerifiedCheckpoint(Path(task["disk"])) if task.get("disk") else None
+        snapshots = VerifiedSnapshots([Path(file) for file in task["memory"]]) if task.get("memory") else None
+        if checkpoint is not None and not snapshots:
+            verify_checkpoint(checkpoint, found)
+        if snapshots is not None:
+            verify_snapshots(snapshots, int(task["world"]), found)
             if checkpoint is not None:
-                memory.compare(moment, checkpoint, found)
+                compare(snapshots, checkpoint, found)
     except manifest.UnusableCheckpoint as unusable:
         found.broken.append(unusable.why)
-    except Exception as error:  # noqa: BLE001 (an audit that ends without a word would look like one that found nothing)
+    except Exception as error:  # noqa: BLE001 (a verification that ends without a word would look like one that found nothing)
         found.broken.append(
             f"it could not be read to its end: {type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
         )
     finally:
-        if moment is not None:
-            moment.close()
+        if snapshots is not None:
+            snapshots.close()
     return found
 
 
 def by_hand(folders: Sequence[str]) -> int:
-    """Audit *folders* and tell a person."""
+    """Verify *folders* and print what was found."""
     status = 0
     for folder in folders:
-        found = Findings()
-        try:
-            for name, file in manifest.read(Path(folder).absolute()).files.items():
-                manifest.check(Path(folder), name, file)
-            found = findings({"disk": str(Path(folder).absolute())})
-            found.proven.insert(0, "every file has the SHA-256 that the manifest names")
-        except manifest.UnusableCheckpoint as unusable:
-            found.broken.append(unusable.why)
+        one = inspect_checkpoint(Path(folder).absolute(), verify=True)
+        if one.whole:
+            one.add(findings({"disk": str(one.path)}))
+        found = one.findings
         for word, lines in (("proven", found.proven), ("BROKEN", found.broken), ("open", found.unproven)):
             for line in lines:
                 print(f"{folder}: {word}: {line}")
@@ -63,11 +62,11 @@ def by_hand(folders: Sequence[str]) -> int:
 
 
 def main(folders: Sequence[str]) -> int:
-    """Audit *folders*, or what comes in."""
+    """Verify *folders*, or carry out the tasks that come in."""
     if folders:
         return by_hand(folders)
     for line in sys.stdin:
-        print(json.dumps(findings(json.loads(line)).as_record()), flush=True)
+        print(json.dumps(asdict(findings(json.loads(line)))), flush=True)
     return 0
 
 

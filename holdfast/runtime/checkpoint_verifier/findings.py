@@ -1,4 +1,4 @@
-"""What an audit found: what is proven, what is broken, and what cannot be proven."""
+"""What a verification found: what is broken, what is proven, and what cannot be proven."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NAMED: Final = 3
 class Findings:
     """The sentences of a report, each kind in the order in which they were found."""
 
-    proven: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    proven: list[str] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
 
     def prove(self, proven: str, broken: Iterable[str]) -> None:
@@ -25,9 +25,11 @@ class Findings:
         if not found:
             self.proven.append(proven)
 
-    def as_record(self) -> dict[str, list[str]]:
-        """Return the findings as JSON holds them."""
-        return {"proven": self.proven, "broken": self.broken, "unproven": self.unproven}
+    def add(self, others: Findings) -> None:
+        """Append the *others*."""
+        self.broken += others.broken
+        self.proven += others.proven
+        self.unproven += others.unproven
 
 
 def listed(names: Iterable[object]) -> str:

@@ -1,4 +1,4 @@
-"""The flusher as a program: run as a file, by the interpreter that trains, be Holdfast installed there or not."""
+"""The checkpoint writer as a program: run as a file, by the interpreter that trains, be Holdfast installed there or not."""
 
 from __future__ import annotations
 

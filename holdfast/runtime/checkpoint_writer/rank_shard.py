@@ -13,7 +13,7 @@ from holdfast.memstore import shared_memory
 from holdfast.memstore.shared_memory import Snapshot
 from holdfast.memstore.write_requests import WriteRequest
 from holdfast.runtime.checkpoint_writer.chunks import ChunkBox, boxes
-from holdfast.runtime.snapshots.checksum import sum_of
+from holdfast.runtime.snapshots.checksum import bytes_sum
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.state_layout import whole_tree
 from holdfast.runtime.state.training import tree_of
@@ -36,12 +36,12 @@ class Item:
 class RankShard:
     """One rank's part of a checkpoint."""
 
-    def __init__(self, snapshot: Snapshot, order: WriteRequest) -> None:
-        """Read the indexes of *snapshot*; raise `shared_memory.Unusable` unless it is the one that *order* means and as it was written."""
-        if snapshot.label.moment != order.moment or snapshot.label.rank != order.rank:
-            raise shared_memory.Unusable("another one has taken its place")
-        self._snapshot, self._order = snapshot, order
-        self._check()
+    def __init__(self, snapshot: Snapshot, request: WriteRequest) -> None:
+        """Read the indexes of *snapshot*; raise `shared_memory.Unusable` unless it is the one that is meant, as it was written."""
+        if snapshot.label.moment != request.moment or snapshot.label.rank != request.rank:
+            raise shared_memory.Unusable(shared_memory.REPLACED)
+        self._snapshot, self._request = snapshot, request
+        snapshot.verify(bytes_sum)  # what was changed in memory must not get a digest that says it is sound
         stays, told = tree.unpickled(snapshot.blobs["static"]), tree.unpickled(snapshot.blobs["dynamic"])
         self._shards: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = stays["shards"]
         self._loose = {key: one for key, one in told["rest"].items() if not _is_of_no_use(key, stays["model"])}
@@ -50,16 +50,8 @@ class RankShard:
         for name, key in (("schedulers", "scheduler"), ("extra", "extra")):
             whole[name] = tree.pack(whole[name], key, self._loose)
         own = tree.unpickled(snapshot.blobs["light"])
-        progress = {"step": order.step, "loss": order.loss}
+        progress = {"step": request.step, "loss": request.loss}
         self._tree = tree.to_bytes({"progress": progress, **whole, "rng": own["rng"], "data": own["data"]})
-
-    def _check(self) -> None:
-        """Read everything once: what was changed in memory must not get a digest that says it is sound."""
-        for met, data, told in self._snapshot.slices():
-            if sum_of(torch.frombuffer(data, dtype=torch.uint8)) != told:
-                raise shared_memory.Unusable(
-                    f"{self._snapshot.named(met)} was changed in memory: its sum is not the one it was copied with"
-                )
 
     @property
     def piece(self) -> str:
@@ -98,10 +90,10 @@ class RankShard:
             whole, offset = self._place(key, tuple(one.shape))
             if not one.numel() and torch.Size(whole).numel():
                 continue  # a shard without elements
-            if others.get(named((key, offset, tuple(one.shape))), self._order.rank) == self._order.rank:
+            if others.get(named((key, offset, tuple(one.shape))), self._request.rank) == self._request.rank:
                 yield Item(key, whole, ChunkBox(offset, tuple(one.shape)), one)
         own = self._tree
-        yield Item(tree_of(self._order.rank), tuple(own.shape), ChunkBox((0,), tuple(own.shape)), own)
+        yield Item(tree_of(self._request.rank), tuple(own.shape), ChunkBox((0,), tuple(own.shape)), own)
 
 
 def named(claim: Any) -> str:  # noqa: ANN401 (a claim, or the lists that JSON makes of it)

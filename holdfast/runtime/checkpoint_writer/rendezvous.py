@@ -1,4 +1,4 @@
-"""How flushers of different nodes come to one checkpoint: by small files in the folder in which it grows.
+"""How checkpoint writers of different nodes come to one checkpoint: by small files in the folder in which it grows.
 
 Each rank leaves its claims there. When all are there the leader, who has rank 0, leaves word who writes what several ranks have. Each then
 writes its part and says what lies where; the leader makes the whole of it. Whoever cannot go on says so, and all give up.
@@ -54,21 +54,21 @@ class Stalled(Exception):
 class WriterRendezvous:
     """One rank's view of the folder."""
 
-    def __init__(self, order: WriteRequest, refused: Callable[[], str]) -> None:
+    def __init__(self, request: WriteRequest, refused: Callable[[], str]) -> None:
         """*refused* says why the checkpoint is not wanted any more, or nothing while it is."""
-        self._order, self._refused = order, refused
-        self.leads = order.rank == 0
-        self.folder = manifest.beside(Path(order.directory), order.step, "partial", order.generation)
+        self._request, self._refused = request, refused
+        self.leads = request.rank == 0
+        self.folder = manifest.beside(Path(request.directory), request.step, "partial", request.generation)
         self._asked = time.monotonic()
 
     def claim(self, portion: RankShard) -> None:
         """Say what this rank has; raise ``OSError`` when the folder cannot be written.
 
-        What a flusher before has left here stays: the same snapshots lead to the same words.
+        What a checkpoint writer before has left here stays: the same snapshots lead to the same words.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         told = {"piece": portion.piece, "entries": portion.claims(), "loose": portion.loose()}
-        self._leave(_CLAIMS.format(self._order.rank), told)
+        self._leave(_CLAIMS.format(self._request.rank), told)
 
     def owners(self) -> dict[str, str | int]:
         """Return who writes what several ranks have; wait for that."""
@@ -86,11 +86,11 @@ class WriterRendezvous:
     def done(self, files: Mapping[str, WrittenFile], chunks: Iterable[Chunk]) -> None:
         """Say what this rank has written."""
         told = {"files": {name: asdict(one) for name, one in files.items()}, "chunks": list(chunks)}
-        self._leave(_DONE.format(self._order.rank), told)
+        self._leave(_DONE.format(self._request.rank), told)
 
     def is_done(self) -> bool:
         """Tell whether this rank's part is written."""
-        return self._read(_DONE.format(self._order.rank)) is not None
+        return self._read(_DONE.format(self._request.rank)) is not None
 
     def parts(self) -> tuple[dict[str, WrittenFile], list[Chunk]]:
         """Return what all ranks have written; wait for that. The leader alone asks."""
@@ -114,13 +114,13 @@ class WriterRendezvous:
         found: dict[int, Any] = {}
 
         def there() -> dict[int, Any] | None:
-            for rank in range(self._order.world):
+            for rank in range(self._request.world):
                 if rank not in found and (told := self._read(name.format(rank))) is not None:
                     found[rank] = told
-            return found if len(found) == self._order.world else None
+            return found if len(found) == self._request.world else None
 
         def missing() -> str:
-            absent = [str(rank) for rank in range(self._order.world) if rank not in found]
+            absent = [str(rank) for rank in range(self._request.world) if rank not in found]
             return f"rank {', '.join(absent[:8])} has written nothing for {STALL:.0f} s: is the checkpoint directory shared by all nodes?"
 
         return self._wait(there, missing)
@@ -162,7 +162,7 @@ class WriterRendezvous:
         return len(sizes), sum(sizes)
 
     def _leave(self, name: str, told: object) -> None:
-        beside = self.folder / f"{name}.{self._order.rank}"
+        beside = self.folder / f"{name}.{self._request.rank}"
         beside.write_text(json.dumps(told))
         beside.replace(self.folder / name)
 

@@ -1,4 +1,4 @@
-"""The flusher's loop: orders that lie in the vault are carried out as they come, until the agent is gone."""
+"""The checkpoint writer's loop: requests that lie in the memory store are carried out as they come, until the agent is gone."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from holdfast.runtime.checkpoint.storage import WritePace
 from holdfast.runtime.checkpoint.storage_errors import StorageErrorReporter
 from holdfast.runtime.checkpoint_writer.write_task import WriteTask
 
-NAME: Final = "holdfast-flush"
+NAME: Final = "holdfast-writer"
 """What the kernel calls the process, for whoever looks at a list of them."""
 LOOK: Final = 1.0
-"""Seconds between two looks into the vault when nobody calls."""
+"""Seconds between two looks into the memory store when nobody calls."""
 NICE: Final = 19
 """Whoever trains goes first, on the processor and at the disk."""
 
@@ -28,8 +28,8 @@ NICE: Final = 19
 class CheckpointWriter:
     """Writes the checkpoints of one node's ranks."""
 
-    def __init__(self, vault: Path, link: AgentLink) -> None:
-        self._vault, self._link = vault, link
+    def __init__(self, memstore: Path, link: AgentLink) -> None:
+        self._memstore, self._link = memstore, link
         self._news = threading.Event()
         self._working: dict[WriteRequest, threading.Thread] = {}
         self._pace = WritePace(None)
@@ -48,25 +48,25 @@ class CheckpointWriter:
         self._news.set()
 
     def _begin(self) -> None:
-        """Begin what is ordered and not in work; orders older than the newest checkpoint are those of a generation that is over."""
-        self._working = {order: thread for order, thread in self._working.items() if thread.is_alive()}
-        found = write_requests.orders(self._vault)
-        for order in found:
-            if order.whole != found[0].whole and order not in self._working:
-                order.remove(self._vault)
-            elif order not in self._working:
-                self._start(order)
+        """Begin what is requested and not in work; requests older than the newest checkpoint are those of a generation that is over."""
+        self._working = {request: thread for request, thread in self._working.items() if thread.is_alive()}
+        found = write_requests.pending(self._memstore)
+        for request in found:
+            if request.whole != found[0].whole and request not in self._working:
+                request.remove(self._memstore)
+            elif request not in self._working:
+                self._start(request)
 
-    def _start(self, order: WriteRequest) -> None:
-        if order.bandwidth != self._bandwidth:
-            self._pace, self._bandwidth = WritePace(order.bandwidth), order.bandwidth
-        job = WriteTask(order, self._vault, self._link, self._pace, self._teller)
-        self._working[order] = threading.Thread(target=job.run, name=f"flush-{order.rank}", daemon=True)
-        self._working[order].start()
+    def _start(self, request: WriteRequest) -> None:
+        if request.bandwidth != self._bandwidth:
+            self._pace, self._bandwidth = WritePace(request.bandwidth), request.bandwidth
+        job = WriteTask(request, self._memstore, self._link, self._pace, self._teller)
+        self._working[request] = threading.Thread(target=job.run, name=f"write-{request.rank}", daemon=True)
+        self._working[request].start()
 
 
 def main() -> None:
-    """Be the flusher that the environment describes."""
+    """Be the checkpoint writer that the environment describes."""
     import torch  # noqa: PLC0415 (after the environment is set: no GPU is touched)
 
     let_termination_pass()

@@ -1,4 +1,4 @@
-"""Carry one order out: one rank's part of a checkpoint, and for rank 0 the whole of it."""
+"""Carry one request out: one rank's part of a checkpoint, and for rank 0 the whole of it."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErro
 from holdfast.runtime.checkpoint_writer.rank_shard import RankShard
 from holdfast.runtime.checkpoint_writer.rendezvous import Over, Stalled, WriterRendezvous
 
-_log = logging.getLogger("holdfast.flusher")
+_log = logging.getLogger("holdfast.checkpoint_writer")
 
 
 class WriteTask:
-    """One order in work."""
+    """One request in work."""
 
-    def __init__(self, order: WriteRequest, vault: Path, link: AgentLink, pace: WritePace, teller: StorageErrorReporter) -> None:
-        self.order = order
-        self._vault, self._link, self._pace, self._teller = vault, link, pace, teller
-        self._meeting = WriterRendezvous(order, self._refused)
+    def __init__(self, request: WriteRequest, memstore: Path, link: AgentLink, pace: WritePace, teller: StorageErrorReporter) -> None:
+        self.request = request
+        self._memstore, self._link, self._pace, self._teller = memstore, link, pace, teller
+        self._meeting = WriterRendezvous(request, self._refused)
         self._began = time.monotonic()
 
     def run(self) -> None:
         """Do it; whatever goes wrong is told and costs this checkpoint, nothing else. The snapshot is let go of in the end."""
-        place = manifest.folder_of(Path(self.order.directory), self.order.step)
+        place = manifest.folder_of(Path(self.request.directory), self.request.step)
         trouble: StorageError | None
         try:
             self._carry_out(place)
         except Over as over:
-            _log.info("the checkpoint of step %d is given up: %s", self.order.step, over.why)
+            _log.info("the checkpoint of step %d is given up: %s", self.request.step, over.why)
             self._meeting.give_up()
             return
         except (Unusable, Stalled) as error:
@@ -46,17 +46,17 @@ class WriteTask:
         except OSError as error:
             trouble = StorageError.of(error)
         except Exception as error:  # noqa: BLE001 (whatever it is, others must not wait for this rank)
-            _log.exception("the checkpoint of step %d is given up", self.order.step)
+            _log.exception("the checkpoint of step %d is given up", self.request.step)
             trouble = StorageError("checkpoint-write-failed", f"{type(error).__name__}: {error}")
         else:
             return
         finally:
-            self.order.remove(self._vault)
+            self.request.remove(self._memstore)
         self._meeting.give_up(trouble)
-        self._teller.tell(trouble, self.order.step, place, rank=self.order.rank)
+        self._teller.tell(trouble, self.request.step, place, rank=self.request.rank)
 
     def _carry_out(self, place: Path) -> None:
-        """Do what is left to be done: a flusher before may have been killed anywhere."""
+        """Do what is left to be done: a checkpoint writer before may have been killed anywhere."""
         leads = self._meeting.leads
         if (whole := self._made(place)) is not None:
             if leads:
@@ -74,28 +74,28 @@ class WriteTask:
             whole = manifest.read(folder)
         except manifest.UnusableCheckpoint:
             return None
-        return whole if (whole.step, whole.generation) == (self.order.step, self.order.generation) else None
+        return whole if (whole.step, whole.generation) == (self.request.step, self.request.generation) else None
 
     def _write(self) -> None:
         """Write this rank's part; the snapshot is read for no longer than that takes."""
-        with Snapshot(self._vault / self.order.snapshot) as snapshot:
-            portion = RankShard(snapshot, self.order)
+        with Snapshot(self._memstore / self.request.snapshot) as snapshot:
+            portion = RankShard(snapshot, self.request)
             if self._meeting.leads:
-                clear(Path(self.order.directory), self.order.generation)
-                clear(Path(self.order.directory), self.order.generation + 1, before=self.order.step)
+                clear(Path(self.request.directory), self.request.generation)
+                clear(Path(self.request.directory), self.request.generation + 1, before=self.request.step)
             self._meeting.claim(portion)
-            if self._meeting.is_done():  # by a flusher before; the leader may be about to make the whole of it
+            if self._meeting.is_done():  # by a checkpoint writer before; the leader may be about to make the whole of it
                 return
             owners = self._meeting.owners()
-            files, chunks = write_alone(portion.items(owners), self._meeting.folder, self.order.rank, self._pace)
+            files, chunks = write_alone(portion.items(owners), self._meeting.folder, self.request.rank, self._pace)
             self._meeting.done(files, chunks)
 
     def _finish(self, place: Path) -> None:
         """Make the whole of all parts, and put it in place."""
         files, chunks = self._meeting.parts()
         files |= write_metadata(chunks, self._meeting.folder)
-        order = self.order
-        self._put(manifest.manifest(order.step, order.generation, order.world, files), place)
+        request = self.request
+        self._put(manifest.manifest(request.step, request.generation, request.world, files), place)
 
     def _put(self, whole: Manifest, place: Path) -> None:
         leave = put_in_place(whole, self._meeting.folder, place, self._leave)
@@ -105,12 +105,14 @@ class WriteTask:
         self._tell(place, whole)
 
     def _tell(self, place: Path, whole: Manifest) -> None:
-        order = self.order
-        self._link.saved(order.step, place, order.stood, whole.size, beside=time.monotonic() - self._began, generation=order.generation)
-        retire(Path(order.directory), order.keep, order.generation)
+        request = self.request
+        self._link.saved(
+            request.step, place, request.stood, whole.size, beside=time.monotonic() - self._began, generation=request.generation
+        )
+        retire(Path(request.directory), request.keep, request.generation)
 
     def _leave(self) -> Leave:
-        return self._link.may_commit(self.order.step, generation=self.order.generation)
+        return self._link.may_commit(self.request.step, generation=self.request.generation)
 
     def _refused(self) -> str:
         leave = self._leave()

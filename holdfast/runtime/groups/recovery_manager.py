@@ -33,8 +33,8 @@ from holdfast.runtime.groups.state_transfer import Clock
 from holdfast.runtime.groups.transfer_plan import TransferPlan
 from holdfast.runtime.peer_errors import is_device_error, is_late_peer, is_peer_loss
 from holdfast.runtime.process.sigterm import SigtermHandler
-from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource, Spoiled, pieces_of, tell
-from holdfast.runtime.snapshots.restore_planner import NoPlan, RankHolding, RestorePlan, Stored, plan
+from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource, Spoiled, tell
+from holdfast.runtime.snapshots.restore_planner import NoPlan, RankHolding, RestorePlan, Stored, own_piece, pieces_of, plan
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state import rng, tree, unmanaged
 from holdfast.runtime.state.training import Stateful, Training, put_values
@@ -717,7 +717,7 @@ def _holdings(told: dict[int, dict[str, Any]], facts: dict[str, Any], stored: se
     return [
         RankHolding(
             rank=rank,
-            piece=pieces.get(str(rank), f"of rank {rank}"),
+            piece=pieces.get(str(rank), own_piece(rank)),
             node=one["node"],
             live=one["live"],
             prepared=one["prepared"],

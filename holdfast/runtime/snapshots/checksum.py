@@ -5,6 +5,7 @@ Weights and words are whole numbers of 64 bits that wrap around; that torch take
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
@@ -12,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holdfast.memstore.shared_memory import CUT, SPREAD, weights
+from holdfast.memstore.shared_memory import CUT, Snapshot, sum_words, weights
 
-_MASK: Final = (1 << 64) - 1
 _WORD: Final = 8
 _HALF: Final = 4
 
@@ -26,25 +26,39 @@ def _weights(device: torch.device) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def sum_of(part: Tensor) -> int:
-    """Return the checksum of a flat view of bytes in host memory.
+def bytes_sum(data: memoryview) -> int:
+    """Return the checksum of *data* in host memory.
 
     A dot product of whole numbers runs in this one thread and without the interpreter's lock, and reads no byte twice from memory: a
     megabyte stays in the cache.
     """
-    data, total = part.numpy().data, 0
-    for begin in range(0, len(data), CUT):
-        stretch = data[begin : begin + CUT]
-        first, second = _weights(torch.device("cpu"))
-        total = total * SPREAD + _dot(stretch, first) + _dot(stretch[_HALF:], second)
-    return total & _MASK
+    return sum_words(data, _dot, _weights(torch.device("cpu")))
+
+
+def sum_of(part: Tensor) -> int:
+    """Return the checksum of a flat view of bytes in host memory."""
+    return bytes_sum(part.numpy().data)
+
+
+def fill(flats: Sequence[Tensor], snapshot: Snapshot) -> int:
+    """Copy what *snapshot* has of each tensor into the flat view of its bytes, each slice judged by its sum as it goes by.
+
+    Return the bytes copied; raise `shared_memory.Unusable` at a slice that is not as it was written.
+    """
+    size = 0
+    for met, data in snapshot.checked(bytes_sum):
+        source, there = torch.frombuffer(data, dtype=torch.uint8), 0
+        for piece in met:
+            flats[piece.tensor][piece.begin : piece.begin + piece.length].copy_(source[there : there + piece.length])
+            there += piece.length
+        size += there
+    return size
 
 
 def _dot(data: memoryview, row: Tensor) -> int:
     """Return the sum of the words of *data*, which may begin anywhere, each times its weight."""
-    words, rest = divmod(len(data), _WORD)
-    total = int(torch.dot(torch.frombuffer(data, dtype=torch.int64, count=words), row[:words])) if words else 0
-    return total + (int.from_bytes(data[-rest:], "little") * int(row[words]) if rest else 0)
+    words = torch.frombuffer(data, dtype=torch.int64)
+    return int(torch.dot(words, row[: len(words)]))
 
 
 def device_sum(part: Tensor) -> Tensor:

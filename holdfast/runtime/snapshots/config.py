@@ -8,24 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.snapshots.copy_schedule import Terms
+from holdfast.runtime.snapshots.restore_planner import own_piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotConfig:
     """What the agent and the job say about snapshots in memory."""
 
-    vault: Path
+    memstore: Path
     limit: int
     """Bytes for all snapshots of the node; 0: no limit."""
     terms: Terms
     bandwidth: int | None = None
     """Bytes a second that the node may write to disk beside training."""
-    flushes: bool = False
+    has_writer: bool = False
     """The agent has whom to write snapshots to disk."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> SnapshotConfig | None:
-        """Return what *environment* says; nothing where there is no vault, or no snapshots are wanted."""
+        """Return what *environment* says; nothing where there is no memory store, or no snapshots are wanted."""
         place = environment.get("HOLDFAST_VAULT")
         every = int(environment.get("HOLDFAST_MEMORY_EVERY") or 1)
         if not place or every == 0:
@@ -37,11 +38,11 @@ class SnapshotConfig:
             pause=float(environment.get("HOLDFAST_MEMORY_PAUSE") or 0.1),
         )
         return cls(
-            vault=Path(place),
+            memstore=Path(place),
             limit=int(environment.get("HOLDFAST_VAULT_LIMIT") or 0),
             terms=terms,
             bandwidth=int(environment.get("HOLDFAST_SAVE_BANDWIDTH") or 0) or None,
-            flushes=environment.get("HOLDFAST_FLUSHER") == "1",
+            has_writer=environment.get("HOLDFAST_FLUSHER") == "1",
         )
 
 
@@ -60,7 +61,7 @@ class SnapshotPlace:
         """Return the place of *rank*; *pieces* names every rank's piece, by rank: ranks with the same one share the work."""
         piece = pieces.get(str(rank))
         if piece is None:
-            return cls(rank, world, f"of rank {rank}")
+            return cls(rank, world, own_piece(rank))
         copies = sorted(int(other) for other, one in pieces.items() if one == piece)
         return cls(rank, world, piece, copies.index(rank), len(copies))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource, Spoiled, pieces_of, tell
-from holdfast.runtime.snapshots.restore_planner import NoPlan, RankHolding, RestorePlan, Stored, plan
+from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource, Spoiled, tell
+from holdfast.runtime.snapshots.restore_planner import NoPlan, RestorePlan, new_holdings, pieces_of, plan
 from holdfast.runtime.state.training import Training
 from holdfast.runtime.world import World
 
@@ -23,18 +23,12 @@ def from_memory(
     while True:
         told = world.gather(memory.told(world.size))
         stored = memory.reached(told, world.size, lowest=world.rank == 0, gather=world.gather)
-        found = plan(_holdings(stored, [str(one["node"]) for one in told]), (), stored)
+        found = plan(new_holdings(pieces_of(stored), [str(one["node"]) for one in told]), (), stored)
         if isinstance(found, NoPlan) or found.step <= newest:
             return None
         why = _attempt(training, memory, world, found, give_light)
         if not any(world.gather(why)):
             return found
-
-
-def _holdings(stored: set[Stored], nodes: list[str]) -> list[RankHolding]:
-    """Return what the ranks need: the piece that the newest snapshot of each names."""
-    pieces = pieces_of(stored)
-    return [RankHolding(rank=rank, piece=pieces.get(rank, f"of rank {rank}"), node=node) for rank, node in enumerate(nodes)]
 
 
 def _attempt(training: Training, memory: SnapshotSource, world: World, found: RestorePlan, give_light: Callable[[bytes], None]) -> str:

@@ -15,18 +15,21 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from holdfast.memstore import client, shared_memory
-from holdfast.memstore.shared_memory import Label, Snapshot
+from holdfast.memstore import shared_memory
+from holdfast.memstore.reader import LocalMemstore, MemstoreReader, RemoteMemstore
+from holdfast.memstore.shared_memory import Snapshot
 from holdfast.runtime.checkpoint.invalidated import NOTHING, WrittenOff
 from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
 from holdfast.runtime.groups.state_transfer import bytes_of, fills_its_memory, local_of
-from holdfast.runtime.snapshots.checksum import sum_of
+from holdfast.runtime.snapshots.checksum import fill
 from holdfast.runtime.snapshots.restore_planner import Fetch, Stored
 from holdfast.runtime.state.state_layout import StateLayout, settle
 from holdfast.runtime.state.training import Training
 
 _log = logging.getLogger("holdfast.runtime")
 
+ASK_SECONDS: Final = 1.0
+"""How long a node that holds no rank may take to list its memory."""
 FETCH_SECONDS: Final = 10.0
 """How long another node's memory may be silent."""
 
@@ -50,7 +53,7 @@ def tell(spoiled: Spoiled) -> None:
 
 
 class SnapshotSource:
-    """The vaults that this process can reach: its own node's, and through their servers those of other nodes."""
+    """The memory stores that this process can reach: its own node's, and through their servers those of other nodes."""
 
     def __init__(self, own: Path | None, node: str, servers: Mapping[str, tuple[str, int]], token: str) -> None:
         self.own, self.node, self.servers, self._token = own, node, servers, token
@@ -71,20 +74,15 @@ class SnapshotSource:
         return made
 
     def listed(self, world: int) -> list[dict[str, Any]]:
-        """Return what lies in this node's vault for a job of *world* ranks, as JSON holds it."""
-        return (
-            []
-            if self.own is None
-            else [_item(self.node, path.name, one) for path, one in shared_memory.labels(self.own).items() if one.world == world]
-        )
+        """Return what lies in this node's memory store for a job of *world* ranks, as JSON holds it."""
+        return [] if self.own is None else _listed(self.node, LocalMemstore(self.own), world)
 
     def listed_elsewhere(self, world: int, nodes: Iterable[str]) -> list[dict[str, Any]]:
-        """Return what lies in the vaults of nodes other than *nodes*: those that hold no rank now. One that does not answer has nothing."""
+        """List the memory stores of nodes other than *nodes*, those that hold no rank now. One that does not answer has nothing."""
         found = []
         for node in sorted(self.servers.keys() - set(nodes)):
             with suppress(OSError, shared_memory.Unusable):
-                told = client.labels(self.servers[node], self._token, seconds=1.0)
-                found += [_item(node, name, one) for name, one in told.items() if one.world == world]
+                found += _listed(node, self._server(node, ASK_SECONDS), world)
         return found
 
     def told(self, world: int) -> dict[str, Any]:
@@ -131,24 +129,28 @@ class SnapshotSource:
         found = Snapshot(self.own / stored.name) if near and self.own is not None else self._brought(stored)
         if found.label.moment != stored.moment or (found.label.piece, found.label.part) != (stored.piece, stored.part):
             found.close()
-            raise shared_memory.Unusable("another one has taken its place")
+            raise shared_memory.Unusable(shared_memory.REPLACED)
         return found
 
     def _brought(self, stored: Stored) -> Snapshot:
-        """Bring a snapshot over from another node, into this node's vault, or a file of this process's where there is none."""
+        """Bring a snapshot over from another node, into this node's memory store, or a file of this process's where there is none."""
         if stored.node not in self.servers:
             raise shared_memory.Unusable(f"nobody has said where the memory of {stored.node} can be reached")
         folder = self.own if self.own is not None else Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 (made by exclusive creation, no link followed, mode 0600)
         into = folder / f"fetched-{os.getpid()}-{time.monotonic_ns()}{shared_memory.SUFFIX}"
-        address = self.servers[stored.node]
-        label = client.labels(address, self._token, seconds=FETCH_SECONDS).get(stored.name)
+        server = self._server(stored.node, FETCH_SECONDS)
+        label = server.labels().get(stored.name)
         if label is None or label.moment != stored.moment:
-            raise shared_memory.Unusable("another one has taken its place")
+            raise shared_memory.Unusable(shared_memory.REPLACED)
         try:
-            client.pull(address, self._token, stored.name, label, into, seconds=FETCH_SECONDS)
+            server.fetch(stored.name, label, into)
             return Snapshot(into)
         finally:
             into.unlink(missing_ok=True)  # what is open stays until it is closed
+
+    def _server(self, node: str, seconds: float) -> RemoteMemstore:
+        """Return the memory store of another *node*, which may be silent for so many *seconds*."""
+        return RemoteMemstore(self.servers[node], self._token, seconds, seconds)
 
     def forget_newer(self, step: int, lineage: int) -> None:
         """Give up what is newer than *step* on this node: training goes on from there, and will come to those steps again."""
@@ -167,14 +169,9 @@ def servers_of(told: Mapping[str, Sequence[Any]]) -> dict[str, tuple[str, int]]:
     return {node: (str(host), int(port)) for node, (host, port) in told.items()}
 
 
-def _item(node: str, name: str, label: Label) -> dict[str, Any]:
-    values = asdict(label)
-    return {"node": node, "name": name, **{key: values[key] for key in ("step", "lineage", "rank", "piece", "part", "parts")}}
-
-
-def pieces_of(stored: Iterable[Stored]) -> dict[int, str]:
-    """Return the piece of each rank, as its newest snapshot names it."""
-    return {one.rank: one.piece for one in sorted(stored, key=lambda one: one.moment)}
+def _listed(node: str, store: MemstoreReader, world: int) -> list[dict[str, Any]]:
+    """Return the snapshots of a job of *world* ranks in the memory of *node*, as JSON holds them."""
+    return [asdict(Stored.of(node, name, label)) for name, label in store.labels().items() if label.world == world]
 
 
 class Restorer:
@@ -214,17 +211,12 @@ class Restorer:
         return size
 
     def _copy(self, stored: Stored, one: Snapshot, flats: Sequence[Tensor]) -> int:
-        """Copy the slices of a part, each judged by its sum as it goes by."""
-        whole = torch.frombuffer(one.data, dtype=torch.uint8) if len(one.data) else torch.empty(0, dtype=torch.uint8)
-        there = 0
-        for met, data, told in one.slices():
-            if sum_of(whole[there : there + len(data)]) != told:
-                self._memory.spoil(stored)
-                raise Spoiled(stored, f"{one.named(met)} was changed in memory: its sum is not the one it was copied with")
-            for piece in met:
-                flats[piece.tensor][piece.begin : piece.begin + piece.length].copy_(whole[there : there + piece.length])
-                there += piece.length
-        return there
+        """Copy a part; one that is not as it was written is never used again."""
+        try:
+            return fill(flats, one)
+        except shared_memory.Unusable as error:
+            self._memory.spoil(stored)
+            raise Spoiled(stored, error.why) from error
 
 
 def _place(present: Tensor | None, entry: shared_memory.Entry, device: torch.device) -> Tensor:

@@ -23,15 +23,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Final
+from typing import Final, Self
+
+from holdfast.memstore.file_names import is_replica
+from holdfast.memstore.shared_memory import Label
 
 Moment = tuple[int, int]
 """A step and a lineage."""
 
 MOST_SOURCES: Final = 8
 """Ranks that one rank takes its piece from: so many fill any link, and more are only more connections to make."""
-REPLICA: Final = "copy-"
-"""What names of replicas begin with."""
+NO_CHECKPOINT: Final = ", and there is no whole checkpoint"
+"""How the reason ends for which there is no plan."""
 _NAMED: Final = 4
 """Ranks that a sentence lists."""
 
@@ -52,6 +55,12 @@ class Stored:
     name: str
     """Its name there."""
 
+    @classmethod
+    def of(cls, node: str, name: str, label: Label) -> Self:
+        """Return the snapshot with that *label* in the file *name* in the memory of *node*."""
+        facts = {field: getattr(label, field) for field in ("step", "lineage", "rank", "piece", "part", "parts")}
+        return cls(node=node, name=name, **facts)
+
     @property
     def moment(self) -> Moment:
         """Return what must agree among states that are used together."""
@@ -60,7 +69,7 @@ class Stored:
     @property
     def is_replica(self) -> bool:
         """Tell whether it is a copy that another node sent to its home."""
-        return self.name.startswith(REPLICA)
+        return is_replica(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +186,22 @@ def plan(
             return RestorePlan(step=step, reason=reason, roll_back=_newer(ranks, step), checkpoint=True)
         lacking.setdefault(step, lack)
     what = lacking[max(lacking)] if lacking else "no rank holds any state"
-    return NoPlan(f"{what}, and there is no whole checkpoint")
+    return NoPlan(what + NO_CHECKPOINT)
+
+
+def own_piece(rank: int) -> str:
+    """Return the name of the piece of a *rank* of which no other rank is a copy."""
+    return f"of rank {rank}"
+
+
+def pieces_of(stored: Iterable[Stored]) -> dict[int, str]:
+    """Return the piece of each rank, as its newest snapshot names it."""
+    return {one.rank: one.piece for one in sorted(stored, key=lambda one: one.moment)}
+
+
+def new_holdings(pieces: Mapping[int, str], nodes: Sequence[str]) -> list[RankHolding]:
+    """Return what the ranks need when all of them are new processes: *pieces* by rank, as far as known, and the node of each rank."""
+    return [RankHolding(rank=rank, piece=pieces.get(rank, own_piece(rank)), node=node) for rank, node in enumerate(nodes)]
 
 
 def _in_order(holdings: Iterable[RankHolding]) -> Sequence[RankHolding]:

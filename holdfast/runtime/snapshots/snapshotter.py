@@ -22,7 +22,8 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from holdfast.memstore import shared_memory, write_requests
+from holdfast.memstore import notification, shared_memory, store_folders, write_requests
+from holdfast.memstore.file_names import own_name
 from holdfast.memstore.replication_progress import replicated
 from holdfast.memstore.shared_memory import Entry, Label, Slot
 from holdfast.memstore.write_requests import WriteRequest
@@ -162,7 +163,7 @@ class Snapshotter:
 
     def _open_slots(self, place: SnapshotPlace) -> None:
         """Open this rank's files; what a process before has left whole in them stays until its turn comes."""
-        known = shared_memory.labels(self._config.vault)
+        known = shared_memory.labels(self._config.memstore)
         while len(self._slots) < SLOTS or self._path_of(place, len(self._slots)) in known:
             path = self._open_slot(place)
             if path in known:
@@ -175,7 +176,7 @@ class Snapshotter:
         return path
 
     def _path_of(self, place: SnapshotPlace, number: int) -> Path:
-        return self._config.vault / f"rank-{place.rank:05d}.{number}{shared_memory.SUFFIX}"
+        return self._config.memstore / own_name(place.rank, number)
 
     # -- a step ---------------------------------------------------------------------------------------------------------
 
@@ -222,7 +223,7 @@ class Snapshotter:
             self._lag_told = True
             slow = "replicas do not reach the other node as fast as snapshots are taken"
             why = f"{self.counts.held} snapshots were left out by step {step}: {slow}"
-            self._teller.tell(StorageError("replica-behind", why), step, self._config.vault)
+            self._teller.tell(StorageError("replica-behind", why), step, self._config.memstore)
 
     def behind(self) -> bool:
         """Tell whether the next snapshot would take the place of the last one that is whole on another node.
@@ -233,7 +234,7 @@ class Snapshotter:
         newest = sorted(self._sealed.values())[-2:]
         if len(newest) < 2 or self._place is None:  # noqa: PLR2004 (two)
             return False
-        there = replicated(self._config.vault, self._place.rank)
+        there = replicated(self._config.memstore, self._place.rank)
         return there is not None and there < newest[0]
 
     @property
@@ -242,7 +243,7 @@ class Snapshotter:
 
     def readiness(self, step: int) -> Readiness:
         """Tell whether the snapshot of *step* could be written to disk out of memory: not while the one before still is."""
-        served = self._config.flushes and link().attached and not write_requests.is_closed(self._config.vault)
+        served = self._config.has_writer and link().attached and not write_requests.is_closed(self._config.memstore)
         if not served or self._place is None or not self.enabled or step < self._first:
             return "unable"
         if any(write_requests.is_wanted(slot.path) for slot in self._slots):
@@ -250,7 +251,7 @@ class Snapshotter:
         if not self._slots:
             return "unable"
         limit, size = self._config.limit, max(len(slot.data) for slot in self._slots)
-        roomy = len(self._slots) > SLOTS or not limit or shared_memory.usage(self._config.vault) + size <= limit
+        roomy = len(self._slots) > SLOTS or not limit or store_folders.usage(self._config.memstore) + size <= limit
         return "ready" if roomy else "unable"
 
     def wish(self, wish: WriteWish) -> None:
@@ -335,7 +336,7 @@ class Snapshotter:
         missing = sum(max(0, need - slot.path.stat().st_size) for slot in growing) if limit else 0
         if not missing:
             return
-        used = shared_memory.usage(self._config.vault)
+        used = store_folders.usage(self._config.memstore)
         if used + missing > limit:
             raise OSError(
                 None,
@@ -362,13 +363,13 @@ class Snapshotter:
         self._account(draft.work)
         self.planning.pauses.append(self._tail)
         if draft.wish is not None:
-            self._order(draft, draft.wish)
+            self._request_write(draft, draft.wish)
 
-    def _order(self, draft: _Draft, wish: WriteWish) -> None:
+    def _request_write(self, draft: _Draft, wish: WriteWish) -> None:
         """Have a whole snapshot put on disk; what was to be copied beyond the idle time is part of what that costs."""
         assert draft.slot is not None
         label, slot = draft.label, self._slots[draft.slot]
-        order = WriteRequest(
+        request = WriteRequest(
             snapshot=slot.path.name,
             step=label.step,
             lineage=label.lineage,
@@ -382,13 +383,13 @@ class Snapshotter:
             bandwidth=self._config.bandwidth,
         )
         try:
-            order.write(self._config.vault)
+            request.write(self._config.memstore)
         except OSError as error:
             self._teller.tell(
                 StorageError("snapshot-no-memory", f"no checkpoint out of memory: {error.strerror}"), label.step, wish.directory
             )
         else:
-            link().want_flushed()
+            link().want_written()
 
     def waited(self, seconds: float) -> None:
         """Learn how long this rank waited for the others after `finish`: if it did, what it copied last has kept nobody waiting."""
@@ -449,18 +450,18 @@ class Snapshotter:
         self._sealed.pop(number, None)
         self._slots[number].begin(draft.label)
         draft.slot = number
-        shared_memory.ring(self._config.vault, self._bell)
+        notification.notify(self._config.memstore, self._bell)
         return slot_tensor(self._slots[number].data)
 
     def _no_memory(self, draft: _Draft, error: OSError) -> None:
         trouble = StorageError("snapshot-no-memory", f"no snapshots in memory: {error.strerror or error}")
-        self._teller.tell(trouble, draft.label.step, self._config.vault)
+        self._teller.tell(trouble, draft.label.step, self._config.memstore)
 
     def _news(self, size: int) -> None:
         draft = self._draft
         if draft is not None and draft.slot is not None:
             self._slots[draft.slot].progress(size)
-            shared_memory.ring(self._config.vault, self._bell)
+            notification.notify(self._config.memstore, self._bell)
 
     def _ended(self, work: CopyWork) -> None:
         """Seal the snapshot: all is copied."""
@@ -476,7 +477,7 @@ class Snapshotter:
         self._sealed[draft.slot] = draft.label.moment
         self.counts.taken += 1
         self.counts.newest, self.counts.newest_at = draft.label.step, draft.label.time
-        shared_memory.ring(self._config.vault, self._bell)
+        notification.notify(self._config.memstore, self._bell)
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:

@@ -1,1 +1,1 @@
-"""A node's memory server: gives its vault's snapshots to other nodes, takes replicas of theirs, and sends its own ranks' to their home."""
+"""A node's memory server: sends its snapshots to nodes that ask, takes replicas of theirs, and replicates its own ranks' snapshots."""

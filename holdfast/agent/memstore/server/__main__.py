@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.agent.memstore.server.handler import RequestHandler
-from holdfast.agent.memstore.server.notification import SnapshotNotification
-from holdfast.agent.memstore.server.replica_store import OWN, ReplicaStore
+from holdfast.agent.memstore.server.replica_store import ReplicaStore
 from holdfast.agent.memstore.server.replicator import ReplicaNode, Replicator
 from holdfast.agent.memstore.server.token_bucket import TokenBucket
 from holdfast.log import set_up
+from holdfast.memstore.file_names import stream_of
+from holdfast.memstore.notification import SnapshotNotification
 from holdfast.memstore.shared_memory import SUFFIX
 from holdfast.process import let_termination_pass
 from holdfast.protocol import LineBuffer, Message, encode
@@ -80,7 +81,8 @@ class MemstoreServer:
     def look(self) -> None:
         """Push what ranks there are to where they are to be pushed."""
         with self._changing:
-            ranks = {int(found[1]) for path in self._place.glob(f"rank-*{SUFFIX}") if (found := OWN.fullmatch(path.name))}
+            streams = [stream_of(path.name) for path in self._place.glob(f"*{SUFFIX}")]
+            ranks = {stream.rank for stream in streams if stream is not None and not stream.source}
             for rank in ranks & (self._own or frozenset()):
                 for address, home in self._homes.items():
                     if (rank, address) not in self._pushers:

@@ -13,11 +13,12 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from holdfast.agent.memstore.server.replica_store import SOURCE, Rejected, ReplicaStore
+from holdfast.agent.memstore.server.replica_store import Rejected, ReplicaStore
 from holdfast.log import note
 from holdfast.memstore import shared_memory
-from holdfast.memstore.client import LONGEST_TAIL, MemstoreConnection
-from holdfast.memstore.shared_memory import PAGE, Label, Slot, Snapshot, Unusable
+from holdfast.memstore.connection import ABANDON, DATA, FRAME, LONGEST_FRAME, LONGEST_TAIL, TAIL, MemstoreConnection
+from holdfast.memstore.file_names import is_source
+from holdfast.memstore.shared_memory import Label, Slot, Snapshot, Unusable
 
 log = logging.getLogger("holdfast.agent.workers.oom")
 
@@ -29,10 +30,6 @@ HELLO_SECONDS: Final = 2.0
 """Seconds for that proof, and then to wait until there are fewer than `MOST`."""
 SECONDS: Final = 60.0
 """Seconds without a byte in the middle of something after which a connection is given up."""
-FRAME: Final = struct.Struct("<cQ")
-DATA, TAIL, ABANDON = b"D", b"T", b"A"
-"""Kinds of frames of a replica: bytes in the order of the file; the sealed label, followed by the tail; nothing more comes of it."""
-LONGEST_FRAME: Final = 64 * 2**20
 
 
 class RequestHandler:
@@ -123,16 +120,15 @@ class RequestHandler:
                 raise Rejected(f"{path.name} holds step {label.step} of lineage {label.lineage} by now")
             with suppress(OSError):
                 os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # of this thread
-            size = PAGE + label.size + label.tail
-            line.tell({"ok": True, "size": size})
-            if line.socket.sendfile(file, 0, size) != size:
+            line.tell({"ok": True, "size": label.file_size})
+            if line.socket.sendfile(file, 0, label.file_size) != label.file_size:
                 raise ConnectionAbortedError(f"{path.name} was cut off")
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
     def _take_all(self, line: MemstoreConnection, source: str, rank: int) -> None:
         """Take replicas of one rank of one node, one after the other, until the line ends."""
-        if not SOURCE.fullmatch(source) or rank < 0:
+        if not is_source(source) or rank < 0:
             raise Rejected("no node has such a name")
         line.tell({"ok": True})
         self._replica_store.enter(source, rank)

@@ -1,23 +1,19 @@
-"""Where replicas of other nodes' snapshots lie in a vault, which of them stay, and how much memory all may take."""
+"""Where replicas of other nodes' snapshots lie in a memory store, which of them stay, and how much memory all may take."""
 
 from __future__ import annotations
 
 import errno
-import re
 import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from holdfast.memstore import shared_memory
+from holdfast.memstore.file_names import Stream, is_name, replica_name, stream_of
 from holdfast.memstore.shared_memory import PAGE, SUFFIX, Label, Slot, Unusable
 
 SLOTS: Final = 3
 """Files that each rank's replicas use in turn: two whole ones stay while the third is written."""
-OWN: Final = re.compile(r"rank-(\d{5,})\.\d+\.snap")
-COPY: Final = re.compile(r"copy-([0-9a-f]{16})-(\d{5,})\.\d+\.snap")
-NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.\d+)?\.snap")
-SOURCE: Final = re.compile(r"[0-9a-f]{16}")
 
 
 class Rejected(Exception):
@@ -34,7 +30,7 @@ def order_of(label: Label) -> tuple[int, int, float]:
 
 
 class ReplicaStore:
-    """The replicas in one vault."""
+    """The replicas in one memory store."""
 
     def __init__(self, place: Path, limit: int) -> None:
         self.place, self.limit = place, limit
@@ -51,7 +47,7 @@ class ReplicaStore:
     def open(self, source: str, rank: int, label: Label) -> Slot:
         """Return a slot in which the replica has begun; raise `Rejected` when it is not taken, ``OSError`` when memory cannot be had."""
         with self._lock:
-            paths = [self.place / f"copy-{source}-{rank:05}.{number}{SUFFIX}" for number in range(SLOTS)]
+            paths = [self.place / replica_name(source, rank, number) for number in range(SLOTS)]
             whole = {path: found for path in paths if (found := _label(path)) is not None}
             if label.digest and any((found.moment, found.digest) == (label.moment, label.digest) for found in whole.values()):
                 raise Rejected("it is here already", have=True)
@@ -62,7 +58,7 @@ class ReplicaStore:
             self._check_room(free[0], label)
             slot = self._slot(free[0])
             slot.begin(label)
-            self._taken[slot.path] = _need(label)
+            self._taken[slot.path] = label.file_size
             return slot
 
     def _slot(self, path: Path) -> Slot:
@@ -78,12 +74,12 @@ class ReplicaStore:
         copies = 0
         for other in self.place.glob(f"*{SUFFIX}"):
             size = _size(other)
-            found = OWN.fullmatch(other.name)
-            if found:
-                own[int(found[1])] = max(own.get(int(found[1]), 0), size)
+            stream = stream_of(other.name)
+            if stream is not None and not stream.source:
+                own[stream.rank] = max(own.get(stream.rank, 0), size)
             elif other != path:
                 copies += max(size, self._taken.get(other, 0))
-        need = _need(label)
+        need = label.file_size
         if SLOTS * sum(own.values()) + copies + need > self.limit:
             raise Rejected(
                 f"{need} bytes for rank {label.rank} do not fit: of {self.limit} bytes this node's own ranks need "
@@ -111,7 +107,7 @@ class ReplicaStore:
 
     def path_of(self, name: str) -> Path:
         """Return the file called *name*; raise `Rejected` for what is no name of a snapshot."""
-        if not NAME.fullmatch(name):
+        if not is_name(name):
             raise Rejected(f"no snapshot is called '{name[:80]}'")
         return self.place / name
 
@@ -136,12 +132,12 @@ class ReplicaStore:
         could go together with it is gone. What a lost node left here stays until then: nothing gets newer before it was used.
         """
         with self._lock:
-            streams: dict[tuple[str, int], dict[Path, Label]] = {}
+            streams: dict[Stream, dict[Path, Label]] = {}
             for path, label in shared_memory.labels(self.place).items():
-                stream = _stream(path.name)
+                stream = stream_of(path.name)
                 if stream is not None:
                     streams.setdefault(stream, {})[path] = label
-            active = [stream for stream in streams if (stream in self._current if stream[0] else own is None or stream[1] in own)]
+            active = [stream for stream in streams if (stream in self._current if stream.source else own is None or stream.rank in own)]
             seconds = [sorted(order_of(label)[:2] for label in streams[stream].values())[-2:] for stream in active]
             line = max((two[0] for two in seconds if len(two) > 1), default=None)
             gone = [
@@ -157,22 +153,8 @@ class ReplicaStore:
                     path.unlink()
             return sorted(path.name for path in gone)
 
-    def _files(self, stream: tuple[str, int]) -> list[Path]:
-        return [path for path in self.place.glob(f"*{SUFFIX}") if _stream(path.name) == stream and path not in self._taken]
-
-
-def _stream(name: str) -> tuple[str, int] | None:
-    """Return whose snapshots a file takes: source (empty: this node) and rank."""
-    if found := OWN.fullmatch(name):
-        return "", int(found[1])
-    if found := COPY.fullmatch(name):
-        return found[1], int(found[2])
-    return None
-
-
-def _need(label: Label) -> int:
-    """Return the bytes that a replica takes once it is whole."""
-    return PAGE + label.size + label.tail
+    def _files(self, stream: Stream) -> list[Path]:
+        return [path for path in self.place.glob(f"*{SUFFIX}") if stream_of(path.name) == stream and path not in self._taken]
 
 
 def _label(path: Path) -> Label | None:

@@ -13,12 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from holdfast.agent.memstore.server.handler import ABANDON, DATA, FRAME, TAIL
-from holdfast.agent.memstore.server.notification import SnapshotNotification
 from holdfast.agent.memstore.server.replica_store import order_of
 from holdfast.agent.memstore.server.tail_reader import TailReader, newest
 from holdfast.agent.memstore.server.token_bucket import TokenBucket
-from holdfast.memstore.client import MemstoreConnection, connect
+from holdfast.memstore.connection import ABANDON, DATA, FRAME, TAIL, MemstoreConnection, connect
+from holdfast.memstore.notification import SnapshotNotification
 from holdfast.memstore.replication_progress import ReplicationProgress
 from holdfast.memstore.shared_memory import Unusable
 
@@ -75,7 +74,7 @@ class Replicator(threading.Thread):
     def __init__(  # noqa: PLR0913
         self, place: Path, rank: int, home: ReplicaNode, *, source: str, token: str, news: SnapshotNotification, bucket: TokenBucket
     ) -> None:
-        """Push what rank *rank* writes in the vault *place* to *home*, where it is called by this node's name *source*."""
+        """Push what rank *rank* writes in the memory store *place* to *home*, where it is called by this node's name *source*."""
         super().__init__(name=f"rank {rank} to {home.name}", daemon=True)
         self._place, self._rank, self._home, self._source, self._token = place, rank, home, source, token
         self._news, self._bucket = news, bucket
@@ -93,7 +92,7 @@ class Replicator(threading.Thread):
         """End it, whatever it waits for."""
         self._over.set()
         self._sender.end()
-        self._news.ring()
+        self._news.wake()
         line = self._line
         if line is not None:
             with suppress(OSError):
@@ -107,8 +106,7 @@ class Replicator(threading.Thread):
                 with connect(self._home.address, self._token, seconds=CONNECT_SECONDS) as line:
                     self._line = line
                     line.socket.settimeout(SEND_SECONDS)
-                    line.tell({"do": "puts", "source": self._source, "rank": self._rank})
-                    _granted(line)
+                    line.request({"do": "puts", "source": self._source, "rank": self._rank})
                     self._last, pause = None, FIRST_PAUSE
                     self._sender.begin()
                     self._push_all(line)
@@ -193,9 +191,3 @@ class Replicator(threading.Thread):
         if not self._over.is_set():
             self._sender.whole(*reading.label.moment)
         self._home.kept()
-
-
-def _granted(line: MemstoreConnection) -> None:
-    answer = line.hear()
-    if answer.get("ok") is not True:
-        raise OSError(str(answer.get("why"))[:500])

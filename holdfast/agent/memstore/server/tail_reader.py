@@ -13,6 +13,7 @@ from typing import Final, Self
 
 from holdfast.agent.memstore.server.replica_store import order_of
 from holdfast.memstore import shared_memory
+from holdfast.memstore.file_names import own_files
 from holdfast.memstore.shared_memory import PAGE, Label, Unusable
 
 SOON: Final = 0.01
@@ -89,7 +90,7 @@ def newest(place: Path, rank: int, after: tuple[int, int, float] | None) -> Tail
     Whole ones first: when the home is slow, each that is begun shall also be finished.
     """
     found: list[TailReader] = []
-    for path in place.glob(f"rank-{rank:05}.*{shared_memory.SUFFIX}"):
+    for path in own_files(place, rank):
         with suppress(OSError, Unusable):
             found.append(TailReader(path))
     wanted = [one for one in found if after is None or order_of(one.label) > after]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,13 @@ def made(original: Made, tmp_path: Path) -> Made:
 
 def disk(made: Made) -> dict[str, list[str]]:
     """Audit the checkpoint."""
-    return findings({"disk": str(made.checkpoint)}).as_record()
+    return asdict(findings({"disk": str(made.checkpoint)}))
 
 
 def memory(made: Made, *, twin: bool = False) -> dict[str, list[str]]:
     """Audit the snapshots, and compare them with the checkpoint of the same step."""
     files = [str(path) for path in made.snapshots()]
-    return findings({"disk": str(made.checkpoint) if twin else None, "memory": files, "world": 2}).as_record()
+    return asdict(findings({"disk": str(made.checkpoint) if twin else None, "memory": files, "world": 2}))
 
 
 def broken_by(made: Made, change: Change) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from holdfast.audit.disk import OnDisk, look_at, on_disk
+from holdfast.checkpoints.inventory import stored_checkpoints
 from holdfast.errors import NoCheckpoint
+from holdfast.runtime.checkpoint_verifier.files import StoredCheckpoint, inspect_checkpoint
 
 
 class CheckpointInfo(BaseModel):
@@ -37,15 +38,15 @@ def latest(directory: Path, job: str, *, verify: bool = True) -> CheckpointInfo:
     Raise `NoCheckpoint` when there is none, `NotReadable` when the folder cannot be read.
     """
     rejected: list[str] = []
-    for found in on_disk(directory):
-        one = look_at(found.path, verify=True) if verify and found.whole else found
+    for found in stored_checkpoints(directory):
+        one = inspect_checkpoint(found.path, verify=True) if verify and found.whole else found
         if one.whole:
             return _info(one, job, verified=verify, rejected=tuple(rejected))
-        rejected.append(f"step {one.step} is {one.standing}: {one.broken[0]}")
+        rejected.append(f"step {one.step} is {one.status}: {one.findings.broken[0]}")
     raise NoCheckpoint(job, str(directory), "; ".join(rejected))
 
 
-def _info(one: OnDisk, job: str, *, verified: bool, rejected: tuple[str, ...]) -> CheckpointInfo:
+def _info(one: StoredCheckpoint, job: str, *, verified: bool, rejected: tuple[str, ...]) -> CheckpointInfo:
     assert one.manifest is not None, "what is whole has a manifest"
     return CheckpointInfo(
         job=job,

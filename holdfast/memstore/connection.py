@@ -1,4 +1,4 @@
-"""Ask another node's memory server for what its vault holds: the protocol's frames, the proof of knowing the job's token, two requests.
+"""The connection between a memory server and who asks it: the frames of messages and snapshots, and the proof of knowing the job's token.
 
 Both sides prove that they know the token (HMAC-SHA256 over both sides' random numbers) before anything else is said. Then each message is
 a length and JSON, and bytes of snapshots follow as they are. Nothing is unpickled, and every length has a bound.
@@ -16,12 +16,7 @@ import struct
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final, Self
-
-from holdfast.memstore import shared_memory
-from holdfast.memstore.shared_memory import Label, Slot, Unusable
 
 HELLO: Final = b"HFMEMRY1"
 NONCE: Final = 32
@@ -30,10 +25,11 @@ LONGEST_MESSAGE: Final = 8 * 2**20
 """Bytes of JSON: the labels of some ten thousand snapshots."""
 LONGEST_TAIL: Final = 2**30
 """Bytes of a snapshot's tail: it is held in memory for a moment."""
-LABELS_SECONDS: Final = 10.0
-STALL_SECONDS: Final = 30.0
-"""Seconds without a byte after which a transfer is given up."""
 
+FRAME: Final = struct.Struct("<cQ")
+DATA, TAIL, ABANDON = b"D", b"T", b"A"
+"""Kinds of frames of a replica: bytes in the order of the file; the sealed label, followed by the tail; nothing more comes of it."""
+LONGEST_FRAME: Final = 64 * 2**20
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -103,6 +99,14 @@ class MemstoreConnection:
             raise ConnectionAbortedError(errno.ECONNABORTED, "a message is no object")
         return message
 
+    def request(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request and return the answer; raise `RequestRefused` when the server refuses it."""
+        self.tell(message)
+        answer = self.hear()
+        if answer.get("ok") is not True:
+            raise RequestRefused(str(answer.get("why", "the memory server refused without a word"))[:500])
+        return answer
+
     def exactly(self, size: int) -> bytes:
         """Return the next *size* bytes; raise ``ConnectionError`` when the connection ends before."""
         data = bytearray(size)
@@ -123,6 +127,10 @@ class MemstoreConnection:
             filled += count
 
 
+class RequestRefused(OSError):
+    """A memory server that does not do what it was asked for, in its own words."""
+
+
 def connect(address: tuple[str, int], token: str, *, seconds: float) -> MemstoreConnection:
     """Return a connection to the memory server at *address*; raise ``OSError`` when there is none, or it is not the job's."""
     sock = socket.create_connection(address, timeout=seconds)
@@ -133,54 +141,6 @@ def connect(address: tuple[str, int], token: str, *, seconds: float) -> Memstore
         line.close()
         raise
     return line
-
-
-def labels(address: tuple[str, int], token: str, *, seconds: float = LABELS_SECONDS) -> dict[str, Label]:
-    """Return the label of every sealed snapshot on the node that serves *address* (host, port), by the name of its file.
-
-    Raise ``OSError`` (also ``PermissionError``, ``TimeoutError``) when it cannot be had, `Unusable` when an answer makes no sense.
-    """
-    until = time.monotonic() + seconds
-    with connect(address, token, seconds=seconds) as line:
-        line.until = until
-        line.tell({"do": "labels"})
-        found = _granted(line.hear()).get("labels")
-    if not isinstance(found, dict):
-        raise Unusable("the answer of the memory server names no snapshots")
-    return {name: shared_memory.label_of(told) for name, told in found.items()}
-
-
-def pull(address: tuple[str, int], token: str, name: str, label: Label, into: Path, *, seconds: float = STALL_SECONDS) -> None:  # noqa: PLR0913 (where, who, what, whereto)
-    """Copy the snapshot *name*, if its label is still *label*, from the node that serves *address* to the file *into*, sealed last.
-
-    Raise ``OSError`` when it cannot be had or there is no memory for it, `Unusable` when what comes is another snapshot or a damaged one.
-    Whatever goes wrong, *into* is gone then. Data are as they were sent: the sums in the tail tell whether they are as they were written.
-    """
-    with connect(address, token, seconds=seconds) as line:
-        line.tell({"do": "get", "name": name, "step": label.step, "lineage": label.lineage, "digest": label.digest})
-        size = _granted(line.hear()).get("size")
-        if size != shared_memory.PAGE + label.size + label.tail or label.tail > LONGEST_TAIL:
-            raise Unusable(f"a file of {size} bytes is not the snapshot that was asked for")
-        if shared_memory.read_label(line.exactly(shared_memory.PAGE)) != label:
-            raise Unusable("it is not the snapshot that was asked for")
-        slot = Slot(into, fresh=True)
-        try:
-            slot.begin(replace(label, tail=0, digest=""))
-            line.into(slot.data)
-            slot.adopt(label, line.exactly(label.tail))
-        except BaseException:
-            slot.discard()
-            with suppress(OSError):
-                into.unlink()
-            raise
-        finally:
-            slot.close()
-
-
-def _granted(answer: dict[str, Any]) -> dict[str, Any]:
-    if answer.get("ok") is not True:
-        raise OSError(errno.ENOENT, str(answer.get("why", "the memory server refused without a word"))[:500])
-    return answer
 
 
 def _proof(token: str, side: bytes, server: bytes, client: bytes) -> bytes:

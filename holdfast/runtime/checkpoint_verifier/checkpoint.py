@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.manifest import Manifest
 from holdfast.runtime.checkpoint.storage import METADATA, CheckpointReader
-from holdfast.runtime.checkpoint_verifier import state
+from holdfast.runtime.checkpoint_verifier import agreement
 from holdfast.runtime.checkpoint_verifier.findings import Findings, listed
 from holdfast.runtime.state import tree
 
@@ -57,10 +57,10 @@ class VerifiedCheckpoint:
 
     def scalars(self, rank: int) -> dict[str, Any]:
         """Return what the optimizers of *rank* keep without dimensions, under the keys that it has in memory."""
-        return dict(state.leaves(self.trees[rank]["optimizers"], "optimizer"))
+        return dict(agreement.leaves(self.trees[rank]["optimizers"], "optimizer"))
 
 
-def audit(one: VerifiedCheckpoint, found: Findings) -> None:
+def verify_checkpoint(one: VerifiedCheckpoint, found: Findings) -> None:
     """Judge all that a checkpoint holds; the files are known to be those that the manifest names."""
     world, step = one.manifest.world_size, one.manifest.step
     broken = [f"the tree of rank {rank} cannot be read: {why}" for rank, why in one.unread.items()]
@@ -70,10 +70,10 @@ def audit(one: VerifiedCheckpoint, found: Findings) -> None:
     wrong = [f"the tree of rank {rank} is of step {told}, the manifest of step {step}" for rank, told in at.items() if told != step]
     found.prove(f"the progress of every rank says step {step}, as the manifest does", wrong)
     trees = {rank: told for rank, told in one.trees.items() if isinstance(told, Mapping)}
-    state.counters(found, {rank: state.scalars(_with_sharded(one, rank)) for rank in trees})
-    state.schedulers(found, {rank: told.get("schedulers") or [] for rank, told in trees.items()})
-    state.positions(found, {rank: told.get("data") for rank, told in trees.items()})
-    state.generators(found, {rank: told.get("rng") for rank, told in trees.items()}, world)
+    agreement.counters(found, {rank: agreement.scalars(_with_sharded(one, rank)) for rank in trees})
+    agreement.schedulers(found, {rank: told.get("schedulers") or [] for rank, told in trees.items()})
+    agreement.positions(found, {rank: told.get("data") for rank, told in trees.items()})
+    agreement.generators(found, {rank: told.get("rng") for rank, told in trees.items()}, world)
     _tensors(one, trees, found)
     found.unproven.append(
         "tensors carry no step of their own: they are tied to the step by the digests of all files in one manifest, "
@@ -116,7 +116,7 @@ def _tensors(one: VerifiedCheckpoint, trees: Mapping[int, Any], found: Findings)
         broken += _stored_whole(one, key, shapes[key])
     found.prove(f"{len(named)} tensors are named by the trees, and these are stored, no more and no fewer", broken)
     whole = {key: shape for key, shape in shapes.items() if not any(f"'{key}'" in line for line in broken)}
-    state.values(found, whole, one.read)
+    agreement.values(found, whole, one.read)
 
 
 def _stored_whole(one: VerifiedCheckpoint, key: str, shape: tuple[int, ...]) -> list[str]:

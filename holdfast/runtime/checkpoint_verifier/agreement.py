@@ -1,4 +1,4 @@
-"""What can be told from ranks' state, wherever it was kept: counters, positions, generators, values."""
+"""Whether the ranks' states agree, wherever they were kept: counters, positions, generators, values."""
 
 from __future__ import annotations
 

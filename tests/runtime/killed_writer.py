@@ -1,4 +1,4 @@
-"""Flush the order of each vault again and again, one flusher killed each time one file event later: a line of JSON a round."""
+"""Carry out the request in each memory store over and over, one writer killed each time one file event later: a line of JSON a round."""
 
 from __future__ import annotations
 
@@ -33,57 +33,57 @@ def whole(directory: Path) -> list[int]:
         except manifest.UnusableCheckpoint:
             if folder.exists():
                 raise
-            return whole(directory)  # a flusher that lives has retired it meanwhile
+            return whole(directory)  # a checkpoint writer that lives has retired it meanwhile
         steps.append(int(folder.name.removeprefix("step-")))
     return steps
 
 
-def begun(order: WriteRequest, vault: Path, directory: Path, *, until: int | None = None) -> int:
-    """Carry *order* out in a fork that is killed at its event number *until*; return its pid."""
+def begun(request: WriteRequest, memstore: Path, directory: Path, *, until: int | None = None) -> int:
+    """Carry *request* out in a fork that is killed at its event number *until*; return its pid."""
     pid = os.fork()
     if pid == 0:
         seen = 0
 
         def hook(event: str, arguments: tuple[object, ...]) -> None:
             nonlocal seen
-            if event in EVENTS and (str(directory) in str(arguments[0]) or str(vault) in str(arguments[0])):
+            if event in EVENTS and (str(directory) in str(arguments[0]) or str(memstore) in str(arguments[0])):
                 if seen == until:
                     os.kill(os.getpid(), signal.SIGKILL)
                 seen += 1
 
         sys.addaudithook(hook)
-        WriteTask(order, vault, AgentLink(None), WritePace(None), StorageErrorReporter()).run()
+        WriteTask(request, memstore, AgentLink(None), WritePace(None), StorageErrorReporter()).run()
         os._exit(0)
     return pid
 
 
 def was_killed(pid: int) -> bool:
-    """Wait for the end of a flusher."""
+    """Wait for the end of a checkpoint writer."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
 def main() -> None:
-    """Go through all events of the flusher of the first vault; those of the others live."""
-    directory, vaults = Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]]
+    """Go through all events of the checkpoint writer of the first memory store; those of the others live."""
+    directory, memstores = Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]]
     before = directory.with_name(f"{directory.name}-before")
     shutil.copytree(directory, before)
-    orders = [(order, vault) for vault in vaults for order in write_requests.orders(vault)]
+    requests = [(request, memstore) for memstore in memstores for request in write_requests.pending(memstore)]
     number, killed = 0, True
     while killed:
-        (mine, vault), *others = orders
-        alive = [begun(order, its, directory) for order, its in others]
-        killed = was_killed(begun(mine, vault, directory, until=number))
+        (mine, memstore), *others = requests
+        alive = [begun(request, its, directory) for request, its in others]
+        killed = was_killed(begun(mine, memstore, directory, until=number))
         there, since = whole(directory), time.monotonic()
-        if write_requests.orders(vault):
-            assert not was_killed(begun(mine, vault, directory))
+        if write_requests.pending(memstore):
+            assert not was_killed(begun(mine, memstore, directory))
         ends = [was_killed(pid) for pid in alive]
         assert not any(ends)
         told = {"at": number, "killed": killed, "whole": bool(there), "after": whole(directory), "seconds": time.monotonic() - since}
         print(json.dumps(told), flush=True)
         shutil.rmtree(directory)
         shutil.copytree(before, directory)
-        for order, its in orders:
-            order.write(its)
+        for request, its in requests:
+            request.write(its)
         number += 1
 
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.memstore import shared_memory
+from holdfast.memstore import shared_memory, store_folders
 from holdfast.memstore.shared_memory import PAGE, Entry, Label, Slot, Snapshot, Unusable, deal, word_sum
 
 ENTRIES = [Entry("w", (5, 20), "float32", 400), Entry("b", (7,), "uint8", 7), Entry("none", (0,), "uint8", 0), Entry("c", (), "int64", 8)]
@@ -330,18 +330,18 @@ def test_a_snapshot_of_an_older_format_is_refused_by_its_format(tmp_path: Path) 
         Snapshot(tmp_path / "a.snap")
 
 
-def test_vaults_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_memory_stores_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By node and job; a node finds its own."""
     monkeypatch.setenv("HOLDFAST_VAULTS", str(tmp_path))
-    places = [shared_memory.vault_of(node, job) for node in ("a", "b") for job in ("x", "y")]
+    places = [store_folders.memstore_of(node, job) for node in ("a", "b") for job in ("x", "y")]
     assert len(set(places)) == 4
     for place in places:
-        shared_memory.make(place)
+        store_folders.make(place)
     (places[0] / "file").write_bytes(bytes(8192))
-    assert shared_memory.usage(places[0]) >= 8192
-    assert shared_memory.vaults_of("a") == sorted(places[:2])
-    shared_memory.wipe(places[0])
-    assert shared_memory.vaults_of("a") == [places[1]]
+    assert store_folders.usage(places[0]) >= 8192
+    assert store_folders.memstores_of("a") == sorted(places[:2])
+    store_folders.wipe(places[0])
+    assert store_folders.memstores_of("a") == [places[1]]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
@@ -354,13 +354,13 @@ def test_a_folder_that_somebody_else_made_first_keeps_nobody_from_memory(tmp_pat
     for like in (theirs, tmp_path / f"{theirs.name}.0", tmp_path / f"{theirs.name}.{0:020}-x"):
         like.mkdir(exist_ok=True)
         os.chown(like, 65534, 65534)
-    place = shared_memory.vault_of("node", "job")
-    shared_memory.make(place)
+    place = store_folders.memstore_of("node", "job")
+    store_folders.make(place)
     assert stat.S_IMODE(place.parent.stat().st_mode) == stat.S_IMODE(place.stat().st_mode) == 0o700
-    command = "import os; from holdfast.memstore import shared_memory as m; m.make(m.vault_of('other', 'job')); print(m.root())"
+    command = "import os; from holdfast.memstore import store_folders as m; m.make(m.memstore_of('other', 'job')); print(m.root())"
     told = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
-    assert told.stdout.strip() == str(shared_memory.root()) == str(place.parent)
-    assert shared_memory.vaults_of("node") == [place]
+    assert told.stdout.strip() == str(store_folders.root()) == str(place.parent)
+    assert store_folders.memstores_of("node") == [place]
     assert list(theirs.iterdir()) == []
-    shared_memory.wipe(place)
-    assert shared_memory.vaults_of("node") == []
+    store_folders.wipe(place)
+    assert store_folders.memstores_of("node") == []

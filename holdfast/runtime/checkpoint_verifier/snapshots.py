@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from holdfast.memstore.shared_memory import Snapshot
-from holdfast.runtime.checkpoint_verifier import state
-from holdfast.runtime.checkpoint_verifier.disk import VerifiedCheckpoint
+from holdfast.runtime.checkpoint_verifier import agreement
+from holdfast.runtime.checkpoint_verifier.agreement import raw
+from holdfast.runtime.checkpoint_verifier.checkpoint import VerifiedCheckpoint
 from holdfast.runtime.checkpoint_verifier.findings import Findings, listed
-from holdfast.runtime.checkpoint_verifier.state import raw
+from holdfast.runtime.snapshots.checksum import fill
 from holdfast.runtime.state import tree
 
 
@@ -52,12 +53,7 @@ class VerifiedSnapshots:
         entries = parts[0].entries
         flats = [torch.empty(entry.size, dtype=torch.uint8) for entry in entries]
         for part in parts:
-            data = torch.frombuffer(part.data, dtype=torch.uint8) if len(part.data) else torch.empty(0, dtype=torch.uint8)
-            there = 0
-            for met, _, _ in part.slices():
-                for one in met:
-                    flats[one.tensor][one.begin : one.begin + one.length] = data[there : there + one.length]
-                    there += one.length
+            fill(flats, part)
         return {
             entry.key: flat.view(getattr(torch, entry.dtype)).as_strided(entry.shape, entry.laid_out)
             for entry, flat in zip(entries, flats, strict=True)
@@ -68,7 +64,7 @@ class VerifiedSnapshots:
         return dict((self.blobs.get(rank, {}).get("dynamic") or {}).get("rest") or {})
 
 
-def audit(moment: VerifiedSnapshots, world: int, found: Findings) -> None:
+def verify_snapshots(moment: VerifiedSnapshots, world: int, found: Findings) -> None:
     """Judge the snapshots of one moment; their bytes are known to be those that were written."""
     labels = [one.label for one in moment.opened]
     moments = {label.moment for label in labels}
@@ -91,9 +87,10 @@ def audit(moment: VerifiedSnapshots, world: int, found: Findings) -> None:
         f"the own state of all {world} rank(s) is there",
         [f"the own state of rank {rank} is not there" for rank in missing],
     )
-    state.positions(found, {rank: one.get("data") for rank, one in lights.items()})
-    state.generators(found, {rank: one.get("rng") for rank, one in lights.items()}, world)
-    state.schedulers(found, {rank: blobs["dynamic"].get("schedulers") or [] for rank, blobs in moment.blobs.items() if "dynamic" in blobs})
+    agreement.positions(found, {rank: one.get("data") for rank, one in lights.items()})
+    agreement.generators(found, {rank: one.get("rng") for rank, one in lights.items()}, world)
+    dynamic = {rank: blobs["dynamic"] for rank, blobs in moment.blobs.items() if "dynamic" in blobs}
+    agreement.schedulers(found, {rank: one.get("schedulers") or [] for rank, one in dynamic.items()})
 
 
 def _pieces(moment: VerifiedSnapshots, found: Findings) -> None:
@@ -111,10 +108,10 @@ def _pieces(moment: VerifiedSnapshots, found: Findings) -> None:
         tensors = moment.tensors(piece)
         named = _named(moment.blobs[parts[0].label.rank].get("static"))
         broken += [f"'{key}', which rank {rank} names, is not there" for key in sorted(named - tensors.keys())]
-        counts[rank] = state.scalars(tensors)
-        state.values(found, {key: tuple(one.shape) for key, one in tensors.items()}, tensors.__getitem__)
+        counts[rank] = agreement.scalars(tensors)
+        agreement.values(found, {key: tuple(one.shape) for key, one in tensors.items()}, tensors.__getitem__)
     found.prove(f"the parts of {len(moment.pieces)} piece(s) have the same index and hold all that it names", broken)
-    state.counters(found, counts)
+    agreement.counters(found, counts)
 
 
 def _named(static: Any) -> set[str]:  # noqa: ANN401 (a tree holds anything)
@@ -147,7 +144,7 @@ def compare(moment: VerifiedSnapshots, disk: VerifiedCheckpoint, found: Findings
                 continue
             if key in own or tuple(disk.reader.stored(key).size) == tuple(tensor.shape):
                 compared += 1
-                if not state.same(tensor, own.get(key) if key in own else disk.read(key)):
+                if not agreement.same(tensor, own.get(key) if key in own else disk.read(key)):
                     broken.append(f"'{key}' of rank {rank} is not the same in memory and on the disk")
             else:
                 shards[key][rank] = tensor
@@ -203,10 +200,10 @@ def _own_states(moment: VerifiedSnapshots, disk: VerifiedCheckpoint, found: Find
         ):
             broken += (
                 [f"{name} of rank {rank} is not the same in memory and on the disk ({listed(keys)})"]
-                if (keys := list(state.differences(here, there, "own")))
+                if (keys := list(agreement.differences(here, there, "own")))
                 else []
             )
-        drawn += [rank] if list(state.differences(blobs["light"]["rng"], told["rng"], "rng")) else []
+        drawn += [rank] if list(agreement.differences(blobs["light"]["rng"], told["rng"], "rng")) else []
     found.prove("every rank's position in the data and its optimizers' settings are the same in memory and on the disk", broken)
     if drawn:
         found.unproven.append(

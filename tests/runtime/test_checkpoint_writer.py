@@ -84,41 +84,43 @@ def trained(folder: Path, places: list[SnapshotPlace], step: int = STEP) -> list
     """Return a trainer for each place, all equal, which have done *step* steps and hold a snapshot of that."""
     trainers = []
     for place in places:
-        trainers.append(Trainer(vault_of(folder, place.rank), place=place))  # sets the generators
+        trainers.append(Trainer(store_of(folder, place.rank), place=place))  # sets the generators
         trainers[-1].to(step)
     return trainers
 
 
-def vault_of(folder: Path, rank: int) -> Path:
-    """Return the vault of *rank*, which has a node of its own."""
-    place = folder / f"vault-{rank}"
+def store_of(folder: Path, rank: int) -> Path:
+    """Return the memory store of *rank*, which has a node of its own."""
+    place = folder / f"memstore-{rank}"
     place.mkdir(parents=True, exist_ok=True)
     return place
 
 
-def order_for(trainer: Trainer, vault: Path, directory: Path, rank: int, world: int, *, step: int = STEP, keep: int = 2) -> WriteRequest:
-    """Have the newest snapshot ended, as the next step does, and order it written."""
+def request_for(
+    trainer: Trainer, memstore: Path, directory: Path, rank: int, world: int, *, step: int = STEP, keep: int = 2
+) -> WriteRequest:
+    """Have the newest snapshot ended, as the next step does, and request it written."""
     trainer.begin()
     trainer.end()
-    (path,) = [path for path, label in labels(vault).items() if label.step == step]
+    (path,) = [path for path, label in labels(memstore).items() if label.step == step]
     more: dict[str, Any] = {"lineage": 1, "generation": 1, "loss": 0.5, "directory": str(directory), "keep": keep}
-    order = WriteRequest(snapshot=path.name, step=step, rank=rank, world=world, **more)
-    order.write(vault)
-    assert write_requests.orders(vault) == [order]
-    return order
+    request = WriteRequest(snapshot=path.name, step=step, rank=rank, world=world, **more)
+    request.write(memstore)
+    assert write_requests.pending(memstore) == [request]
+    return request
 
 
-def carried_out(folder: Path, orders: list[WriteRequest]) -> Told:
-    """Carry *orders* out, each as if on its own node; return what was told."""
+def carried_out(folder: Path, requests: list[WriteRequest]) -> Told:
+    """Carry *requests* out, each as if on its own node; return what was told."""
     told = Told()
-    jobs = [WriteTask(order, vault_of(folder, order.rank), told, WritePace(None), StorageErrorReporter(told)) for order in orders]
+    jobs = [WriteTask(request, store_of(folder, request.rank), told, WritePace(None), StorageErrorReporter(told)) for request in requests]
     threads = [threading.Thread(target=job.run) for job in jobs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for order in orders:
-        assert not write_requests.orders(vault_of(folder, order.rank))  # whatever came of it, the slot is free
+    for request in requests:
+        assert not write_requests.pending(store_of(folder, request.rank))  # whatever came of it, the slot is free
     return told
 
 
@@ -151,8 +153,8 @@ def test_it_is_the_checkpoint_that_ranks_write_themselves(tmp_path: Path, copies
     state = trainers[0].training.collect({"step": STEP, "loss": 0.5}, 0)
     assert saver.save(state, STEP, lowest=trainers[0].training.buffers())
     ours = tmp_path / "ours"
-    orders = [order_for(one, vault_of(tmp_path, rank), ours, rank, copies) for rank, one in enumerate(trainers)]
-    told = carried_out(tmp_path, orders)
+    requests = [request_for(one, store_of(tmp_path, rank), ours, rank, copies) for rank, one in enumerate(trainers)]
+    told = carried_out(tmp_path, requests)
     assert (told.saves, told.troubles) == ([STEP], [])
     assert manifest.read(ours / f"step-{STEP:08d}").world_size == copies
     assert not leftovers(ours)
@@ -180,7 +182,7 @@ def test_what_several_pieces_have_is_written_once(tmp_path: Path) -> None:
     trainers = trained(tmp_path, [SnapshotPlace(0, 2, "a"), SnapshotPlace(1, 2, "b")])
     wanted = trainers[0].state()
     ours = tmp_path / "ours"
-    told = carried_out(tmp_path, [order_for(one, vault_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)])
+    told = carried_out(tmp_path, [request_for(one, store_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)])
     assert told.saves == [STEP]
     sizes = {name: file.size for name, file in manifest.read(ours / f"step-{STEP:08d}").files.items()}
     assert sizes["__1_0.distcp"] < sizes["__0_0.distcp"] / 10
@@ -194,7 +196,7 @@ def test_only_the_newest_whole_ones_stay(tmp_path: Path) -> None:
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     ours = tmp_path / "ours"
     for step in range(STEP, STEP + 4):
-        assert carried_out(tmp_path, [order_for(trainer, vault_of(tmp_path, 0), ours, 0, 1, step=step, keep=2)]).saves == [step]
+        assert carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), ours, 0, 1, step=step, keep=2)]).saves == [step]
     assert [path.name for path in manifest.candidates(ours)] == [f"step-{STEP + 3:08d}", f"step-{STEP + 2:08d}"]
 
 
@@ -202,13 +204,13 @@ def test_a_flipped_bit_in_memory_never_gets_a_digest(tmp_path: Path) -> None:
     """It is found before anything is written, by the rank that has it; the other gives up, and nothing is left."""
     trainers = trained(tmp_path, [SnapshotPlace(rank, 2, "net", rank, 2) for rank in range(2)])
     ours = tmp_path / "ours"
-    orders = [order_for(one, vault_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)]
-    with (vault_of(tmp_path, 1) / orders[1].snapshot).open("r+b") as file:
+    requests = [request_for(one, store_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)]
+    with (store_of(tmp_path, 1) / requests[1].snapshot).open("r+b") as file:
         file.seek(PAGE + 1000)
         byte = file.read(1)[0]
         file.seek(PAGE + 1000)
         file.write(bytes([byte ^ 4]))
-    told = carried_out(tmp_path, orders)
+    told = carried_out(tmp_path, requests)
     assert not told.saves
     ((kind, why),) = told.troubles
     assert kind == "snapshot-spoiled"
@@ -220,10 +222,10 @@ def test_another_snapshot_in_its_place_is_not_taken(tmp_path: Path) -> None:
     """Whatever happened meanwhile: a checkpoint is of one step."""
     trainers = trained(tmp_path, [SnapshotPlace(rank, 2, "net", rank, 2) for rank in range(2)])
     ours = tmp_path / "ours"
-    orders = [order_for(one, vault_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)]
-    (newer,) = [path for path, label in labels(vault_of(tmp_path, 1)).items() if label.step == STEP - 1]
-    newer.replace(vault_of(tmp_path, 1) / orders[1].snapshot)
-    told = carried_out(tmp_path, orders)
+    requests = [request_for(one, store_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)]
+    (newer,) = [path for path, label in labels(store_of(tmp_path, 1)).items() if label.step == STEP - 1]
+    newer.replace(store_of(tmp_path, 1) / requests[1].snapshot)
+    told = carried_out(tmp_path, requests)
     assert not told.saves
     assert [kind for kind, _ in told.troubles] == ["snapshot-spoiled"]
 
@@ -232,9 +234,9 @@ def test_nothing_is_put_in_place_for_a_generation_that_is_over(tmp_path: Path) -
     """And nobody hears of a fault, as there is none."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     ours = tmp_path / "ours"
-    order, told = order_for(trainer, vault_of(tmp_path, 0), ours, 0, 1), Told()
+    request, told = request_for(trainer, store_of(tmp_path, 0), ours, 0, 1), Told()
     told.over = True
-    WriteTask(order, vault_of(tmp_path, 0), told, WritePace(None), StorageErrorReporter(told)).run()
+    WriteTask(request, store_of(tmp_path, 0), told, WritePace(None), StorageErrorReporter(told)).run()
     assert (told.saves, told.troubles, list(ours.iterdir())) == ([], [], [])
 
 
@@ -243,9 +245,9 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(rendezvous, "STALL", 0.2)
     trainers = trained(tmp_path, [SnapshotPlace(rank, 3, "net", rank, 3) for rank in range(3)])
     ours = tmp_path / "ours"
-    orders = [order_for(one, vault_of(tmp_path, rank), ours, rank, 3) for rank, one in enumerate(trainers)]
-    orders[1].remove(vault_of(tmp_path, 1))
-    told = carried_out(tmp_path, [orders[0], orders[2]])
+    requests = [request_for(one, store_of(tmp_path, rank), ours, rank, 3) for rank, one in enumerate(trainers)]
+    requests[1].remove(store_of(tmp_path, 1))
+    told = carried_out(tmp_path, [requests[0], requests[2]])
     assert not told.saves
     assert any("rank 1 has written nothing" in why for _, why in told.troubles)
     assert not list(ours.iterdir())
@@ -257,11 +259,11 @@ def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, disk: Path) -> None:
     filler = disk / "filler"
     free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
     filler.write_bytes(bytes(free - 500_000))
-    told = carried_out(tmp_path, [order_for(trainer, vault_of(tmp_path, 0), disk / "c", 0, 1)])
+    told = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), disk / "c", 0, 1)])
     assert [kind for kind, _ in told.troubles] == ["checkpoint-disk-full"]
     assert not list((disk / "c").iterdir())
     filler.unlink()
-    told = carried_out(tmp_path, [order_for(trainer, vault_of(tmp_path, 0), disk / "c", 0, 1, step=STEP + 1)])
+    told = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), disk / "c", 0, 1, step=STEP + 1)])
     assert (told.saves, told.troubles) == ([STEP + 1], [])
 
 
@@ -269,27 +271,27 @@ def test_a_place_that_may_not_be_written_is_told_as_that(tmp_path: Path) -> None
     """A file where the folder should be, a folder of no one."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     (tmp_path / "file").write_text("")
-    told = carried_out(tmp_path, [order_for(trainer, vault_of(tmp_path, 0), tmp_path / "file" / "c", 0, 1)])
+    told = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), tmp_path / "file" / "c", 0, 1)])
     assert [kind for kind, _ in told.troubles] == ["checkpoint-write-failed"]
     assert "Not a directory" in told.troubles[0][1]
 
 
 @pytest.mark.parametrize("killed", [(0, 1), (1, 0)], ids=["the leader", "another"])
-def test_a_flusher_killed_anywhere_leaves_whole_checkpoints_alone(tmp_path: Path, killed: tuple[int, ...]) -> None:
-    """At every file that it opens, renames or removes in turn: what stood stands, and the next flusher ends what this one began.
+def test_a_checkpoint_writer_killed_anywhere_leaves_whole_checkpoints_alone(tmp_path: Path, killed: tuple[int, ...]) -> None:
+    """At every file that it opens, renames or removes in turn: what stood stands, and the next checkpoint writer ends what this one began.
 
-    The flusher of the other node has done its part meanwhile and comes to it no more.
+    The checkpoint writer of the other node has done its part meanwhile and comes to it no more.
     """
     world, ours = len(killed), tmp_path / "ours"
     trainers = trained(tmp_path, [SnapshotPlace(rank, world, "net", rank, world) for rank in range(world)])
 
     def ordered(step: int) -> list[WriteRequest]:
-        return [order_for(one, vault_of(tmp_path, rank), ours, rank, world, step=step, keep=1) for rank, one in enumerate(trainers)]
+        return [request_for(one, store_of(tmp_path, rank), ours, rank, world, step=step, keep=1) for rank, one in enumerate(trainers)]
 
     assert carried_out(tmp_path, ordered(STEP)).saves == [STEP]
     ordered(STEP + 1)
-    vaults = [vault_of(tmp_path, rank) for rank in killed]
-    program = [sys.executable, "-m", "tests.runtime.killed_flusher", *map(str, (ours, *vaults))]
+    memstores = [store_of(tmp_path, rank) for rank in killed]
+    program = [sys.executable, "-m", "tests.runtime.killed_writer", *map(str, (ours, *memstores))]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rounds = [json.loads(line) for line in done.stdout.splitlines()]
@@ -300,13 +302,13 @@ def test_a_flusher_killed_anywhere_leaves_whole_checkpoints_alone(tmp_path: Path
     assert not rounds[-1]["killed"]
 
 
-def test_where_no_flusher_is_left_ranks_write_themselves(tmp_path: Path) -> None:
+def test_where_no_checkpoint_writer_is_left_ranks_write_themselves(tmp_path: Path) -> None:
     """What is ordered there is taken back, so that no slot waits for it; another agent begins anew."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
-    vault = vault_of(tmp_path, 0)
-    order_for(trainer, vault, tmp_path / "ours", 0, 1)
-    write_requests.close(vault)
-    assert write_requests.is_closed(vault)
-    assert write_requests.orders(vault) == []
-    write_requests.reopen(vault)
-    assert not write_requests.is_closed(vault)
+    memstore = store_of(tmp_path, 0)
+    request_for(trainer, memstore, tmp_path / "ours", 0, 1)
+    write_requests.close(memstore)
+    assert write_requests.is_closed(memstore)
+    assert write_requests.pending(memstore) == []
+    write_requests.reopen(memstore)
+    assert not write_requests.is_closed(memstore)

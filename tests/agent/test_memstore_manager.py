@@ -1,4 +1,4 @@
-"""A vault lives longer than whoever writes into it, and no longer than anybody needs it."""
+"""A memory store lives longer than whoever writes into it, and no longer than anybody needs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.agent.memstore import manager
 from holdfast.cluster.local import LocalNodes
-from holdfast.memstore import shared_memory
+from holdfast.memstore import shared_memory, store_folders
 from holdfast.process import kill, mark_of
 from tests.agent.rig import Flow, Node
 from tests.waiting import wait_until
@@ -35,16 +35,16 @@ time.sleep(600)
 
 
 def keeping(node: Node, flow: Flow, *, generation: int = 1, lease: float = 60.0) -> Path:
-    """Have a worker put a snapshot into the vault; return the vault."""
+    """Have a worker put a snapshot into the memory store; return the memory store."""
     done = node.work / f"done-{generation}"
     environment = {"HOLDFAST_TOKEN": "secret", "PYTHONPATH": str(Path(shared_memory.__file__).parents[1]), "DONE": str(done)}
     flow.prepare(node, [sys.executable, node.script(KEEPER)], environment=environment, memory=MEMORY, lease=lease)
     flow.start(generation)
     wait_until(done.exists, seconds=60, explain=node.output)
-    return shared_memory.vault_of(mark_of(node.folder), "job")
+    return store_folders.memstore_of(mark_of(node.folder), "job")
 
 
-def test_workers_are_told_of_a_vault_of_their_own(node: Node, flow: Flow) -> None:
+def test_workers_are_told_of_a_memory_store_of_their_own(node: Node, flow: Flow) -> None:
     """Nobody else may look into it; half of what is free is theirs unless the job says less."""
     place = keeping(node, flow)
     assert place.stat().st_mode & 0o777 == 0o700
@@ -81,10 +81,10 @@ def test_a_snapshot_outlives_the_agent(unborn: Node) -> None:
         assert [label.step for label in shared_memory.labels(place).values()] == [7]
         flow.ok("end")
     assert node.ended() == 0
-    assert node.vaults() == []
+    assert node.memstores() == []
 
 
-def test_an_agent_that_is_terminated_leaves_the_vault_to_the_next(unborn: Node) -> None:
+def test_an_agent_that_is_terminated_leaves_the_memory_store_to_the_next(unborn: Node) -> None:
     """It was told nothing about the job; its guardian may have died."""
     node = unborn.begin()
     with node.flow() as flow:
@@ -105,9 +105,9 @@ def test_an_agent_that_ends_in_order_gives_the_memory_back(node: Node, flow: Flo
 
 
 def test_the_next_job_on_a_node_wipes_what_a_killed_agent_left(unborn: Node) -> None:
-    """Also one that keeps nothing in memory itself. Other nodes' vaults are theirs."""
-    node, other = unborn.begin(), shared_memory.vault_of("another node", "job")
-    shared_memory.make(other)
+    """Also one that keeps nothing in memory itself. Other nodes' memory stores are theirs."""
+    node, other = unborn.begin(), store_folders.memstore_of("another node", "job")
+    store_folders.make(other)
     try:
         with node.flow() as flow:
             keeping(node, flow.attach(0))
@@ -116,12 +116,12 @@ def test_the_next_job_on_a_node_wipes_what_a_killed_agent_left(unborn: Node) -> 
             node.ended()
         with node.begin().flow(job="next") as flow:
             flow.prepare(node, ["true"], memory=MEMORY)
-            assert node.vaults() == [shared_memory.vault_of(mark_of(node.folder), "next")]
+            assert node.memstores() == [store_folders.memstore_of(mark_of(node.folder), "next")]
             flow.prepare(node, ["true"])
-            assert node.vaults() == []
+            assert node.memstores() == []
         assert other.exists()
     finally:
-        shared_memory.wipe(other)
+        store_folders.wipe(other)
 
 
 def test_without_a_place_in_memory_training_goes_on(unborn: Node, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_folder_of_somebody_else_is_not_taken(unborn: Node, tmp_path: Path) ->
     precious.mkdir()
     (precious / "file").touch()
     node = unborn.begin(HOLDFAST_VAULTS=str(tmp_path))
-    (root / shared_memory.vault_of(mark_of(node.folder), "old").name).symlink_to(precious)
+    (root / store_folders.memstore_of(mark_of(node.folder), "old").name).symlink_to(precious)
     with node.flow() as flow:
         flow.attach(0)
         assert flow.prepare(node, ["true"], memory=MEMORY)["memory"] is None
@@ -159,9 +159,9 @@ def test_a_folder_of_somebody_else_is_not_taken(unborn: Node, tmp_path: Path) ->
 def test_a_power_cut_takes_the_memory(tmp_path: Path) -> None:
     """Of every job; and the flow's own way takes that of one job only."""
     nodes = LocalNodes("here", tmp_path, 2)
-    places = [shared_memory.vault_of(mark_of(nodes.folder(node)), job) for node in nodes.names() for job in ("a", "b")]
+    places = [store_folders.memstore_of(mark_of(nodes.folder(node)), job) for node in nodes.names() for job in ("a", "b")]
     for place in places:
-        shared_memory.make(place)
+        store_folders.make(place)
     nodes.power_off("node-0")
     assert [place.exists() for place in places] == [False, False, True, True]
     nodes.wipe_memory("node-1", "a")
@@ -171,9 +171,9 @@ def test_a_power_cut_takes_the_memory(tmp_path: Path) -> None:
 
 
 def test_room_is_what_is_free_and_what_is_taken_already(tmp_path: Path) -> None:
-    """A vault that is full must not look as if there were no room for it."""
-    place = shared_memory.root() / "one"
-    shared_memory.make(place)
+    """A memory store that is full must not look as if there were no room for it."""
+    place = store_folders.root() / "one"
+    store_folders.make(place)
 
     def changed() -> int:
         before = manager.room(place)
@@ -186,4 +186,4 @@ def test_room_is_what_is_free_and_what_is_taken_already(tmp_path: Path) -> None:
     try:
         wait_until(lambda: changed() < 2**27, seconds=60, explain="others give and take memory meanwhile, but not all the time")
     finally:
-        shared_memory.wipe(place)
+        store_folders.wipe(place)

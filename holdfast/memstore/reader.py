@@ -1,0 +1,116 @@
+"""Read a node's memory store: from its files on this machine, or through the memory server of another one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.memstore import shared_memory
+from holdfast.memstore.connection import LONGEST_TAIL, connect
+from holdfast.memstore.shared_memory import Label, Slot, Snapshot, Unusable
+
+
+class MemstoreReader(Protocol):
+    """The memory store of one node."""
+
+    def labels(self) -> dict[str, Label]:
+        """Return the labels of the whole snapshots by the name of their file; raise ``OSError`` or `Unusable` when they cannot be read."""
+        ...
+
+    def damaged(self) -> dict[str, str]:
+        """Return the files that are neither whole nor being written, with what is wrong with each, as far as can be seen."""
+        ...
+
+    def fetch(self, name: str, label: Label, into: Path) -> None:
+        """Copy the snapshot with that *label* to the file *into*; raise ``OSError`` when that cannot be, `Unusable` when it is another."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalMemstore:
+    """A memory store on this machine."""
+
+    folder: Path
+
+    def labels(self) -> dict[str, Label]:
+        """Return the labels in the files."""
+        return {path.name: label for path, label in shared_memory.labels(self.folder).items()}
+
+    def damaged(self) -> dict[str, str]:
+        """Return sealed files whose first page is not as it was written."""
+        found = {}
+        for path in sorted(self.folder.glob(f"*{shared_memory.SUFFIX}")):
+            with suppress(OSError):
+                with path.open("rb") as file:
+                    page = file.read(shared_memory.PAGE)
+                try:
+                    shared_memory.read_label(page)
+                except Unusable as error:
+                    if shared_memory.is_sealed(page):
+                        found[path.name] = error.why
+        return found
+
+    def fetch(self, name: str, label: Label, into: Path) -> None:
+        """Copy the file, locked meanwhile: training takes another one, and would run out of them if it were read here for long."""
+        with Snapshot(self.folder / name) as held:
+            if held.label != label:
+                raise Unusable(shared_memory.REPLACED)
+            with os.fdopen(os.dup(held.fileno()), "rb") as source, into.open("xb") as target:
+                source.seek(0)
+                shutil.copyfileobj(source, target, 2**20)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteMemstore:
+    """The memory store of another machine, read through its server; ``OSError`` includes ``PermissionError`` and ``TimeoutError``."""
+
+    address: tuple[str, int]
+    token: str
+    labels_seconds: float = 10.0
+    """How long the labels may take."""
+    stall_seconds: float = 30.0
+    """Seconds without a byte after which a transfer is given up."""
+
+    def labels(self) -> dict[str, Label]:
+        """Ask the server for the labels."""
+        until = time.monotonic() + self.labels_seconds
+        with connect(self.address, self.token, seconds=self.labels_seconds) as line:
+            line.until = until
+            found = line.request({"do": "labels"}).get("labels")
+        if not isinstance(found, dict):
+            raise Unusable("the answer of the memory server names no snapshots")
+        return {name: shared_memory.label_of(label) for name, label in found.items()}
+
+    def damaged(self) -> dict[str, str]:
+        """Return nothing: a server reports whole snapshots only."""
+        return {}
+
+    def fetch(self, name: str, label: Label, into: Path) -> None:
+        """Pull the snapshot into a new file, sealed last; the file is gone when that fails.
+
+        Data are as they were sent: the sums in the tail tell whether they are as they were written.
+        """
+        with connect(self.address, self.token, seconds=self.stall_seconds) as line:
+            request = {"do": "get", "name": name, "step": label.step, "lineage": label.lineage, "digest": label.digest}
+            size = line.request(request).get("size")
+            if size != label.file_size or label.tail > LONGEST_TAIL:
+                raise Unusable(f"a file of {size} bytes is not the snapshot that was asked for")
+            if shared_memory.read_label(line.exactly(shared_memory.PAGE)) != label:
+                raise Unusable("it is not the snapshot that was asked for")
+            slot = Slot(into, fresh=True)
+            try:
+                slot.begin(replace(label, tail=0, digest=""))
+                line.into(slot.data)
+                slot.adopt(label, line.exactly(label.tail))
+            except BaseException:
+                slot.discard()
+                with suppress(OSError):
+                    into.unlink()
+                raise
+            finally:
+                slot.close()
