@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from sqlalchemy import func, or_
 from sqlmodel import Session, col, select
 
+from detectors.codec import packed, unpacked
 from holdfast.history.models import NodeHold, ServiceMove
 from holdfast.history.store import History
 from policies.cordons import Answer, Changed, Cordon, CordonedFault, CordonKind, Node, Owner, QuarantineLimits, Rules, state_of
@@ -146,7 +147,7 @@ def _hold(row: NodeHold) -> Cordon:
         owner=Owner(name=row.owner, person=row.person),
         reason=row.reason,
         evidence=tuple(row.evidence),
-        faults=tuple(CordonedFault(kind=one["kind"], device=one.get("device", "")) for one in row.faults),
+        faults=tuple(unpacked(CordonedFault, one) for one in row.faults),
         at=row.at,
         until=row.until,
         drains=row.drains,
@@ -192,7 +193,7 @@ def _keep(session: Session, cluster: str, before: Node, done: Changed) -> None:
             row = _open_row(session, cluster, before.name, number)
             row.until, row.test, row.test_until = hold.until, hold.test, hold.test_until
             row.reason, row.leave_by = hold.reason, hold.leave_by
-            row.evidence, row.faults = list(hold.evidence), _faults(hold)
+            row.evidence, row.faults = list(hold.evidence), packed(hold.faults)
             row.newest_test = max(row.newest_test, hold.test)
     for number in old.keys() - new.keys():
         row = _open_row(session, cluster, before.name, number)
@@ -226,7 +227,7 @@ def _row(cluster: str, node: str, hold: Cordon) -> NodeHold:
         person=hold.owner.person,
         reason=hold.reason,
         evidence=list(hold.evidence),
-        faults=_faults(hold),
+        faults=packed(hold.faults),
         at=hold.at,
         until=hold.until,
         drains=hold.drains,
@@ -235,10 +236,6 @@ def _row(cluster: str, node: str, hold: Cordon) -> NodeHold:
         newest_test=hold.test,
         test_until=hold.test_until,
     )
-
-
-def _faults(hold: Cordon) -> list[dict[str, str]]:
-    return [asdict(one) for one in hold.faults]
 
 
 def _open_row(session: Session, cluster: str, node: str, number: int) -> NodeHold:

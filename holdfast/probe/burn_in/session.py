@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from detectors.burn_in_results import Check, CheckMark, check_of
-from detectors.codec import Misshapen
+from detectors.burn_in_results import Check, CheckMark
+from detectors.codec import Misshapen, unpacked
 from holdfast.probe.burn_in.bundle import program
 
 START: Final = 30.0
@@ -74,7 +74,7 @@ class BurnInSession:
     def checks(self, mark: str, until: float) -> list[Check]:
         """Return the checks that an order ended with."""
         try:
-            return [check_of(one) for one in self.hear(mark, until)]
+            return [unpacked(Check, one) for one in self.hear(mark, until)]
         except (Misshapen, TypeError) as error:
             raise Silent(f"its answer makes no sense: {error}") from error
 
