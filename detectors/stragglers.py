@@ -201,14 +201,19 @@ def _fault(entry: FaultKind, seen: StepPaces, rank: int, quote: str) -> Fault:
 # -- kinds --------------------------------------------------------------------------------------------------------------
 
 
-def _sample(*paces: tuple[float, float, float], first: tuple[float, float, float] = (0.30, 0.05, 0.0)) -> LossSample:
+def _sample(*paces: tuple[float, float, float]) -> LossSample:
     def block(one: tuple[float, float, float]) -> tuple[StepPace, ...]:
         return (StepPace(own=one[0], talk=one[1], data=one[2]),) * LONG
 
     blocks = {rank: block(one) for rank, one in enumerate(paces)}
-    nodes = {rank: f"n{rank}" for rank in blocks}
+    nodes, first = {rank: f"n{rank}" for rank in blocks}, dict.fromkeys(blocks, block((0.30, 0.05, 0.0)))
     evidence = StepPaces(
-        at=0.0, step=100, nodes=nodes, first=dict.fromkeys(blocks, block(first)), blocks=blocks, roles=(tuple(range(len(paces))),)
+        at=0.0,
+        step=100,
+        nodes=nodes,
+        first=first,
+        blocks=blocks,
+        roles=(tuple(range(len(paces))),),
     )
     return LossSample(evidence=evidence)
 

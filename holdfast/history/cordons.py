@@ -67,13 +67,6 @@ def nodes(history: History, place: CordonTable, *, now: float) -> dict[str, Node
     return found
 
 
-def moves(history: History, cluster: str, node: str) -> list[ServiceMove]:
-    """Return the moves of *node* in their order."""
-    query = select(ServiceMove).where(col(ServiceMove.cluster) == cluster, col(ServiceMove.node) == node)
-    with history.session() as session:
-        return list(session.exec(query.order_by(col(ServiceMove.number))))
-
-
 def holds(history: History, cluster: str, node: str) -> list[NodeHold]:
     """Return all holds that *node* ever had, in the order of their numbers."""
     query = select(NodeHold).where(col(NodeHold.cluster) == cluster, col(NodeHold.node) == node)

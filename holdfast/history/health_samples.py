@@ -39,13 +39,6 @@ def verdicts(history: History, cluster: str) -> dict[str, HealthVerdict]:
     return {node: one.verdict for node, one in known.items() if one.verdict is not None}
 
 
-def verdict_changes(history: History, cluster: str, node: str | None = None) -> list[NodeVerdict]:
-    """Return what changed about the nodes of *cluster* (or about *node*), oldest first."""
-    only = [] if node is None else [col(NodeVerdict.node) == node]
-    with history.session() as session:
-        return list(session.exec(select(NodeVerdict).where(col(NodeVerdict.cluster) == cluster, *only).order_by(col(NodeVerdict.id))))
-
-
 def keep(
     history: History, cluster: str, told: Mapping[str, HealthVerdict], changes: Iterable[HealthChange], readings: Mapping[str, NodeReading]
 ) -> None:

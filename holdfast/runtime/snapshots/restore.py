@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,8 +23,6 @@ from holdfast.runtime.snapshots.checksum import sum_of
 from holdfast.runtime.snapshots.restore_planner import Fetch, Stored
 from holdfast.runtime.state.state_layout import StateLayout, settle
 from holdfast.runtime.state.training import Training
-
-_log = logging.getLogger("holdfast.runtime")
 
 FETCH_SECONDS: Final = 10.0
 """How long another node's memory may be silent."""

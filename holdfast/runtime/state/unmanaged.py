@@ -24,16 +24,16 @@ LONGEST: Final = 300
 MOST: Final = 20
 
 
-def identity(rank: int, world: int, environment: Mapping[str, str] = os.environ) -> list[str]:
+def identity(rank: int, world: int) -> list[str]:
     """Return what in this process takes it for another rank than *rank*, or for one of another number than *world*."""
     known: Known = {
-        "the environment variable RANK": (environment.get("RANK"), rank),
-        "the environment variable WORLD_SIZE": (environment.get("WORLD_SIZE"), world),
+        "the environment variable RANK": (os.environ.get("RANK"), rank),
+        "the environment variable WORLD_SIZE": (os.environ.get("WORLD_SIZE"), world),
     }
     if dist.is_initialized():
         known["torch.distributed.get_rank()"] = dist.get_rank(), rank
         known["torch.distributed.get_world_size()"] = dist.get_world_size(), world
-    return [*_wrong(known), *of_libraries(rank, world, environment)]
+    return [*_wrong(known), *of_libraries(rank, world)]
 
 
 def of_libraries(rank: int, world: int, environment: Mapping[str, str] = os.environ) -> list[str]:
