@@ -115,7 +115,7 @@ def _slow_ranks(seen: StepPaces, now: _Now) -> Iterator[Fault]:
     for rank, some in now.items():
         peers = [other for role in seen.roles if rank in role for other in role if other != rank and other in now]
         usual, words = _usual(seen, rank, peers)
-        if usual is None or not _persists(some, usual):
+        if usual is None or sum(pace.own > SLOWER * usual for pace in some) < len(some) - 1:  # one block may be spared
             continue
         own = median([pace.own for pace in some])
         excess = own - usual
@@ -144,11 +144,6 @@ def _usual(seen: StepPaces, rank: int, peers: Sequence[int]) -> tuple[float | No
     ]
     usual = before * max(1.0, median(changes) if changes else 1.0)
     return usual, f"it took {before:.3g} s, and nobody else does the same work"
-
-
-def _persists(some: Sequence[StepPace], usual: float) -> bool:
-    """Tell whether nearly every block is slow: one may be spared."""
-    return sum(pace.own > SLOWER * usual for pace in some) >= len(some) - 1
 
 
 # -- links and data -----------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def keep(
             row = rows.get(node) or LastLook(cluster=cluster, node=node, at=verdict.at)
             row.at, row.verdict = verdict.at, packed(verdict)
             if node in readings:
-                row.reading = _text(readings[node])
+                row.reading = base64.b64encode(zlib.compress(json.dumps(packed(readings[node])).encode(), 3)).decode()
             session.add(row)
         session.add_all(_row(cluster, change, told[change.node].at) for change in changes)
 
@@ -70,10 +70,6 @@ def _verdict(row: LastLook) -> HealthVerdict | None:
         return unpacked(HealthVerdict, row.verdict)
     except Misshapen:  # of a newer version, or damaged: the next look begins anew
         return None
-
-
-def _text(reading: NodeReading) -> str:
-    return base64.b64encode(zlib.compress(json.dumps(packed(reading)).encode(), 3)).decode()
 
 
 def _reading(text: str | None) -> NodeReading | None:

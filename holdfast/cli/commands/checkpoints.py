@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from holdfast.audit.disk import OnDisk, on_disk
 from holdfast.audit.memory import SnapshotSet, listed, moments
-from holdfast.audit.memstores import ReachedStores, reach
+from holdfast.audit.memstores import reach
 from holdfast.audit.verifier_process import VerifierProcess
 from holdfast.audit.verify import MemoryAudit, verify_disk
 from holdfast.cli.job_view import JobView, find_job, look
@@ -103,14 +103,10 @@ def gather(outlook: JobView, *, verify: bool) -> CheckpointReport:
         return account
     with VerifierProcess(python) as prover:
         verify_disk(disk, prover)
-        _verify_memory(account, reached, prover)
+        memory = MemoryAudit(reached.memory, account.world, account.disk, prover)
+        account.moments, account.spoilt = memory.moments(), memory.spoilt()
+        account.away |= memory.away
     return account
-
-
-def _verify_memory(account: CheckpointReport, reached: ReachedStores, prover: VerifierProcess) -> None:
-    memory = MemoryAudit(reached.memory, account.world, account.disk, prover)
-    account.moments, account.spoilt = memory.moments(), memory.spoilt()
-    account.away |= memory.away
 
 
 def _where(outlook: JobView) -> tuple[Path, str]:

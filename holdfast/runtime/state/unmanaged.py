@@ -39,7 +39,7 @@ def identity(rank: int, world: int) -> list[str]:
 def of_libraries(rank: int, world: int, environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return which libraries keep another rank than *rank*, of those that are known to keep one for the life of the process."""
     known: Known = {}
-    accelerate = _shared("accelerate.state", "PartialState")
+    accelerate = dict(getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", None) or {})
     if accelerate.get("distributed_type") is not None:
         wanted = {"process_index": rank, "num_processes": world, "local_process_index": _number(environment.get("LOCAL_RANK"))}
         known |= {f"accelerate.PartialState().{name}": (accelerate.get(name), value) for name, value in wanted.items()}
@@ -53,11 +53,6 @@ def of_libraries(rank: int, world: int, environment: Mapping[str, str] = os.envi
 def _wrong(known: Known) -> list[str]:
     told = ((name, value, wanted) for name, (value, wanted) in known.items() if value is not None and str(value) != str(wanted))
     return [f"{name} is {value}, and should be {wanted}" for name, value, wanted in told]
-
-
-def _shared(module: str, name: str) -> dict[str, Any]:
-    """Return the state that all objects of a class share, if its module is loaded."""
-    return dict(getattr(getattr(sys.modules.get(module), name, None), "_shared_state", None) or {})
 
 
 def _number(text: str | None) -> int:
