@@ -228,8 +228,8 @@ def _verb(ranks: list[int]) -> str:
 # -- kinds --------------------------------------------------------------------------------------------------------------
 
 
-def _rank(number: int, name: str, *, group: str = "0", count: int | None = None, size: int = 1024) -> RankProgress:
-    work = InWork(number=number, name=name, size=size, kind="float32", seconds=8.0)
+def _rank(number: int, name: str, *, group: str = "0", count: int | None = None) -> RankProgress:
+    work = InWork(number=number, name=name, size=1024, kind="float32", seconds=8.0)
     mine = InGroup(name=group, ranks=(0, 1), counts={"": number}, pending=(work,))
     other = () if count is None else (InGroup(name="1" if group == "0" else "0", ranks=(0, 1), counts={"": count}),)
     return RankProgress(node="n0", step=40, age=9.0, standing=RankStatus(waits="collective", seconds=8.0, groups=(mine, *other)))

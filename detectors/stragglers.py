@@ -115,7 +115,7 @@ def _slow_ranks(seen: StepPaces, now: _Now) -> Iterator[Fault]:
     for rank, some in now.items():
         peers = [other for role in seen.roles if rank in role for other in role if other != rank and other in now]
         usual, words = _usual(seen, rank, peers)
-        if usual is None or not _persists(some, usual):
+        if usual is None or sum(pace.own > SLOWER * usual for pace in some) < len(some) - 1:  # one block may be spared
             continue
         own = median([pace.own for pace in some])
         excess = own - usual
@@ -144,11 +144,6 @@ def _usual(seen: StepPaces, rank: int, peers: Sequence[int]) -> tuple[float | No
     ]
     usual = before * max(1.0, median(changes) if changes else 1.0)
     return usual, f"it took {before:.3g} s, and nobody else does the same work"
-
-
-def _persists(some: Sequence[StepPace], usual: float) -> bool:
-    """Tell whether nearly every block is slow: one may be spared."""
-    return sum(pace.own > SLOWER * usual for pace in some) >= len(some) - 1
 
 
 # -- links and data -----------------------------------------------------------------------------------------------------
@@ -201,14 +196,19 @@ def _fault(entry: FaultKind, seen: StepPaces, rank: int, quote: str) -> Fault:
 # -- kinds --------------------------------------------------------------------------------------------------------------
 
 
-def _sample(*paces: tuple[float, float, float], first: tuple[float, float, float] = (0.30, 0.05, 0.0)) -> LossSample:
+def _sample(*paces: tuple[float, float, float]) -> LossSample:
     def block(one: tuple[float, float, float]) -> tuple[StepPace, ...]:
         return (StepPace(own=one[0], talk=one[1], data=one[2]),) * LONG
 
     blocks = {rank: block(one) for rank, one in enumerate(paces)}
-    nodes = {rank: f"n{rank}" for rank in blocks}
+    nodes, first = {rank: f"n{rank}" for rank in blocks}, dict.fromkeys(blocks, block((0.30, 0.05, 0.0)))
     evidence = StepPaces(
-        at=0.0, step=100, nodes=nodes, first=dict.fromkeys(blocks, block(first)), blocks=blocks, roles=(tuple(range(len(paces))),)
+        at=0.0,
+        step=100,
+        nodes=nodes,
+        first=first,
+        blocks=blocks,
+        roles=(tuple(range(len(paces))),),
     )
     return LossSample(evidence=evidence)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from detectors.evidence import Raised
+from holdfast.peer_error_patterns import DEVICE_BROKEN, OWN_SOCKET, PEER_GONE, says_peer_lost
 
 MESSAGE_LINES: Final = 20
 """Lines of a message that are read: an error of NCCL has five."""
@@ -26,18 +27,6 @@ _LINKS: Final = (
 _PRINTED_AND_PASSED: Final = ("Exception ignored", "Exception in thread", "--- Logging error ---")
 """What Python says above a traceback that ended nothing."""
 
-# The words by which the runtime tells an echo (`holdfast.runtime.peer_errors`), for workers that have no runtime; a test holds them equal.
-GLOO_LOST: Final = re.compile(
-    r"Connection (?:closed by peer|reset by peer|refused|timed out)|Broken pipe|No route to host|Network is unreachable"
-    r"|Timed out waiting \d+ms for (?:send|recv) operation|timed out connecting|Socket closed|failed to pass monitoredBarrier",
-)
-NCCL_LOST: Final = re.compile(
-    r"ncclRemoteError|remote process exited|Connection (?:closed by remote peer|reset by peer|refused|timed out)"
-    r"|caught collective operation timeout|communicator was aborted|Some NCCL operations have failed or timed out",
-)
-OUR_LOST: Final = "holdfast.runtime.groups.control_tree.PeerGone"
-DEVICE_BROKEN: Final = re.compile(r"\b(?:CUDA|HIP) error\b")
-OWN_SOCKET: Final = re.compile(r"failed to (?:listen|bind)|EADDRINUSE|EACCES|EADDRNOTAVAIL")
 _TERMINATED: Final = re.compile(
     r"terminate called after throwing an instance of '(?P<type>(?:c10|gloo)::[^'\n]*)'\s+what\(\): *(?P<message>.*)"
 )
@@ -67,14 +56,14 @@ def raised_in(output: str) -> Raised | None:
 
 def tells_of_lost_peer(name: str, message: str) -> bool:
     """Judge a printed exception by its type and by the words that torch, gloo and NCCL really use."""
-    if name == OUR_LOST:
+    if name == PEER_GONE:
         return True
     kind = name.rpartition(".")[2]
     if kind in ("DistNetworkError", "DistStoreError"):
         return not OWN_SOCKET.search(message)
     if kind not in ("RuntimeError", "DistBackendError", "DistError"):
         return False  # a ConnectionResetError of the user's own download is no peer
-    return _lost(message)
+    return says_peer_lost(message)
 
 
 def _tells_of_the_device(name: str, message: str) -> bool:
@@ -86,18 +75,12 @@ def _tells_of_the_device(name: str, message: str) -> bool:
 def aborted_for_lost_peer(output: str) -> bool:
     """Tell whether a thread of gloo or NCCL gave up its process because a peer was gone: a watchdog's abort is an echo, too."""
     found = _TERMINATED.search(output)
-    return found is not None and _lost(f"{found['type']} {found['message']}")
+    return found is not None and says_peer_lost(f"{found['type']} {found['message']}")
 
 
 def places_in(traceback: str) -> list[str]:
     """Return the places (``file:line``) in *traceback*, innermost last."""
     return [f"{file}:{line}" for file, line in re.findall(r'File "([^"\n]+)", line (\d+)', traceback)]
-
-
-def _lost(words: str) -> bool:
-    if "gloo" in words.lower():
-        return bool(GLOO_LOST.search(words))
-    return "nccl" in words.lower() and bool(NCCL_LOST.search(words))
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[tuple[int, int]]:

@@ -118,17 +118,13 @@ class RestartWorkers:
         if used >= case.budget.in_place:
             return Pass(f"{used} restarts of {root.node or 'the job'} within {case.budget.window:.0f} s are as many as the budget allows")
         same = sum(one.node == root.node and one.kind == root.kind for one in counted)
-        if root.entry.blame is Blame.GPU and same >= self.gpu and self._has_alternative(case):
+        if root.entry.blame is Blame.GPU and same >= self.gpu and (bool(case.spares) or len(case.members) - 1 >= max(1, case.least)):
             return Pass(f"{same} restart(s) of {root.node} did not cure {root.kind}, and other nodes can take its ranks")
         rotate = follows_step(root.kind) and len(case.members) > 1
         reason = f"{case.reason}; restart {used + 1} of {case.budget.in_place} within {case.budget.window:.0f} s"
         if rotate:
             reason += ", with the ranks on other nodes to see whether the failure follows the step"
         return Decision(action=RecoveryAction.RESTART_IN_PLACE, reason=reason, rotate=rotate)
-
-    def _has_alternative(self, case: Case) -> bool:
-        """Tell whether the job could go on without the node of the root fault."""
-        return bool(case.spares) or len(case.members) - 1 >= max(1, case.least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from detectors.burn_in_results import CheckMark
-
-ROUNDS: Final = 3
-"""One in which everybody under test meets somebody, and two of re-pairing for those of bad pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

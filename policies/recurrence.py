@@ -36,7 +36,7 @@ class ExcuseWhenCorrelated:
             return Pass(OFF)
         seen = [fault for fault in (case.diagnosis.root, *case.diagnosis.echoes) if case.levels.acts(fault)]
         kinds = dict.fromkeys(fault.kind for fault in seen if not is_echo(fault.kind) and not belongs(fault.kind, "node-gone"))
-        found = {kind: nodes for kind in kinds if self._many(len(nodes := self._nodes(kind, case)), len(case.members))}
+        found = {kind: nodes for kind in kinds if len(nodes := self._nodes(kind, case)) >= self._least(len(case.members))}
         if not found:
             root, least = case.diagnosis.root.kind, self._least(len(case.members))
             return Pass(f"{root} came on {len(self._nodes(root, case))} node(s) within {self.window:.0f} s, not on {least}")
@@ -49,9 +49,6 @@ class ExcuseWhenCorrelated:
     def _nodes(self, kind: str, case: Case) -> set[str]:
         now = {fault.node for fault in (case.diagnosis.root, *case.diagnosis.echoes) if fault.kind == kind and fault.node}
         return now | {one.node for one in case.earlier if one.kind == kind and case.now - one.at < self.window}
-
-    def _many(self, count: int, members: int) -> bool:
-        return count >= self._least(members)
 
     def _least(self, members: int) -> int:
         """Return from how many nodes on a fault of *members* is common."""

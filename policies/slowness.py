@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 PAUSE: Final = 1.0
 """Seconds that a planned move is taken to hold training up before one was measured: ours take 0.1 to 0.4 s (docs/measured.md), on a machine
@@ -73,21 +71,6 @@ class SlowRank:
     """Planned moves of this job that came to nothing."""
     moved: tuple[MovedBefore, ...] = ()
     """Ranks that were moved for their slowness before."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> SlowRank:
-        """Return what `as_record` wrote, with defaults for what is new since; raise ``TypeError`` or ``ValueError`` for anything else."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        facts: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in record.items() if name in known
-        }
-        moved = tuple(MovedBefore(**one) for one in facts.pop("moved", ()))
-        wanted = StragglerAction(facts.pop("wanted", StragglerAction.AUTO))
-        return cls(**facts, moved=moved, wanted=wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ LEAVES = (
     "holdfast.memstore",
     "holdfast.own_variables",
     "holdfast.paths",
+    "holdfast.peer_error_patterns",
     "holdfast.ports",
     "holdfast.process",
     "holdfast.protocol",
@@ -47,7 +48,8 @@ ARROWS = (
     Arrow(of="flows", ours=("flows", "tasks", "policies", "detectors", "holdfast", "-holdfast.workflows"), theirs=("*", "-torch")),
     Arrow(of="tasks", ours=("tasks", "policies", "detectors", "holdfast", "-holdfast.workflows"), theirs=("*", "-torch")),
     Arrow(of="policies", ours=("policies", "detectors")),
-    Arrow(of="detectors", ours=("detectors",)),
+    # The one leaf outside: the runtime, which loads no detector, judges raised errors by the same words.
+    Arrow(of="detectors", ours=("detectors", "holdfast.peer_error_patterns")),
     Arrow(
         of="holdfast",
         ours=("holdfast", "policies", "detectors", "-holdfast.workflows", "-holdfast.prefect_client"),
@@ -65,7 +67,12 @@ ARROWS = (
         of="holdfast.runtime",
         ours=(
             "holdfast.runtime",
-            *(f"holdfast.{leaf}" for leaf in ("authenticated_listener", "memstore", "process", "protocol", "tensor_layout")),
+            "holdfast.authenticated_listener",
+            "holdfast.memstore",
+            "holdfast.peer_error_patterns",
+            "holdfast.process",
+            "holdfast.protocol",
+            "holdfast.tensor_layout",
         ),
         theirs=("torch",),
     ),

@@ -81,10 +81,9 @@ class FailureCosts:
         }
 
 
-def downtime(history: History, job: Job, *, now: float | None = None) -> float:
+def downtime(history: History, job: Job) -> float:
     """Return the `FailureCosts.downtime_s` of *job* alone, for which no step need be read."""
-    at = time.time() if now is None else now
-    (one,) = known(history, only=[job], since=None, now=at)
+    (one,) = known(history, only=[job], since=None, now=time.time())
     with history.session() as session:
         life = TimelineReader(session=session, unit=COMPUTE, since=None).life(one, with_steps=False)
     return time_down(life, life.begin) / SECOND

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import sqlalchemy
 from sqlmodel import Session, col
 
+from detectors.codec import Misshapen, unpacked
 from holdfast.history.models import Job, Weighing
 from policies.slowness import MoveWhenItPays, SlowRank
 
@@ -45,8 +46,8 @@ def weighed_again(session: Session, rule: MoveWhenItPays, *, job: Job | None, si
     for row in session.connection().execute(wanted):
         name, at, rank, node, act, reason, record = tuple(row)
         try:
-            again = rule(SlowRank.of(record))
+            again = rule(unpacked(SlowRank, record))
             would, why = str(again.act), again.reason
-        except (TypeError, ValueError, AttributeError):  # of a newer version, or damaged
+        except Misshapen:  # of a newer version, or damaged
             would, why = "", NO_CASE
         yield ReweighedStraggler(job=name, at=at, rank=rank, node=node, decided=act, decided_reason=reason, would=would, reason=why)

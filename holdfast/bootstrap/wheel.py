@@ -42,11 +42,6 @@ class NodeWheel:
     """SHA-256 of its list of files with their own digests: what it is, whenever and wherever it was made."""
     data: bytes
 
-    @property
-    def file_name(self) -> str:
-        """Return how a file with it is called."""
-        return f"{NAME}-{self.version}-py3-none-any.whl"
-
     @classmethod
     def read(cls, path: Path) -> NodeWheel:
         """Return the wheel in a file; raise `NotReadable` when it is none of ours."""

@@ -140,9 +140,9 @@ class Classifier:
         return name
 
 
-def classify(read: Callable[[int], bytes], matcher: Matcher | None = None) -> Iterator[Page]:
+def classify(read: Callable[[int], bytes]) -> Iterator[Page]:
     """Yield the verdicts on all that *read* has to give, a block at a time."""
-    classifier = Classifier(matcher)
+    classifier = Classifier()
     for block in blocks(read):
         yield classifier.feed(block)
     yield classifier.finish()

@@ -28,7 +28,7 @@ def blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
             rest = (rest + chunk[:LONGEST])[:LONGEST]
             continue
         first = chunk.find(b"\n")
-        yield plain(_cut(rest + chunk[:first]) + _cut_all(chunk[first:end]))
+        yield plain(_cut(rest + chunk[:first]) + _TOO_LONG.sub(rb"\1", chunk[first:end]))
         rest = chunk[end:]
     if rest:
         yield plain(_cut(rest) + b"\n")
@@ -43,8 +43,3 @@ def plain(block: bytes) -> bytes:
 
 def _cut(line: bytes) -> bytes:
     return line[:LONGEST]
-
-
-def _cut_all(lines: bytes) -> bytes:
-    """Return *lines* with no more than may be kept of each."""
-    return _TOO_LONG.sub(rb"\1", lines)

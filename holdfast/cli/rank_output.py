@@ -105,10 +105,6 @@ class RankOutput:
         self._room.set()
         return found
 
-    def waiting(self) -> int:
-        """Return how many lines wait to be taken."""
-        return len(self._lines)
-
     def last(self) -> Iterator[list[Line]]:
         """Yield what is left when the job has ended; of a node that does not answer in time nothing more."""
         self._until = time.monotonic() + LAST

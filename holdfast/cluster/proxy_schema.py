@@ -7,91 +7,137 @@ that a gate may tell more than this version understands.
 from __future__ import annotations
 
 import base64
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
-
+from detectors.codec import Misshapen, unpacked
 from holdfast.agent.workers.log_files import NAME as LOG
 from holdfast.protocol import LONGEST_LINE, Message
 
 MOST: Final = 2**53
 MOST_LOGS: Final = 2**16
 """Logs in one folder: one for each rank of the largest jobs, where nodes share it."""
+MOST_INTERFACES: Final = 4096
 
-Count = Annotated[int, Field(ge=0, le=MOST)]
-Port = Annotated[int, Field(gt=0, lt=2**16)]
-Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Name = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00\r\n]*$")]
-"""One line: it goes into messages, environments and paths."""
-Log = Annotated[str, StringConstraints(pattern=rf"^(?:{LOG.pattern})$")]
-"""The name of a log: it becomes a path in a support bundle, and so on the machine of whoever unpacks that."""
-Words = Annotated[str, StringConstraints(max_length=1000)]
+
+def _between(least: int, most: int) -> Callable[[int], int]:
+    def checked(number: int) -> int:
+        if least <= number <= most:
+            return number
+        raise ValueError(f"is not from {least} to {most}")
+
+    return checked
+
+
+def _at_most(most: int) -> Callable[[Any], Any]:
+    def checked(value: Any) -> Any:  # noqa: ANN401 (a text or a collection)
+        if len(value) <= most:
+            return value
+        raise ValueError(f"is longer than {most}")
+
+    return checked
+
+
+def _like(pattern: str) -> Callable[[str], str]:
+    compiled = re.compile(pattern)
+
+    def checked(text: str) -> str:
+        if compiled.fullmatch(text):
+            return text
+        raise ValueError("has another form")
+
+    return checked
+
+
+def _is_duration(seconds: float) -> float:
+    if math.isfinite(seconds) and seconds >= 0:
+        return seconds
+    raise ValueError("is no number of seconds")
 
 
 def _is_base64(text: str) -> str:
-    base64.b64decode(text, validate=True)
+    base64.b64decode(_at_most(LONGEST_LINE)(text), validate=True)
     return text
 
 
-class _Said(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
+Count = Annotated[int, _between(0, MOST)]
+Port = Annotated[int, _between(1, 2**16 - 1)]
+Real = Annotated[float, _is_duration]
+Name = Annotated[str, _like(r"[^\x00\r\n]{0,4096}")]
+"""One line: it goes into messages, environments and paths."""
+Log = Annotated[str, _like(LOG.pattern)]
+"""The name of a log: it becomes a path in a support bundle, and so on the machine of whoever unpacks that."""
 
 
-class _Agent(_Said):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Agent:
     pid: Count
     job: Name | None
 
 
-class _Looked(_Said):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looked:
     agent: _Agent | None
 
 
-class _Interface(_Said):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Interface:
     name: Name
     address: Name
     network: Name
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Entered(_Looked):
     directory: Name
     interpreter: Name
-    interfaces: Annotated[list[_Interface], Field(max_length=4096)]
+    interfaces: Annotated[list[_Interface], _at_most(MOST_INTERFACES)]
     reached: Name | None
     clock: Real | None = None
 
 
-class _Fenced(_Said):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fenced:
     killed: list[Count]
 
 
-class _Past(_Said):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Past:
     events: list[dict[str, Any]]
 
 
-class _Logs(_Said):
-    logs: Annotated[dict[Log, Count], Field(max_length=MOST_LOGS)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Logs:
+    logs: Annotated[dict[Log, Count], _at_most(MOST_LOGS)]
     place: Name = ""
 
 
-class _Log(_Said):
-    data: Annotated[str, AfterValidator(_is_base64), StringConstraints(max_length=LONGEST_LINE)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Log:
+    data: Annotated[str, _is_base64]
 
 
-class _Listens(_Said):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listens:
     port: Port
     token: Name
 
 
-class _Measured(_Said):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
     bytes: Count
     seconds: Real
 
 
-class _Met(_Said):
-    why: Words
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Met:
+    why: Annotated[str, _at_most(1000)]
 
 
-ANSWERS: Final[dict[str, type[_Said]]] = {
+ANSWERS: Final[dict[str, type]] = {
     "enter": _Entered,
     "look": _Looked,
     "fence": _Fenced,
@@ -108,10 +154,10 @@ ANSWERS: Final[dict[str, type[_Said]]] = {
 def complaint(verb: str, answer: Message) -> str:
     """Say what is wrong with a gate's answer to the order *verb*; empty when it can be used as it is."""
     try:
-        ANSWERS.get(verb, _Said).model_validate(answer)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        return f"{_printable('.'.join(map(str, first['loc']))[:100])}: {first['msg']}"
+        if verb in ANSWERS:
+            unpacked(ANSWERS[verb], answer, where=verb)
+    except Misshapen as error:
+        return _printable(str(error)[:300])
     return ""
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from sqlalchemy import func, or_
 from sqlmodel import Session, col, select
 
+from detectors.codec import packed, unpacked
 from holdfast.history.models import NodeHold, ServiceMove
 from holdfast.history.store import History
 from policies.cordons import Answer, Changed, Cordon, CordonedFault, CordonKind, Node, Owner, QuarantineLimits, Rules, state_of
@@ -64,13 +65,6 @@ def nodes(history: History, place: CordonTable, *, now: float) -> dict[str, Node
             node = done.node
         found[name] = node
     return found
-
-
-def moves(history: History, cluster: str, node: str) -> list[ServiceMove]:
-    """Return the moves of *node* in their order."""
-    query = select(ServiceMove).where(col(ServiceMove.cluster) == cluster, col(ServiceMove.node) == node)
-    with history.session() as session:
-        return list(session.exec(query.order_by(col(ServiceMove.number))))
 
 
 def holds(history: History, cluster: str, node: str) -> list[NodeHold]:
@@ -146,7 +140,7 @@ def _hold(row: NodeHold) -> Cordon:
         owner=Owner(name=row.owner, person=row.person),
         reason=row.reason,
         evidence=tuple(row.evidence),
-        faults=tuple(CordonedFault(kind=one["kind"], device=one.get("device", "")) for one in row.faults),
+        faults=tuple(unpacked(CordonedFault, one) for one in row.faults),
         at=row.at,
         until=row.until,
         drains=row.drains,
@@ -192,7 +186,7 @@ def _keep(session: Session, cluster: str, before: Node, done: Changed) -> None:
             row = _open_row(session, cluster, before.name, number)
             row.until, row.test, row.test_until = hold.until, hold.test, hold.test_until
             row.reason, row.leave_by = hold.reason, hold.leave_by
-            row.evidence, row.faults = list(hold.evidence), _faults(hold)
+            row.evidence, row.faults = list(hold.evidence), packed(hold.faults)
             row.newest_test = max(row.newest_test, hold.test)
     for number in old.keys() - new.keys():
         row = _open_row(session, cluster, before.name, number)
@@ -226,7 +220,7 @@ def _row(cluster: str, node: str, hold: Cordon) -> NodeHold:
         person=hold.owner.person,
         reason=hold.reason,
         evidence=list(hold.evidence),
-        faults=_faults(hold),
+        faults=packed(hold.faults),
         at=hold.at,
         until=hold.until,
         drains=hold.drains,
@@ -235,10 +229,6 @@ def _row(cluster: str, node: str, hold: Cordon) -> NodeHold:
         newest_test=hold.test,
         test_until=hold.test_until,
     )
-
-
-def _faults(hold: Cordon) -> list[dict[str, str]]:
-    return [asdict(one) for one in hold.faults]
 
 
 def _open_row(session: Session, cluster: str, node: str, number: int) -> NodeHold:

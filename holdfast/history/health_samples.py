@@ -39,13 +39,6 @@ def verdicts(history: History, cluster: str) -> dict[str, HealthVerdict]:
     return {node: one.verdict for node, one in known.items() if one.verdict is not None}
 
 
-def verdict_changes(history: History, cluster: str, node: str | None = None) -> list[NodeVerdict]:
-    """Return what changed about the nodes of *cluster* (or about *node*), oldest first."""
-    only = [] if node is None else [col(NodeVerdict.node) == node]
-    with history.session() as session:
-        return list(session.exec(select(NodeVerdict).where(col(NodeVerdict.cluster) == cluster, *only).order_by(col(NodeVerdict.id))))
-
-
 def keep(
     history: History, cluster: str, told: Mapping[str, HealthVerdict], changes: Iterable[HealthChange], readings: Mapping[str, NodeReading]
 ) -> None:
@@ -56,7 +49,7 @@ def keep(
             row = rows.get(node) or LastLook(cluster=cluster, node=node, at=verdict.at)
             row.at, row.verdict = verdict.at, packed(verdict)
             if node in readings:
-                row.reading = _text(readings[node])
+                row.reading = base64.b64encode(zlib.compress(json.dumps(packed(readings[node])).encode(), 3)).decode()
             session.add(row)
         session.add_all(_row(cluster, change, told[change.node].at) for change in changes)
 
@@ -77,10 +70,6 @@ def _verdict(row: LastLook) -> HealthVerdict | None:
         return unpacked(HealthVerdict, row.verdict)
     except Misshapen:  # of a newer version, or damaged: the next look begins anew
         return None
-
-
-def _text(reading: NodeReading) -> str:
-    return base64.b64encode(zlib.compress(json.dumps(packed(reading)).encode(), 3)).decode()
 
 
 def _reading(text: str | None) -> NodeReading | None:

@@ -39,7 +39,7 @@ Row = TypeVar("Row", bound=SQLModel)
 
 def jobs(history: History, name: str | None = None, *, limit: int | None = 50) -> list[Job]:
     """Return the newest jobs, newest first; only those called *name* when given."""
-    return _rows(history, Job, *_named(name), newest_first=True, limit=limit)
+    return _rows(history, Job, *([] if name is None else [col(Job.name) == name]), newest_first=True, limit=limit)
 
 
 def newest_job(history: History, name: str) -> Job:
@@ -253,11 +253,6 @@ def request(history: History, number: str) -> Request | None:
 def remarks(history: History, job_id: str) -> list[Remark]:
     """Return the job's remarks in the order they were made."""
     return _rows(history, Remark, col(Remark.job_id) == job_id)
-
-
-def _named(name: str | None) -> list[ColumnElement[bool]]:
-    """Return the condition for jobs called *name*."""
-    return [] if name is None else [col(Job.name) == name]
 
 
 def _by_number(history: History, number: int, of_job: list[ColumnElement[bool]]) -> list[Incident]:

@@ -36,7 +36,7 @@ def _cleaned(value: Any) -> Any:  # noqa: ANN401
         case None | bool() | int():
             return value
         case float():
-            return value if math.isfinite(value) else _word(value)
+            return value if math.isfinite(value) else ("NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity")
         case str():
             return clean_text(value)
         case dict():
@@ -55,8 +55,3 @@ def clean_cell(value: Any) -> Any:  # noqa: ANN401 (whatever a column holds)
 def to_json(value: Any) -> str:  # noqa: ANN401 (SQLAlchemy's serializer takes anything)
     """Write *value* as strict JSON."""
     return _clean_json(value) or json.dumps(_cleaned(value), allow_nan=False)
-
-
-def _word(value: float) -> str:
-    """Return the name of a number that JSON does not know."""
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -13,7 +13,6 @@ from policies.node_health import NodeHealthState
 from policies.node_states import NodeState
 from policies.states import State
 
-PREFIX: Final = "holdfast."
 JOB: Final = "job"
 NODE: Final = "node"
 CLUSTER: Final = "cluster"

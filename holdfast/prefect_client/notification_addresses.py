@@ -47,7 +47,9 @@ def block_of(address: str) -> Block:
     scheme, host = _parsed(address)
     service: Any = Apprise.instantiate(address, suppress_exceptions=True)
     if service is None and scheme in HTTP:
-        return _webhook(address, host)
+        if not host:
+            raise BadAddress("it names no host")
+        return Webhook(url=SecretStr(address), headers=cast("Any", {"Content-Type": "application/json"}))
     if service is None:
         raise BadAddress(f"{scheme}:// needs other parts than these" if scheme in _schemes() else f"nothing is known about {scheme}://")
     make = BLOCKS.get(type(service).__name__)
@@ -86,12 +88,6 @@ def _schemes() -> set[str]:
 def _without(words: str, address: str) -> str:
     """Return the *words* of an error without the address, which is a secret."""
     return words.replace(address, "the address")
-
-
-def _webhook(address: str, host: str) -> Block:
-    if not host:
-        raise BadAddress("it names no host")
-    return Webhook(url=SecretStr(address), headers=cast("Any", {"Content-Type": "application/json"}))
 
 
 def _generic(_service: Any, address: str) -> Block:  # noqa: ANN401 (a plugin of Apprise, which has no types)

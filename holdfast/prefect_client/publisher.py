@@ -122,7 +122,9 @@ class Publisher:
     def tell(self, event: str, facts: Facts) -> None:
         """Publish news of the run; never wait, never raise."""
         if event == "progress":  # once a step: the newest is all that counts
-            self._progress(facts)
+            page, seconds = self._facts, facts["seconds"]
+            page.pace = seconds if page.pace is None else (1 - SMOOTHING) * page.pace + SMOOTHING * seconds
+            page.step, page.until, page.loss = facts["step"], facts["until"], facts["loss"]
         elif event in self._handlers:
             copy, handler = self._handlers[event]
             self._work.put((handler, copy(facts)))
@@ -291,11 +293,6 @@ class Publisher:
         self._emit("holdfast.approval.answered", number=question.number, nodes=nodes, reason=question.reason, **answer)
         for notification in self._notifications.answered(question, summary):
             self._notify(notification)
-
-    def _progress(self, facts: Facts) -> None:
-        page, seconds = self._facts, facts["seconds"]
-        page.pace = seconds if page.pace is None else (1 - SMOOTHING) * page.pace + SMOOTHING * seconds
-        page.step, page.until, page.loss = facts["step"], facts["until"], facts["loss"]
 
     # -- what is due --------------------------------------------------------------------------------------------------
 

@@ -58,13 +58,13 @@ def clock(at: float, step: float, whole: float) -> str:
     return f"{at:.{max(0, -math.floor(math.log10(step) + 1e-9))}f} s"
 
 
-def time_axis(on: Drawing, seconds: float, *, labels: bool = True) -> None:
+def time_axis(on: Drawing, seconds: float) -> None:
     """Let x be elapsed time from 0 to *seconds*."""
     whole = max(seconds, 1e-6)
     ticks = time_ticks(whole, on.box.columns)
     on.axes.set_xlim(0, whole)
     on.axes.xaxis.set_major_locator(FixedLocator([at for at, _ in ticks]))
-    on.axes.xaxis.set_major_formatter(FixedFormatter([words if labels else "" for _, words in ticks]))
+    on.axes.xaxis.set_major_formatter(FixedFormatter([words for _, words in ticks]))
 
 
 def step_axis(on: Drawing, first: float, last: float) -> None:

@@ -189,17 +189,13 @@ def _settle(node: ET.Element, name: str, tips: Mapping[str, str]) -> None:
     if node.tag == "g":
         node.attrib.pop("id", None)
     if mark in tips:
-        _give_tip(node, tips[mark])
+        tip = ET.Element("title")
+        tip.text = visible(tips[mark])
+        node.insert(0, tip)
     if node.tail:
         node.tail = "\n"
     if node.tag not in {"text", "title"} and node.text:
         node.text = None
-
-
-def _give_tip(node: ET.Element, words: str) -> None:
-    tip = ET.Element("title")
-    tip.text = visible(words)
-    node.insert(0, tip)
 
 
 def _plain(key: str, value: str, name: str) -> str:

@@ -137,9 +137,9 @@ class AgentLink:
         """Ask whether this generation (or that one) may still put its checkpoint of *step* in place; without an agent it may."""
         return self._ask({"t": "commit?", "step": step} | ({} if generation is None else {"generation": generation}), seconds)
 
-    def succeeded_by(self, pid: int, seconds: float = ANSWER_SECONDS) -> Leave:
+    def succeeded_by(self, pid: int) -> Leave:
         """Ask that the process *pid*, a child of this one, count as this worker from now on."""
-        return self._ask({"t": "successor?", "pid": pid}, seconds)
+        return self._ask({"t": "successor?", "pid": pid}, ANSWER_SECONDS)
 
     def _ask(self, question: Message, seconds: float) -> Leave:
         if self._path is None:

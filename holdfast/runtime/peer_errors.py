@@ -10,32 +10,19 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, Final
 
+from holdfast.peer_error_patterns import DEVICE_BROKEN, OWN_SOCKET, PEER_GONE, says_peer_lost
+
 LONGEST_MESSAGE: Final = 4 * 1024
 """Bytes of an exception's own words that travel to the agent."""
 
 LONGEST_TRACEBACK: Final = 64 * 1024
 """Bytes of a traceback that travel to the agent."""
 
-_GLOO_LOST: Final = re.compile(
-    r"Connection (?:closed by peer|reset by peer|refused|timed out)|Broken pipe|No route to host|Network is unreachable"
-    r"|Timed out waiting \d+ms for (?:send|recv) operation|timed out connecting|Socket closed|failed to pass monitoredBarrier",
-)
-_OURS: Final = "holdfast.runtime.groups.control_tree.PeerGone"
-"""What our own groups raise where a peer does not come to them, or leaves."""
 _GLOO_TIMEOUT: Final = "Application timeout caused pair closure"
 """What every collective says after one timed out; gloo does not name itself here."""
 
-_NCCL_LOST: Final = re.compile(
-    r"ncclRemoteError|remote process exited|Connection (?:closed by remote peer|reset by peer|refused|timed out)"
-    r"|caught collective operation timeout|communicator was aborted|Some NCCL operations have failed or timed out",
-)
-_OWN_SOCKET: Final = re.compile(r"failed to (?:listen|bind)|EADDRINUSE|EACCES|EADDRNOTAVAIL")
-
-
 _STORE_LATE: Final = re.compile(r"(?i)\btimed?[ -]?out\b")
 """What a store says when nobody has left what it was asked for: another rank is late, which is not lost."""
-_DEVICE_BROKEN: Final = re.compile(r"\b(?:CUDA|HIP) error\b")
-"""What torch says of an error of the device: it sticks, so that every later call in this process fails."""
 
 
 def is_peer_loss(error: BaseException) -> bool:
@@ -58,7 +45,7 @@ def _torch_names(error: BaseException) -> set[str]:
 
 
 def _tells_of_the_device(error: BaseException) -> bool:
-    return "AcceleratorError" in _torch_names(error) or (isinstance(error, RuntimeError) and bool(_DEVICE_BROKEN.search(str(error))))
+    return "AcceleratorError" in _torch_names(error) or (isinstance(error, RuntimeError) and bool(DEVICE_BROKEN.search(str(error))))
 
 
 def _tells_of_lateness(error: BaseException) -> bool:
@@ -67,18 +54,14 @@ def _tells_of_lateness(error: BaseException) -> bool:
 
 def _tells_of_a_peer(error: BaseException) -> bool:
     """Judge one exception by its class and by the words that torch 2.13, gloo and NCCL really use."""
-    if f"{type(error).__module__}.{type(error).__name__}" == _OURS:
+    if f"{type(error).__module__}.{type(error).__name__}" == PEER_GONE:
         return True
     words = str(error)
     if _torch_names(error) & {"DistNetworkError", "DistStoreError"}:
-        return not _OWN_SOCKET.search(words) and not _tells_of_lateness(error)
+        return not OWN_SOCKET.search(words) and not _tells_of_lateness(error)
     if not isinstance(error, RuntimeError):
         return False  # a ConnectionResetError of the user's own download is no peer
-    if words == _GLOO_TIMEOUT:
-        return True
-    if "gloo" in words.lower():
-        return bool(_GLOO_LOST.search(words))
-    return "nccl" in words.lower() and bool(_NCCL_LOST.search(words))
+    return words == _GLOO_TIMEOUT or says_peer_lost(words)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

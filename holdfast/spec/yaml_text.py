@@ -61,12 +61,6 @@ class Document:
         root = _composed(text)
         self.data = None if root is None else self._plain(root, ())
 
-    def line_of(self, path: Path) -> int | None:
-        """Return the line of the field at *path*, or that of the nearest field around it."""
-        while path and path not in self.lines:
-            path = path[:-1]
-        return self.lines.get(path)
-
     def _plain(self, node: yaml.Node, path: Path) -> Any:  # noqa: ANN401 (whatever the file holds)
         self._left -= 1
         if self._left < 0 or len(path) > DEEPEST:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlmodel import select
 
+from detectors.codec import packed
 from holdfast.accounting.replay import NOT_KEPT, replay
 from holdfast.errors import UnknownWord
 from holdfast.history import DecidedCase, Decision, Generation, History, Incident, Phase
@@ -168,7 +169,7 @@ def test_what_was_decided_about_slow_ranks_is_asked_again(history: History) -> N
     slow = SlowRank(now=5.0, kind="straggler-gpu", rank=1, node="a", step=0.4, lost=0.1, remaining=2_000, spares=("d",), pauses=(0.5,))
     weighed = NAMED["balanced"].slowness(slow)
     facts: dict[str, Any] = {"job_id": "j", "kind": slow.kind, "rank": 1, "node": "a", "policy": "balanced", "reason": weighed.reason}
-    write(history, Weighing(at=5.0, act=weighed.act, record=slow.as_record(), **facts), Weighing(at=6.0, act="move", record={}, **facts))
+    write(history, Weighing(at=5.0, act=weighed.act, record=packed(slow), **facts), Weighing(at=6.0, act="move", record={}, **facts))
     same = replay(history, "balanced")
     assert (same.weighings, same.slow, list(same.unreadable.values())) == (2, [], [1])
     (other,) = replay(history, "patient").slow

@@ -69,9 +69,10 @@ def test_the_wheel_is_small_whole_and_the_same_each_time(tmp_path: Path) -> None
     first, second = node_wheel(), node_wheel.__wrapped__()
     assert first == second
     assert len(first.data) < 1 << 20
-    (tmp_path / first.file_name).write_bytes(first.data)
-    assert NodeWheel.read(tmp_path / first.file_name) == first
-    with zipfile.ZipFile(tmp_path / first.file_name) as archive:
+    file = tmp_path / "holdfast.whl"
+    file.write_bytes(first.data)
+    assert NodeWheel.read(file) == first
+    with zipfile.ZipFile(file) as archive:
         archive.extractall(tmp_path / "site")
         names = [
             name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in archive.namelist() if name.endswith(".py")

@@ -20,6 +20,7 @@ from policies.cordons import Node, OperatorRequest, Owner, Rules
 from policies.node_states import NodeState
 from policies.quarantine import begin_burn_in, quarantine
 from tests.cli.conftest import Command
+from tests.history.rows import service_moves
 
 SMALL = "{disk_size: 4MiB, network_size: 1MiB, memory_most: 8MiB, torch: false, nice: 0, limits: {disk: LIMIT, network: 0, latency: 0}}"
 PLACE = CordonTable(cluster="small", names=["node-0", "node-1"], rules=Rules())
@@ -59,7 +60,7 @@ def test_a_quarantined_node_that_passes_comes_back(here: Command, book: History,
     assert "written MB/s" in lines[2]
     assert verdict == "node-1: passed compute, memory, disk, clock, network; in-burn-in -> healthy"
     assert now_of(book).state is NodeState.HEALTHY
-    assert [one.event for one in cordons.moves(book, "small", "node-1")] == ["quarantined", "tested", "passed"]
+    assert [one.event for one in service_moves(book, "small", "node-1")] == ["quarantined", "tested", "passed"]
 
 
 def test_one_that_fails_stays_out_with_the_evidence(here: Command, book: History, small: Path) -> None:
@@ -72,7 +73,7 @@ def test_one_that_fails_stays_out_with_the_evidence(here: Command, book: History
     node = now_of(book)
     assert node.state is NodeState.QUARANTINED
     assert not node.is_due(time.time()), "the next try is later"
-    assert "its disk wrote" in cordons.moves(book, "small", "node-1")[-1].reason
+    assert "its disk wrote" in service_moves(book, "small", "node-1")[-1].reason
 
 
 def test_a_short_one_lifts_nothing_and_goes_beside_training(
@@ -86,7 +87,7 @@ def test_a_short_one_lifts_nothing_and_goes_beside_training(
     assert "job 'gpt' trains on node-1" in refused.stderr
     assert "`holdfast migrate gpt --from node-1`" in refused.stderr
     assert "`--short`" in refused.stderr
-    assert len(cordons.moves(book, "small", "node-1")) == 1
+    assert len(service_moves(book, "small", "node-1")) == 1
     done = here("burn-in", "node-1", "--short", *OF_SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stays quarantined: a short burn-in lifts nothing" in done.stderr
@@ -111,7 +112,7 @@ def test_programs_get_every_figure(here: Command, book: History, small: Path) ->
     disk: dict[str, Any] = next(one for one in node["checks"] if one["name"] == "disk")
     assert disk["mark"] == "passed"
     assert disk["figures"]["written MB/s"] > 0
-    assert cordons.moves(book, "small", "node-0") == []
+    assert service_moves(book, "small", "node-0") == []
 
 
 def test_a_healthy_node_that_fails_is_left_to_a_person(here: Command, book: History, small: Path) -> None:
@@ -130,7 +131,7 @@ def test_a_node_that_cannot_be_tried_stays_as_it_is(here: Command, book: History
     done = here("burn-in", "node-1", *QUICK)
     assert done.returncode == 1
     assert "node-1 not proven: not all checks could run: reach: it is switched off" in done.stdout
-    assert cordons.moves(book, "small", "node-1")[-1].event == "untried"
+    assert service_moves(book, "small", "node-1")[-1].event == "untried"
 
 
 def test_one_burn_in_at_a_time(here: Command, book: History, small: Path) -> None:
@@ -154,7 +155,7 @@ def test_one_that_is_broken_off_leaves_nothing_open(here: Command, book: History
 
     monkeypatch.setattr(BurnInRunner, "_alone", interrupted)
     assert here("burn-in", "node-1", *QUICK).returncode == 130
-    last = cordons.moves(book, "small", "node-1")[-1]
+    last = service_moves(book, "small", "node-1")[-1]
     assert (last.event, last.reason) == ("untried", "the burn-in was broken off")
 
 

@@ -16,6 +16,7 @@ from holdfast.spec import LocalCluster
 from policies.cordons import OperatorRequest, Owner, Rules
 from policies.quarantine import quarantine
 from tests.cli.conftest import Command
+from tests.history.rows import service_moves
 
 PLACE = CordonTable(cluster="local", names=LocalCluster().names, rules=Rules())
 
@@ -68,7 +69,7 @@ def test_each_word_moves_the_node(here: Command, book: History) -> None:
         done = here("nodes", *words)
         assert done.returncode == 0, done.stderr
         assert moved in done.stdout
-    moves = cordons.moves(book, "local", "node-1")
+    moves = service_moves(book, "local", "node-1")
     assert [one.reason for one in moves[1:]] == ["a look", "done", "reseated", "once more", "board replaced"]
     assert {one.person for one in moves[1:]} == {True}
 
@@ -104,7 +105,7 @@ def test_what_cannot_be_is_told_with_node_state_and_cure(case: str, here: Comman
     done = here("nodes", *words)
     assert done.returncode == 2
     assert reason in done.stderr
-    assert [len(cordons.moves(book, "local", node)) for node in ("node-0", "node-1", "node-2")] == [0, 1, 1]
+    assert [len(service_moves(book, "local", node)) for node in ("node-0", "node-1", "node-2")] == [0, 1, 1]
 
 
 def test_a_file_of_a_cluster_is_still_listed(here: Command, tmp_path: Path) -> None:

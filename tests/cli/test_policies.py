@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from detectors.codec import packed
 from holdfast.history.models import Decision, Incident, Weighing
 from holdfast.history.store import History
 from policies.policy import NAMED
@@ -136,7 +137,7 @@ def test_what_was_decided_about_slow_ranks_is_explained_with_its_sum(here: Comma
     running.write(
         Weighing(
             job_id=running.job.id, at=slow.now, kind=slow.kind, rank=1, node="n0", act=weighed.act, reason=weighed.reason,
-            policy="aggressive", record=slow.as_record(),
+            policy="aggressive", record=packed(slow),
         )
     )  # fmt: skip
     text = here("policy", "explain", "slow", "--job", "gpt-small").stdout

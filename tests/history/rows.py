@@ -5,7 +5,26 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from holdfast.history import Checkpoint, Decision, Fault, Generation, Incident, Job, Move, NodeMove, Phase, Remark, Request, Snapshots, Step
+from sqlmodel import col, select
+
+from holdfast.history import (
+    Checkpoint,
+    Decision,
+    Fault,
+    Generation,
+    History,
+    Incident,
+    Job,
+    Move,
+    NodeMove,
+    NodeVerdict,
+    Phase,
+    Remark,
+    Request,
+    ServiceMove,
+    Snapshots,
+    Step,
+)
 
 
 def a_job(name: str = "gpt", **fields: Any) -> Job:
@@ -59,3 +78,16 @@ def one_of_each(job: str) -> list[Any]:
         Request(job_id=job, at=1.0, kind="stop", by="me"),
         Remark(job_id=job, at=1.0, text="hello"),
     ]
+
+
+def service_moves(history: History, cluster: str, node: str) -> list[ServiceMove]:
+    """Return the moves of *node* in their order."""
+    query = select(ServiceMove).where(col(ServiceMove.cluster) == cluster, col(ServiceMove.node) == node)
+    with history.session() as session:
+        return list(session.exec(query.order_by(col(ServiceMove.number))))
+
+
+def verdict_changes(history: History, cluster: str) -> list[NodeVerdict]:
+    """Return what changed about the nodes of *cluster*, oldest first."""
+    with history.session() as session:
+        return list(session.exec(select(NodeVerdict).where(col(NodeVerdict.cluster) == cluster).order_by(col(NodeVerdict.id))))

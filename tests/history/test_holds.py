@@ -18,6 +18,7 @@ from policies import quarantine as acts
 from policies.cordons import Answer, Changed, CordonKind, NeedsPerson, Node, OperatorRequest, OutOfDate, Owner, QuarantineLimits, Rules
 from policies.node_states import NodeState
 from tests.history.children import Child
+from tests.history.rows import service_moves
 from tests.policies.test_quarantine_laws import NAMES, RULES, Wards
 
 PROGRAM, ANN = Owner(name="job gpt"), Owner(name="ann@desk", person=True)
@@ -93,7 +94,7 @@ def test_a_hold_is_kept_with_all_that_belongs_to_it(history: History) -> None:
     assert record.nodes(history, PLACE, now=201.0)["n1"].state is NodeState.HEALTHY
     (row,) = record.holds(history, "c", "n1")
     assert (row.ended_at, row.ended_by, row.ended_reason) == (200.0, "ann@desk", "Xid 79")
-    assert [(one.before, one.event, one.after, one.person) for one in record.moves(history, "c", "n1")] == [
+    assert [(one.before, one.event, one.after, one.person) for one in service_moves(history, "c", "n1")] == [
         ("healthy", "quarantined", "quarantined", False),
         ("quarantined", "readmitted", "healthy", True),
     ]
@@ -127,7 +128,7 @@ def test_a_burn_in_that_ran_out_is_not_the_one_that_runs(history: History) -> No
         now=136.0,
     )
     assert isinstance(passed, Changed)
-    assert [one.event for one in record.moves(history, "c", "n1")] == ["quarantined", "tested", "untried", "tested", "passed"]
+    assert [one.event for one in service_moves(history, "c", "n1")] == ["quarantined", "tested", "untried", "tested", "passed"]
 
 
 def test_a_persons_hold_that_ran_out_leaves_the_node_to_a_burn_in(history: History) -> None:
@@ -136,9 +137,9 @@ def test_a_persons_hold_that_ran_out_leaves_the_node_to_a_burn_in(history: Histo
     assert record.nodes(history, PLACE, now=149.0)["n1"].state is NodeState.HELD
     due = record.nodes(history, PLACE, now=151.0)["n1"]
     assert (due.state, due.is_due(151.0)) == (NodeState.QUARANTINED, True)
-    assert len(record.moves(history, "c", "n1")) == 1
+    assert len(service_moves(history, "c", "n1")) == 1
     say(history, PLACE, "n1", lambda node, _: acts.hold(node, word(ANN, 160.0)), now=160.0)
-    assert [one.event for one in record.moves(history, "c", "n1")] == ["held", "returned", "held"]
+    assert [one.event for one in service_moves(history, "c", "n1")] == ["held", "returned", "held"]
     assert [one.kind for one in record.holds(history, "c", "n1")] == [CordonKind.PERSON, CordonKind.UNTESTED, CordonKind.PERSON]
 
 
@@ -166,10 +167,10 @@ def test_two_processes_that_speak_at_once_give_no_number_twice_and_keep_the_shar
     assert max(int(line.split()[1]) for line in told) in {1, 2}, "programs take out a quarter of eight at most"
     now = time.time()
     for name in PLACE.names:
-        rows, moved = record.holds(history, "c", name), record.moves(history, "c", name)
+        rows, moved = record.holds(history, "c", name), service_moves(history, "c", name)
         numbers = [row.number for row in rows]
         assert len(numbers) == len(set(numbers))
         assert [one.number for one in moved] == list(range(1, len(moved) + 1))
         assert all(before.after == after.before for before, after in pairwise(moved))
     present = record.nodes(history, PLACE, now=now)
-    assert all(node.state == record.moves(history, "c", name)[-1].after for name, node in present.items())
+    assert all(node.state == service_moves(history, "c", name)[-1].after for name, node in present.items())

@@ -7,8 +7,9 @@ import pytest
 from detectors.probe_result import Missed, NodeLook
 from detectors.readings import ClockReading, NodeReading
 from holdfast.history import History, LastLook
-from holdfast.history.health_samples import KnownHealth, keep, known_nodes, verdict_changes, verdicts
+from holdfast.history.health_samples import KnownHealth, keep, known_nodes, verdicts
 from policies.node_health import HealthVerdict, change_of, verdict_on
+from tests.history.rows import verdict_changes
 
 
 def swept(history: History, node: str, at: float, reading: NodeReading | None) -> HealthVerdict:
@@ -34,7 +35,7 @@ def test_what_a_sweep_found_is_known_to_the_next(history: History) -> None:
     assert verdicts(history, "c") == {"a": third}
     assert (first.standing, second.standing, third.since) == ("ok", "unreachable", 20.0)
     assert [(one.at, one.before, one.after) for one in verdict_changes(history, "c")] == [(20.0, "ok", "unreachable")]
-    assert verdict_changes(history, "c", "b") == []
+    assert verdict_changes(history, "b") == []
     assert verdicts(history, "another") == {}
 
 

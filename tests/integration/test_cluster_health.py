@@ -13,8 +13,9 @@ from typing import Any
 from flows.cluster_health import cluster_health
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History
-from holdfast.history.health_samples import verdict_changes, verdicts
+from holdfast.history.health_samples import verdicts
 from tasks.probe import CELL
+from tests.history.rows import verdict_changes
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_prefect_shows import asked
 from tests.waiting import wait_until

@@ -17,6 +17,7 @@ from holdfast.history.cordons import CordonTable
 from policies.cordons import CordonedFault, OperatorRequest, Owner, Rules
 from policies.node_states import NodeState
 from policies.quarantine import hold, quarantine, readmit
+from tests.history.rows import service_moves
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_prefect_shows import asked
 from tests.waiting import wait_until
@@ -58,13 +59,13 @@ def test_nodes_come_back_by_passing_and_are_retired_by_failing(prefect_server: P
         assert done.returncode == 0, done.stdout + done.stderr
         states = {name: one.state for name, one in cordons.nodes(history, PLACE, now=time.time()).items()}
         assert states == {"node-0": NodeState.RETIRED, "node-1": NodeState.HEALTHY, "node-2": NodeState.HELD}
-        moved = {node: [one.event for one in cordons.moves(history, "mended", node)] for node in PLACE.names}
+        moved = {node: [one.event for one in service_moves(history, "mended", node)] for node in PLACE.names}
         assert moved == {
             "node-0": ["quarantined", "tested", "failed", "tested", "retired"],
             "node-1": ["quarantined", "tested", "passed"],
             "node-2": ["held"],
         }
-        last = cordons.moves(history, "mended", "node-0")[-1]
+        last = service_moves(history, "mended", "node-0")[-1]
         assert last.owner == "node-repair"
         assert "failed burn-in 2 within 30 d: disk: its disk wrote" in last.reason
 
@@ -102,7 +103,7 @@ def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_serv
         assert done.returncode == 0, done.stdout + done.stderr
         node = cordons.nodes(history, place, now=time.time())["node-0"]
         assert (node.state, node.holds[0].faults) == (NodeState.QUARANTINED, (ecc,))
-        *_, last = cordons.moves(history, "no-gpu", "node-0")
+        *_, last = service_moves(history, "no-gpu", "node-0")
         why = "no check could exercise the GPU (no NVIDIA device is visible)"
         assert (last.event, last.reason) == ("untried", why)
         ann = OperatorRequest(owner=Owner(name="ann@desk", person=True), reason="swapped the card", at=time.time())

@@ -15,6 +15,7 @@ from holdfast.history import Fault, approvals, cordons, queries
 from holdfast.history.health_samples import keep
 from holdfast.history.models import Question
 from policies.node_health import HealthFinding, HealthVerdict
+from tests.history.rows import service_moves
 from tests.integration.stage import BOOTED, Play, Stage
 from tests.lookouts import is_read
 from tests.waiting import wait_until
@@ -89,7 +90,7 @@ def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(s
     wait_until(lambda: re.search(r"node-0 is (taken out|quarantined) by job off-bus", play.reason()), seconds=30, explain=play.log)
     assert play.state() == "WAITING"
     wait_until(
-        lambda: [one.event for one in cordons.moves(stage.history, "stage", "node-0")] == ["quarantined"], seconds=15, explain=play.log
+        lambda: [one.event for one in service_moves(stage.history, "stage", "node-0")] == ["quarantined"], seconds=15, explain=play.log
     )
     (hold,) = cordons.holds(stage.history, "stage", "node-0")
     assert (hold.owner, hold.person, hold.ended_at) == ("job off-bus", False, None)
@@ -123,7 +124,7 @@ def test_a_form_in_prefects_ui_keeps_a_node_that_a_person_trusts(stage: Stage, t
     assert play.ends() == 0, play.log()
     assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-in-place", "recovered")]
     assert "is answered: keep node-0 by ann: known bad sensor" in remarks(play)
-    assert cordons.moves(stage.history, "stage", "node-0") == []
+    assert service_moves(stage.history, "stage", "node-0") == []
     assert run_of(stage, asked)["state"]["message"] == "keep node-0 by ann: known bad sensor"
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from detectors.burn_in_results import Check, CheckMark, check_of
-from detectors.codec import Misshapen, packed
+from detectors.burn_in_results import Check, CheckMark
+from detectors.codec import Misshapen, packed, unpacked
 from policies.burn_in import BurnInThresholds, held_against, outcome, seen
 
 LIMITS = BurnInThresholds(disk=100.0, network=50.0, latency=2.0, clock=1.0)
@@ -68,7 +68,7 @@ def test_one_failure_is_one_too_many_and_being_blind_is_no_pass() -> None:
 def test_a_check_travels_as_json() -> None:
     """And comes back as it was."""
     one = a_check(CheckMark.FAILED, figures={"MB": 3.5}, seconds=0.25, needed=False)
-    assert check_of(json.loads(json.dumps(packed(one)))) == one
+    assert unpacked(Check, json.loads(json.dumps(packed(one)))) == one
     assert seen(one) == "fine (3.5 MB)"
 
 
@@ -88,4 +88,4 @@ def test_a_check_travels_as_json() -> None:
 def test_what_is_no_check_is_refused(told: object) -> None:
     """A node in doubt may say anything."""
     with pytest.raises(Misshapen):
-        check_of(told)
+        unpacked(Check, told)

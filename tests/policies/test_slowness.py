@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from detectors.codec import packed, unpacked
 from policies.policy import NAMED
 from policies.slowness import PAUSE, RECOVERY, TRUST, MovedBefore, MoveWhenItPays, SlowAct, SlowRank, StragglerAction
 
@@ -85,7 +86,7 @@ def test_no_policy_moves_a_rank_for_less_than_it_brings(slow: SlowRank, policy: 
         assert slow.spares
         assert not any(one.rank == slow.rank and NOW - one.at < rule.window for one in slow.moved)
         assert slow.wanted is StragglerAction.MIGRATE or found.staying >= max(rule.least, rule.factor * found.moving)
-    assert rule(SlowRank.of(json.loads(json.dumps(slow.as_record())))) == found
+    assert rule(unpacked(SlowRank, json.loads(json.dumps(packed(slow))))) == found
 
 
 @given(CASES, COST)

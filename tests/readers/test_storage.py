@@ -14,7 +14,7 @@ from detectors.catalogue import Fault
 from detectors.evidence import Blind
 from detectors.health import judge
 from detectors.readings import Mount, NodeReading, StorageReading
-from holdfast.probe.readers.storage import filled, mounted, read_disks, read_storage
+from holdfast.probe.readers.storage import filled, mounted, read_disks
 
 Tree = Callable[[dict[str, str]], Path]
 
@@ -54,9 +54,9 @@ def test_a_table_that_cannot_be_read_is_blind(tmp_path: Path) -> None:
 
 def test_this_machines_disks_and_mounts_are_read() -> None:
     """The file system of this file is among them, with as much space as the system says."""
-    reading = read_storage()
-    assert not isinstance(reading.mounts, Blind)
-    root = next(mount for mount in reading.mounts if mount.path == "/")
+    mounts = mounted()
+    assert not isinstance(mounts, Blind)
+    root = filled(next(mount for mount in mounts if mount.path == "/"))
     told = os.statvfs("/")
     assert root.size == told.f_blocks * told.f_frsize
     assert not isinstance(root.free, Blind)

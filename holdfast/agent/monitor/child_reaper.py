@@ -24,7 +24,8 @@ class ChildReaper:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _close_all_but(keep)
+            os.closerange(3, keep)  # a socket that the child held open would never end
+            os.closerange(keep + 1, DESCRIPTORS)
         else:
             self._ended.pop(pid, None)  # of an earlier child with this number, whose status nobody asked for
             self._running.add(pid)
@@ -44,9 +45,3 @@ class ChildReaper:
                     continue
                 self._ended[pid] = os.waitstatus_to_exitcode(status)
             self._running.discard(pid)
-
-
-def _close_all_but(descriptor: int) -> None:
-    """Close what the child inherits: a socket that it held open would never end."""
-    os.closerange(3, descriptor)
-    os.closerange(descriptor + 1, DESCRIPTORS)

@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,10 +42,6 @@ class Interface:
     """The network in which the address lies, with its prefix length."""
     speed: int | None = None
     """Mbit/s, as the driver says."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return asdict(self)
 
 
 def interfaces() -> list[Interface]:

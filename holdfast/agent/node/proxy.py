@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from detectors.codec import packed
 from holdfast.agent import schema
 from holdfast.agent.errors import Refused, Superseded
 from holdfast.agent.node.directory import AgentDirectory, NotStarted
@@ -134,7 +135,7 @@ class ProxyServer:
             "directory": str(folder),
             "interpreter": sys.executable,
             "host": platform.node(),
-            "interfaces": [one.as_record() for one in interfaces()],
+            "interfaces": packed(interfaces()),
             "reached": reached_at(),
             "clock": boot_time(),
             **self._look(),

@@ -407,9 +407,9 @@ class AgentPool:
         """Give each node the order with its own facts, beside what the flow does; nobody waits for the answers."""
         self._hands.submit(self.orders, by_node, verb)
 
-    def later(self, node: str, verb: str, *, seconds: float = 10.0, **facts: object) -> Future[Message]:
+    def later(self, node: str, verb: str, **facts: object) -> Future[Message]:
         """Give an order without waiting for its answer, which comes with the future."""
-        return self._hands.submit(lambda: self.channel(node).order(verb, seconds=seconds, **facts))
+        return self._hands.submit(lambda: self.channel(node).order(verb, seconds=10.0, **facts))
 
     def channel(self, node: str) -> AgentClient:
         """Return the connection to *node*; raise `AgentGone` when there is none."""

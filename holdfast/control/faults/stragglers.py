@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from detectors.catalogue import Blame, Fault, RecommendedAction
+from detectors.codec import packed
 from detectors.stragglers import COMPUTE, HOST, LONG, cost_of, cost_of_links, settled
 from holdfast.agent.workers.step_timing import BLOCK
 from holdfast.control.faults.node_faults import machine_of
@@ -118,7 +119,7 @@ class Stragglers:
                 act=weighed.act,
                 reason=weighed.reason,
                 policy=run.policy.name,
-                record=slow.as_record(),
+                record=packed(slow),
             )
         )
         if news:

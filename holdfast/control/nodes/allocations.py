@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -18,8 +17,6 @@ from policies.states import State
 
 if TYPE_CHECKING:
     from holdfast.control.supervisor.controller import JobController
-
-log = logging.getLogger("holdfast.control")
 
 STARTS: Final = 3
 """Launches that may find too few nodes with an agent before the job is given up."""

@@ -10,9 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from detectors.codec import packed
 from holdfast.errors import OperatorError
 from holdfast.history import History, approvals, queries
 from holdfast.history.approvals import ISOLATE, KEEP, WITHDRAWN, ApprovalAnswer
@@ -61,7 +62,7 @@ class Approvals:
                 "reason": one.reason,
                 "seen": one.seen,
                 "evidence": list(one.evidence),
-                "faults": [asdict(fault) for fault in one.faults],
+                "faults": packed(one.faults),
             }
             for one in against
         }

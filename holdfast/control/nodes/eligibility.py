@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from detectors.catalogue import Fault, Levels
+from detectors.codec import unpacked
 from holdfast.control.nodes.approvals import SHARE, Approvals
 from holdfast.history import History
 from holdfast.history import cordons as record
@@ -278,7 +279,7 @@ class NodeEligibility:
             if node in question.picked:
                 self.approve([node], question.by)
                 evidence = tuple(map(str, told["evidence"]))
-                faults = tuple(CordonedFault(**fault) for fault in told.get("faults", ()))
+                faults = tuple(unpacked(CordonedFault, fault) for fault in told.get("faults", ()))
                 reason, seen = str(told["reason"]), float(told["seen"])
                 self.accuse([NodeFault(node=node, grave=True, reason=reason, evidence=evidence, faults=faults, seen=seen)])
             elif question.by:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from detectors.codec import packed, unpacked
 from policies.placement import Membership
 
 
@@ -51,36 +52,13 @@ class RankTable:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Return the line-up that `as_record` wrote."""
-        host, port = record["store"]
-        return cls(
-            incarnations={int(rank): int(number) for rank, number in record["incarnations"].items()},
-            places={int(rank): int(place) for rank, place in record["places"].items()},
-            store=(str(host), int(port)),
-            serve=int(record["serve"]),
-            since=int(record["since"]),
-            kept=tuple(int(rank) for rank in record["kept"]),
-            joined=int(record["joined"]),
-            width=int(record.get("width") or len(record["incarnations"])),
-            every=record.get("every"),
-            written_off=tuple((int(step), int(number)) for step, number in record.get("written_off", ())),
-            skip=tuple(int(step) for step in record.get("skip", ())),
-        )
+        table = unpacked(cls, record)
+        return table if table.width else replace(table, width=len(table.incarnations))
 
     def as_record(self) -> dict[str, Any]:
         """Return the line-up as JSON."""
-        return {
-            "incarnations": {str(rank): number for rank, number in self.incarnations.items()},
-            "places": {str(rank): place for rank, place in self.places.items()},
-            "store": list(self.store),
-            "serve": self.serve,
-            "since": self.since,
-            "kept": list(self.kept),
-            "joined": self.joined,
-            "width": self.width,
-            "every": self.every,
-            "written_off": [list(one) for one in self.written_off],
-            "skip": list(self.skip),
-        }
+        told: dict[str, Any] = packed(self)
+        return told
 
     def going_back(self, before: Self, step: int, skip: tuple[int, ...]) -> Self:
         """Return this fresh line-up with what the one *before* it had written off, and from *step* on all that was made until now."""

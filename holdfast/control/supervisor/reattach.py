@@ -6,9 +6,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from detectors.catalogue import CATALOGUE, Fault
+from detectors.codec import unpacked
 from detectors.diagnosis import Before
 from detectors.evidence import CutShort
 from holdfast.control.backup.outbox import OutboxCollector
@@ -22,7 +23,7 @@ from holdfast.log import note
 from holdfast.paths import spill_file
 from holdfast.protocol import Message
 from holdfast.report.wording import plural
-from policies.case import IN_PROCESS, Decision, Placement, RecoveryAction
+from policies.case import IN_PROCESS, Decision, RecoveryAction
 from policies.states import Event, State
 
 log = logging.getLogger("holdfast.control")
@@ -238,7 +239,7 @@ def _incident(run: JobController, row: models.Incident, faults: list[models.Faul
     incident.lap("detect", row.detected_at)
     incident.faults = [_fault(one) for one in faults if one.kind in CATALOGUE]
     if decided:
-        incident.decision, incident.action_at = _decision(decided[-1]), decided[-1].at
+        incident.decision, incident.action_at = _decided(decided[-1]), decided[-1].at
         incident.takeovers = sum(one.action in IN_PROCESS for one in decided)
         incident.lap("diagnose", decided[-1].at)
     return incident
@@ -249,19 +250,8 @@ def _fault(row: models.Fault) -> Fault:
     return Fault(kind=row.kind, at=row.at, node=row.node, rank=row.rank, step=row.step, **text)
 
 
-def _decision(row: models.Decision) -> Decision:
-    act: dict[str, Any] = row.act
-    return Decision(
-        action=RecoveryAction(row.action),
-        reason=row.reason,
-        drop=tuple(act.get("drop", ())),
-        add=tuple(act.get("add", ())),
-        need=int(act.get("need", 0)),
-        rotate=bool(act.get("rotate", False)),
-        before=int(act.get("before", 0)),
-        skip=tuple(int(step) for step in act.get("skip", ())),
-        seats=tuple(Placement(**seat) for seat in act.get("seats", ())),
-    )
+def _decided(row: models.Decision) -> Decision:
+    return unpacked(Decision, {**row.act, "action": row.action, "reason": row.reason})
 
 
 def _reenter(run: JobController) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from detectors.burn_in_results import Check, CheckMark, check_of
-from detectors.codec import Misshapen
+from detectors.burn_in_results import Check, CheckMark
+from detectors.codec import Misshapen, unpacked
 from holdfast.probe.burn_in.bundle import program
 from holdfast.probe.remote.errors import NoAnswer, ProbeFailed
 from holdfast.probe.remote.program import Interpreter, RemoteProgram
@@ -52,7 +52,7 @@ class BurnInSession:
     def checks(self, mark: str, until: float) -> list[Check]:
         """Return the checks that an order ended with."""
         try:
-            return [check_of(one) for one in self.answer(mark, until)]
+            return [unpacked(Check, one) for one in self.answer(mark, until)]
         except (Misshapen, TypeError) as error:
             raise ProbeFailed(f"its answer makes no sense: {error}") from error
 

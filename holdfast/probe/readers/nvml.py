@@ -9,7 +9,6 @@ from typing import Any, Final
 from detectors.evidence import Blind
 
 TIMEOUT: Final = 10
-LIBRARY_NOT_FOUND: Final = 12
 GPU_IS_LOST: Final = 15
 RESET_REQUIRED: Final = 16
 """Return codes of NVML: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html"""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from detectors.evidence import NOT_ASKED, Blind
-from detectors.readings import Counters, Disk, Mount, StorageReading
+from detectors.readings import Counters, Disk, Mount
 from holdfast.probe.readers import files
 
 NO_FILES: Final = frozenset(
@@ -38,14 +38,6 @@ NO_DISKS: Final = re.compile(r"(loop|ram|zram|sr|fd|dm-|md)\d*")
 """Block devices without hardware of their own."""
 BROKEN: Final = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.ESHUTDOWN})
 """What a file system says of which nothing can be reached; forbidden or removed meanwhile are other matters."""
-
-
-def read_storage(root: Path = Path("/")) -> StorageReading:
-    """Return all mounts and disks. Waits for a mount that hangs: `mounted` and `filled` are for who must not."""
-    mounts = mounted(root)
-    return StorageReading(
-        mounts=mounts if isinstance(mounts, Blind) else tuple(filled(mount, root) for mount in mounts), disks=read_disks(root)
-    )
 
 
 def mounted(root: Path = Path("/")) -> tuple[Mount, ...] | Blind:

@@ -61,19 +61,18 @@ class JobMetrics:
 class Accounts:
     """The accounts of jobs, settled anew no oftener than they are worth it; those of a job that has ended, once."""
 
-    def __init__(self, clock: Any = time.monotonic) -> None:  # noqa: ANN401 (a function that tells the time)
-        self._clock = clock
+    def __init__(self) -> None:
         self._kept: dict[str, tuple[float, bool, Bill]] = {}
 
     def of(self, history: History, shown: JobMetrics) -> Bill:
         """Return the accounts of the newest run."""
         until, final, found = self._kept.get(shown.job.id, (0.0, False, None))
-        if found is not None and (final or self._clock() < until):
+        if found is not None and (final or time.monotonic() < until):
             return found
-        begin = self._clock()
+        begin = time.monotonic()
         fresh = bill(history, shown.job)
-        took = self._clock() - begin
-        self._kept[shown.job.id] = (self._clock() + max(LEAST_SECONDS, took / SHARE), shown.ended, fresh)
+        took = time.monotonic() - begin
+        self._kept[shown.job.id] = (time.monotonic() + max(LEAST_SECONDS, took / SHARE), shown.ended, fresh)
         return fresh
 
     def forget_but(self, ids: Iterable[str]) -> None:

@@ -53,11 +53,6 @@ class DryRun:
         return made
 
     @property
-    def has_recording(self) -> bool:
-        """Whether there is a tape to answer from."""
-        return self._recording is not None
-
-    @property
     def replay(self) -> ExchangeReplay | None:
         """What answers before the first step, once there was something to answer; none where nobody has the rank's record."""
         if self.record is not None and not self._began:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -25,20 +24,6 @@ TAG: Final = 0x4D07
 
 class Damaged(RuntimeError):
     """What arrived is not what was sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """How a transfer went."""
-
-    size: int
-    """Bytes."""
-    seconds: float
-
-    @property
-    def bandwidth(self) -> float:
-        """Bytes a second."""
-        return self.size / self.seconds if self.seconds else 0.0
 
 
 def slices(tensors: Sequence[Tensor], share: int, shares: int) -> Iterator[Tensor]:

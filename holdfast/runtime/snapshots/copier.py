@@ -240,7 +240,9 @@ class _Device:
 
     def copy(self, task: Task, target: Tensor) -> int:
         """Copy a slice and wait for it; return the sum of its source, which the device computes."""
-        self._pin(target)
+        if self._pinned.get(target.data_ptr()) != target.numel():  # only from pinned memory do copies run beside kernels
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(target.data_ptr(), target.numel(), 0))
+            self._pinned[target.data_ptr()] = target.numel()
         part = target[task.begin : task.begin + task.size]
         with torch.cuda.stream(self._stream):
             sources = [one.to(self._device, non_blocking=True) for one in task.sources]  # numbers of steps are on the host
@@ -249,12 +251,6 @@ class _Device:
             told = device_sum(source).to("cpu", non_blocking=True)
         self._stream.synchronize()
         return int(told) & _MASK
-
-    def _pin(self, target: Tensor) -> None:
-        """Pin the slot's memory, once: only then do copies run beside kernels."""
-        if self._pinned.get(target.data_ptr()) != target.numel():
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(target.data_ptr(), target.numel(), 0))
-            self._pinned[target.data_ptr()] = target.numel()
 
     def settle(self) -> None:
         """Let kernels that change the state wait for copies under way."""

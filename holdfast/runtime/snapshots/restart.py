@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource, Spoiled, tell
 from holdfast.runtime.snapshots.restore_planner import NoPlan, RestorePlan, new_holdings, pieces_of, plan
 from holdfast.runtime.state.training import Training
 from holdfast.runtime.world import World
-
-_log = logging.getLogger("holdfast.runtime")
 
 
 def from_memory(

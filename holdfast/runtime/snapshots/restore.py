@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,8 +24,6 @@ from holdfast.runtime.snapshots.checksum import fill
 from holdfast.runtime.snapshots.restore_planner import Fetch, Stored
 from holdfast.runtime.state.state_layout import StateLayout, settle
 from holdfast.runtime.state.training import Training
-
-_log = logging.getLogger("holdfast.runtime")
 
 ASK_SECONDS: Final = 1.0
 """How long a node that holds no rank may take to list its memory."""

@@ -334,7 +334,9 @@ class _Scene:
             roll_back=_newer(self.ranks, self.step),
             fetches=self._fetches(),
             transfers=self._transfers(most),
-            lights=self._lights(),
+            lights=tuple(
+                (min(self.lights[one.rank]), one.rank) for one in self.ranks if one.rank not in self.live and self.lights.get(one.rank)
+            ),
         )
 
     def _transfers(self, most: int) -> tuple[Transfer, ...]:
@@ -361,12 +363,6 @@ class _Scene:
             if parts or light:
                 found.append(Fetch(target=one.rank, parts=parts, light=light))
         return tuple(found)
-
-    def _lights(self) -> tuple[tuple[int, int], ...]:
-        """Return who gives a light state to whom."""
-        return tuple(
-            (min(self.lights[one.rank]), one.rank) for one in self.ranks if one.rank not in self.live and self.lights.get(one.rank)
-        )
 
 
 def _least_loaded(holders: Sequence[int], load: Mapping[int, Fraction], target: int, most: int) -> list[int]:

@@ -192,17 +192,14 @@ class Snapshotter:
                 self.planning.overhead.interrupt()
             else:
                 self.planning.lived(took, windows, copied=self._present.copied, delay=self._delay.since(), used=used - self._present.used)
-            self._add_cost()
+            found = self.planning.overhead.measured if self._present.copied else None
+            spent = self.counts.paused + self.counts.prepared - self._present.spent
+            # As measured, and at least what the training thread itself has spent.
+            self.counts.slowed += max(0.0, spent, found.seconds if found is not None else 0.0)
             copies = [(begin - began, end - began, waited) for begin, end, waited in self.spans if end > began]
             self.newest = Lived(began=time.time() - took, took=took, windows=windows, operations=operations[:OPERATIONS], copies=copies)
 
         self._present = _Step(spent=self.counts.paused + self.counts.prepared, used=used)
-
-    def _add_cost(self) -> None:
-        """Add what the snapshot of the step that is over has cost: as measured, and at least what the training thread itself has spent."""
-        found = self.planning.overhead.measured if self._present.copied else None
-        spent = self.counts.paused + self.counts.prepared - self._present.spent
-        self.counts.slowed += max(0.0, spent, found.seconds if found is not None else 0.0)
 
     def due(self, step: int) -> bool:
         """Tell whether it is time for a snapshot of the state after *step*."""

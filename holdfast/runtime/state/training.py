@@ -201,7 +201,8 @@ class Training:
         for key, like in self._likes(whole).items():
             found[key] = _template(key, like, reader)
         reader.fill(found)
-        self._give_model(whole["model"], found)
+        # The model's own tensors in place, the rest (`get_extra_state`) by value.
+        self.model.load_state_dict({name: found.get(f"model.{name}", value) for name, value in whole["model"].items()})
         self._give_optimizers(tree.unpack(whole["optimizers"], found.__getitem__))
         self._give_schedulers(tree.unpack(whole["schedulers"], found.__getitem__))
         self._give_extra(tree.unpack(whole["extra"], found.__getitem__))
@@ -238,10 +239,6 @@ class Training:
         present: dict[str, Tensor] = {}
         tree.pack({name: state_of(one) for name, one in self.extra.items()}, "extra", present)
         return likes | {key: value for key, value in present.items() if key in likes}
-
-    def _give_model(self, stored: Mapping[str, Any], found: Mapping[str, Tensor]) -> None:
-        """Let the model take what was read: its own tensors in place, the rest (``get_extra_state``) by value."""
-        self.model.load_state_dict({name: found.get(f"model.{name}", value) for name, value in stored.items()})
 
     def named(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the state of *optimizer* with parameters' names in place of their numbers."""

@@ -24,22 +24,22 @@ LONGEST: Final = 300
 MOST: Final = 20
 
 
-def identity(rank: int, world: int, environment: Mapping[str, str] = os.environ) -> list[str]:
+def identity(rank: int, world: int) -> list[str]:
     """Return what in this process takes it for another rank than *rank*, or for one of another number than *world*."""
     known: Known = {
-        "the environment variable RANK": (environment.get("RANK"), rank),
-        "the environment variable WORLD_SIZE": (environment.get("WORLD_SIZE"), world),
+        "the environment variable RANK": (os.environ.get("RANK"), rank),
+        "the environment variable WORLD_SIZE": (os.environ.get("WORLD_SIZE"), world),
     }
     if dist.is_initialized():
         known["torch.distributed.get_rank()"] = dist.get_rank(), rank
         known["torch.distributed.get_world_size()"] = dist.get_world_size(), world
-    return [*_wrong(known), *of_libraries(rank, world, environment)]
+    return [*_wrong(known), *of_libraries(rank, world)]
 
 
 def of_libraries(rank: int, world: int, environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return which libraries keep another rank than *rank*, of those that are known to keep one for the life of the process."""
     known: Known = {}
-    accelerate = _shared("accelerate.state", "PartialState")
+    accelerate = dict(getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", None) or {})
     if accelerate.get("distributed_type") is not None:
         wanted = {"process_index": rank, "num_processes": world, "local_process_index": _number(environment.get("LOCAL_RANK"))}
         known |= {f"accelerate.PartialState().{name}": (accelerate.get(name), value) for name, value in wanted.items()}
@@ -53,11 +53,6 @@ def of_libraries(rank: int, world: int, environment: Mapping[str, str] = os.envi
 def _wrong(known: Known) -> list[str]:
     told = ((name, value, wanted) for name, (value, wanted) in known.items() if value is not None and str(value) != str(wanted))
     return [f"{name} is {value}, and should be {wanted}" for name, value, wanted in told]
-
-
-def _shared(module: str, name: str) -> dict[str, Any]:
-    """Return the state that all objects of a class share, if its module is loaded."""
-    return dict(getattr(getattr(sys.modules.get(module), name, None), "_shared_state", None) or {})
 
 
 def _number(text: str | None) -> int:

@@ -56,10 +56,10 @@ def products() -> str:
 WORKS: Final[Mapping[str, Work]] = {"hashes": chain, "powers": power, "products": products}
 
 
-def compute(seconds: float, works: Mapping[str, Work] = WORKS, cores: list[int] | None = None) -> Check:
+def compute(seconds: float) -> Check:
     """Work for *seconds* on all *cores* at once (those that this process may use), and compare."""
-    begun, used = time.monotonic(), processors() if cores is None else cores
-    found = on_each(used, lambda _: _worked(begun + seconds, works))
+    begun, used = time.monotonic(), processors()
+    found = on_each(used, lambda _: _worked(begun + seconds, WORKS))
     rounds = [one["rounds"] for one in found.values() if not isinstance(one, CoreEnded)]
     figures = {"cores": float(len(used)), "rounds": float(sum(rounds))}
     return judged(NAME, found, figures, fine="every answer is the known one", seconds=time.monotonic() - begun)

@@ -50,9 +50,9 @@ PATTERNS: Final[dict[str, Pattern]] = {
 }
 
 
-def memory(seconds: float, share: float, most: int, cores: list[int] | None = None) -> Check:
+def memory(seconds: float, share: float, most: int) -> Check:
     """Fill *share* of what is free with every pattern: *most* bytes at most, and what *seconds* leave time for."""
-    begun, used = time.monotonic(), processors() if cores is None else cores
+    begun, used = time.monotonic(), processors()
     free = free_bytes(Path("/"))
     size = int(min(free * share, most)) // len(used) // BLOCK * BLOCK
     if size < BLOCK:

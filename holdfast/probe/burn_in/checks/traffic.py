@@ -22,7 +22,6 @@ from holdfast.authenticated_listener import NoCaller, admitted, fill, open_port,
 NAME: Final = "network"
 BLOCK: Final = 1 << 20
 PINGS: Final = 50
-TOKEN: Final = 32
 HEAD: Final = 8
 SIOCGIFADDR: Final = 0x8915
 """Linux: asks an interface for its IPv4 address."""
@@ -80,10 +79,10 @@ def send(token: str, blocks: int, seconds: float, host: str, port: int) -> Check
     return _told(wrong, figures, begun, devices)
 
 
-def interface_of(address: str, root: Path = Path("/sys/class/net")) -> tuple[str, ...]:
+def interface_of(address: str) -> tuple[str, ...]:
     """Return the interface that has *address*, its PCI address and its RDMA device; nothing where that is not known."""
     address = address.removeprefix("::ffff:")  # IPv4 at a socket that takes both
-    for folder in sorted(root.glob("*")):
+    for folder in sorted(Path("/sys/class/net").glob("*")):
         if address in _addresses(folder.name):
             device = folder / "device"
             bus = [device.resolve().name] if device.exists() else []
