@@ -16,10 +16,9 @@ from prefect.states import Completed
 from detectors.probe_result import Missed
 from detectors.readings import NodeReading
 from holdfast.prefect_client.events import emit_nodes
-from holdfast.probe.health import Checkup
+from holdfast.probe.health import Checkup, checkups
 from holdfast.report.wording import plural, some
 from policies.node_health import HealthChange, HealthVerdict, worst_first
-from tasks import checkups
 
 HEALTH: Final = {"ok": "healthy", "unhealthy": "unhealthy"}
 """The words of the table for standings that the history calls otherwise."""
