@@ -69,7 +69,7 @@ def training_job(job: TrainingJob, cluster: Choice = "local", standby: bool = Fa
 
 
 if __name__ == "__main__":
-    from flows import program
     from flows.training_job import training_job as steer  # under its importable name, as tasks and artifacts will know it
+    from holdfast.prefect_client import flow_program
 
-    sys.exit(program.main(sys.argv[1:], steer))
+    sys.exit(flow_program.main(sys.argv[1:], steer))

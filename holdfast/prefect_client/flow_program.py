@@ -1,4 +1,4 @@
-"""The flow as a program: ``python -m flows.training_job SPEC.json`` runs one job to its end and exits with its verdict."""
+"""The flow as a program: ``python -m flows.training_job SPEC.json`` runs one job to its end and exits with how that was."""
 
 from __future__ import annotations
 
