@@ -5,8 +5,9 @@ What is taken and given back here, from the lease to the threads that talk to th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any
 
 from prefect.client.schemas.objects import State as FlowState
@@ -14,7 +15,7 @@ from prefect.states import Cancelled, Completed, Failed
 
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.leadership import Deposed, JobEnded
-from holdfast.control.supervisor.supervise import Tell, steering
+from holdfast.control.supervisor.supervise import steering
 from holdfast.errors import HoldfastError
 from holdfast.prefect_client.approvals import ApprovalRuns
 from holdfast.prefect_client.ending import failed_in_words, prepare_ending
@@ -55,7 +56,7 @@ class SupervisedJob:
     _own: OwnFlowRun
     _approvals: ApprovalRuns
     _control: ExitStack
-    _where: tuple[Cluster, Tell]
+    _steer: Callable[[], AbstractContextManager[JobController | JobEnded | Deposed]]
 
     def __init__(self, spec: TrainingJob, *, standby: bool) -> None:
         self.previous: FlowState[Any] | None = None
@@ -72,25 +73,21 @@ class SupervisedJob:
         with closing(Publisher(self._spec.name)) as publisher:
             tell = FlowLog(self._spec.name, publisher.tell).tell
             with OwnFlowRun() as self._own, ApprovalRuns() as self._approvals, ExitStack() as self._control:
-                self._take_control(cluster, tell)
+                self._steer = partial(steering, self._spec, cluster, tell, standby=self._standby, flow_run=self._own.flow_run)
+                self._take_control()
                 yield
 
-    def _take_control(self, cluster: Cluster, tell: Tell) -> None:
+    def _take_control(self) -> None:
         """Take control, or learn why another has it; again where this flow run was suspended meanwhile, and is resumed."""
-        self._where = cluster, tell
         while True:
-            job = steering(self._spec, cluster, tell, standby=self._standby, flow_run=self._own.flow_run)
-            self._held = held = self._control.enter_context(job)
-            if isinstance(held, JobController):
+            held = self._held = self._control.enter_context(self._steer())
+            if not isinstance(held, Deposed):
                 self._approvals.follow(held.job.id)
+            if isinstance(held, JobController):
                 self._own.control(held)
                 if held.suspended:
                     held.move(*_taken_up(held))
-                return
-            if isinstance(held, JobEnded):
-                self._approvals.follow(held.job.id)
-                return
-            if not self._own.flow_run.suspended:
+            if not (isinstance(held, Deposed) and self._own.flow_run.suspended):
                 return
             self._control.close()
             self._own.leave_suspended("")
@@ -119,7 +116,7 @@ class SupervisedJob:
             self._control.close()
             self._own.leave_suspended(self.controller.saved)
             self.previous = None
-            self._take_control(*self._where)
+            self._take_control()
 
     def note_suspended(self) -> str:
         """Note that this flow run was suspended; return why."""
