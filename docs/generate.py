@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from detectors.all_kinds import by_area, by_place
 from holdfast.spec.problems import model_in
 from policies.node_states import NODE_MOVES, NodeEvent
-from policies.states import MOVES, TERMINAL, Event, State
+from policies.states import TERMINAL, TRANSITIONS, Event, State
 
 DOCS: Final = Path(__file__).parent
 
@@ -125,7 +125,8 @@ def diagram(table_of: Mapping[tuple[S, E], S]) -> Iterator[str]:
 def states_page() -> str:
     """Show the life of a job, then that of a node: diagram, table of moves, meaning of the events."""
     said, of_nodes = said_under(Event), said_under(NodeEvent)
-    moves = [(state, f"`{event}`", after) for (state, event), after in MOVES.items()]
+    table_of = {(state, event): after for state, outcomes in TRANSITIONS.items() for event, after in outcomes.items()}
+    moves = [(state, f"`{event}`", after) for (state, event), after in table_of.items()]
     node_moves = [(state, f"`{event}`", after) for (state, event), after in NODE_MOVES.items()]
     return "\n".join([
         HEAD,
@@ -134,7 +135,7 @@ def states_page() -> str:
         "The history keeps every move with its reason; the newest one is the state of the job.",
         f"A job ends as {' or '.join(state for state in State if state in TERMINAL)}.\n",
         "```mermaid\nstateDiagram-v2",
-        *diagram(MOVES),
+        *diagram(table_of),
         "```\n",
         table(("State", "Event", "Next state"), *moves),
         "## Events\n",

@@ -11,11 +11,11 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import PositiveFloat, PositiveInt
 
-from flows.ending import ended_in_words
+from holdfast.prefect_client.ending import ended_in_words
 from holdfast.prefect_client.named_clusters import Choice, chosen, name_of
+from holdfast.probe.health.checkups import checking_up
 from holdfast.probe.sweep import DEADLINE
 from holdfast.spec import Cluster
-from tasks.checkups import checking_up
 from tasks.probe import classify, publish, record, sweep
 
 THIS_MACHINE: Final = "local:1"

@@ -9,11 +9,11 @@ from prefect.states import Completed
 from pydantic import PositiveFloat
 
 from flows.cluster_health import THIS_MACHINE
-from flows.ending import ended_in_words
+from holdfast.prefect_client.ending import ended_in_words
 from holdfast.prefect_client.named_clusters import Choice, chosen, name_of
+from holdfast.probe.burn_in.repairs import repairing
 from holdfast.spec import Cluster
 from tasks.repair import begin, burn_in, conclude, find, publish
-from tasks.repairs import repairing
 
 
 def _run_name() -> str:

@@ -9,9 +9,9 @@ from prefect import flow
 from prefect.client.schemas.objects import State as FlowState
 from pydantic import Field, WithJsonSchema
 
-from flows.ending import ended_in_words
 from flows.training_job import training_job
 from holdfast.errors import BadParameters, Problem
+from holdfast.prefect_client.ending import ended_in_words
 from holdfast.prefect_client.named_clusters import Choice, chosen
 from holdfast.spec import Cluster, TrainingJob, checks
 from holdfast.spec.form import NAME_PATTERN, SCRIPT_PATTERN, WORKDIR_PATTERN, advanced_schema, in_the_form, job_of

@@ -1,9 +1,10 @@
-"""The life of a job: one table of states and moves. What it does not list is refused; the docs draw their diagram from it."""
+"""The life of a job: one table of states and transitions. What it does not list is refused; the docs draw their diagram from it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 
 class State(StrEnum):
@@ -69,64 +70,92 @@ class Event(StrEnum):
     """The walltime of the job or of its allocation is nearly over, or all its nodes are about to go: saved, it can be run again."""
 
 
-MOVES: Final[dict[tuple[State, Event], State]] = {
-    (State.LAUNCHING, Event.STARTED): State.RUNNING,
-    (State.LAUNCHING, Event.FAULTED): State.DIAGNOSING,
-    (State.LAUNCHING, Event.FINISHED): State.COMPLETED,
-    (State.LAUNCHING, Event.GAVE_UP): State.FAILED,
-    (State.LAUNCHING, Event.STOP_ASKED): State.CANCELLED,
-    (State.LAUNCHING, Event.SUSPEND_ASKED): State.SUSPENDED,
-    (State.LAUNCHING, Event.TIME_OVER): State.CANCELLED,
-    (State.RUNNING, Event.FAULTED): State.DIAGNOSING,
-    (State.RUNNING, Event.FINISHED): State.COMPLETED,
-    (State.RUNNING, Event.STOP_ASKED): State.CANCELLED,
-    (State.RUNNING, Event.SUSPEND_ASKED): State.SUSPENDED,
-    (State.RUNNING, Event.TIME_OVER): State.CANCELLED,
-    (State.RUNNING, Event.MOVE_ASKED): State.MIGRATING,
-    (State.MIGRATING, Event.MOVED): State.RUNNING,
-    (State.MIGRATING, Event.MOVE_FAILED): State.RUNNING,
-    (State.MIGRATING, Event.FAULTED): State.DIAGNOSING,
-    (State.MIGRATING, Event.FINISHED): State.COMPLETED,
-    (State.MIGRATING, Event.STOP_ASKED): State.CANCELLED,
-    (State.MIGRATING, Event.SUSPEND_ASKED): State.SUSPENDED,
-    (State.MIGRATING, Event.TIME_OVER): State.CANCELLED,
-    (State.DIAGNOSING, Event.DISMISSED): State.RUNNING,
-    (State.DIAGNOSING, Event.DIAGNOSED): State.DECIDING,
-    (State.DIAGNOSING, Event.STOP_ASKED): State.CANCELLED,
-    (State.DIAGNOSING, Event.SUSPEND_ASKED): State.SUSPENDED,
-    (State.DECIDING, Event.DECIDED): State.ISOLATING,
-    (State.DECIDING, Event.ASKED): State.WAITING,
-    (State.DECIDING, Event.GAVE_UP): State.FAILED,
-    (State.DECIDING, Event.FAULTED): State.DIAGNOSING,
-    (State.DECIDING, Event.STOP_ASKED): State.CANCELLED,
-    (State.DECIDING, Event.SUSPEND_ASKED): State.SUSPENDED,
-    (State.ISOLATING, Event.ISOLATED): State.RESCHEDULING,
-    (State.ISOLATING, Event.FAULTED): State.DIAGNOSING,
-    (State.ISOLATING, Event.STOP_ASKED): State.CANCELLED,
-    (State.ISOLATING, Event.SUSPEND_ASKED): State.SUSPENDED,
-    (State.RESCHEDULING, Event.PLACED): State.RESUMING,
-    (State.RESCHEDULING, Event.SHORT): State.WAITING,
-    (State.RESCHEDULING, Event.FAULTED): State.DIAGNOSING,
-    (State.RESCHEDULING, Event.STOP_ASKED): State.CANCELLED,
-    (State.RESCHEDULING, Event.SUSPEND_ASKED): State.SUSPENDED,
-    (State.RESUMING, Event.STARTED): State.RUNNING,
-    (State.RESUMING, Event.FINISHED): State.COMPLETED,
-    (State.RESUMING, Event.FAULTED): State.DIAGNOSING,
-    (State.RESUMING, Event.STOP_ASKED): State.CANCELLED,
-    (State.RESUMING, Event.SUSPEND_ASKED): State.SUSPENDED,
-    (State.RESUMING, Event.TIME_OVER): State.CANCELLED,
-    (State.WAITING, Event.GAINED): State.RESCHEDULING,
-    (State.WAITING, Event.ANSWERED): State.DIAGNOSING,
-    (State.WAITING, Event.FINISHED): State.COMPLETED,
-    (State.WAITING, Event.FAULTED): State.DIAGNOSING,
-    (State.WAITING, Event.STOP_ASKED): State.CANCELLED,
-    (State.WAITING, Event.SUSPEND_ASKED): State.SUSPENDED,
-    (State.WAITING, Event.TIME_OVER): State.CANCELLED,
-    (State.SUSPENDED, Event.RESUME_ASKED): State.LAUNCHING,
-    (State.SUSPENDED, Event.STOP_ASKED): State.CANCELLED,
-}
+class Transition(NamedTuple):
+    """What a task of the state machine returns: the event that moves the job on, and why."""
 
-TERMINAL: Final = frozenset(State) - {state for state, _ in MOVES}
+    event: Event
+    reason: str
+
+
+TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
+    State.LAUNCHING: {
+        Event.STARTED: State.RUNNING,
+        Event.FAULTED: State.DIAGNOSING,
+        Event.FINISHED: State.COMPLETED,
+        Event.GAVE_UP: State.FAILED,
+        Event.STOP_ASKED: State.CANCELLED,
+        Event.SUSPEND_ASKED: State.SUSPENDED,
+        Event.TIME_OVER: State.CANCELLED,
+    },
+    State.RUNNING: {
+        Event.FAULTED: State.DIAGNOSING,
+        Event.FINISHED: State.COMPLETED,
+        Event.STOP_ASKED: State.CANCELLED,
+        Event.SUSPEND_ASKED: State.SUSPENDED,
+        Event.TIME_OVER: State.CANCELLED,
+        Event.MOVE_ASKED: State.MIGRATING,
+    },
+    State.MIGRATING: {
+        Event.MOVED: State.RUNNING,
+        Event.MOVE_FAILED: State.RUNNING,
+        Event.FAULTED: State.DIAGNOSING,
+        Event.FINISHED: State.COMPLETED,
+        Event.STOP_ASKED: State.CANCELLED,
+        Event.SUSPEND_ASKED: State.SUSPENDED,
+        Event.TIME_OVER: State.CANCELLED,
+    },
+    State.DIAGNOSING: {
+        Event.DISMISSED: State.RUNNING,
+        Event.DIAGNOSED: State.DECIDING,
+        Event.STOP_ASKED: State.CANCELLED,
+        Event.SUSPEND_ASKED: State.SUSPENDED,
+    },
+    State.DECIDING: {
+        Event.DECIDED: State.ISOLATING,
+        Event.ASKED: State.WAITING,
+        Event.GAVE_UP: State.FAILED,
+        Event.FAULTED: State.DIAGNOSING,
+        Event.STOP_ASKED: State.CANCELLED,
+        Event.SUSPEND_ASKED: State.SUSPENDED,
+    },
+    State.ISOLATING: {
+        Event.ISOLATED: State.RESCHEDULING,
+        Event.FAULTED: State.DIAGNOSING,
+        Event.STOP_ASKED: State.CANCELLED,
+        Event.SUSPEND_ASKED: State.SUSPENDED,
+    },
+    State.RESCHEDULING: {
+        Event.PLACED: State.RESUMING,
+        Event.SHORT: State.WAITING,
+        Event.FAULTED: State.DIAGNOSING,
+        Event.STOP_ASKED: State.CANCELLED,
+        Event.SUSPEND_ASKED: State.SUSPENDED,
+    },
+    State.RESUMING: {
+        Event.STARTED: State.RUNNING,
+        Event.FINISHED: State.COMPLETED,
+        Event.FAULTED: State.DIAGNOSING,
+        Event.STOP_ASKED: State.CANCELLED,
+        Event.SUSPEND_ASKED: State.SUSPENDED,
+        Event.TIME_OVER: State.CANCELLED,
+    },
+    State.WAITING: {
+        Event.GAINED: State.RESCHEDULING,
+        Event.ANSWERED: State.DIAGNOSING,
+        Event.FINISHED: State.COMPLETED,
+        Event.FAULTED: State.DIAGNOSING,
+        Event.STOP_ASKED: State.CANCELLED,
+        Event.SUSPEND_ASKED: State.SUSPENDED,
+        Event.TIME_OVER: State.CANCELLED,
+    },
+    State.SUSPENDED: {
+        Event.RESUME_ASKED: State.LAUNCHING,
+        Event.STOP_ASKED: State.CANCELLED,
+    },
+}
+"""State to what may happen in it, and where each outcome leads. Which task brings the outcomes about: `flows/training_job.py`."""
+
+TERMINAL: Final = frozenset(State) - TRANSITIONS.keys()
 """States that nothing leaves: computed, never listed."""
 
 
@@ -144,6 +173,6 @@ class UnlistedMove(ValueError):
 def advance(state: State, event: Event) -> State:
     """Return where *event* takes a job; refuse what the table does not list."""
     try:
-        return MOVES[state, event]
+        return TRANSITIONS[state][event]
     except KeyError:
         raise UnlistedMove(state, event) from None

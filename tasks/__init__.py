@@ -1,4 +1,7 @@
-"""The verbs of a job's life as Prefect tasks: launch, monitor, detect, isolate, reschedule, resume. Thin: the library does it."""
+"""The Prefect tasks: launch, monitor, detect, decide, isolate, reschedule, resume, wait, migrate, and those of the scheduled flows.
+
+Thin: what they do is in `holdfast.control` and `holdfast.probe`.
+"""
 
 from pkgutil import extend_path
 

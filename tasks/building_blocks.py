@@ -21,9 +21,11 @@ from holdfast.errors import BurnInFailed, TooFewHealthyNodes
 from holdfast.evaluation import Evaluation, Program, command_of, evaluate
 from holdfast.history import History, queries
 from holdfast.prefect_client.named_clusters import chosen, name_of
+from holdfast.probe.burn_in.repairs import repairing
 from holdfast.probe.burn_in.report import BurnInReport
 from holdfast.probe.burn_in.report import run as run_burn_in
 from holdfast.probe.health.capacity import Capacity, checking_capacity, wait_for
+from holdfast.probe.health.checkups import checking_up
 from holdfast.probe.health.report import ClusterHealth
 from holdfast.probe.health.report import cluster_health as health_of
 from holdfast.probe.sweep import DEADLINE
@@ -31,8 +33,6 @@ from holdfast.report.wording import plural, some
 from holdfast.spec import Cluster
 from holdfast.training_result import TrainingResult, checkpoints_of
 from tasks import probe, repair
-from tasks.checkups import checking_up
-from tasks.repairs import repairing
 
 
 def _named(words: Callable[[Mapping[str, Any]], str]) -> Callable[[], str]:

@@ -3,58 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from typing import Final
 
-from detectors.associations import follows_step, is_echo
-from detectors.catalogue import CATALOGUE, Fault
-from detectors.diagnosis import Diagnosis, diagnose, seconds_to_settle, see
-from detectors.evidence import AgentSilence, Blind, ReplaceRanksTrouble
-from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
-from detectors.hang_analysis import STUCK
-from detectors.process import START_FAILED
-from detectors.progress import OVERRUN, STANDSTILLS
-from holdfast.control.faults import reachability
-from holdfast.control.faults.diagnosis_inputs import belong, beside, heard_once, last_words, places, row_of
-from holdfast.control.state.generation import limits_of
+from holdfast.control.faults.confirmation import confirmed
+from holdfast.control.faults.diagnosis_inputs import beside, last_words
+from holdfast.control.faults.recovery_case import lost_nodes, weighed
+from holdfast.control.recovery.incident_record import bar_take_over, open_incident
 from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.incident import IncidentInWork
-from holdfast.errors import WorldError
-from holdfast.history import models
-from policies.case import IN_PROCESS, Case, RecoveryAction
-from policies.placement import regular
-from policies.shrink_live import whole_copies
-from policies.states import Event
-from tasks import titles
-from tasks.turn import Transition, step
-
-MOST_ALIKE: Final = 256
-"""Faults of one kind that an incident has rows of: when thousands of ranks see one node go, the verdict says how many did."""
-MOST_BROKEN: Final = 128
-"""Broken groups that are weighed."""
-UNEXPLAINED: Final = STANDSTILLS | {GROUP_BROKEN.id, TAKE_OVER_FAILED.id, OVERRUN.id, *(kind for kind in CATALOGUE if is_echo(kind))}
-"""What ranks say, or do not, when their peers do not reach them."""
-ANSWER_SECONDS: Final = 0.5
-"""How long agents may take to say who lives: so long an end that broke a group is waited for in any case, and so is a node's notice."""
-STRAGGLERS: Final = 10.0
-"""Seconds that a worker may take to start after the first one failed, before the failure is judged without it."""
-SLOW_STARTERS: Final = 3.0
-"""Seconds that a worker which has started may take to fail at its first step the same way: ranks that start do not keep pace."""
+from holdfast.prefect_client import task_titles
+from holdfast.prefect_client.job_task import job_task
+from policies.states import Event, Transition
 
 
-@step("detect", titles.detect)
+@job_task("detect", task_titles.detect)
 def detect(run: JobController) -> Transition:
     """Explain what was seen, and open the incident, or add to it."""
     detected = time.time()
     if run.incident is not None:
         run.incident.lap("failed attempt", detected)
     run.watched_policy.look_now()
-    silences = look_twice(run)
-    faults, silences = settled(run, silences)
-    if not silences:
-        cut_off, pairs = cut_from_peers(run, faults)
-        faults, silences = given_time(run, faults + cut_off)
-        faults += kept_apart(run, faults) if pairs and faults and not silences else []
+    faults, silences = confirmed(run)
     if not faults and run.board.at_work():
         if run.incident is not None:
             moved_on = run.generation > run.incident.row.generation_before  # by a flow that died before it could say so
@@ -62,247 +29,9 @@ def detect(run: JobController) -> Transition:
         return Transition(Event.DISMISSED, "it passed by itself before it had to be acted on")
     if run.incident is not None:
         faults = faults or run.incident.faults
-        _bar(run.incident, run, faults)
+        bar_take_over(run, run.incident, faults)
     diagnosis = weighed(run, [*faults, *beside(run), *last_words(run)])
     incident = open_incident(run, diagnosis, detected, faults)
-    incident.lost |= _lost(faults, silences)
+    incident.lost |= lost_nodes(faults, silences)
     incident.silent_since |= {silence.node: silence.at for silence in silences}
     return Transition(Event.DIAGNOSED, diagnosis.reason)
-
-
-def look_twice(run: JobController) -> list[AgentSilence]:
-    """Look at the nodes whose agents do not speak, by a second way that does not need the agent."""
-    missing = run.missing()
-    at = {node: run.fleet.gone_at(node) for node in missing}
-    answers = run.fleet.each(missing, run.fleet.second_look)
-    for node in missing:
-        if answers[node] is not None:
-            run.held.pop(node, None)  # a new agent knows of no generation
-    return [
-        AgentSilence(
-            node=node,
-            at=at[node],
-            why=run.borrowed_nodes.explained(node, missing[node]),
-            node_answers=Blind(str(answer)) if isinstance(answer, WorldError) else answer,
-            step=run.board.step_before,
-        )
-        for node, answer in answers.items()
-        if answer is not None  # it speaks again: it was the connection alone
-    ]
-
-
-def settled(run: JobController, silences: list[AgentSilence]) -> tuple[list[Fault], list[AgentSilence]]:
-    """Return the faults and silences once enough is known.
-
-    An echo alone waits for its cause, a shared failure for its twins, a standstill for an agent that may have gone with its node.
-    """
-    begin, silence, asked = time.monotonic(), run.spec.limits.agent_silence.total_seconds(), False
-    while True:
-        heard = run.faults() + see(silences, limits_of(run.spec.limits))
-        faults, members = few(heard), _members(run, heard)
-        doubtful = run.doubtful() or not run.missing().keys() <= {silence.node for silence in silences}
-        if faults and not doubtful and can_be_taken_over(run, faults, silences):
-            return faults, silences
-        if only_groups(faults) and not doubtful and not asked:
-            asked = True
-            if all_live(run) and only_groups(faults := few(run.faults())):
-                return faults, silences
-            continue
-        waited = time.monotonic() - begin
-        settles = seconds_to_settle(faults, members, silence=silence, levels=run.levels)
-        if not doubtful and waited >= max(settles, _seconds_for_twins(run, faults), _seconds_for_notice(run)):
-            return faults, silences
-        run.pump(0.02)
-        if run.missing():
-            silences = silences + look_twice(run)
-
-
-def cut_from_peers(run: JobController, faults: list[Fault]) -> tuple[list[Fault], bool]:
-    """Return who is cut off from the other nodes, where ranks wait for each other and nobody is known to be gone; and if two others are.
-
-    gloo itself finds that out after half a minute at best. A group that broke is mended first: that is faster than to look.
-    """
-    kinds = {fault.kind for fault in faults}
-    if not kinds or not kinds <= UNEXPLAINED or (kinds == {GROUP_BROKEN.id} and run.incident is None):
-        return [], False
-    found, pairs = reachability.look(run.fleet.source, faults, [*run.members, *run.spares()])
-    if pairs:
-        run.remark(f"{reachability.in_words(pairs)}; which of them is cut off cannot be told from that")
-    return see(found, limits_of(run.spec.limits)), bool(pairs)
-
-
-def kept_apart(run: JobController, faults: list[Fault]) -> list[Fault]:
-    """Return which node is to leave when two of the job still do not reach each other, and standing still is all that is wrong."""
-    if not {fault.kind for fault in faults} <= UNEXPLAINED:
-        return []
-    _, pairs = reachability.look(run.fleet.source, faults, run.members)
-    return see(reachability.apart(pairs, run.members, time.time()), limits_of(run.spec.limits))
-
-
-def given_time(run: JobController, faults: list[Fault]) -> tuple[list[Fault], list[AgentSilence]]:
-    """Wait for as long as a hang takes at least, where all ranks have come to a collective, it does not end and nobody is cut off.
-
-    Lost packets are sent again after longer and longer pauses (RFC 6298), and a busy machine comes to it late.
-    """
-    end, silences = time.monotonic() + run.spec.limits.hang_least.total_seconds(), list[AgentSilence]()
-    while {fault.kind for fault in faults} == {STUCK.id} and not silences and time.monotonic() < end:
-        run.pump(0.02)
-        faults = few(run.faults())
-        silences = look_twice(run) if run.missing() else []
-    return faults + see(silences, limits_of(run.spec.limits)), silences
-
-
-def few(faults: list[Fault]) -> list[Fault]:
-    """Return *faults*, of those groups that broke only the first: thousands of ranks that lost one peer say no more than some of them."""
-    broken = [fault for fault in faults if fault.kind == GROUP_BROKEN.id]
-    if len(broken) <= MOST_BROKEN:
-        return faults
-    left = {id(fault) for fault in sorted(broken, key=lambda fault: fault.at)[MOST_BROKEN:]}
-    return [fault for fault in faults if id(fault) not in left]
-
-
-def _members(run: JobController, faults: list[Fault]) -> int:
-    """Return on how many nodes faults are to be expected before all have told: of `few` not more than those have."""
-    told = {fault.node for fault in faults if fault.node}
-    return len({fault.node for fault in few(faults) if fault.node}) if len(told) >= len(run.members) else len(run.members)
-
-
-def can_be_taken_over(run: JobController, faults: list[Fault], silences: list[AgentSilence]) -> bool:
-    """Tell whether a take-over answers what is known already: then nothing is gained by waiting, as what comes next is decided anew."""
-    diagnosis = weighed(run, [*faults, *beside(run)])
-    if is_echo(diagnosis.root.kind):
-        return False
-    case = a_case(run, run.incident, diagnosis, lost=frozenset(_lost(faults, silences)))
-    return run.policy.decide(case).decision.action is RecoveryAction.TAKE_OVER
-
-
-def only_groups(faults: list[Fault]) -> bool:
-    """Tell whether all that is known is that groups broke."""
-    return bool(faults) and all(fault.kind == GROUP_BROKEN.id for fault in faults)
-
-
-def all_live(run: JobController) -> bool:
-    """Tell whether every rank lives, as its agent says that has been asked: then no end is on its way that broke a group."""
-    answers = run.fleet.order(run.members, "living", seconds=ANSWER_SECONDS)
-    run.pump(0.0)  # what agents had told before
-    told = [answer for answer in answers.values() if not isinstance(answer, WorldError)]
-    return {rank for one in told if one["generation"] == run.generation for rank in one["ranks"]} >= run.board.ranks.keys()
-
-
-def weighed(run: JobController, faults: list[Fault]) -> Diagnosis:
-    """Return the verdict on *faults*, by all that the job's past and its places tell."""
-    return diagnose(faults, tuple(run.failures_before), len(run.members), places(run), run.levels)
-
-
-def _lost(faults: list[Fault], silences: list[AgentSilence]) -> set[str]:
-    """Return the nodes that these tell to be lost."""
-    lost = {silence.node for silence in silences if silence.node_answers is not True}
-    return lost | {fault.node for fault in faults if fault.kind == START_FAILED.id and fault.node}
-
-
-def _bar(incident: IncidentInWork, run: JobController, faults: list[Fault]) -> None:
-    """Try no other take-over in this incident once a worker could not carry one out, or an agent would not without a rank being lost."""
-    told = [one for one in run.board.evidence if isinstance(one, ReplaceRanksTrouble)]
-    if any(one.rank is not None for one in told) or (told and all(fault.kind == TAKE_OVER_FAILED.id for fault in faults)):
-        incident.barred = f"it failed in this incident: {told[0].why}"
-        if RecoveryAction.TAKE_OVER not in incident.tried:
-            incident.tried.append(RecoveryAction.TAKE_OVER)
-
-
-def _seconds_for_twins(run: JobController, faults: list[Fault]) -> float:
-    """Return how long to wait for the other nodes when a script fails before its first step: they may be about to fail the same way."""
-    told = {fault.node for fault in faults}
-    if not faults or run.board.any_stepped() or told >= set(run.members) or not all(follows_step(fault.kind) for fault in faults):
-        return 0.0
-    return SLOW_STARTERS if run.board.all_started() else STRAGGLERS
-
-
-def _seconds_for_notice(run: JobController) -> float:
-    """Return how long to wait for the agents of ranks that SIGTERM ended: they got it as well where a batch system takes the nodes away."""
-    return ANSWER_SECONDS if any(not run.eligibility.is_told_to_go(node) for node in run.board.terminated) else 0.0
-
-
-def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, acting: list[Fault]) -> IncidentInWork:
-    """Open the incident that the *acting* faults ask for, or add what is new to the one in work, and record it with what was weighed."""
-    root = diagnosis.root
-    incident = run.incident
-    if incident is None:
-        run.incidents += 1
-        row = models.Incident(
-            job_id=run.job.id,
-            number=run.incidents,
-            kind=root.kind,
-            subject=root.subject,
-            fault_at=min(root.at if any(root.at == fault.at for fault in acting) else min(fault.at for fault in acting), detected),
-            detected_at=detected,
-            generation_before=run.generation,
-            step_before=run.board.step_before if run.managed else None,
-            reason=diagnosis.reason,
-        )
-        incident = run.incident = IncidentInWork(row=row, lap_at=row.fault_at, board=run.board)
-        incident.lap("detect", detected)
-        run.recorder.add(row)
-        run.tell("opened", {"incident": incident})
-    elif root.entry.weight > CATALOGUE[incident.row.kind].weight:
-        incident.row.kind, incident.row.subject = root.kind, root.subject
-        run.recorder.amend(models.Incident, incident.row.id, kind=root.kind, subject=root.subject)
-    known, kinds = set(incident.faults), Counter(fault.kind for fault in incident.faults)
-    for fault in belong(diagnosis, acting):
-        if fault not in known:
-            known.add(fault)
-            kinds[fault.kind] += 1
-            incident.faults.append(fault)
-            if kinds[fault.kind] <= MOST_ALIKE or fault is root:
-                incident.fault_rows.append(run.record_fault(fault, incident=incident.row.id, root=fault is root))
-    incident.diagnosis = diagnosis
-    incident.verdict = row_of(diagnosis, run.job.id, incident.row.id, run.levels)
-    run.recorder.add(incident.verdict)
-    return incident
-
-
-def _seated(run: JobController, incident: IncidentInWork | None) -> frozenset[int]:
-    """Return the ranks that the last decision of the *incident* gave new processes, if the generation that runs is the one it led to."""
-    decision = incident.decision if incident is not None else None
-    if decision is None or decision.action not in IN_PROCESS or not run.attempts or run.generation <= run.attempts[-1].generation:
-        return frozenset()
-    return frozenset(seat.rank for seat in decision.seats if run.board.ranks[seat.rank].first_step is None)
-
-
-def a_case(run: JobController, incident: IncidentInWork | None, diagnosis: Diagnosis, lost: frozenset[str] = frozenset()) -> Case:
-    """Return all that the policy may know."""
-    now = time.time()
-    lost |= frozenset(incident.lost if incident is not None else ()) & set(run.members)
-    members = regular(run.board.membership, run.spec.nodes.ranks, lost)
-    seen = (diagnosis.root, *diagnosis.echoes)
-    counted = lost.union(members)
-    beside = tuple(node for node in run.members if node not in counted)
-    return Case(
-        now=now,
-        diagnosis=diagnosis,
-        members=members,
-        lost=lost,
-        spares=run.spares() + beside,
-        least=run.spec.nodes.fewest,
-        past=run.past(now),
-        tried=tuple(incident.tried) if incident is not None else (),
-        budget=run.policy.budget,
-        levels=run.levels,
-        earlier=heard_once(
-            run.seen_before.of(
-                {fault.kind for fault in seen}, but=run.rows_of(seen), incident=incident.row.id if incident is not None else ""
-            ),
-            run.board.unusable,
-            run.cluster.kind,
-        ),
-        barred=(incident.barred if incident is not None else "") or run.why_not_kept(),
-        ranks={node: tuple(ranks) for node, ranks in run.board.membership.items()},
-        dead=run.board.dead(),
-        standbys=run.standbys(),
-        roles=run.roles,
-        copies=whole_copies(run.copies, run.vacant()),
-        takeovers=incident.takeovers if incident is not None else 0,
-        seated=_seated(run, incident),
-        askable=bool(run.approvals.seconds),
-        approved=frozenset(incident.approved if incident is not None else ()),
-        kept=run.eligibility.kept(seen, run.levels),
-    )

@@ -2,147 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Iterator, Mapping
-from typing import Final
-
-from holdfast.control.faults.diagnosis_inputs import make_ready
 from holdfast.control.supervisor.controller import JobController
-from holdfast.errors import NodeTrouble, NotEnoughNodes, OperatorError, WorldError
-from holdfast.report.wording import plural, some
-from holdfast.spec.check import gpu_problems, short_of_gpus
-from policies.placement import place
-from policies.states import Event
-from tasks import titles
-from tasks.monitor import SLICE, ending, watch
-from tasks.reschedule import agree
-from tasks.resume import start_workers
-from tasks.turn import Transition, step
-
-REASONS: Final = 4
-"""Most reasons that are told when there are too few nodes: hundreds may show as many fingerprints."""
+from holdfast.control.supervisor.launch import begin
+from holdfast.control.supervisor.watch import ending
+from holdfast.prefect_client import task_titles
+from holdfast.prefect_client.job_task import job_task
+from policies.states import Transition
 
 
-@step("launch", titles.launch)
+@job_task("launch", task_titles.launch)
 def launch(run: JobController) -> Transition:
     """Start the job on fresh nodes, or go on watching a start that another controller began."""
     while (turn := begin(run) or ending(run)) is None:
         run.pump(0.0)  # other nodes are tried, or more are waited for, unless this controller is to detach
     return turn
-
-
-def begin(run: JobController) -> Transition | None:
-    """Try once to bring the job to work; None where that is to be tried again, or took longer than a slice."""
-    if not run.board.all_started() or not run.members:
-        try:
-            if (turn := borrow(run)) is not None or not run.borrowed_nodes.are_enough():
-                return turn
-            members = gather(run)
-        except NotEnoughNodes as error:
-            if not run.borrowed_nodes.may_try_again():
-                return Transition(Event.GAVE_UP, str(error))
-            run.remark(f"the launch waits for other nodes: {error}")
-            return None
-        except OperatorError as error:
-            return Transition(Event.GAVE_UP, str(error))
-        try:
-            agree(run, place(members, run.spec.nodes.ranks), reason="launch")
-        except NodeTrouble as error:  # before any rank ran it is no incident: the node is let go, and the next turn gathers anew
-            run.fleet.drop(error.node)
-            run.remark(f"{error.node} is left out of the launch: {error}")
-            return None
-        start_workers(run)
-        make_ready()
-    return watch(run, seconds=SLICE, until=run.begun)
-
-
-def borrow(run: JobController) -> Transition | None:
-    """Wait for nodes that are lent until there are enough to start on, or a slice is over; raise `OperatorError` when none ever come."""
-    until, told = time.monotonic() + SLICE, ""
-    while not run.borrowed_nodes.are_enough() and time.monotonic() < until:
-        run.pump()
-        if (turn := ending(run)) is not None:
-            return turn
-        if isinstance(run.borrowed_nodes.refused, OperatorError):
-            raise run.borrowed_nodes.refused
-        if (words := run.borrowed_nodes.in_words()) != told and not run.borrowed_nodes.are_enough():
-            told = words
-            run.remark(f"waiting for {plural(run.spec.nodes.wanted, 'node')}: {words}")
-    return None
-
-
-def gather(run: JobController) -> tuple[str, ...]:
-    """Bring up agents on as many nodes as the job wants, spares included; return those that will hold ranks.
-
-    Nodes that something speaks against are used only where there are no others.
-    """
-    nodes = run.spec.nodes
-    every, refused = nodes.wanted + nodes.spare, []
-    run.preflight.remember()
-    candidates = run.preflight.by_worth(run.free())
-    while missing := _missing(run, every, candidates):
-        batch, candidates = candidates[:missing], candidates[missing:]
-        run.preflight.begin(batch)
-        answers = run.fleet.each(batch, run.fleet.bring_up)
-        refused += [f"{node}: {answer}" for node, answer in answers.items() if isinstance(answer, WorldError)]
-        run.preflight.finish()
-        candidates = run.preflight.by_worth(candidates)
-    order = run.fleet.source.names()
-    alive = set(run.fleet.alive())
-    ready = run.preflight.by_worth(run.eligibility.usable(node for node in order if node in alive))
-    missing_for = [*refused, *run.eligibility.left_out(), *without_gpus(run), *reasons(run.fleet.of_no_use)]
-    if len(ready) < nodes.wanted:
-        raise NotEnoughNodes(nodes.wanted, len(ready), run.cluster.name, "; ".join(missing_for))
-    for words in run.eligibility.news(order):
-        run.remark(words)
-    ready, surplus = ready[:every], ready[every:]
-    _tell_of_unhealthy(run, ready, order)
-    for node in surplus:
-        run.fleet.drop(node)
-    short = every - len(ready)
-    if short:
-        run.remark(f"{short} of {nodes.spare} spare node(s) could not be had" + (f": {'; '.join(missing_for)}" if missing_for else ""))
-    run.traffic.begin(ready)
-    return tuple(ready[: nodes.wanted])
-
-
-def without_gpus(run: JobController) -> list[str]:
-    """Say which local nodes have too few GPUs of their own, and what to do when that leaves the job too few nodes."""
-    short = short_of_gpus(run.spec, run.cluster)
-    words = [f"{some(sorted(short))} with fewer GPUs of its own than {run.spec.nodes.ranks} rank(s)"] if short else []
-    return words + [one.cure for one in gpu_problems(run.spec, run.cluster)]
-
-
-def reasons(nodes: Mapping[str, str]) -> Iterator[str]:
-    """Yield each reason once, with the nodes that it speaks of; of many reasons the first."""
-    found: dict[str, list[str]] = {}
-    for node, why in nodes.items():
-        found.setdefault(why, []).append(node)
-    yield from (f"{some(held)}: {why}" for why, held in itertools.islice(found.items(), REASONS))
-    if len(found) > REASONS:
-        yield f"and so on, {len(nodes)} nodes in all"
-
-
-def _missing(run: JobController, every: int, candidates: list[str]) -> int:
-    """Return how many more nodes to bring up: as many as there are too few, and for unhealthy ones as long as there are better ones."""
-    alive = run.fleet.alive()
-    better = sum(not run.preflight.against(node) for node in candidates)
-    unhealthy = sum(bool(run.preflight.against(node)) for node in alive)
-    return max(0, min(len(candidates), max(every - len(alive), min(better, every - len(alive) + unhealthy))))
-
-
-def _tell_of_unhealthy(run: JobController, ready: list[str], order: list[str]) -> None:
-    """Record how the nodes of the launch stand, which were passed over for others, and which are used for want of others."""
-    for node in ready:
-        why = run.preflight.against(node)
-        sound = run.preflight.is_sound(node)
-        run.stand(node, "healthy" if sound else "suspect", "its agent is up" if sound else why)
-    place = {node: number for number, node in enumerate(order)}
-    well = [place[node] for node in ready if not run.preflight.against(node)]
-    used = set(ready)
-    passed = [node for node in order[: max(well, default=0)] if node not in used]
-    for why, nodes in run.preflight.news(passed).items():
-        run.remark(f"{', '.join(nodes)} passed over: {why}")
-    for why, nodes in run.preflight.news(ready[: run.spec.nodes.wanted]).items():
-        run.remark(f"{', '.join(nodes)}: {why}. There is no better node, so the job runs there")

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import time
-
+from holdfast.control.migration.grow_live import grow_live
+from holdfast.control.migration.grow_restart import grow_by_restart
+from holdfast.control.migration.move import move
 from holdfast.control.supervisor.controller import JobController
-from holdfast.errors import WorldError
-from policies.states import Event
-from tasks import titles
-from tasks.move import RankMove
-from tasks.planned import CannotMove, Interrupted
-from tasks.regrow import regrow
-from tasks.turn import Transition, step
-from tasks.widen import widen
+from holdfast.prefect_client import task_titles
+from holdfast.prefect_client.job_task import job_task
+from policies.states import Transition
 
 
-@step("migrate", titles.migrate)
+@job_task("migrate", task_titles.migrate)
 def migrate(run: JobController) -> Transition:
     """Carry out the oldest move that was asked for, or have missing ranks come; what keeps it from being done leaves training as it is."""
-    if not run.requests.moves:
-        return regrow(run) if run.growth.by_restart else widen(run)
-    asked, begin = run.requests.moves[0], time.monotonic()
-    try:
-        move = RankMove(run, asked)
-        words = move.carry_out()
-    except (CannotMove, WorldError) as error:  # an agent that is gone, or refused: if that is a fault, the next look at the job finds it
-        run.slow_ranks.remember([run.requests.answer(asked, str(error), done=False)])
-        return Transition(Event.MOVE_FAILED, str(error))
-    except Interrupted as error:
-        run.slow_ranks.remember([run.requests.answer(asked, f"something came in between: {error}", done=False)])
-        return error.turn
-    words = f"{words} in {time.monotonic() - begin:.1f} s, while training went on"
-    run.slow_ranks.remember([run.requests.answer(asked, words, done=True, pause=move.pause)])
-    return Transition(Event.MOVED, words)
+    if run.requests.moves:
+        return move(run)
+    return grow_by_restart(run) if run.growth.by_restart else grow_live(run)

@@ -2,81 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Final
-
 from holdfast.control.config import gc_tuning
-from holdfast.control.supervisor.controller import TICK, JobController
-from policies.states import Event, State
-from tasks import titles
-from tasks.turn import Transition, step
-
-SLICE: Final = 300.0
-"""Seconds between two rounds of memory management while nothing happens."""
+from holdfast.control.supervisor.controller import JobController
+from holdfast.control.supervisor.watch import SLICE, watch
+from holdfast.prefect_client import task_titles
+from holdfast.prefect_client.job_task import job_task
+from policies.states import Transition
 
 
-@step("monitor", titles.monitor)
+@job_task("monitor", task_titles.monitor)
 def monitor(run: JobController) -> Transition:
     """Watch the job until something has to be answered: one task, however long that takes."""
     gc_tuning.set_aside()
     while (turn := watch(run, seconds=SLICE)) is None:
         gc_tuning.look_at_all()
     return turn
-
-
-def watch(run: JobController, *, seconds: float, until: Callable[[], bool] | None = None) -> Transition | None:
-    """Take in what happens until the job faults, finishes, is asked to stop, or *until* is true; None after *seconds*."""
-    end = time.monotonic() + seconds
-    while True:
-        turn = look(run)
-        if turn is not None:
-            return turn
-        if until is not None and until():
-            return Transition(Event.STARTED, f"all {len(run.board.ranks)} rank(s) are at work")
-        left = end - time.monotonic()
-        if left <= 0:
-            return None
-        run.pump(min(TICK, left))
-
-
-def see_begun(run: JobController, *, seconds: float) -> Transition | None:
-    """See the job to its first step; None when that has not come within *seconds*, and not only because nobody could be heard."""
-    turn = watch(run, seconds=max(0.0, seconds), until=run.begun)
-    while turn is None and run.connectivity.deaf():
-        turn = watch(run, seconds=TICK, until=run.begun)
-    return turn
-
-
-def look(run: JobController) -> Transition | None:
-    """Return what the flow has to turn for now, if anything."""
-    if end := run.departures.end:
-        return Transition(Event.TIME_OVER, end)
-    if done := _done(run):
-        return Transition(Event.FINISHED, done)
-    if (turn := ending(run)) is not None:  # before faults: what is to end is saved, and needs no recovery first
-        return turn
-    symptom = run.symptom()
-    if symptom:
-        return Transition(Event.FAULTED, symptom)
-    if run.state is State.RUNNING and (run.requests.moves or run.growth.due):
-        return Transition(Event.MOVE_ASKED, run.requests.moves[0].in_words() if run.requests.moves else run.growth.in_words())
-    return None
-
-
-def _done(run: JobController) -> str:
-    """Return why the job is completed; empty when it is not."""
-    if run.board.ranks and run.board.all_well():
-        return f"all {len(run.board.ranks)} rank(s) ended with status 0"
-    if why := run.over_but_for():
-        run.remark(why)
-    return why
-
-
-def ending(run: JobController) -> Transition | None:
-    """Return the turn that ends or suspends the job, if a person asked for that or its time is over."""
-    if run.requests.stop_reason:
-        return Transition(Event.STOP_ASKED, run.requests.stop_reason)
-    if run.requests.suspend_reason:
-        return Transition(Event.SUSPEND_ASKED, run.requests.suspend_reason)
-    return Transition(Event.TIME_OVER, end) if (end := run.departures.end) else None

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
-from datetime import UTC, datetime
-from typing import Final
 
 from prefect import task
 from prefect.artifacts import create_table_artifact
@@ -16,19 +13,9 @@ from prefect.states import Completed
 from detectors.probe_result import Missed
 from detectors.readings import NodeReading
 from holdfast.prefect_client.events import emit_nodes
-from holdfast.probe.health import Checkup
+from holdfast.probe.health import checkups
+from holdfast.report.node_table import MOST_NAMED, changes_in_short, rows, summary
 from holdfast.report.wording import plural, some
-from policies.node_health import HealthChange, HealthVerdict, worst_first
-from tasks import checkups
-
-HEALTH: Final = {"ok": "healthy", "unhealthy": "unhealthy"}
-"""The words of the table for standings that the history calls otherwise."""
-CELL: Final = 38
-"""Characters of what was seen in one row: the UI wraps no cell, and cuts a table at its right edge."""
-LINES: Final = 4
-"""Rows that one finding may take; `holdfast nodes` has all of it."""
-MOST_NAMED: Final = 3
-"""Changes that a state's message tells."""
 
 
 @task(task_run_name="probe the nodes of {cluster}", cache_policy=NO_CACHE)
@@ -49,9 +36,7 @@ def sweep(cluster: str, *, deadline: float, at: float = 0.0) -> State[dict[str, 
 def classify(cluster: str) -> State[list[str]]:
     """Judge each node by this look and the one before; return what changed, in words."""
     changes = checkups.of(cluster).classify()
-    more = f"; and {len(changes) - MOST_NAMED} more" if len(changes) > MOST_NAMED else ""
-    said = "; ".join(map(_in_short, changes[:MOST_NAMED])) + more
-    return Completed(message=said or "no node changed", data=[change.words for change in changes])
+    return Completed(message=changes_in_short(changes), data=[change.words for change in changes])
 
 
 @task(task_run_name="record the nodes of {cluster}", cache_policy=NO_CACHE)
@@ -72,33 +57,6 @@ def publish(cluster: str) -> State[str]:
     _sent(create_table_artifact(table=table, key=artifact_key(cluster), description=f"Nodes of cluster {cluster}: {said}"))
     emit_nodes(cluster, [(change.node, change, {"kinds": [one.kind for one in change.new]}) for change in checkup.changes])
     return Completed(message=said, data=said)
-
-
-def summary(checkup: Checkup) -> str:
-    """Return the last sweep in a sentence: how many nodes, how long it took, and how they are."""
-    counted = ", ".join(f"{count} {HEALTH.get(name, name)}" for name, count in checkup.counts().items())
-    return f"{plural(len(checkup.verdicts), 'node')} in {checkup.seconds:.1f} s: {counted}"
-
-
-def rows(verdict: HealthVerdict) -> list[dict[str, str]]:
-    """Return a node's rows: one a finding, the worst first; what is longer than a cell goes on in the row below."""
-    told = {"node": verdict.node, "health": HEALTH.get(verdict.standing, verdict.standing)}
-    since = datetime.fromtimestamp(verdict.since, tz=UTC).strftime("%m-%d %H:%M")
-    found = [("", verdict.reason)] if verdict.reason else []
-    found += [(one.kind, one.quote) for one in worst_first(verdict.findings)]
-    made = []
-    for kind, quote in found or [("", "")]:
-        first, *more = textwrap.wrap(quote, CELL, max_lines=LINES, placeholder=" …") or [""]
-        made.append({**told, "finding": kind, "seen": first, "since (UTC)": since})
-        made += [{"node": "", "health": "", "finding": "", "seen": line, "since (UTC)": ""} for line in more]
-    return made
-
-
-def _in_short(change: HealthChange) -> str:
-    """Say what changed about a node without the evidence, which stands in the table."""
-    before, after = (HEALTH.get(name, name) for name in (change.before or "new", change.after))
-    kinds = ", ".join(dict.fromkeys(one.kind for one in change.new))
-    return f"{change.node}: {f'{before} -> {after}' if before != after else after}" + (f" ({kinds})" if kinds else "")
 
 
 def artifact_key(cluster: str) -> str:

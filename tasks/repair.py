@@ -11,10 +11,10 @@ from prefect.cache_policies import NO_CACHE
 from detectors.burn_in_results import CheckMark
 from holdfast.log import note
 from holdfast.prefect_client.events import emit_nodes
+from holdfast.probe.burn_in import repairs
 from holdfast.report.burn_ins import burn_ins_markdown, in_a_sentence
 from policies.burn_in import in_words, stays_out
 from policies.node_states import NodeState
-from tasks import repairs
 
 log = logging.getLogger("holdfast.control")
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from benchmarks.simulated.nodes import SimulatedNodes
-from flows import program
 from flows.training_job import training_job
 from holdfast.control.supervisor import supervise
+from holdfast.prefect_client import flow_program
 from holdfast.process import die_with_parent
 
 
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     die_with_parent(os.getppid())
     nodes = SimulatedNodes("simulated", Path(folder), int(count))
     setattr(supervise, "open_cluster", lambda _: nodes)  # noqa: B010 (not exported, and nobody else's business)
-    return program.main([spec], training_job)
+    return flow_program.main([spec], training_job)
 
 
 if __name__ == "__main__":

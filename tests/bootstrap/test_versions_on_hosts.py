@@ -16,11 +16,11 @@ from holdfast.cluster.ssh import transport
 from holdfast.control.agents import client
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.backup.prerequisites import BackupPrerequisites
+from holdfast.control.supervisor.launch import reasons
 from holdfast.control.supervisor.reattach import refuse_another_version
 from holdfast.errors import LeaseLost, OtherProtocol, OtherVersion
 from holdfast.protocol import PROTOCOL
 from holdfast.spec import SshCluster, cluster_of
-from tasks.launch import reasons
 from tests.bootstrap.wheels import newer
 from tests.hosts.fixture import rack_of
 from tests.hosts.host import Host

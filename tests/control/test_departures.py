@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from detectors.evidence import NodeLeaving
+from holdfast.control.faults.confirmation import settled
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.supervise import steering
 from holdfast.spec import LocalCluster, TrainingJob
-from tasks.detect import settled
 
 MEMBERSHIP = {"node-0": [0], "node-1": [1]}
 

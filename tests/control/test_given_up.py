@@ -12,6 +12,7 @@ import pytest
 from holdfast.cluster.local import LocalNodes
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.event_queue import EventQueue
+from holdfast.control.recovery import in_process
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.incident import IncidentInWork
@@ -21,7 +22,6 @@ from holdfast.process import is_alive
 from holdfast.spec import LocalCluster, TrainingJob
 from policies.case import Decision, Placement, RecoveryAction
 from policies.states import Event
-from tasks import takeover
 from tests.waiting import wait_until
 
 MEMBERSHIP = {"node-0": [0], "node-1": [1]}
@@ -69,7 +69,7 @@ def test_a_rank_that_is_taken_over_from_a_node_out_of_reach_is_ended_there_as_so
         incident = IncidentInWork(row=row, lap_at=now, board=run.board)
         seat = Placement(rank=1, node="node-0", standby=7)
         incident.decision = Decision(action=RecoveryAction.TAKE_OVER, reason="rank 1 goes on in standby 7 on node-0", seats=(seat,))
-        assert takeover.isolate(run, incident).event is Event.ISOLATED
+        assert in_process.isolate(run, incident, incident.decision).event is Event.ISOLATED
         wait_until(lambda: not is_alive(pid, None), seconds=60)
         assert incident.lost == {"node-1"}
         assert "node-1" not in run.held

@@ -104,8 +104,8 @@ def prefect_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 def main() -> int:
     """Serve one order after another until the pipe ends; in a fork, become the flow."""
-    from flows import program  # noqa: PLC0415 (the tests' end needs none of it)
     from flows.training_job import training_job  # noqa: PLC0415
+    from holdfast.prefect_client import flow_program  # noqa: PLC0415 (the tests' end needs none of it)
 
     gc.collect()
     gc.freeze()  # collections in the forks are short, and their memory stays shared
@@ -117,7 +117,7 @@ def main() -> int:
             pid = os.fork()
             if not pid:
                 become(order["log"], order["environment"])
-                end(program.main([order["spec"]], training_job))
+                end(flow_program.main([order["spec"]], training_job))
             children.begun(pid)
             told = {"pid": pid}
         else:

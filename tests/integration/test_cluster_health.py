@@ -14,7 +14,7 @@ from flows.cluster_health import cluster_health
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History
 from holdfast.history.health_samples import verdicts
-from tasks.probe import CELL
+from holdfast.report.node_table import CELL
 from tests.history.rows import verdict_changes
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_prefect_shows import asked

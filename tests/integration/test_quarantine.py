@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,19 @@ def call(stage: Stage, path: str, body: dict[str, Any] | None = None) -> dict[st
     asked = urllib.request.Request(  # noqa: S310 (our own http address)
         f"{stage.environment['PREFECT_API_URL']}/{path}", data=data, headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310
-        return dict(json.load(answer))
+    answers = list[dict[str, Any]]()
+
+    def answered() -> bool:
+        try:
+            with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310
+                answers.append(dict(json.load(answer)))
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.SERVICE_UNAVAILABLE:  # its SQLite is locked now: clients try again
+                raise
+        return bool(answers)
+
+    wait_until(answered, seconds=60)
+    return answers[0]
 
 
 def run_of(stage: Stage, asked: Question) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from itertools import product
 
 import pytest
 
-from policies.states import MOVES, TERMINAL, Event, State, UnlistedMove, advance
+from policies.states import TERMINAL, TRANSITIONS, Event, State, UnlistedMove, advance
 from tests.policies.shape import reached
 
+MOVES = {(state, event): after for state, outcomes in TRANSITIONS.items() for event, after in outcomes.items()}
 LIVE = sorted(frozenset(State) - TERMINAL)
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,7 +103,8 @@ class Sshd:
         """Send a signal to the server and to all that it has started."""
         assert self.process is not None
         for pid in [self.process.pid, *self.children()]:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # a child that ends by itself meanwhile
+                os.kill(pid, number)
 
     def stop(self) -> None:
         """End the server with all its connections."""

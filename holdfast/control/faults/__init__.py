@@ -1,4 +1,4 @@
-"""From events to evidence: what to diagnose, what happened before, who is slow, who reaches whom.
+"""From events to evidence: what to diagnose, whether enough is known, what happened before, who is slow, who reaches whom.
 
 The judgement itself is in `detectors` and `policies`.
 """

@@ -1,1 +1,1 @@
-"""The controller of one job, and how it comes to be in charge: lease, reattach, detach, requests of people."""
+"""The controller of one job, its launch and its watch, and how it comes to be in charge: lease, reattach, detach, requests of people."""

@@ -20,7 +20,7 @@ from holdfast.control.checkpoints.final_checkpoint import newest_on_disk, save_w
 from holdfast.control.checkpoints.interval import CheckpointInterval
 from holdfast.control.config import gc_tuning
 from holdfast.control.config.worker_env import how_to_run, log_directory
-from holdfast.control.supervisor import registry
+from holdfast.control.supervisor import former_jobs
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.detach import Detach, heeding_the_signal
 from holdfast.control.supervisor.flow_run import FlowRun
@@ -93,7 +93,7 @@ def steering(
                     yield run
             else:
                 if isinstance(leadership, Deposed):
-                    registry.leave(spec.name, handed_over=True)
+                    former_jobs.leave(spec.name, handed_over=True)
                 yield leadership
     finally:
         ahead.close()
@@ -116,7 +116,7 @@ def _steered(
     try:
         run = _begin(leadership, history, recorder, handover, reach)
         run.tell = tell
-        registry.enter(run)
+        former_jobs.take_up(run.job.name)
         try:
             tell("began", began(run))
             with heeding_termination(run):
@@ -137,7 +137,8 @@ def _steered(
             _let_go(run)
     finally:
         recorder.close(END_SECONDS)
-        registry.leave(leadership.job.name, handed_over=run is not None and run.handed_over, suspended=run is not None and run.suspended)
+        if run is None or not run.suspended:  # one that is suspended may be taken up by this process again
+            former_jobs.leave(leadership.job.name, handed_over=run is not None and run.handed_over)
 
 
 def _absorb_all(history: History) -> None:

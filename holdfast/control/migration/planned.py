@@ -10,15 +10,14 @@ from typing import Any
 from detectors.evidence import ReplaceRanksTrouble
 from holdfast.control.agents.pool import failures
 from holdfast.control.config.worker_env import told_of
+from holdfast.control.recovery.in_process import facts_of, store_without, worker_of
 from holdfast.control.state.migration import MigrationState
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import TICK, JobController
+from holdfast.control.supervisor.watch import look
 from policies.escalation import Placement
 from policies.placement import Membership, membership_after
-from policies.states import Event
-from tasks.monitor import look
-from tasks.takeover import facts_of, store_without, worker_of
-from tasks.turn import Transition
+from policies.states import Event, Transition
 
 
 class CannotMove(Exception):

@@ -1,4 +1,4 @@
-"""The flow as a program: ``python -m flows.training_job SPEC.json`` runs one job to its end and exits with its verdict."""
+"""The flow as a program: ``python -m flows.training_job SPEC.json`` runs one job to its end and exits with how that was."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import State as FlowState
 from prefect.exceptions import CancelledRun, FailedRun, Pause
 
 from holdfast import exit_codes
-from holdfast.control.supervisor import registry
+from holdfast.control.supervisor import former_jobs
 from holdfast.control.supervisor.detach import held_back, present
 from holdfast.errors import HistoryTrouble, HoldfastError, LeaseLost, OperatorError
 from holdfast.history import History, queries
@@ -92,7 +92,7 @@ def _refuse(why: str) -> int:
 
 def _verdict(job: str) -> int:
     """Return the exit status that the history's last word on the job asks for, unless this flow was told to let go of it."""
-    if registry.was_handed_over(job):
+    if former_jobs.was_handed_over(job):
         return exit_codes.HANDED_OVER
     try:
         with closing(History.open()) as history:
@@ -105,7 +105,7 @@ def _verdict(job: str) -> int:
 
 def _leave_in_time(job: str) -> None:
     """Once the job is no longer steered, give Prefect a while to note the end of its run, then leave without it."""
-    while not registry.was_let_go(job):
+    while not former_jobs.is_left(job):
         time.sleep(0.5)
     time.sleep(FINAL_CHECKPOINT_SECONDS)
     words = "holdfast: the Prefect server did not take the end of this flow run; the history has it"

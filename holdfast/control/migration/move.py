@@ -5,11 +5,29 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+from holdfast.control.migration.planned import CannotMove, Interrupted, MigrationPlan
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.requests import MigrationRequest
 from holdfast.errors import WorldError
 from policies.node_faults import NodeFault
-from tasks.planned import CannotMove, MigrationPlan
+from policies.states import Event, Transition
+
+
+def move(run: JobController) -> Transition:
+    """Carry out the oldest move that was asked for; what keeps it from being done leaves training as it is."""
+    asked, begin = run.requests.moves[0], time.monotonic()
+    try:
+        rank_move = RankMove(run, asked)
+        words = rank_move.carry_out()
+    except (CannotMove, WorldError) as error:  # an agent that is gone, or refused: if that is a fault, the next look at the job finds it
+        run.slow_ranks.remember([run.requests.answer(asked, str(error), done=False)])
+        return Transition(Event.MOVE_FAILED, str(error))
+    except Interrupted as error:
+        run.slow_ranks.remember([run.requests.answer(asked, f"something came in between: {error}", done=False)])
+        return error.turn
+    words = f"{words} in {time.monotonic() - begin:.1f} s, while training went on"
+    run.slow_ranks.remember([run.requests.answer(asked, words, done=True, pause=rank_move.pause)])
+    return Transition(Event.MOVED, words)
 
 
 class RankMove(MigrationPlan):

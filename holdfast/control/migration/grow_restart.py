@@ -1,4 +1,4 @@
-"""Regrow: start all ranks again on more nodes, in a job that a restart had made smaller."""
+"""Grow by a restart: start all ranks again on more nodes, in a job that a restart had made smaller."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ import time
 from detectors.evidence import Overrun
 from holdfast.control.agents.pool import failures
 from holdfast.control.checkpoints.final_checkpoint import save_what_lives
+from holdfast.control.recovery.restart import agree, start_workers, wait_until_gone
 from holdfast.control.supervisor.controller import JobController
+from holdfast.control.supervisor.watch import look, see_begun
 from holdfast.errors import NodeTrouble, WorldError
 from policies.case import RecoveryAction
 from policies.placement import place
-from policies.states import Event
-from tasks.isolate import wait_until_gone
-from tasks.monitor import look, see_begun
-from tasks.reschedule import agree
-from tasks.resume import start_workers
-from tasks.turn import Transition
+from policies.states import Event, Transition
 
 
-def regrow(run: JobController) -> Transition:
+def grow_by_restart(run: JobController) -> Transition:
     """Take in the nodes that are free again; until the ranks are stopped whatever is in the way leaves training as it is."""
     begin, limit = time.monotonic(), run.policy.deadlines.of(RecoveryAction.SHRINK)
     nodes = run.growth.nodes()

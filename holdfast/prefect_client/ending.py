@@ -23,14 +23,24 @@ def ended_in_words(work: Callable[[], State]) -> State:
 
     A program that runs a flow itself gets the error.
     """
-    prepare_output()
-    logging.getLogger("prefect.flow_runs").addFilter(_untraced)
+    prepare_ending()
     try:
         return work()
     except HoldfastError as error:
-        if OF_A_WORKER not in os.environ:
-            raise
-        return Failed(message=str(error))
+        return failed_in_words(error)
+
+
+def prepare_ending() -> None:
+    """Have no traceback shown of a flow that ends in words."""
+    prepare_output()
+    logging.getLogger("prefect.flow_runs").addFilter(_untraced)
+
+
+def failed_in_words(error: HoldfastError) -> State:
+    """Return the failed state that says *error*; raise it where a program runs the flow itself."""
+    if OF_A_WORKER not in os.environ:
+        raise error
+    return Failed(message=str(error))
 
 
 def _untraced(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Take over: end a generation without ending its workers, and begin the next one with those that live."""
+"""Recover in the living processes: end a generation without ending its workers, and begin the next one with those that live."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from detectors.evidence import ReplaceRanksTrouble
 from holdfast.control.agents.pool import failures
 from holdfast.control.config.worker_env import roles_environment, told_of
+from holdfast.control.nodes.release import release_nodes, release_unreachable
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.incident import IncidentInWork
@@ -16,16 +17,12 @@ from holdfast.errors import NodeTrouble, OrderRefused
 from holdfast.report.wording import ranks as in_ranges
 from holdfast.report.wording import some
 from policies.escalation import Decision, Placement
-from policies.node_faults import offences
 from policies.placement import Membership, membership_after
-from policies.states import Event
-from tasks.turn import Transition
+from policies.states import Event, Transition
 
 
-def isolate(run: JobController, incident: IncidentInWork) -> Transition:
+def isolate(run: JobController, incident: IncidentInWork, decision: Decision) -> Transition:
     """Wake the ranks that live from whatever they wait for, and kill those that are unhealthy; wait for neither."""
-    decision = incident.decision
-    assert decision is not None
     unhealthy, alive = sorted({seat.rank for seat in decision.seats} | set(decision.vacate)), set(run.fleet.alive())
     nodes = [node for node in run.members if node in alive and node in run.held]
     mine = {node: set(run.board.membership[node]) for node in nodes}
@@ -36,10 +33,10 @@ def isolate(run: JobController, incident: IncidentInWork) -> Transition:
     answers = run.fleet.orders(orders, "abandon")
     incident.note_order(run.recorder)
     incident.takeovers += 1
-    let_go(run, decision.drop, lost=incident.lost, reason=decision.reason)
+    release_nodes(run, decision.drop, lost=incident.lost, reason=decision.reason)
     for node in run.members:
         if node not in orders and node not in decision.drop and set(run.board.membership[node]) <= set(unhealthy):
-            give_up(run, incident, node)
+            release_unreachable(run, incident, node)
     incident.lap("isolate", time.time())
     wrong = failures(answers)
     if wrong:
@@ -65,24 +62,6 @@ def _note(run: JobController, refused: dict[str, str]) -> None:
         run.pump(0.0)
     now = time.time()
     run.board.evidence.extend(ReplaceRanksTrouble(node=node, at=now, why=why) for node, why in refused.items())
-
-
-def let_go(run: JobController, nodes: tuple[str, ...], *, lost: set[str], reason: str) -> None:
-    """Let go of *nodes*: nothing of the job may run there any more, nor of any other job where they have to answer for it."""
-    if run.incident is not None and run.incident.case is not None:
-        run.eligibility.accuse(offences(run.incident.case, nodes))
-    run.fleet.each(nodes, run.fleet.drop)
-    for node in nodes:
-        run.held.pop(node, None)
-        run.stand(node, "lost" if node in lost else "excluded", reason)
-
-
-def give_up(run: JobController, incident: IncidentInWork, node: str) -> None:
-    """Let go of a node whose ranks all leave it and whose agent could not be told to end them: that is done once it can be reached."""
-    incident.lost.add(node)
-    run.held.pop(node, None)
-    run.stand(node, "lost", "it could not be told to end the ranks that leave it")
-    run.fleet.drop_later(node)
 
 
 def reschedule(run: JobController, decision: Decision) -> Transition:
@@ -111,7 +90,7 @@ def store_without(run: JobController, leaving: frozenset[int], membership: Membe
     return (run.fleet.source.address(ranks[serve]), port), serve
 
 
-def regroup(run: JobController, decision: Decision) -> None:
+def start(run: JobController, decision: Decision, _seconds: float) -> None:
     """Give every node the next generation at once; one that refuses is evidence."""
     by_rank = {seat.rank: seat for seat in decision.seats}
     facts = facts_of(run, run.rank_table)
@@ -136,7 +115,7 @@ def regroup(run: JobController, decision: Decision) -> None:
 
 
 def facts_of(run: JobController, rank_table: RankTable) -> dict[str, Any]:
-    """Return what every process must know of the generation of *lineup*, those that live on included, whatever their node."""
+    """Return what every process must know of the generation of *rank_table*, those that live on included, whatever their node."""
     return {
         "world": len(rank_table.incarnations),
         "incarnations": rank_table.spans(),

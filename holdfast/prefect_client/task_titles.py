@@ -9,8 +9,7 @@ from detectors.catalogue import Fault
 from holdfast.control.supervisor.controller import JobController
 from holdfast.report.wording import duration, plural, ranks, some
 from policies.case import Decision, RecoveryAction
-from policies.states import Event
-from tasks.turn import Transition
+from policies.states import Event, Transition
 
 ACTIONS: Final = {
     RecoveryAction.RETRY_STEP: "retry the step",

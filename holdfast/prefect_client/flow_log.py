@@ -9,8 +9,8 @@ from prefect.logging import get_run_logger
 
 from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.prefect.links import incident_key, ui_link
+from holdfast.prefect_client.task_titles import of_action, of_fault
 from holdfast.report.wording import duration, plural
-from tasks import titles
 
 Tell = Callable[[str, dict[str, Any]], None]
 
@@ -37,7 +37,7 @@ class FlowLog:
             return
         root, more = diagnosis.root, len(incident.faults) - 1
         others = f" and {plural(more, 'further fault')}" if more > 0 else ""
-        what = f"{titles.of_fault(root)}{others}. Decision: {titles.of_action(decision)}, because {decision.reason}"
+        what = f"{of_fault(root)}{others}. Decision: {of_action(decision)}, because {decision.reason}"
         self._log.warning("Incident %d: %s", incident.row.number, what)
 
     def _over(self, incident: IncidentInWork) -> None:

@@ -1,18 +1,17 @@
-"""Widen: let processes take the places that the job goes on without, while training runs."""
+"""Grow while training runs: let processes take the places that the job goes on without, between two steps."""
 
 from __future__ import annotations
 
 import time
 
+from holdfast.control.migration.planned import CannotMove, Interrupted, MigrationPlan
 from holdfast.control.supervisor.controller import JobController
 from holdfast.errors import WorldError
 from holdfast.report.wording import ranks as in_ranges
-from policies.states import Event
-from tasks.planned import CannotMove, Interrupted, MigrationPlan
-from tasks.turn import Transition
+from policies.states import Event, Transition
 
 
-def widen(run: JobController) -> Transition:
+def grow_live(run: JobController) -> Transition:
     """Have missing ranks come back; whatever keeps them from it leaves training as it is, and is tried again later."""
     begin = time.monotonic()
     try:

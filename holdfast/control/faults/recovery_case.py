@@ -1,0 +1,75 @@
+"""What the policy is asked: the diagnosis of an incident, with all that the job knows of its nodes, ranks and past."""
+
+from __future__ import annotations
+
+import time
+
+from detectors.catalogue import Fault
+from detectors.diagnosis import Diagnosis, diagnose
+from detectors.evidence import AgentSilence
+from detectors.process import START_FAILED
+from holdfast.control.faults.diagnosis_inputs import heard_once, places
+from holdfast.control.supervisor.controller import JobController
+from holdfast.control.supervisor.incident import IncidentInWork
+from policies.case import IN_PROCESS, Case
+from policies.placement import regular
+from policies.shrink_live import whole_copies
+
+
+def weighed(run: JobController, faults: list[Fault]) -> Diagnosis:
+    """Return the verdict on *faults*, by all that the job's past and its places tell."""
+    return diagnose(faults, tuple(run.failures_before), len(run.members), places(run), run.levels)
+
+
+def lost_nodes(faults: list[Fault], silences: list[AgentSilence]) -> set[str]:
+    """Return the nodes that these tell to be lost."""
+    lost = {silence.node for silence in silences if silence.node_answers is not True}
+    return lost | {fault.node for fault in faults if fault.kind == START_FAILED.id and fault.node}
+
+
+def recovery_case(run: JobController, incident: IncidentInWork | None, diagnosis: Diagnosis, lost: frozenset[str] = frozenset()) -> Case:
+    """Return all that the policy may know."""
+    now = time.time()
+    lost |= frozenset(incident.lost if incident is not None else ()) & set(run.members)
+    members = regular(run.board.membership, run.spec.nodes.ranks, lost)
+    seen = (diagnosis.root, *diagnosis.echoes)
+    counted = lost.union(members)
+    beside = tuple(node for node in run.members if node not in counted)
+    return Case(
+        now=now,
+        diagnosis=diagnosis,
+        members=members,
+        lost=lost,
+        spares=run.spares() + beside,
+        least=run.spec.nodes.fewest,
+        past=run.past(now),
+        tried=tuple(incident.tried) if incident is not None else (),
+        budget=run.policy.budget,
+        levels=run.levels,
+        earlier=heard_once(
+            run.seen_before.of(
+                {fault.kind for fault in seen}, but=run.rows_of(seen), incident=incident.row.id if incident is not None else ""
+            ),
+            run.board.unusable,
+            run.cluster.kind,
+        ),
+        barred=(incident.barred if incident is not None else "") or run.why_not_kept(),
+        ranks={node: tuple(ranks) for node, ranks in run.board.membership.items()},
+        dead=run.board.dead(),
+        standbys=run.standbys(),
+        roles=run.roles,
+        copies=whole_copies(run.copies, run.vacant()),
+        takeovers=incident.takeovers if incident is not None else 0,
+        seated=_seated(run, incident),
+        askable=bool(run.approvals.seconds),
+        approved=frozenset(incident.approved if incident is not None else ()),
+        kept=run.eligibility.kept(seen, run.levels),
+    )
+
+
+def _seated(run: JobController, incident: IncidentInWork | None) -> frozenset[int]:
+    """Return the ranks that the last decision of the *incident* gave new processes, if the generation that runs is the one it led to."""
+    decision = incident.decision if incident is not None else None
+    if decision is None or decision.action not in IN_PROCESS or not run.attempts or run.generation <= run.attempts[-1].generation:
+        return frozenset()
+    return frozenset(seat.rank for seat in decision.seats if run.board.ranks[seat.rank].first_step is None)

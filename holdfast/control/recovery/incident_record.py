@@ -1,0 +1,121 @@
+"""An incident on record: opened by its faults, added to by further ones, answered by decisions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from detectors.catalogue import CATALOGUE, Fault
+from detectors.diagnosis import Before, Diagnosis
+from detectors.evidence import ReplaceRanksTrouble
+from detectors.groups import TAKE_OVER_FAILED
+from holdfast.control.faults.diagnosis_inputs import belong, row_of
+from holdfast.control.supervisor.controller import GOT_ON, JobController, RecoveryAttempt
+from holdfast.control.supervisor.incident import IncidentInWork
+from holdfast.history import models
+from policies.case import Case, Decision, RecoveryAction
+from policies.case_codec import act_of, bounded
+from policies.escalation import Answer
+
+MOST_ALIKE: Final = 256
+"""Faults of one kind that an incident has rows of: when thousands of ranks see one node go, the verdict says how many did."""
+
+
+def decided(run: JobController) -> tuple[IncidentInWork, Decision]:
+    """Return the incident in work, and what was decided on it."""
+    assert run.incident is not None
+    assert run.incident.decision is not None
+    return run.incident, run.incident.decision
+
+
+def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, acting: list[Fault]) -> IncidentInWork:
+    """Open the incident that the *acting* faults ask for, or add what is new to the one in work, and record it with what was weighed."""
+    root = diagnosis.root
+    incident = run.incident
+    if incident is None:
+        run.incidents += 1
+        row = models.Incident(
+            job_id=run.job.id,
+            number=run.incidents,
+            kind=root.kind,
+            subject=root.subject,
+            fault_at=min(root.at if any(root.at == fault.at for fault in acting) else min(fault.at for fault in acting), detected),
+            detected_at=detected,
+            generation_before=run.generation,
+            step_before=run.board.step_before if run.managed else None,
+            reason=diagnosis.reason,
+        )
+        incident = run.incident = IncidentInWork(row=row, lap_at=row.fault_at, board=run.board)
+        incident.lap("detect", detected)
+        run.recorder.add(row)
+        run.tell("opened", {"incident": incident})
+    elif root.entry.weight > CATALOGUE[incident.row.kind].weight:
+        incident.row.kind, incident.row.subject = root.kind, root.subject
+        run.recorder.amend(models.Incident, incident.row.id, kind=root.kind, subject=root.subject)
+    known, kinds = set(incident.faults), Counter(fault.kind for fault in incident.faults)
+    for fault in belong(diagnosis, acting):
+        if fault not in known:
+            known.add(fault)
+            kinds[fault.kind] += 1
+            incident.faults.append(fault)
+            if kinds[fault.kind] <= MOST_ALIKE or fault is root:
+                incident.fault_rows.append(run.record_fault(fault, incident=incident.row.id, root=fault is root))
+    incident.diagnosis = diagnosis
+    incident.verdict = row_of(diagnosis, run.job.id, incident.row.id, run.levels)
+    run.recorder.add(incident.verdict)
+    return incident
+
+
+def bar_take_over(run: JobController, incident: IncidentInWork, faults: list[Fault]) -> None:
+    """Try no other take-over in this incident once a worker could not carry one out, or an agent would not without a rank being lost."""
+    told = [one for one in run.board.evidence if isinstance(one, ReplaceRanksTrouble)]
+    if any(one.rank is not None for one in told) or (told and all(fault.kind == TAKE_OVER_FAILED.id for fault in faults)):
+        incident.barred = f"it failed in this incident: {told[0].why}"
+        if RecoveryAction.TAKE_OVER not in incident.tried:
+            incident.tried.append(RecoveryAction.TAKE_OVER)
+
+
+def record_decision(run: JobController, incident: IncidentInWork, case: Case, answer: Answer) -> None:
+    """Write down what was decided, by which rule, which rules passed, and what it was made from."""
+    decision = answer.decision
+    incident.decision, incident.case, incident.action_at = decision, answer.case, case.now
+    incident.row.action, incident.row.reason = decision.action, decision.reason
+    row = models.Decision(
+        job_id=run.job.id,
+        incident_id=incident.row.id,
+        at=case.now,
+        action=decision.action,
+        rule=answer.rule,
+        reason=decision.reason,
+        act={**act_of(decision), "policy": run.policy.name, "noted": answer.noted},
+        passed_over=dict(answer.passed_over),
+    )
+    run.recorder.add(models.DecidedCase(decision_id=row.id, job_id=run.job.id, record=bounded(case)))  # first: no decision is without
+    run.recorder.add(row)
+    run.recorder.amend(models.Incident, incident.row.id, action=decision.action, reason=decision.reason)
+    incident.decisions.append(row)
+
+
+def remember_attempt(run: JobController, incident: IncidentInWork, case: Case, action: RecoveryAction) -> None:
+    """Remember what is tried against this root cause, for later decisions and diagnoses."""
+    assert incident.diagnosis is not None
+    root, got_on = incident.diagnosis.root, run.got_on(case.now)
+    if got_on:
+        incident.row.facts = {**(incident.row.facts or {}), GOT_ON: True}
+        run.recorder.amend(models.Incident, incident.row.id, facts=incident.row.facts)
+    run.attempts.append(
+        RecoveryAttempt(
+            at=case.now,
+            action=action,
+            node=root.node,
+            best=run.best,
+            incident=incident.row.id,
+            kind=root.kind,
+            step=root.step,
+            generation=run.generation,
+            got_on=got_on,
+        )
+    )
+    run.failures_before.append(
+        Before(node=root.node, step=root.step, signature=root.signature, kind=root.kind, at=root.at, device=root.device)
+    )

@@ -1,0 +1,64 @@
+"""The two ways to carry a decision out: start all processes anew, or go on in those that live. Both isolate, reschedule and start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from detectors.evidence import Overrun
+from holdfast.control.recovery import in_process, restart
+from holdfast.control.recovery.incident_record import decided
+from holdfast.control.supervisor.controller import JobController
+from holdfast.control.supervisor.incident import IncidentInWork
+from holdfast.control.supervisor.watch import see_begun
+from policies.case import IN_PROCESS, Decision
+from policies.states import Event, Transition
+
+
+class RecoveryPath(NamedTuple):
+    """What each task of a recovery does on this way."""
+
+    isolate: Callable[[JobController, IncidentInWork, Decision], Transition]
+    reschedule: Callable[[JobController, Decision], Transition]
+    start: Callable[[JobController, Decision, float], None]
+    """Have the ranks of the new generation started; they have so many seconds for their first step."""
+
+
+RESTART: Final = RecoveryPath(restart.isolate, restart.reschedule, restart.start)
+IN_LIVING_PROCESSES: Final = RecoveryPath(in_process.isolate, in_process.reschedule, in_process.start)
+
+
+def path_of(decision: Decision) -> RecoveryPath:
+    """Return the way that the action of *decision* takes."""
+    return IN_LIVING_PROCESSES if decision.action in IN_PROCESS else RESTART
+
+
+def isolate(run: JobController) -> Transition:
+    """Stop the ranks that the decision stops, and release the nodes that it drops."""
+    incident, decision = decided(run)
+    return path_of(decision).isolate(run, incident, decision)
+
+
+def reschedule(run: JobController) -> Transition:
+    """Agree on the next generation, as the decision says."""
+    _, decision = decided(run)
+    return path_of(decision).reschedule(run, decision)
+
+
+def resume(run: JobController) -> Transition:
+    """Start the new generation, and wait for its first new step within the deadline of the action."""
+    incident, decision = decided(run)
+    limit, begin = run.policy.deadlines.of(decision.action), time.time()
+    if not run.board.all_started():  # a flow that adopted the job in this state finds them started
+        path_of(decision).start(run, decision, limit)
+    turn = see_begun(run, seconds=begin + limit - time.time())
+    if turn is None:
+        reached = {view.rank: view.reached() for view in run.board.ranks.values()}
+        now = time.time()
+        run.board.overrun = Overrun(at=now, action=decision.action, seconds=now - begin + 1e-6, limit=limit, reached=reached)
+        incident.tried.append(decision.action)
+        return Transition(Event.FAULTED, f"{decision.action} brought no step within {limit:.0f} s")
+    if turn.event in (Event.STARTED, Event.FINISHED):
+        run.close_incident("recovered")
+    return turn
