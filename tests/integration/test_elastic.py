@@ -93,7 +93,7 @@ def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_and_on_more_w
     (one,) = play.incidents()
     assert (one.kind, one.action, one.outcome) == ("node-lost", "shrink", "recovered"), play.log()
     assert f"on without {node} with 2 node(s)" in one.reason
-    narrow = one.resumed_step
+    narrow = one.resumed_step or 0
     assert narrow >= kept, f"the memory of nodes had it, or a newer one that arrived meanwhile\n{play.log()}"
     seen = play.chaos.step()
     play.chaos.power_on(node)
