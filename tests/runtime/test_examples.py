@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def test_a_killed_demo_ends_with_the_parameters_of_an_undisturbed_one(ranks: Ran
     os.kill(run.pids[3], 9)
     agent.wait_for("exception", peer_lost=True)
     for pid in run.pids[:3]:  # what the agent does: neighbours in the ring have seen it, the others never would
-        os.kill(pid, 9)
+        with suppress(ProcessLookupError):  # one that has seen it may have ended by itself
+            os.kill(pid, 9)
     assert run.wait()[3].status == -9
     ranks.run("script", 4, kept, path=script, argv=argv)
     assert agent.of("resumed")[-1]["step"] >= 7
