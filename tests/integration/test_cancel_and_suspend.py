@@ -24,6 +24,7 @@ from holdfast.testing.chaos import Chaos
 from holdfast.testing.orphans import leftovers
 from tests.integration.conftest import START_SECONDS, PrefectServer, answers
 from tests.integration.flow_server import Flows
+from tests.integration.prefect_api import ask
 from tests.integration.stage import PACED, Stage
 from tests.waiting import wait_until
 
@@ -86,14 +87,7 @@ class Desk:
 
     def asks(self, path: str, **body: Any) -> Any:
         """Return the API's answer."""
-        answers = list[httpx.Response]()
-
-        def answered() -> bool:
-            answers.append(httpx.post(f"{self.server.url}/{path}", json=body, timeout=30))
-            return answers[-1].status_code != httpx.codes.SERVICE_UNAVAILABLE  # its SQLite is locked now: clients try again
-
-        wait_until(answered, seconds=SECONDS)
-        return answers[-1].raise_for_status().json()
+        return ask(f"{self.server.url}/{path}", {**body})
 
     def close(self) -> None:
         """Wait until no process of a flow run talks to the server any more; end the workers, and all that the jobs left."""

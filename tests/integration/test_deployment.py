@@ -9,19 +9,19 @@ import shlex
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from holdfast.history import queries
 from holdfast.history.health_samples import verdicts
 from holdfast.history.store import History
 from tests.integration.conftest import PrefectServer
+from tests.integration.prefect_api import ask
 from tests.integration.test_prefect_shows import asked
 from tests.waiting import wait_until
 
@@ -80,19 +80,8 @@ def scheduled(server: PrefectServer) -> list[dict[str, Any]]:
 
 
 def change(server: PrefectServer, method: str, path: str, **fields: Any) -> None:
-    """Change something by the API; wait while SQLite is locked, as Prefect's own client does."""
-    data, headers = json.dumps(fields).encode(), {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{server.url}/{path}", data=data, headers=headers, method=method)  # noqa: S310 (our own http address)
-
-    def done() -> bool:
-        try:
-            return bool(urllib.request.urlopen(request, timeout=10).status)  # noqa: S310 (our own http address)
-        except urllib.error.HTTPError as error:
-            if error.code != 503:
-                raise
-            return False
-
-    wait_until(done, seconds=60)
+    """Change something by the API."""
+    ask(f"{server.url}/{path}", fields, method=method)
 
 
 def paused(server: PrefectServer, *, paused: bool) -> None:
@@ -119,13 +108,10 @@ def submit(server: PrefectServer, **filled_in: Any) -> dict[str, Any]:
     parameters = {name: field["default"] for name, field in fields.items() if "default" in field} | filled_in
     body = {"state": {"type": "SCHEDULED"}, "parameters": parameters, "enforce_parameter_schema": True}
 
-    def answer() -> dict[str, Any]:
-        try:
-            return dict(asked(server, f"deployments/{one['id']}/create_flow_run", **body))
-        except urllib.error.HTTPError as error:
-            return {"status": error.code, **json.load(error)} if error.code != 503 else {}  # SQLite is locked: the UI tries again, too
-
-    return wait_until(answer, seconds=60)
+    try:
+        return dict(asked(server, f"deployments/{one['id']}/create_flow_run", **body))
+    except httpx.HTTPStatusError as error:
+        return {"status": error.response.status_code, **error.response.json()}
 
 
 def job_in(worker: Path, name: str, script: str) -> dict[str, Any]:

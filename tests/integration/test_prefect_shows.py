@@ -7,13 +7,13 @@ import json
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.integration.conftest import PrefectServer
+from tests.integration.prefect_api import ask
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
@@ -24,11 +24,7 @@ TWO = {"wanted": 2, "ranks": 1, "spare": 1}
 
 def asked(server: PrefectServer, path: str, **body: Any) -> Any:
     """Return the API's answer to a POST."""
-    request = urllib.request.Request(  # noqa: S310 (our own http address)
-        f"{server.url}/{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 (our own http address)
-        return json.load(answer)
+    return ask(f"{server.url}/{path}", body)
 
 
 class Mailbox(http.server.ThreadingHTTPServer):

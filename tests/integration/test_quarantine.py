@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ from holdfast.history.health_samples import keep
 from holdfast.history.models import Question
 from policies.node_health import HealthFinding, HealthVerdict
 from tests.history.rows import service_moves
+from tests.integration.prefect_api import ask
 from tests.integration.stage import BOOTED, Play, Stage
 from tests.lookouts import is_read
 from tests.waiting import wait_until
@@ -35,23 +32,7 @@ def say(stage: Stage, tmp_path: Path, *words: str) -> str:
 
 def call(stage: Stage, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """Ask the Prefect server, as its UI does; return the answer."""
-    data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(  # noqa: S310 (our own http address)
-        f"{stage.environment['PREFECT_API_URL']}/{path}", data=data, headers={"Content-Type": "application/json"}
-    )
-    answers = list[dict[str, Any]]()
-
-    def answered() -> bool:
-        try:
-            with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310
-                answers.append(dict(json.load(answer)))
-        except urllib.error.HTTPError as error:
-            if error.code != HTTPStatus.SERVICE_UNAVAILABLE:  # its SQLite is locked now: clients try again
-                raise
-        return bool(answers)
-
-    wait_until(answered, seconds=60)
-    return answers[0]
+    return dict(ask(f"{stage.environment['PREFECT_API_URL']}/{path}", body))
 
 
 def run_of(stage: Stage, asked: Question) -> dict[str, Any]:

@@ -1,0 +1,24 @@
+"""Ask a Prefect server over its API, as its UI does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from tests.waiting import wait_until
+
+SECONDS = 90.0
+
+
+def ask(url: str, body: Any = None, *, method: str = "") -> Any:
+    """Return the answer to a POST of *body*, or to a GET without one; wait while its SQLite is locked, as Prefect's client does."""
+    answers = list[httpx.Response]()
+
+    def answered() -> bool:
+        answers.append(httpx.request(method or ("GET" if body is None else "POST"), url, json=body, timeout=30))
+        return answers[-1].status_code != httpx.codes.SERVICE_UNAVAILABLE
+
+    wait_until(answered, seconds=SECONDS)
+    answer = answers[-1].raise_for_status()
+    return answer.json() if answer.content else None
