@@ -18,18 +18,18 @@ from policies.states import Event, Transition
 def detect(run: JobController) -> Transition:
     """Explain what was seen, and open the incident, or add to it."""
     detected = time.time()
-    if run.incident is not None:
-        run.incident.lap("failed attempt", detected)
-    run.watched_policy.look_now()
+    if run.incidents.current is not None:
+        run.incidents.current.lap("failed attempt", detected)
+    run.policy_file.look_now()
     faults, silences = confirmed(run)
-    if not faults and run.board.at_work():
-        if run.incident is not None:
-            moved_on = run.generation > run.incident.row.generation_before  # by a flow that died before it could say so
+    if not faults and run.generations.state.at_work():
+        if run.incidents.current is not None:
+            moved_on = run.generations.number > run.incidents.current.row.generation_before  # by a flow that died before it could say so
             run.close_incident("recovered" if moved_on else "passed")
         return Transition(Event.DISMISSED, "it passed by itself before it had to be acted on")
-    if run.incident is not None:
-        faults = faults or run.incident.faults
-        bar_take_over(run, run.incident, faults)
+    if run.incidents.current is not None:
+        faults = faults or run.incidents.current.faults
+        bar_take_over(run, run.incidents.current, faults)
     diagnosis = weighed(run, [*faults, *beside(run), *last_words(run)])
     incident = open_incident(run, diagnosis, detected, faults)
     incident.lost |= lost_nodes(faults, silences)

@@ -16,4 +16,4 @@ def migrate(run: JobController) -> Transition:
     """Carry out the oldest move that was asked for, or have missing ranks come; what keeps it from being done leaves training as it is."""
     if run.requests.moves:
         return move(run)
-    return grow_by_restart(run) if run.growth.by_restart else grow_live(run)
+    return grow_by_restart(run) if run.scale_up.by_restart else grow_live(run)

@@ -12,6 +12,6 @@ from policies.states import Event, Transition
 @job_task("resume", task_titles.resume)
 def resume(run: JobController) -> Transition:
     """Start the workers and wait for the first new step, within the deadline of the action."""
-    if run.incident is None:
+    if run.incidents.current is None:
         return Transition(Event.STARTED, "the flow before had seen the ranks at work, and died before it could say so")
     return path.resume(run)

@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect.logging import get_run_logger
 
-from holdfast.control.supervisor.incident import IncidentInWork
+from holdfast.control.state.incidents import IncidentInWork
 from holdfast.prefect.links import incident_key, ui_link
 from holdfast.prefect_client.task_titles import of_action, of_fault
 from holdfast.report.wording import duration, plural

@@ -88,7 +88,7 @@ def _is_shown(run: JobController) -> bool:
 
     Where a step is only to be tried again, nobody is isolated and no rank gets another place.
     """
-    decision = run.incident.decision if run.incident is not None else None
+    decision = run.incidents.current.decision if run.incidents.current is not None else None
     retried = decision is not None and decision.action is RecoveryAction.RETRY_STEP
     return not (retried and run.state in {State.ISOLATING, State.RESCHEDULING})
 

@@ -20,7 +20,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 
 from holdfast.control.nodes.approvals import how_to_answer
-from holdfast.control.supervisor.incident import IncidentInWork
+from holdfast.control.state.incidents import IncidentInWork
 from holdfast.errors import BadSetting
 from holdfast.history.approvals import in_words
 from holdfast.history.models import Fault, Question

@@ -131,12 +131,12 @@ class SupervisedJob:
             assert self.failure is not None
             return self.failure
         if isinstance(held, Deposed):
-            return Cancelled(message=held.moved)
-        if isinstance(held, JobController) and held.handed_over:
-            return Cancelled(message=f"handed over, the job trains on: {held.handover.why}")
+            return Cancelled(message=held.reason)
+        if isinstance(held, JobController) and held.detached:
+            return Cancelled(message=f"handed over, the job trains on: {held.detach.why}")
         if held.state is State.COMPLETED:  # the data is what a flow that calls this one gets back
-            return Completed(message=held.moved, data=TrainingResult.of(held.job, str(held.state), held.moved))
-        words = f"{held.moved}; {held.saved}" if isinstance(held, JobController) and held.saved else held.moved
+            return Completed(message=held.reason, data=TrainingResult.of(held.job, str(held.state), held.reason))
+        words = f"{held.reason}; {held.saved}" if isinstance(held, JobController) and held.saved else held.reason
         return Cancelled(message=words) if held.state is State.CANCELLED else Failed(message=words)
 
 
@@ -144,4 +144,6 @@ def _taken_up(run: JobController) -> Transition:
     """Return how a suspended job goes on: it is launched, unless it is to stop."""
     if run.requests.stop_reason:
         return Transition(Event.STOP_ASKED, run.requests.stop_reason)
-    return Transition(Event.RESUME_ASKED, f"resumed; it was suspended after step {run.best}" if run.best else "resumed")
+    return Transition(
+        Event.RESUME_ASKED, f"resumed; it was suspended after step {run.generations.best}" if run.generations.best else "resumed"
+    )

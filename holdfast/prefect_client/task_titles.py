@@ -49,26 +49,26 @@ def launch(run: JobController, turn: Transition, seconds: float) -> str:
     """Say what was started, and where."""
     if turn.event is not Event.STARTED:
         return f"launch: {_outcome(run, turn)}"
-    return f"launch: {plural(len(run.board.ranks), 'rank')} on {some(run.members, MOST_NODES)}, {duration(seconds)}"
+    return f"launch: {plural(len(run.generations.state.ranks), 'rank')} on {some(run.generations.members, MOST_NODES)}, {duration(seconds)}"
 
 
 def monitor(run: JobController, turn: Transition, seconds: float) -> str:
     """Say how far the job came."""
-    step = f", step {run.best:,}" if run.managed else ""
+    step = f", step {run.generations.best:,}" if run.generations.managed else ""
     seen = "fault seen" if turn.event is Event.FAULTED else _outcome(run, turn)
     return f"monitor: {duration(seconds)}{step}, {seen}"
 
 
 def detect(run: JobController, turn: Transition, seconds: float) -> str:  # noqa: ARG001 (the title of a diagnosis says what, not how long)
     """Name the root cause."""
-    if turn.event is Event.DISMISSED or run.incident is None or run.incident.diagnosis is None:
+    if turn.event is Event.DISMISSED or run.incidents.current is None or run.incidents.current.diagnosis is None:
         return "detect: nothing to act on"
-    return f"detect: {of_fault(run.incident.diagnosis.root)}"
+    return f"detect: {of_fault(run.incidents.current.diagnosis.root)}"
 
 
 def decide(run: JobController, turn: Transition, seconds: float) -> str:  # noqa: ARG001 (a decision takes no time)
     """Name the recovery action."""
-    decision = run.incident.decision if run.incident is not None else None
+    decision = run.incidents.current.decision if run.incidents.current is not None else None
     return f"decide: {of_action(decision) if decision is not None else _outcome(run, turn)}"
 
 
@@ -91,21 +91,21 @@ def reschedule(run: JobController, turn: Transition, seconds: float) -> str:  # 
     if decision.seats:
         where = some((f"rank {seat.rank} to {_host(seat.node, standby=seat.standby is not None)}" for seat in decision.seats), MOST_NODES)
         return f"reschedule: {where}"
-    return f"reschedule: {plural(len(run.board.ranks), 'rank')} on {some(run.members, MOST_NODES)}"
+    return f"reschedule: {plural(len(run.generations.state.ranks), 'rank')} on {some(run.generations.members, MOST_NODES)}"
 
 
 def resume(run: JobController, turn: Transition, seconds: float) -> str:
     """Say how the job got back to work, and how long it was down."""
-    if turn.event not in {Event.STARTED, Event.FINISHED} or run.closed is None:
+    if turn.event not in {Event.STARTED, Event.FINISHED} or run.incidents.last is None:
         return f"resume: {_outcome(run, turn)}"
-    down = duration(run.closed.downtime_s if run.closed.downtime_s is not None else seconds)
-    decision = run.recovered
+    down = duration(run.incidents.last.downtime_s if run.incidents.last.downtime_s is not None else seconds)
+    decision = run.incidents.last_decision
     if decision is not None and decision.action is RecoveryAction.TAKE_OVER and decision.seats:
         seat, more = decision.seats[0], len(decision.seats) - 1
         others = f" and {plural(more, 'more')}" if more else ""
         return f"resume: rank {seat.rank}{others} replaced by {_host(seat.node, standby=seat.standby is not None)}, {down}"
-    lost = run.closed.steps_lost
-    again = "all processes started again" if run.closed.until_started else "training again"
+    lost = run.incidents.last.steps_lost
+    again = "all processes started again" if run.incidents.last.until_started else "training again"
     return f"resume: {again}, {down}" + ("" if lost is None else f", {plural(lost, 'step')} lost")
 
 
@@ -122,7 +122,7 @@ def migrate(run: JobController, turn: Transition, seconds: float) -> str:
 
 
 def _decision(run: JobController) -> Decision | None:
-    return run.incident.decision if run.incident is not None else None
+    return run.incidents.current.decision if run.incidents.current is not None else None
 
 
 def _host(node: str, *, standby: bool) -> str:
@@ -132,7 +132,7 @@ def _host(node: str, *, standby: bool) -> str:
 def _outcome(run: JobController, turn: Transition) -> str:
     """Say how a step ended that did not do what it is named for."""
     if turn.event is Event.FAULTED:
-        found = run.faults()
+        found = run.faults.acting()
         return of_fault(found[0]) if found else "a fault was seen"
     return _OUTCOMES.get(turn.event, turn.event)
 

@@ -27,14 +27,14 @@ def run(holdfast_home: Path, tmp_path: Path) -> Iterator[JobController]:
     spec = TrainingJob.model_validate({"name": "left", "command": ["true"], "preflight": False, "nodes": {"wanted": 2}})
     with steering(spec, LocalCluster(name="c", nodes=2, directory=str(tmp_path))) as run:
         assert isinstance(run, JobController)
-        run.enter_generation(1, dict(MEMBERSHIP), rank_table=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), reason="launch")
-        run.fleet.leaving.update(MEMBERSHIP)  # none is free: no agent is started on one
+        run.generations.enter(1, dict(MEMBERSHIP), rank_table=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), reason="launch")
+        run.agents.leaving.update(MEMBERSHIP)  # none is free: no agent is started on one
         yield run
 
 
 def says(run: JobController, name: str, **facts: Any) -> None:
     """Have the agent of node 1 say something."""
-    run.fleet.event_queue.put(("node-1", {"event": name, "at": time.time(), **facts}))
+    run.agents.event_queue.put(("node-1", {"event": name, "at": time.time(), **facts}))
 
 
 def ended(run: JobController, *, by: signal.Signals = signal.SIGTERM, code: int | None = None) -> None:
@@ -52,7 +52,7 @@ def told_to_go(run: JobController) -> None:
 def left(run: JobController) -> list[str]:
     """Return the nodes whose time is up, as far as is known."""
     run.pump(0.0)
-    return [one.node for one in run.board.evidence if isinstance(one, NodeLeaving)]
+    return [one.node for one in run.generations.state.evidence if isinstance(one, NodeLeaving)]
 
 
 @pytest.mark.parametrize("code", [None, 128 + signal.SIGTERM])
@@ -87,7 +87,7 @@ def test_the_word_of_the_node_is_waited_for_before_its_rank_is_judged(run: JobCo
     """Else the rank would be started again where it will be killed within seconds."""
     ended(run)
     run.pump(0.0)
-    assert [fault.kind for fault in run.faults()] == ["worker-sigterm"]
+    assert [fault.kind for fault in run.faults.acting()] == ["worker-sigterm"]
     pump = JobController.pump
 
     def listens(run: JobController, seconds: float) -> None:

@@ -21,7 +21,8 @@ from holdfast.control.supervisor import event_handlers
 from holdfast.control.supervisor.reattach import token_of_members
 from holdfast.history import queries
 from holdfast.protocol import LineBuffer, encode
-from tests.control.test_hearing import Told
+from tests.control.bare_controller import bare_controller
+from tests.control.test_hearing import MEMBERSHIP, Told
 from tests.waiting import wait_until
 
 EVENTS = 20_000
@@ -30,10 +31,8 @@ EVENTS = 20_000
 @pytest.fixture
 def told(tmp_path: Path) -> Iterator[Told]:
     """Give a hearing of a job in its first generation."""
-    one = Told(tmp_path)
-    yield one
-    one.recorder.close()
-    one.history.close()
+    with bare_controller(tmp_path, MEMBERSHIP) as controller:
+        yield Told(controller)
 
 
 class Flooding:
@@ -102,8 +101,8 @@ def test_a_node_that_tells_of_ever_new_troubles_fills_no_history(told: Told, mon
     assert told.recorder.flush(60.0)
     rows = queries.checkpoints(told.history, told.job.id)
     assert len(rows) == at_once + 1
-    assert len([one for one in told.remarks if "the agent of a tells more faults, checkpoints and remarks" in one]) == 1
-    assert len(told.run.board.troubles) <= 100
+    assert len([one for one in told.remarks if "the agent of a tells more faults, checkpoints and events" in one]) == 1
+    assert len(told.run.generations.state.troubles) <= 100
     now[0] += 60.0
     for number in range(event_budget.ROWS * 2):
         trouble(10**7 + number, "a")
@@ -114,7 +113,7 @@ def test_a_node_that_tells_of_ever_new_troubles_fills_no_history(told: Told, mon
 
 def test_steps_are_recorded_up_to_a_budget_of_their_own(told: Told) -> None:
     """A journal of days is within it; steps that no training makes so fast are not."""
-    told.hearing._steps = NodeBudget("steps", 60, 1000, told.remarks.append)
+    told.hearing._steps = NodeBudget("steps", 60, 1000, told.run.log.record_event)
     told.steps(*((step, 0.5) for step in range(1, 3001)))
     assert 1000 <= len(told.curve()) <= 1010
     assert any("more steps than" in one for one in told.remarks)

@@ -13,9 +13,9 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.recovery import in_process
+from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.control.supervisor.supervise import steering
 from holdfast.history import models
 from holdfast.process import is_alive
@@ -59,17 +59,17 @@ def test_a_rank_that_is_taken_over_from_a_node_out_of_reach_is_ended_there_as_so
     spec = TrainingJob.model_validate({"name": "taken", "command": ["true"], "preflight": False, "nodes": {"wanted": 2}})
     with steering(spec, LocalCluster(name="c", nodes=2, directory=str(nodes.root))) as run:
         assert isinstance(run, JobController)
-        run.enter_generation(1, dict(MEMBERSHIP), rank_table=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), reason="launch")
-        run.held["node-1"] = 1
+        run.generations.enter(1, dict(MEMBERSHIP), rank_table=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), reason="launch")
+        run.generations.sent_to["node-1"] = 1
         pid = run_worker(nodes, run.job.id)
         now = time.time()
         row = models.Incident(
             job_id=run.job.id, number=1, kind="job-hang", subject="rank 1", fault_at=now, detected_at=now, generation_before=1, reason="x"
         )
-        incident = IncidentInWork(row=row, lap_at=now, board=run.board)
+        incident = IncidentInWork(row=row, lap_at=now, board=run.generations.state)
         seat = Placement(rank=1, node="node-0", standby=7)
         incident.decision = Decision(action=RecoveryAction.TAKE_OVER, reason="rank 1 goes on in standby 7 on node-0", seats=(seat,))
         assert in_process.isolate(run, incident, incident.decision).event is Event.ISOLATED
         wait_until(lambda: not is_alive(pid, None), seconds=60)
         assert incident.lost == {"node-1"}
-        assert "node-1" not in run.held
+        assert "node-1" not in run.generations.sent_to

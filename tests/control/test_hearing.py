@@ -4,53 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from detectors.catalogue import CATALOGUE_LEVELS
 from holdfast.accounting.losses import losses
 from holdfast.control.faults.node_faults import REPEATED
-from holdfast.control.state.generation import GenerationState
 from holdfast.control.supervisor import event_table
 from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.event_handlers import GATHERED, EventHandlers
-from holdfast.history import History, Recorder, models, queries
-from holdfast.spec import TrainingJob
+from holdfast.control.supervisor.event_handlers import GATHERED
+from holdfast.history import models, queries
+from tests.control.bare_controller import bare_controller, recorded_events
 from tests.history.rows import a_fault
 
 MEMBERSHIP = {"a": [0], "b": [1]}
 
 
 class Told:
-    """A hearing of a job of two ranks, and the history that it writes."""
+    """A controller of a job of two ranks, and the history that it writes."""
 
-    def __init__(self, place: Path) -> None:
-        self.history = History.open(f"sqlite:///{place / 'history.db'}")
-        self.recorder = Recorder(self.history, place / "spill")
-        self.job = models.Job(name="j", spec={}, cluster={}, directory=str(place), at=0.0)
-        self.remarks: list[str] = []
-        beside = {
-            "remark": self.remarks.append,
-            "record_fault": lambda *_args, **_facts: None,
-            "spec": TrainingJob(name="j", command=["x"]),
-        }
-        self.run = SimpleNamespace(**beside, job=self.job, recorder=self.recorder, best=0, managed=True, cadence=None, tell=lambda *_: None)
-        self.hearing = EventHandlers(cast("JobController", self.run))
-        self.recorder.add(self.job)
-        self.begin(1)
+    def __init__(self, run: JobController) -> None:
+        self.run, self.hearing, self.history, self.recorder, self.job = run, run.handlers, run.history, run.recorder, run.job
+
+    @property
+    def remarks(self) -> list[str]:
+        """Return the events on record."""
+        return recorded_events(self.run)
 
     def begin(self, generation: int) -> None:
         """Begin a generation."""
-        self.run.generation, self.run.board = generation, GenerationState(generation, MEMBERSHIP)
-        self.hearing.begin()
+        self.run.generations.begin(generation, MEMBERSHIP, rank_table=self.run.generations.rank_table)
 
     def hears(self, name: str, generation: int | None = None, *, node: str = "a", **facts: Any) -> None:
         """Take in an event of rank 0, or of the rank on another *node*."""
-        known = {"rank": MEMBERSHIP[node][0], "generation": generation or self.run.generation, "at": 1.0, "pid": 7}
-        self.run.hearing = self.hearing
-        event_table.take(cast("JobController", self.run), node, {"event": name, **known, **facts})
+        known = {"rank": MEMBERSHIP[node][0], "generation": generation or self.run.generations.number, "at": 1.0, "pid": 7}
+        event_table.take(self.run.handlers, node, {"event": name, **known, **facts})
 
     def steps(self, *steps: tuple[int, float]) -> None:
         """Have rank 0 tell of steps and their losses."""
@@ -69,10 +57,8 @@ class Told:
 @pytest.fixture
 def told(tmp_path: Path) -> Iterator[Told]:
     """Give a hearing of a job in its first generation."""
-    one = Told(tmp_path)
-    yield one
-    one.recorder.close()
-    one.history.close()
+    with bare_controller(tmp_path, MEMBERSHIP) as controller:
+        yield Told(controller)
 
 
 def test_the_step_that_all_go_on_from_keeps_the_loss_of_the_rank_that_computed_it(told: Told) -> None:
@@ -147,36 +133,30 @@ def test_replicas_that_are_behind_on_many_nodes_are_told_of_in_one_remark(told: 
     assert len(told.remarks) == 2, "whatever else is wrong is told at once"
 
 
-def test_nodes_of_one_machine_say_one_line_about_it(told: Told) -> None:
-    """All three hear of the same load: every fault is on record, one is announced; two machines say a line each."""
-    noted: list[Any] = []
-    told.run.slow_ranks = SimpleNamespace(note=noted.append)
-    told.run.levels, told.run.members, told.run.incident, told.run.history = CATALOGUE_LEVELS, list(MEMBERSHIP), None, told.history
-    for kind, lines in ("local", 1), ("ssh", 3):
-        told.run.cluster = SimpleNamespace(kind=kind, name="c")
-        for number, node in enumerate(MEMBERSHIP):
-            facts: dict[str, Any] = {
-                "kind": "host-overloaded",
-                "part": "processors",
-                "quote": "load 9 on 2 processors",
-                "source": f"host check on {node}",
-            }
-            told.hears("node.fault", node=node, seen_at=float(lines + number), **facts)
-        assert len(told.remarks) == lines
-    assert len(noted) == 4
-    assert told.remarks[0].startswith("a, b (one machine): ")
-    assert [line.partition(":")[0] for line in told.remarks[1:]] == ["a", "b"]
+@pytest.mark.parametrize(("kind", "lines"), [("local", 1), ("ssh", 2)])
+def test_nodes_of_one_machine_say_one_line_about_it(told: Told, kind: str, lines: int) -> None:
+    """Both hear of the same load: every fault is on record, one is announced; two machines say a line each."""
+    told.hearing.cluster_kind = kind
+    for number, node in enumerate(MEMBERSHIP):
+        facts: dict[str, Any] = {
+            "kind": "host-overloaded",
+            "part": "processors",
+            "quote": "load 9 on 2 processors",
+            "source": f"host check on {node}",
+        }
+        told.hears("node.fault", node=node, seen_at=float(number), **facts)
+    assert told.recorder.flush(10.0)
+    assert [one.node for one in queries.faults(told.history, told.job.id)] == ["a", "b"]
+    where = [line.partition(":")[0] for line in told.remarks]
+    assert where == (["a, b (one machine)"] if lines == 1 else ["a", "b"])
 
 
-def test_of_jobs_on_a_busy_machine_the_first_says_so_and_the_next_ones_do_not(told: Told) -> None:
+@pytest.mark.parametrize(("cluster", "at", "lines"), [("c", 100.0 + REPEATED, 0), ("c", 101.0 + REPEATED, 1), ("d", 101.0, 1)])
+def test_of_jobs_on_a_busy_machine_the_first_says_so_and_the_next_ones_do_not(told: Told, cluster: str, at: float, lines: int) -> None:
     """Who tries a script again and again need not read it each time; another cluster, or a quarter of an hour, makes it news again."""
     told.recorder.add(models.Job(id="before", name="b", spec={}, cluster={"name": "c"}, directory="/b", at=0.0))
     told.recorder.add(a_fault("before", kind="host-overloaded", at=100.0))
     assert told.recorder.flush(10.0)
-    told.run.slow_ranks, told.run.levels, told.run.members = SimpleNamespace(note=lambda _fault: None), CATALOGUE_LEVELS, list(MEMBERSHIP)
-    told.run.incident, told.run.history = None, told.history
-    facts: dict[str, Any] = {"kind": "host-overloaded", "part": "processors", "quote": "load 9", "source": "host check"}
-    for remarks, (name, at) in enumerate([("c", 100.0 + REPEATED), ("c", 101.0 + REPEATED), ("d", 101.0)]):
-        told.run.cluster, told.hearing = SimpleNamespace(kind="local", name=name), EventHandlers(cast("JobController", told.run))
-        told.hears("node.fault", seen_at=at, **facts)
-        assert len(told.remarks) == remarks
+    told.hearing.log.cluster = cluster
+    told.hears("node.fault", seen_at=at, kind="host-overloaded", part="processors", quote="load 9", source="host check")
+    assert len(told.remarks) == lines

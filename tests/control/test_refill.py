@@ -54,10 +54,10 @@ def test_a_flow_that_lets_go_has_ended_what_it_was_bringing_up(holdfast_home: Pa
     with closing(history), steering(spec, cluster) as run:
         assert isinstance(run, JobController)
         job = run.job.id
-        run.refill._told = False  # as once all nodes were there
-        run.refill.look(0.0)
+        run.nodes.spare_pool._told = False  # as once all nodes were there
+        run.nodes.spare_pool.look(0.0)
         asked, _ = silent.accept()
-        run.handover.ask("the test says so")
+        run.detach.ask("the test says so")
         hanging_up = threading.Thread(target=hang_up)
         hanging_up.start()
     with closing(History.open()) as history:
@@ -77,8 +77,8 @@ def test_a_node_that_was_given_up_is_tried_at_once_when_it_answers_again(
     assert holdfast_home.is_dir()
 
     def tried(run: JobController, at: float) -> bool:
-        run.refill.look(at)
-        begun = run.refill._thread
+        run.nodes.spare_pool.look(at)
+        begun = run.nodes.spare_pool._thread
         if begun is None or not begun.is_alive():
             return False
         silent.accept()[0].close()
@@ -88,9 +88,9 @@ def test_a_node_that_was_given_up_is_tried_at_once_when_it_answers_again(
     with steering(TrainingJob(name="short", command=["true"], preflight=False), cluster) as run:
         assert isinstance(run, JobController)
         assert tried(run, 100.0)
-        run.fleet.owed.add("node-0")
+        run.agents.owed.add("node-0")
         assert not tried(run, 100.1)
-        run.fleet.owed.discard("node-0")
+        run.agents.owed.discard("node-0")
         assert tried(run, 100.2)
         assert not tried(run, 100.3)
 

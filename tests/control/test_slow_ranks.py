@@ -7,15 +7,19 @@ from typing import Any, cast
 
 import pytest
 
-from detectors.catalogue import CATALOGUE_LEVELS, Fault
+from detectors.catalogue import Fault
 from detectors.evidence import StepPace, StepPaces
 from detectors.stragglers import LONG
 from holdfast.agent.workers.step_timing import BLOCK
+from holdfast.control.config.policy_file import WatchedPolicy
 from holdfast.control.faults.stragglers import AGAIN, Stragglers
-from holdfast.control.supervisor.controller import JobController
+from holdfast.control.state.generations import Generations
+from holdfast.control.state.job_log import JobLog
+from holdfast.control.supervisor.requests import Requests
 from holdfast.history import models
 from holdfast.spec import TrainingJob
 from policies.policy import NAMED
+from policies.slowness import StragglerAction
 
 WELL = StepPace(own=0.3, talk=0.05, data=0.0)
 WAITS = StepPace(own=0.3, talk=0.25, data=0.0)
@@ -29,19 +33,24 @@ class TheRun:
 
     def __init__(self, wanted: str = "auto") -> None:
         self.spec = TrainingJob.model_validate({"name": "a", "script": "b.py", "checks": {"straggler": wanted}})
-        self.policy, self.levels, self.members = NAMED["balanced"], CATALOGUE_LEVELS, ("n0", "n1", "n2")
         self.paces: StepPaces = paces(WELL, WELL, WELL)
-        self.roles: tuple[tuple[int, ...], ...] = ((0, 1, 2),)
-        self.job, self.cluster = SimpleNamespace(id="j"), SimpleNamespace(kind="ssh")
         self.kept: list[models.Weighing] = []
         self.asked: list[models.Request] = []
         self.said: list[str] = []
-        self.recorder = SimpleNamespace(add=self.kept.append)
         self.requests = SimpleNamespace(ask=self.asked.append, moves=())
-        self.remark = self.said.append
         ranks = {rank: SimpleNamespace(rank=rank, node=f"n{rank}") for rank in range(3)}
         self.board = SimpleNamespace(now=0.0, step_before=100, ranks=ranks, until=lambda: 50_000, paces=lambda *_: self.paces)
-        self.ranks = Stragglers(cast("JobController", self))
+        self.generations = SimpleNamespace(state=self.board, members=("n0", "n1", "n2"), roles=((0, 1, 2),), why_not_kept=lambda: "")
+        log = SimpleNamespace(job=SimpleNamespace(id="j"), recorder=SimpleNamespace(add=self.kept.append), record_event=self.said.append)
+        self.ranks = Stragglers(
+            log=cast("JobLog", log),
+            wanted=StragglerAction(self.spec.checks.straggler),
+            cluster_kind="ssh",
+            generations=cast("Generations", self.generations),
+            policy=cast("WatchedPolicy", SimpleNamespace(present=NAMED["balanced"])),
+            requests=cast("Requests", self.requests),
+            spares=lambda: ("n3",),
+        )
         self.clock = 0.0
 
     def look(self, steps: int = (LONG + 1) * BLOCK) -> None:
@@ -49,14 +58,6 @@ class TheRun:
         self.board.step_before += steps
         self.clock += AGAIN
         self.ranks.look(self.clock)
-
-    def why_not_kept(self) -> str:
-        """Say that ranks can move."""
-        return ""
-
-    def spares(self) -> tuple[str, ...]:
-        """Return where to."""
-        return ("n3",)
 
 
 def paces(*now: StepPace, first: StepPace = WELL) -> StepPaces:
@@ -104,9 +105,9 @@ def test_nothing_is_weighed_while_a_move_is_in_work_or_of_nodes_that_left() -> N
     run.requests.moves = ("one",)
     run.look()
     assert run.kept == []
-    run.requests.moves, run.members = (), ("n0", "n2", "n3")
+    run.requests.moves, run.generations.members = (), ("n0", "n2", "n3")
     run.look()
-    run.members = ("n0", "n1", "n2")
+    run.generations.members = ("n0", "n1", "n2")
     run.look()
     assert run.kept == []
 
@@ -115,12 +116,12 @@ def test_a_slow_rank_is_weighed_again_and_told_when_the_answer_changes() -> None
     """`tell` says so once; with less left to do a move stops paying."""
     run = TheRun()
     run.paces = paces(WAITS, SLOW, WAITS)
-    run.board.until = lambda: 200
+    run.generations.state.until = lambda: 200
     seen = Fault(kind="straggler-gpu", at=1.0, node="n1", rank=1, quote="slow", signature="slow")
     run.ranks.weigh(seen)
     run.look(steps=0)
     assert [one.act for one in run.kept] == ["stay"]
-    run.board.until = lambda: 100_000
+    run.generations.state.until = lambda: 100_000
     run.look(steps=0)
     assert [one.act for one in run.kept] == ["stay", "move"]
     assert len(run.asked) == 1
@@ -129,7 +130,7 @@ def test_a_slow_rank_is_weighed_again_and_told_when_the_answer_changes() -> None
 def test_what_only_goes_on_is_announced_once_and_again_when_it_costs_far_more() -> None:
     """That another rank is the slowest now is no news, nor is another node of the same machine; each answer stays on record."""
     run = TheRun("tell")
-    run.cluster.kind = "local"
+    run.ranks.cluster_kind = "local"
     for node in ("n0", "n1", "n2"):
         run.ranks.note(Fault(kind="host-overloaded", at=1.0, node=node, quote="load 9 on 2 processors", signature="load"))
     slower = StepPace(own=0.6, talk=0.05, data=0.0)

@@ -22,7 +22,7 @@ def suspended(cluster: LocalCluster, flow_run: str = "first") -> str:
     with steering(SPEC, cluster, flow_run=FlowRun(id=flow_run)) as run:
         assert isinstance(run, JobController)
         run.move(Event.SUSPEND_ASKED, "suspended in Prefect")
-        assert (run.live, run.over, run.released) == (False, False, True)
+        assert (run.live, run.ended, run.released) == (False, False, True)
         return run.job.id
 
 
@@ -56,7 +56,13 @@ def test_whoever_starts_a_suspended_job_again_gets_the_same_job_with_its_past(ho
         session.add(models.Step(job_id=job, generation=4, step=17, at=time.time(), seconds=0.1))
     with steering(SPEC, cluster, flow_run=FlowRun(id="second")) as run:
         assert isinstance(run, JobController)
-        assert (run.job.id, run.state, run.best, run.newest, run.members) == (job, State.SUSPENDED, 17, 4, ())
+        assert (run.job.id, run.state, run.generations.best, run.generations.newest, run.generations.members) == (
+            job,
+            State.SUSPENDED,
+            17,
+            4,
+            (),
+        )
         run.move(Event.RESUME_ASKED, "resumed")
         assert run.state is State.LAUNCHING
         run.move(Event.STOP_ASKED, "enough")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -12,21 +11,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from holdfast.cluster import open_cluster
 from holdfast.control.agents.answers import complaint
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.event_queue import EventQueue
-from holdfast.control.agents.pool import AgentPool
 from holdfast.control.checkpoints.final_checkpoint import HeldSnapshots
-from holdfast.control.config.worker_env import how_to_run
-from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.event_table import EVENTS
-from holdfast.control.supervisor.requests import Requests
 from holdfast.errors import OrderRefused
-from holdfast.history import History, Recorder, models, queries
+from holdfast.history import queries
 from holdfast.protocol import decode, encode
-from holdfast.spec import LocalCluster, TrainingJob
+from tests.control.bare_controller import bare_controller
 from tests.fuzz.examples import ANYTHING, SOCKETS
 
 Message = dict[str, Any]
@@ -69,35 +63,14 @@ def spoiled(draw: some.DrawFn, whole: Message) -> Message:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobController]:
     """Give a job of two ranks on two nodes, in its first generation; nothing of it runs."""
-    place = tmp_path_factory.mktemp("run")
-    history = History.open(f"sqlite:///{place / 'history.db'}")
-    recorder = Recorder(history, place / "spill")
-    spec = TrainingJob.model_validate({"name": "fuzzed", "command": [sys.executable], "directory": str(place), "nodes": {"wanted": 2}})
-    cluster = LocalCluster(name="c", nodes=2, directory=str(place))
-    job = models.Job(name="fuzzed", spec={}, cluster={}, directory=str(place), at=0.0)
-    recorder.add(job)
-    made = JobController(
-        job=job,
-        spec=spec,
-        cluster=cluster,
-        history=history,
-        recorder=recorder,
-        fleet=AgentPool(open_cluster(cluster), how_to_run(spec, cluster, job), epoch=1),
-    )
-    lease = models.Lease(job_id=job.id, epoch=1, holder="", host="", pid=0, pid_started=0.0, expires_at=0.0)
-    made.requests = Requests(history, recorder, lease, made.handover, made.flow_run)
-    made.enter_generation(1, dict(MEMBERSHIP), rank_table=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), reason="launch")
-    yield made
-    made.requests.close()
-    made.fleet.close(end=False)
-    recorder.close()
-    history.close()
+    with bare_controller(tmp_path_factory.mktemp("run"), MEMBERSHIP) as made:
+        yield made
 
 
 def hears(run: JobController, *told: tuple[str, Message]) -> None:
     """Have agents say something, and the flow take it in."""
     for one in told:
-        run.fleet.event_queue.put(one)
+        run.agents.event_queue.put(one)
     run.pump(0.0)
 
 
@@ -113,42 +86,42 @@ def hears(run: JobController, *told: tuple[str, Message]) -> None:
 def test_whatever_an_agent_tells_the_flow_goes_on_and_can_judge(run: JobController, name: str, facts: Message) -> None:
     """What was believed can be explained, and goes into the history."""
     hears(run, ("a", {"event": name, **facts}))
-    run.seen()
-    run.snapshots.look(run.board, 5.0, training=True)
-    run.begin_generation(1, dict(MEMBERSHIP), rank_table=run.rank_table)
+    run.faults.all()
+    run.checkpoints.snapshots.look(run.generations.state, 5.0, training=True)
+    run.generations.begin(1, dict(MEMBERSHIP), rank_table=run.generations.rank_table)
 
 
 @SOCKETS
 @given(name=some.sampled_from(NAMES), facts=spoiled(FACTS))
 def test_no_node_speaks_for_the_ranks_of_another(run: JobController, name: str, facts: Message) -> None:
     """Beats, ends and exceptions of a rank are believed from its own agent alone."""
-    before = repr(run.board.ranks[1]), list(run.board.evidence)
+    before = repr(run.generations.state.ranks[1]), list(run.generations.state.evidence)
     if name.startswith("worker."):
         hears(run, ("a", {"event": name, **facts, "rank": 1}), ("a", {"event": "beats", "generation": 1, "ranks": {"1": BEAT}}))
-        assert (repr(run.board.ranks[1]), run.board.evidence) == before
-        run.begin_generation(1, dict(MEMBERSHIP), rank_table=run.rank_table)
+        assert (repr(run.generations.state.ranks[1]), run.generations.state.evidence) == before
+        run.generations.begin(1, dict(MEMBERSHIP), rank_table=run.generations.rank_table)
 
 
 def test_an_agent_that_is_reached_late_and_knows_of_an_older_generation_has_the_recovery_decided_anew(run: JobController) -> None:
     """It was presumed to be in the present one, of which the flow before did not live to tell it."""
-    run.begin_generation(1, dict(MEMBERSHIP), rank_table=run.rank_table)
-    run.board.unseen = {1}
-    run.fleet._late.put(("b", {**ABOUT, "generation": 1}))
-    run._tell_news()
-    assert (run.faults(), run.board.unseen) == ([], set())
-    run.fleet._late.put(("b", {**ABOUT, "generation": 0}))
-    run._tell_news()
-    assert [one.kind for one in run.faults()] == ["recovery-cut-short"]
-    run.begin_generation(1, dict(MEMBERSHIP), rank_table=run.rank_table)
+    run.generations.begin(1, dict(MEMBERSHIP), rank_table=run.generations.rank_table)
+    run.generations.state.unseen = {1}
+    run.agents._late.put(("b", {**ABOUT, "generation": 1}))
+    run._publish_findings()
+    assert (run.faults.acting(), run.generations.state.unseen) == ([], set())
+    run.agents._late.put(("b", {**ABOUT, "generation": 0}))
+    run._publish_findings()
+    assert [one.kind for one in run.faults.acting()] == ["recovery-cut-short"]
+    run.generations.begin(1, dict(MEMBERSHIP), rank_table=run.generations.rank_table)
 
 
 def test_nonsense_is_told_once_and_sense_is_heard_after_it(run: JobController) -> None:
     """A remark names the node; the history took in all that was believed."""
     for rank in ({}, {"rank": "1"}, {"rank": 1}):
         hears(run, ("b", {"event": "worker.hello", "generation": 1, **rank}))
-    assert run.board.ranks[1].hello
+    assert run.generations.state.ranks[1].hello
     assert run.recorder.flush(10.0)
-    assert len([one for one in queries.remarks(run.history, run.job.id) if "the agent of b told what makes no sense" in one.text]) == 1
+    assert len([one for one in queries.remarks(run.history, run.job.id) if "the agent of b sent an invalid event" in one.text]) == 1
 
 
 @SOCKETS

@@ -50,34 +50,36 @@ def newest_whole(held: Iterable[HeldSnapshots], world: int, homes: Mapping[int, 
 def save_what_lives(run: JobController) -> None:
     """Have the newest step that is whole in the nodes' memory put on disk, if the disk has none as new; say what came of it."""
     limit = run.spec.limits.last_save.total_seconds()
-    nodes = [node for node in run.fleet.alive() if node in run.fleet.memory]
-    if not limit or not nodes or not run.members:
+    nodes = [node for node in run.agents.alive() if node in run.agents.memory]
+    if not limit or not nodes or not run.generations.members:
         return
     until = time.monotonic() + limit
     _end_workers(run)
-    answers = run.fleet.order(nodes, "stored")
+    answers = run.agents.order(nodes, "stored")
     held = [
         HeldSnapshots(node=node, **{name: one[name] for name in ("name", "rank", "world", "step", "lineage")})
         for node, answer in answers.items()
         if not isinstance(answer, WorldError)
         for one in answer["snapshots"]
     ]
-    homes = {rank: node for node, ranks in run.board.membership.items() for rank in ranks}
+    homes = {rank: node for node, ranks in run.generations.state.membership.items() for rank in ranks}
     chosen = newest_whole(held, len(homes), homes)
     on_disk = newest_on_disk(run)
     if not chosen or chosen[0].step <= on_disk:
         if held and not chosen:
-            run.remark(f"what the nodes hold in memory is of no step whole: the newest checkpoint is that of step {on_disk}")
+            run.log.record_event(f"what the nodes hold in memory is of no step whole: the newest checkpoint is that of step {on_disk}")
         return
     step = chosen[0].step
     troubles = _order(run, chosen)
     while not troubles and newest_on_disk(run) < step and time.monotonic() < until:
         run.pump(0.05)
     if newest_on_disk(run) >= step:
-        run.remark(f"step {step} was saved out of the nodes' memory before they were let go")
+        run.log.record_event(f"step {step} was saved out of the nodes' memory before they were let go")
         return
     why = "; ".join(troubles) or f"it took longer than {limit:g} s (`limits.last_save`)"
-    run.remark(f"step {step}, which the nodes held in memory, is not saved: {why}. The newest checkpoint is that of step {on_disk}")
+    run.log.record_event(
+        f"step {step}, which the nodes held in memory, is not saved: {why}. The newest checkpoint is that of step {on_disk}"
+    )
 
 
 def newest_on_disk(run: JobController) -> int:
@@ -86,10 +88,10 @@ def newest_on_disk(run: JobController) -> int:
 
 
 def _end_workers(run: JobController) -> None:
-    nodes = set(run.members) & set(run.fleet.alive())
-    run.fleet.order(nodes, "stop", generation=run.generation, signal=int(signal.SIGKILL), grace=0.0)
+    nodes = set(run.generations.members) & set(run.agents.alive())
+    run.agents.order(nodes, "stop", generation=run.generations.number, signal=int(signal.SIGKILL), grace=0.0)
     until = time.monotonic() + KILL_SECONDS
-    while not run.board.all_ended(nodes & set(run.fleet.alive())) and time.monotonic() < until:
+    while not run.generations.state.all_ended(nodes & set(run.agents.alive())) and time.monotonic() < until:
         run.pump(0.02)
 
 
@@ -99,10 +101,10 @@ def _order(run: JobController, chosen: list[HeldSnapshots]) -> list[str]:
     for one in chosen:
         by_node.setdefault(one.node, []).append({"name": one.name, "rank": one.rank, "step": one.step, "lineage": one.lineage})
     facts: dict[str, Any] = {
-        "generation": run.generation,
+        "generation": run.generations.number,
         "world": chosen[0].world,
         "directory": str(run.spec.checkpoints),
         "keep": run.spec.checkpoint.keep,
     }
-    answers = run.fleet.each(by_node, lambda node: run.fleet.channel(node).order("flush", snapshots=by_node[node], **facts))
+    answers = run.agents.each(by_node, lambda node: run.agents.channel(node).order("flush", snapshots=by_node[node], **facts))
     return [str(error) for error in failures(answers).values()]

@@ -49,19 +49,19 @@ def confirmed(run: JobController) -> tuple[list[Fault], list[AgentSilence]]:
 
 def look_twice(run: JobController) -> list[AgentSilence]:
     """Look at the nodes whose agents do not speak, by a second way that does not need the agent."""
-    missing = run.missing()
-    at = {node: run.fleet.gone_at(node) for node in missing}
-    answers = run.fleet.each(missing, run.fleet.second_look)
+    missing = run.faults.missing_members()
+    at = {node: run.agents.gone_at(node) for node in missing}
+    answers = run.agents.each(missing, run.agents.second_look)
     for node in missing:
         if answers[node] is not None:
-            run.held.pop(node, None)  # a new agent knows of no generation
+            run.generations.sent_to.pop(node, None)  # a new agent knows of no generation
     return [
         AgentSilence(
             node=node,
             at=at[node],
-            why=run.borrowed_nodes.explained(node, missing[node]),
+            why=run.nodes.allocations.explained(node, missing[node]),
             node_answers=Blind(str(answer)) if isinstance(answer, WorldError) else answer,
-            step=run.board.step_before,
+            step=run.generations.state.step_before,
         )
         for node, answer in answers.items()
         if answer is not None  # it speaks again: it was the connection alone
@@ -75,14 +75,14 @@ def settled(run: JobController, silences: list[AgentSilence]) -> tuple[list[Faul
     """
     begin, silence, asked = time.monotonic(), run.spec.limits.agent_silence.total_seconds(), False
     while True:
-        heard = run.faults() + see(silences, limits_of(run.spec.limits))
+        heard = run.faults.acting() + see(silences, limits_of(run.spec.limits))
         faults, members = few(heard), _members(run, heard)
-        doubtful = run.doubtful() or not run.missing().keys() <= {silence.node for silence in silences}
+        doubtful = run.faults.uncertain() or not run.faults.missing_members().keys() <= {silence.node for silence in silences}
         if faults and not doubtful and can_be_taken_over(run, faults, silences):
             return faults, silences
         if only_groups(faults) and not doubtful and not asked:
             asked = True
-            if all_live(run) and only_groups(faults := few(run.faults())):
+            if all_live(run) and only_groups(faults := few(run.faults.acting())):
                 return faults, silences
             continue
         waited = time.monotonic() - begin
@@ -90,7 +90,7 @@ def settled(run: JobController, silences: list[AgentSilence]) -> tuple[list[Faul
         if not doubtful and waited >= max(settles, _seconds_for_twins(run, faults), _seconds_for_notice(run)):
             return faults, silences
         run.pump(0.02)
-        if run.missing():
+        if run.faults.missing_members():
             silences = silences + look_twice(run)
 
 
@@ -100,11 +100,11 @@ def cut_from_peers(run: JobController, faults: list[Fault]) -> tuple[list[Fault]
     gloo itself finds that out after half a minute at best. A group that broke is mended first: that is faster than to look.
     """
     kinds = {fault.kind for fault in faults}
-    if not kinds or not kinds <= UNEXPLAINED or (kinds == {GROUP_BROKEN.id} and run.incident is None):
+    if not kinds or not kinds <= UNEXPLAINED or (kinds == {GROUP_BROKEN.id} and run.incidents.current is None):
         return [], False
-    found, pairs = reachability.look(run.fleet.source, faults, [*run.members, *run.spares()])
+    found, pairs = reachability.look(run.agents.source, faults, [*run.generations.members, *run.nodes.spares()])
     if pairs:
-        run.remark(f"{reachability.in_words(pairs)}; which of them is cut off cannot be told from that")
+        run.log.record_event(f"{reachability.in_words(pairs)}; which of them is cut off cannot be told from that")
     return see(found, limits_of(run.spec.limits)), bool(pairs)
 
 
@@ -112,8 +112,8 @@ def kept_apart(run: JobController, faults: list[Fault]) -> list[Fault]:
     """Return which node is to leave when two of the job still do not reach each other, and standing still is all that is wrong."""
     if not {fault.kind for fault in faults} <= UNEXPLAINED:
         return []
-    _, pairs = reachability.look(run.fleet.source, faults, run.members)
-    return see(reachability.apart(pairs, run.members, time.time()), limits_of(run.spec.limits))
+    _, pairs = reachability.look(run.agents.source, faults, run.generations.members)
+    return see(reachability.apart(pairs, run.generations.members, time.time()), limits_of(run.spec.limits))
 
 
 def given_time(run: JobController, faults: list[Fault]) -> tuple[list[Fault], list[AgentSilence]]:
@@ -124,8 +124,8 @@ def given_time(run: JobController, faults: list[Fault]) -> tuple[list[Fault], li
     end, silences = time.monotonic() + run.spec.limits.hang_least.total_seconds(), list[AgentSilence]()
     while {fault.kind for fault in faults} == {STUCK.id} and not silences and time.monotonic() < end:
         run.pump(0.02)
-        faults = few(run.faults())
-        silences = look_twice(run) if run.missing() else []
+        faults = few(run.faults.acting())
+        silences = look_twice(run) if run.faults.missing_members() else []
     return faults + see(silences, limits_of(run.spec.limits)), silences
 
 
@@ -141,7 +141,11 @@ def few(faults: list[Fault]) -> list[Fault]:
 def _members(run: JobController, faults: list[Fault]) -> int:
     """Return on how many nodes faults are to be expected before all have told: of `few` not more than those have."""
     told = {fault.node for fault in faults if fault.node}
-    return len({fault.node for fault in few(faults) if fault.node}) if len(told) >= len(run.members) else len(run.members)
+    return (
+        len({fault.node for fault in few(faults) if fault.node})
+        if len(told) >= len(run.generations.members)
+        else len(run.generations.members)
+    )
 
 
 def can_be_taken_over(run: JobController, faults: list[Fault], silences: list[AgentSilence]) -> bool:
@@ -149,7 +153,7 @@ def can_be_taken_over(run: JobController, faults: list[Fault], silences: list[Ag
     diagnosis = weighed(run, [*faults, *beside(run)])
     if is_echo(diagnosis.root.kind):
         return False
-    case = recovery_case(run, run.incident, diagnosis, lost=frozenset(lost_nodes(faults, silences)))
+    case = recovery_case(run, run.incidents.current, diagnosis, lost=frozenset(lost_nodes(faults, silences)))
     return run.policy.decide(case).decision.action is RecoveryAction.TAKE_OVER
 
 
@@ -160,20 +164,27 @@ def only_groups(faults: list[Fault]) -> bool:
 
 def all_live(run: JobController) -> bool:
     """Tell whether every rank lives, as its agent says that has been asked: then no end is on its way that broke a group."""
-    answers = run.fleet.order(run.members, "living", seconds=ANSWER_SECONDS)
+    answers = run.agents.order(run.generations.members, "living", seconds=ANSWER_SECONDS)
     run.pump(0.0)  # what agents had told before
     told = [answer for answer in answers.values() if not isinstance(answer, WorldError)]
-    return {rank for one in told if one["generation"] == run.generation for rank in one["ranks"]} >= run.board.ranks.keys()
+    return {
+        rank for one in told if one["generation"] == run.generations.number for rank in one["ranks"]
+    } >= run.generations.state.ranks.keys()
 
 
 def _seconds_for_twins(run: JobController, faults: list[Fault]) -> float:
     """Return how long to wait for the other nodes when a script fails before its first step: they may be about to fail the same way."""
     told = {fault.node for fault in faults}
-    if not faults or run.board.any_stepped() or told >= set(run.members) or not all(follows_step(fault.kind) for fault in faults):
+    if (
+        not faults
+        or run.generations.state.any_stepped()
+        or told >= set(run.generations.members)
+        or not all(follows_step(fault.kind) for fault in faults)
+    ):
         return 0.0
-    return SLOW_STARTERS if run.board.all_started() else STRAGGLERS
+    return SLOW_STARTERS if run.generations.state.all_started() else STRAGGLERS
 
 
 def _seconds_for_notice(run: JobController) -> float:
     """Return how long to wait for the agents of ranks that SIGTERM ended: they got it as well where a batch system takes the nodes away."""
-    return ANSWER_SECONDS if any(not run.eligibility.is_told_to_go(node) for node in run.board.terminated) else 0.0
+    return ANSWER_SECONDS if any(not run.nodes.eligibility.is_told_to_go(node) for node in run.generations.state.terminated) else 0.0

@@ -41,13 +41,15 @@ def beside(run: JobController) -> list[Fault]:
     What is only to be recorded, such as a clock that nobody keeps, explains nothing.
     """
     now = time.time()
-    seen = [fault for fault in run.seen() if not run.levels.acts(fault)]
+    seen = [fault for fault in run.faults.all() if not run.levels.acts(fault)]
     kind = run.cluster.kind
-    acting = {_thing(fault, kind) for fault in run.board.unusable}
-    others = [fault for fault in run.board.node_faults if _thing(fault, kind) not in acting]
-    told = [fault for fault in (*others, *run.board.troubles) if fault.node in run.members and now - fault.at < RECENT]
+    acting = {_thing(fault, kind) for fault in run.generations.state.unusable}
+    others = [fault for fault in run.generations.state.node_faults if _thing(fault, kind) not in acting]
+    told = [
+        fault for fault in (*others, *run.generations.state.troubles) if fault.node in run.generations.members and now - fault.at < RECENT
+    ]
     known = [fault for fault in (*seen, *told) if run.levels.of(fault) is not RecommendedAction.RECORD]
-    return [fault for fault in known if not run.eligibility.pardons(fault, run.levels)]
+    return [fault for fault in known if not run.nodes.eligibility.pardons(fault, run.levels)]
 
 
 def _thing(fault: Fault | Earlier, cluster_kind: str) -> tuple[str, str, str]:
@@ -64,9 +66,9 @@ def heard_once(earlier: Iterable[Earlier], unusable: Iterable[Fault], cluster_ki
 def last_words(run: JobController) -> list[Fault]:
     """Return what workers said before they ended: read once, when the evidence has settled, and for a moment only, as ranks wait for it."""
     end = time.monotonic() + READING
-    found, unread = read(run.board.evidence, lambda: time.monotonic() >= end)
+    found, unread = read(run.generations.state.evidence, lambda: time.monotonic() >= end)
     if unread:
-        run.remark(
+        run.log.record_event(
             f"the last output of {wording.plural(len(unread), 'rank')} ({wording.ranks(unread)}) was not read: a recovery waits "
             f"{READING:g} s for it at most. `holdfast logs {run.job.name}` shows it, `holdfast classify` reads it"
         )
@@ -75,8 +77,8 @@ def last_words(run: JobController) -> list[Fault]:
 
 def places(run: JobController) -> dict[str, str]:
     """Return the node of everything by which a fault may name a peer."""
-    ranks = {f"rank {rank}": view.node for rank, view in run.board.ranks.items()}
-    return ranks | {node: node for node in run.members}
+    ranks = {f"rank {rank}": view.node for rank, view in run.generations.state.ranks.items()}
+    return ranks | {node: node for node in run.generations.members}
 
 
 def belong(diagnosis: Diagnosis, acting: Iterable[Fault]) -> list[Fault]:

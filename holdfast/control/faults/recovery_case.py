@@ -9,8 +9,8 @@ from detectors.diagnosis import Diagnosis, diagnose
 from detectors.evidence import AgentSilence
 from detectors.process import START_FAILED
 from holdfast.control.faults.diagnosis_inputs import heard_once, places
+from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.incident import IncidentInWork
 from policies.case import IN_PROCESS, Case
 from policies.placement import regular
 from policies.shrink_live import whole_copies
@@ -18,7 +18,7 @@ from policies.shrink_live import whole_copies
 
 def weighed(run: JobController, faults: list[Fault]) -> Diagnosis:
     """Return the verdict on *faults*, by all that the job's past and its places tell."""
-    return diagnose(faults, tuple(run.failures_before), len(run.members), places(run), run.levels)
+    return diagnose(faults, tuple(run.incidents.failures_before), len(run.generations.members), places(run), run.levels)
 
 
 def lost_nodes(faults: list[Fault], silences: list[AgentSilence]) -> set[str]:
@@ -30,46 +30,51 @@ def lost_nodes(faults: list[Fault], silences: list[AgentSilence]) -> set[str]:
 def recovery_case(run: JobController, incident: IncidentInWork | None, diagnosis: Diagnosis, lost: frozenset[str] = frozenset()) -> Case:
     """Return all that the policy may know."""
     now = time.time()
-    lost |= frozenset(incident.lost if incident is not None else ()) & set(run.members)
-    members = regular(run.board.membership, run.spec.nodes.ranks, lost)
+    lost |= frozenset(incident.lost if incident is not None else ()) & set(run.generations.members)
+    members = regular(run.generations.state.membership, run.spec.nodes.ranks, lost)
     seen = (diagnosis.root, *diagnosis.echoes)
     counted = lost.union(members)
-    beside = tuple(node for node in run.members if node not in counted)
+    beside = tuple(node for node in run.generations.members if node not in counted)
     return Case(
         now=now,
         diagnosis=diagnosis,
         members=members,
         lost=lost,
-        spares=run.spares() + beside,
+        spares=run.nodes.spares() + beside,
         least=run.spec.nodes.fewest,
-        past=run.past(now),
+        past=run.incidents.past(now),
         tried=tuple(incident.tried) if incident is not None else (),
         budget=run.policy.budget,
         levels=run.levels,
         earlier=heard_once(
-            run.seen_before.of(
-                {fault.kind for fault in seen}, but=run.rows_of(seen), incident=incident.row.id if incident is not None else ""
+            run.faults.history.of(
+                {fault.kind for fault in seen}, but=run.faults.rows_of(seen), incident=incident.row.id if incident is not None else ""
             ),
-            run.board.unusable,
+            run.generations.state.unusable,
             run.cluster.kind,
         ),
-        barred=(incident.barred if incident is not None else "") or run.why_not_kept(),
-        ranks={node: tuple(ranks) for node, ranks in run.board.membership.items()},
-        dead=run.board.dead(),
-        standbys=run.standbys(),
-        roles=run.roles,
-        copies=whole_copies(run.copies, run.vacant()),
+        barred=(incident.barred if incident is not None else "") or run.generations.why_not_kept(),
+        ranks={node: tuple(ranks) for node, ranks in run.generations.state.membership.items()},
+        dead=run.generations.state.dead(),
+        standbys=run.nodes.ready_hot_spares(),
+        roles=run.generations.roles,
+        copies=whole_copies(run.generations.copies, run.generations.vacant()),
         takeovers=incident.takeovers if incident is not None else 0,
         seated=_seated(run, incident),
-        askable=bool(run.approvals.seconds),
+        askable=bool(run.nodes.approvals.seconds),
         approved=frozenset(incident.approved if incident is not None else ()),
-        kept=run.eligibility.kept(seen, run.levels),
+        kept=run.nodes.eligibility.kept(seen, run.levels),
     )
 
 
 def _seated(run: JobController, incident: IncidentInWork | None) -> frozenset[int]:
     """Return the ranks that the last decision of the *incident* gave new processes, if the generation that runs is the one it led to."""
     decision = incident.decision if incident is not None else None
-    if decision is None or decision.action not in IN_PROCESS or not run.attempts or run.generation <= run.attempts[-1].generation:
+    if (
+        decision is None
+        or decision.action not in IN_PROCESS
+        or not run.incidents.attempts
+        or run.generations.number <= run.incidents.attempts[-1].generation
+    ):
         return frozenset()
-    return frozenset(seat.rank for seat in decision.seats if run.board.ranks[seat.rank].first_step is None)
+    return frozenset(seat.rank for seat in decision.seats if run.generations.state.ranks[seat.rank].first_step is None)

@@ -6,20 +6,21 @@ Each is weighed when it is seen and again while it lasts; what is new is put on 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from detectors.catalogue import Blame, Fault, RecommendedAction
 from detectors.codec import packed
 from detectors.stragglers import COMPUTE, HOST, LONG, cost_of, cost_of_links, settled
 from holdfast.agent.workers.step_timing import BLOCK
+from holdfast.control.config.policy_file import WatchedPolicy
 from holdfast.control.faults.node_faults import machine_of
+from holdfast.control.state.generations import Generations
+from holdfast.control.state.job_log import JobLog
+from holdfast.control.supervisor.requests import Requests
 from holdfast.history import models
 from policies.slowness import MovedBefore, SlowAct, SlowRank, StragglerAction
-
-if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import JobController
 
 MOVABLE: Final = frozenset({COMPUTE.id, HOST.id})
 """Kinds of slow ranks that a move to another node may cure."""
@@ -46,19 +47,26 @@ class _Watched:
     """The rank that was weighed last (-1: it costs nothing), and the answer."""
 
 
+@dataclass(slots=True, kw_only=True)
 class Stragglers:
     """What this job has learnt of planned moves, and what it does about slow ranks."""
 
-    def __init__(self, run: JobController) -> None:
-        self._run = run
-        self._pauses: list[float] = []
-        self._moved: list[MovedBefore] = []
-        self._failed = 0
-        self._watched: dict[tuple[str, str, int | None], _Watched] = {}
-        """By kind, node and rank; without a rank what is wrong with a node."""
-        self._announced: dict[tuple[str, str, int | None], tuple[SlowAct, float]] = {}
-        """By kind, machine and rank: what was announced last, the answer and the cost a step."""
-        self._next = 0.0
+    log: JobLog
+    wanted: StragglerAction
+    """What the job file asks for."""
+    cluster_kind: str
+    generations: Generations
+    policy: WatchedPolicy
+    requests: Requests
+    spares: Callable[[], tuple[str, ...]]
+    _pauses: list[float] = field(default_factory=list)
+    _moved: list[MovedBefore] = field(default_factory=list)
+    _failed: int = 0
+    _watched: dict[tuple[str, str, int | None], _Watched] = field(default_factory=dict)
+    """By kind, node and rank; without a rank what is wrong with a node."""
+    _announced: dict[tuple[str, str, int | None], tuple[SlowAct, float]] = field(default_factory=dict)
+    """By kind, machine and rank: what was announced last, the answer and the cost a step."""
+    _next: float = 0.0
 
     def remember(self, rows: Iterable[models.Request]) -> None:
         """Learn from planned moves that came to an end."""
@@ -81,29 +89,28 @@ class Stragglers:
 
     def note(self, fault: Fault) -> None:
         """Watch a node that training goes on through: what it costs shows in the steps to come."""
-        if fault.node is not None and fault.entry.blame in DEGRADING and self._run.levels.of(fault) is not RecommendedAction.RECORD:
-            since = self._run.board.step_before + (LONG + 1) * BLOCK
+        if fault.node is not None and fault.entry.blame in DEGRADING and self.policy.present.asks.of(fault) is not RecommendedAction.RECORD:
+            since = self.generations.state.step_before + (LONG + 1) * BLOCK
             self._watched.setdefault((fault.kind, fault.node, None), _Watched(fault, fault.node, None, since))
 
     def look(self, now: float) -> None:
         """Weigh again what lasts, at *now* (monotonic)."""
-        if now < self._next or self._run.requests.moves:  # a move in work may cure more than one
+        if now < self._next or self.requests.moves:  # a move in work may cure more than one
             return
         self._next = now + AGAIN
         for key, one in list(self._watched.items()):
-            ranks = [view.rank for view in self._run.board.ranks.values() if view.node == one.node]
-            if one.node not in self._run.members or (one.rank is not None and one.rank not in ranks):
+            ranks = [view.rank for view in self.generations.state.ranks.values() if view.node == one.node]
+            if one.node not in self.generations.members or (one.rank is not None and one.rank not in ranks):
                 del self._watched[key]
-            elif ranks and self._run.board.step_before >= one.since:
+            elif ranks and self.generations.state.step_before >= one.since:
                 self._judge(one)
 
     def _judge(self, one: _Watched) -> None:
         """Ask the policy; put the answer on record where it is another than before or costs far more, and announce it then."""
-        run = self._run
-        slow = self._case(one)
+        slow, policy = self._case(one), self.policy.present
         if slow is None:
             return
-        weighed = run.policy.slowness(slow)
+        weighed = policy.slowness(slow)
         free = slow.lost < FREE * slow.step
         answer = -1 if free else slow.rank, weighed.act
         changed, one.told = one.told != answer, answer
@@ -111,30 +118,30 @@ class Stragglers:
         if not changed and not news:
             return
         facts: dict[str, Any] = {"kind": slow.kind, "rank": slow.rank, "node": slow.node}
-        run.recorder.add(
+        self.log.recorder.add(
             models.Weighing(
-                job_id=run.job.id,
+                job_id=self.log.job.id,
                 at=slow.now,
                 **facts,
                 act=weighed.act,
                 reason=weighed.reason,
-                policy=run.policy.name,
+                policy=policy.name,
                 record=packed(slow),
             )
         )
         if news:
-            run.remark(weighed.reason)
+            self.log.record_event(weighed.reason)
         if weighed.act is SlowAct.MOVE:
             asked = {**facts, "quote": one.fault.quote, "reason": weighed.reason}
             by = f"the detector of {slow.kind}"
-            run.requests.ask(models.Request(job_id=run.job.id, at=slow.now, kind="migrate", by=by, facts=asked))
+            self.requests.ask(models.Request(job_id=self.log.job.id, at=slow.now, kind="migrate", by=by, facts=asked))
 
     def _is_news(self, one: _Watched, act: SlowAct, lost: float) -> bool:
         """Tell whether an answer is worth a word: another one than before, or for a cost that has grown by far.
 
         Which rank of a node is the slowest changes all the time, and is no news.
         """
-        key = (one.fault.kind, machine_of(one.node, self._run.cluster.kind), one.rank)
+        key = (one.fault.kind, machine_of(one.node, self.cluster_kind), one.rank)
         before = self._announced.get(key)
         if before is not None and before[0] is act and lost < WORSE * before[1]:
             return False
@@ -142,8 +149,8 @@ class Stragglers:
         return True
 
     def _case(self, one: _Watched) -> SlowRank | None:
-        run, now = self._run, time.time()
-        paces = run.board.paces(run.board.now, run.roles)
+        state, now = self.generations.state, time.time()
+        paces = state.paces(state.now, self.generations.roles)
         if paces is None or not settled(paces):
             return None
         here = [rank for rank, node in paces.nodes.items() if node == one.node and one.rank in (None, rank)]
@@ -154,7 +161,7 @@ class Stragglers:
         step, lost = costs[rank]
         if one.rank is None and one.fault.entry.blame is Blame.NETWORK:
             lost = max(lost, cost_of_links(paces))
-        until, wanted = run.board.until(), StragglerAction(run.spec.checks.straggler)
+        until, wanted = state.until(), self.wanted
         if one.rank is None and wanted is StragglerAction.MIGRATE:  # that is for ranks that are known to be slow
             wanted = StragglerAction.AUTO
         return SlowRank(
@@ -165,10 +172,10 @@ class Stragglers:
             step=step,
             lost=lost,
             degraded=one.fault.kind if one.rank is None else "",
-            remaining=None if until is None else max(0, until - run.board.step_before),
+            remaining=None if until is None else max(0, until - state.step_before),
             wanted=wanted,
-            barred=run.why_not_kept(),
-            spares=run.spares(),
+            barred=self.generations.why_not_kept(),
+            spares=self.spares(),
             pauses=tuple(self._pauses),
             failed=self._failed,
             moved=tuple(self._moved),

@@ -17,12 +17,12 @@ def grow_live(run: JobController) -> Transition:
     try:
         words = GrowLive(run).carry_out()
     except (CannotMove, WorldError) as error:
-        run.growth.failed()
+        run.scale_up.failed()
         return Transition(Event.MOVE_FAILED, str(error))
     except Interrupted as error:
-        run.growth.failed()
+        run.scale_up.failed()
         return error.turn
-    run.growth.succeeded()
+    run.scale_up.succeeded()
     return Transition(Event.MOVED, f"{words} in {time.monotonic() - begin:.1f} s, while training went on")
 
 
@@ -44,16 +44,16 @@ class GrowLive(MigrationPlan):
             raise
         where = "; ".join(f"rank {seat.rank} came to {seat.node}" for seat in seats)
         self.record(seats, rank_table, reason=f"there was room for rank(s) {in_ranges(places)} again")
-        return f"{where}: {len(run.board.ranks)} of {run.rank_table.width} ranks share each step's samples"
+        return f"{where}: {len(run.generations.state.ranks)} of {run.generations.rank_table.width} ranks share each step's samples"
 
     def _places(self) -> dict[int, str]:
         """Return where the missing ranks go on: on nodes that have an agent."""
         run = self.run
-        places = run.growth.places()
+        places = run.scale_up.places()
         if not places:
             raise CannotMove("there is no room any more for the ranks that are missing")
-        missing = sorted(set(places.values()) - set(run.fleet.alive()))
-        self.all_did(run.fleet.each(missing, run.fleet.bring_up))
+        missing = sorted(set(places.values()) - set(run.agents.alive()))
+        self.all_did(run.agents.each(missing, run.agents.bring_up))
         for node in missing:
-            run.stand(node, "healthy", "its agent is up")
+            run.log.record_node_status(node, "healthy", "its agent is up")
         return places

@@ -20,13 +20,13 @@ def move(run: JobController) -> Transition:
         rank_move = RankMove(run, asked)
         words = rank_move.carry_out()
     except (CannotMove, WorldError) as error:  # an agent that is gone, or refused: if that is a fault, the next look at the job finds it
-        run.slow_ranks.remember([run.requests.answer(asked, str(error), done=False)])
+        run.stragglers.remember([run.requests.answer(asked, str(error), done=False)])
         return Transition(Event.MOVE_FAILED, str(error))
     except Interrupted as error:
-        run.slow_ranks.remember([run.requests.answer(asked, f"something came in between: {error}", done=False)])
+        run.stragglers.remember([run.requests.answer(asked, f"something came in between: {error}", done=False)])
         return error.turn
     words = f"{words} in {time.monotonic() - begin:.1f} s, while training went on"
-    run.slow_ranks.remember([run.requests.answer(asked, words, done=True, pause=rank_move.pause)])
+    run.stragglers.remember([run.requests.answer(asked, words, done=True, pause=rank_move.pause)])
     return Transition(Event.MOVED, words)
 
 
@@ -41,7 +41,10 @@ class RankMove(MigrationPlan):
         """Prepare, change over, put it on record; return what was done, in words."""
         run, told = self.run, False
         try:
-            self.wait(lambda: bool(run.roles) and run.board.all_stepped() and run.board.grouped(), self.why_not_yet)
+            self.wait(
+                lambda: bool(run.generations.roles) and run.generations.state.all_stepped() and run.generations.state.grouped(),
+                self.why_not_yet,
+            )
             leavers, source = self._leavers()
             target = self._target(source, len(leavers))
             seats = self.seats(dict.fromkeys(leavers, target))
@@ -54,17 +57,17 @@ class RankMove(MigrationPlan):
             raise
         self.record(seats, rank_table, reason=self.asked.in_words(), source=source)
         if self.asked.kind:  # a detector's wish: the node held the others up
-            grave, words = source not in run.members, f"{self.asked.kind}: {self.asked.quote}"
-            run.eligibility.accuse([NodeFault(node=source, grave=grave, reason=words, evidence=(words,), seen=time.time())])
+            grave, words = source not in run.generations.members, f"{self.asked.kind}: {self.asked.quote}"
+            run.nodes.eligibility.accuse([NodeFault(node=source, grave=grave, reason=words, evidence=(words,), seen=time.time())])
         ranks = ", ".join(map(str, sorted(leavers)))
-        if self.asked.rank is None and source not in run.members:
-            run.stand(source, "excluded", f"rank(s) {ranks} were moved to {target}")
-            run.fleet.drop_later(source)
+        if self.asked.rank is None and source not in run.generations.members:
+            run.log.record_node_status(source, "excluded", f"rank(s) {ranks} were moved to {target}")
+            run.agents.drop_later(source)
         return f"rank(s) {ranks} moved from {source} to {target}"
 
     def _leavers(self) -> tuple[frozenset[int], str]:
         """Return the ranks that are to move, and the node that holds them."""
-        membership, asked = self.run.board.membership, self.asked
+        membership, asked = self.run.generations.state.membership, self.asked
         held = ", ".join(f"{node} ({', '.join(map(str, ranks))})" for node, ranks in membership.items())
         if asked.rank is not None:
             node = next((node for node, ranks in membership.items() if asked.rank in ranks), None)
@@ -76,18 +79,20 @@ class RankMove(MigrationPlan):
             if node not in membership:
                 raise CannotMove(f"{node} holds no rank of this job; it runs on {held}")
             leavers = frozenset(membership[node])
-        if len(leavers) == len(self.run.board.ranks):
+        if len(leavers) == len(self.run.generations.state.ranks):
             raise CannotMove("all ranks would move at once; at least one has to stay, so that the others find it")
         return leavers, node
 
     def _target(self, source: str, count: int) -> str:
         """Return the node to move to: the one asked for, else one where standbys wait or that has room, else any free one."""
-        fleet, wanted = self.run.fleet, self.asked.target
+        fleet, wanted = self.run.agents, self.asked.target
         if wanted == source:
             raise CannotMove(f"the ranks are on {source} already")
-        if wanted and (why := self.run.eligibility.bars(wanted)):
+        if wanted and (why := self.run.nodes.eligibility.bars(wanted)):
             raise CannotMove(f"{wanted} is {why}")
-        candidates = [wanted] if wanted else [*self._alive(source, count), *(node for node in self.run.free() if node not in fleet.alive())]
+        candidates = (
+            [wanted] if wanted else [*self._alive(source, count), *(node for node in self.run.nodes.free() if node not in fleet.alive())]
+        )
         refused = []
         for node in candidates:
             if node in fleet.alive():
@@ -96,14 +101,17 @@ class RankMove(MigrationPlan):
                 raise CannotMove(f"cluster {self.run.cluster.name} has no node {node}")
             answer = fleet.each([node], fleet.bring_up)[node]
             if not isinstance(answer, WorldError):
-                self.run.stand(node, "healthy", "its agent is up")
+                self.run.log.record_node_status(node, "healthy", "its agent is up")
                 return node
             refused.append(f"{node}: {answer}")
-        refused += self.run.eligibility.left_out()
+        refused += self.run.nodes.eligibility.left_out()
         raise CannotMove("there is no other node to move to" + (f" ({'; '.join(refused)})" if refused else ""))
 
     def _alive(self, source: str, count: int) -> list[str]:
         """Return the nodes with an agent that can take *count* more ranks: where standbys wait first, then where there is most room."""
-        room, waiting = self.run.room(), Counter(one.node for one in self.run.pool.ready(self.run.rank_table.width))
+        room, waiting = (
+            self.run.nodes.room(),
+            Counter(one.node for one in self.run.nodes.hot_spares.ready(self.run.generations.rank_table.width)),
+        )
         able = [node for node in room if node != source and max(room[node], waiting[node]) >= count]
         return sorted(able, key=lambda node: (-min(waiting[node], count), -room[node]))

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from detectors.catalogue import RecommendedAction
 from detectors.diagnosis import see
-from holdfast.cluster.interface import AllocationRequest, lender_of
+from holdfast.cluster.interface import AllocationRequest, Allocator, lender_of
+from holdfast.control.agents.pool import AgentPool
+from holdfast.control.faults.job_faults import JobFaults
+from holdfast.control.nodes.eligibility import NodeEligibility
 from holdfast.control.state.generation import limits_of
+from holdfast.control.state.generations import Generations
+from holdfast.control.state.incidents import Incidents
+from holdfast.control.state.job_log import JobLog
+from holdfast.control.state.state_machine import JobStateMachine
 from holdfast.errors import HoldfastError
 from holdfast.report.wording import moment, told
+from holdfast.spec import TrainingJob
 from policies.drains import Drain
 from policies.states import State
-
-if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import JobController
 
 STARTS: Final = 3
 """Launches that may find too few nodes with an agent before the job is given up."""
@@ -24,22 +30,33 @@ STOP: Final = 15.0
 """Seconds that it may take to stop all ranks, beside what is saved."""
 
 
+@dataclass(slots=True, kw_only=True)
 class BorrowedNodes:
-    """Keeps as many nodes as the job wants, where they are lent; else it does nothing."""
+    """Keeps as many nodes as the job wants, where they are allocated to jobs; else it does nothing."""
 
-    def __init__(self, run: JobController) -> None:
-        self._run = run
-        self._lender = lender_of(run.fleet.source)
-        self._said: dict[str, tuple[str, ...]] = {}
-        """Node to the kinds of faults that were told of it."""
-        self._lost: dict[str, float] = {}
-        """Nodes that were lost, and when, until they are back."""
-        self._starts = 0
+    log: JobLog
+    spec: TrainingJob
+    agents: AgentPool
+    generations: Generations
+    incidents: Incidents
+    machine: JobStateMachine
+    faults: JobFaults
+    eligibility: NodeEligibility
+    forget_notice: Callable[[str], None]
+    _lender: Allocator | None = field(init=False)
+    _said: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Node to the kinds of the scheduler's faults that were recorded of it."""
+    _lost: dict[str, float] = field(default_factory=dict)
+    """Nodes that were lost, and when, until they are back."""
+    _starts: int = 0
+
+    def __post_init__(self) -> None:
+        self._lender = lender_of(self.agents.source)
 
     def begin(self) -> None:
         """Learn what the job has been lent already; raise `OperatorError` when nothing ever can be."""
         if self._lender is not None:
-            self._lender.begin(self._run.job.id, self._run.job.name, self._run.spec.inside("."))
+            self._lender.begin(self.log.job.id, self.log.job.name, self.spec.inside("."))
 
     def close(self, *, end: bool) -> None:
         """Ask for no more; with *end*, give everything back."""
@@ -56,53 +73,50 @@ class BorrowedNodes:
         """Say what the job needs now, and take in what there is to know; waits for nothing."""
         if self._lender is None:
             return
-        run = self._run
-        nodes = run.spec.nodes
+        nodes, members, incident = self.spec.nodes, self.generations.members, self.incidents.current
         usable = self._lender.usable(time.time())
-        self._forget_notices(usable)
-        names = {*usable, *run.members, *run.eligibility.isolated()}
-        out = {node: why for node in names if (why := run.eligibility.isolation(node))}
-        used, save = frozenset() if run.state is State.WAITING else frozenset(run.members), run.spec.limits.last_save.total_seconds()
-        if run.incident is not None:
-            self._lose(run.incident.lost, run.incident.silent_since)
-        alive = set(run.fleet.alive())
+        self._forget_old_notices(usable)
+        names = {*usable, *members, *self.eligibility.isolated()}
+        out = {node: why for node in names if (why := self.eligibility.isolation(node))}
+        used, save = frozenset() if self.machine.state is State.WAITING else frozenset(members), self.spec.limits.last_save.total_seconds()
+        if incident is not None:
+            self._lose(incident.lost, incident.silent_since)
+        alive = set(self.agents.alive())
         self._lost = {node: at for node, at in self._lost.items() if node not in alive}
-        wanted, back = nodes.wanted + nodes.spare, run.eligibility.back_in_service()
+        wanted, back = nodes.wanted + nodes.spare, self.eligibility.back_in_service()
         self._lender.wish(AllocationRequest(nodes=wanted, out=out, back=back, lost=dict(self._lost), used=used, save=save))
         self._tell()
         self._take_words()
 
-    def _forget_notices(self, usable: Iterable[str]) -> None:
+    def _forget_old_notices(self, usable: Iterable[str]) -> None:
         """Forget what nodes were told that are lent anew: it was the allocation before that is over."""
         assert self._lender is not None
         anew = self._lost.keys() & set(usable)
-        for one in self._run.eligibility.told_to_go():
+        for one in self.eligibility.told_to_go():
             since = self._lender.lent_since(one.node)
             if since is not None and since > one.since:
                 anew.add(one.node)
         for node in anew:
-            self._run.departures.forget(node)
+            self.forget_notice(node)
 
     def _tell(self) -> None:
         assert self._lender is not None
         for text in self._lender.news():
-            self._run.remark(text)
+            self.log.record_event(text)
 
     def _take_words(self) -> None:
         """Record what is said against nodes, once as long as it lasts."""
         assert self._lender is not None
-        run = self._run
         for word in self._lender.words_of():
-            faults = see([word], limits_of(run.spec.limits))
+            faults = see([word], limits_of(self.spec.limits))
             kinds = tuple(fault.kind for fault in faults)
             if self._said.get(word.node, ()) == kinds:
                 continue
             self._said[word.node] = kinds
             for fault in faults:
-                run.board.node_faults.append(fault)
-                run.record_fault(fault, incident=run.incident.row.id if run.incident is not None else None)
-                if run.levels.of(fault) is not RecommendedAction.RECORD:
-                    run.remark(f"{word.node}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
+                self.faults.add_node_fault(fault)
+                if self.faults.levels.of(fault) is not RecommendedAction.RECORD:
+                    self.log.record_event(f"{word.node}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -112,14 +126,14 @@ class BorrowedNodes:
 
     def are_enough(self) -> bool:
         """Tell whether the job can start on what is there."""
-        return self._lender is None or len(self._run.eligibility.usable(self._lender.usable(time.time()))) >= self._run.spec.nodes.wanted
+        return self._lender is None or len(self.eligibility.usable(self._lender.usable(time.time()))) >= self.spec.nodes.wanted
 
     def may_try_again(self) -> bool:
         """Tell whether a launch that found too few nodes is to wait for others: nodes on which no agent comes up count as lost."""
         self._starts += 1
         if self._lender is None or self._starts == STARTS:
             return False
-        self._lose(set(self._lender.usable(time.time())) - set(self._run.fleet.alive()), {})
+        self._lose(set(self._lender.usable(time.time())) - set(self.agents.alive()), {})
         return True
 
     def _lose(self, nodes: Iterable[str], since: Mapping[str, float]) -> None:
@@ -150,7 +164,7 @@ class BorrowedNodes:
     def end(self) -> str:
         """Say so when the time of this very flow is nearly over; empty where it is not."""
         over = None if self._lender is None else self._lender.over_at()
-        limits = self._run.spec.limits
+        limits = self.spec.limits
         if over is None or time.time() < over - limits.last_save.total_seconds() - limits.stop_grace.total_seconds() - STOP:
             return ""
         return f"the allocation that this runs in ends at {moment(over)}: what the job has is saved, and the same `holdfast run` goes on"

@@ -10,17 +10,18 @@ import logging
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from holdfast.control.checkpoints.snapshot_stats import age_of
+from holdfast.control.nodes.job_nodes import JobNodes
+from holdfast.control.state.generations import Generations
 from holdfast.errors import HoldfastError
 from holdfast.log import note
 from holdfast.report.wording import ranks as in_ranges
+from holdfast.spec.job import Nodes
 from policies.shrink_live import places_to_widen, wins_by_a_start
-
-if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import JobController
 
 log = logging.getLogger("holdfast.control")
 
@@ -38,8 +39,9 @@ STEPS: Final = 64
 class ScaleUp:
     """Tells when ranks that are missing could come back."""
 
-    def __init__(self, run: JobController) -> None:
-        self._run = run
+    def __init__(self, wanted: Nodes, generations: Generations, nodes: JobNodes, newest_checkpoint: Callable[[], int]) -> None:
+        """Grow to *wanted* nodes; *newest_checkpoint* returns the step of the newest complete checkpoint."""
+        self._wanted, self._generations, self._nodes, self._newest_checkpoint = wanted, generations, nodes, newest_checkpoint
         self.due = False
         """There is room for a whole copy of the model, as far as is known."""
         self.found: tuple[str, ...] = ()
@@ -52,7 +54,7 @@ class ScaleUp:
 
     def look(self, now: float) -> None:
         """Look, at most once a second, and wait for nothing: a survey of the cluster may take seconds. *now*: monotonic seconds."""
-        if not self.by_restart and (not self._run.vacant() or self._run.why_not_kept()):
+        if not self.by_restart and (not self._generations.vacant() or self._generations.why_not_kept()):
             self.due, self.found = False, ()
             return
         if now < self._next or (self._thread is not None and self._thread.is_alive()):
@@ -65,65 +67,64 @@ class ScaleUp:
 
     def _survey(self) -> None:
         try:
-            self.found = tuple(self._run.free())
+            self.found = tuple(self._nodes.free())
         except (HoldfastError, OSError) as error:
             note(log, "growth.blind", why=error)
 
     @property
     def by_restart(self) -> bool:
         """Tell whether the job was started on fewer nodes than it wants: to grow, all its ranks have to start again."""
-        run, full = self._run, self._run.spec.nodes.wanted * self._run.spec.nodes.ranks
-        return bool(run.board.ranks) and not run.vacant() and len(run.board.ranks) < full
+        ranks, full = self._generations.state.ranks, self._wanted.wanted * self._wanted.ranks
+        return bool(ranks) and not self._generations.vacant() and len(ranks) < full
 
     def nodes(self) -> tuple[str, ...]:
         """Return the nodes that could be taken in by a restart: as many as are missing at most, those with an agent first."""
-        run = self._run
-        free = [node for node in self.found if not run.eligibility.bars(node) and node not in run.members]
-        known = dict.fromkeys([*run.spares(), *free])
-        return tuple(islice(known, max(0, run.spec.nodes.wanted - len(run.members))))
+        members = self._generations.members
+        free = [node for node in self.found if not self._nodes.eligibility.bars(node) and node not in members]
+        known = dict.fromkeys([*self._nodes.spares(), *free])
+        return tuple(islice(known, max(0, self._wanted.wanted - len(members))))
 
     def _is_worth_a_start(self, now: float) -> bool:
         """Tell whether there have been nodes for a while, and more is to be won by them than a start of all ranks takes."""
-        if not self._run.begun() or not self.nodes():
+        if not self._generations.begun() or not self.nodes():
             self._since = 0.0
             return False
         self._since = self._since or now
         if now - self._since < SURE:
             return False
-        held, coming = len(self._run.members), len(self.nodes())
+        held, coming = len(self._generations.members), len(self.nodes())
         cost = self._seconds_of_a_start() + self._seconds_lost()
         return wins_by_a_start(left=self._seconds_left(), cost=cost, held=held, coming=coming)
 
     def _seconds_left(self) -> float | None:
         """Return how long the steps that are left take as the job is; nothing where nobody knows."""
-        until, step = self._run.board.until(), self._seconds_of_a_step()
-        return None if until is None or step is None else max(0, until - self._run.best) * step
+        until, step = self._generations.state.until(), self._seconds_of_a_step()
+        return None if until is None or step is None else max(0, until - self._generations.best) * step
 
     def _seconds_of_a_step(self) -> float | None:
-        newest = [seconds for _, seconds in islice(reversed(self._run.board.durations), STEPS)]
+        newest = [seconds for _, seconds in islice(reversed(self._generations.state.durations), STEPS)]
         return statistics.median(newest) if newest else None
 
     def _seconds_lost(self) -> float:
         """Return what the steps took that a start would throw away: those after the newest snapshot, or else checkpoint."""
-        run = self._run
-        age = age_of(run.board)
-        steps = max(0, run.best - run.hearing.newest_whole()) if age is None else age
+        age = age_of(self._generations.state)
+        steps = max(0, self._generations.best - self._newest_checkpoint()) if age is None else age
         return steps * (self._seconds_of_a_step() or 0.0)
 
     def _seconds_of_a_start(self) -> float:
         """Return what the start of the present generation took."""
-        board = self._run.board
+        board = self._generations.state
         begun = min((view.started for view in board.ranks.values() if view.started is not None), default=None)
         first = board.first_step_at()
         return 0.0 if begun is None or first is None else max(0.0, first - begun)
 
     def places(self) -> dict[int, str]:
         """Return where the missing ranks can go on, on nodes that are at hand or can be brought up."""
-        run = self._run
-        room = {node: run.spec.nodes.ranks for node in self.found if not run.eligibility.bars(node)} | run.room()
-        if not run.board.all_stepped():
+        generations, nodes = self._generations, self._nodes
+        room = {node: self._wanted.ranks for node in self.found if not nodes.eligibility.bars(node)} | nodes.room()
+        if not generations.state.all_stepped():
             return {}
-        return places_to_widen(run.copies, run.board.ranks.keys(), room)
+        return places_to_widen(generations.copies, generations.state.ranks.keys(), room)
 
     def failed(self) -> None:
         """Try again only after a while."""

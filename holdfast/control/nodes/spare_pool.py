@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import Final
 
+from holdfast.control.agents.pool import AgentPool
+from holdfast.control.nodes.preflight import Preflight
+from holdfast.control.state.generations import Generations
+from holdfast.control.state.job_log import JobLog
 from holdfast.errors import HoldfastError, WorldError
 from holdfast.log import note
 from holdfast.report.wording import plural, some
-
-if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import JobController
+from holdfast.spec.job import Nodes
 
 log = logging.getLogger("holdfast.control")
 
@@ -27,23 +30,32 @@ CALM: Final = 60.0
 """Seconds with all spare nodes there after which the tries are counted anew."""
 
 
+@dataclass(slots=True, kw_only=True)
 class SparePool:
     """Keeps as many nodes with an agent as the job wants, spare ones included."""
 
-    def __init__(self, run: JobController) -> None:
-        self._run = run
-        self._next = 0.0
-        """When to look again (monotonic)."""
-        self._pause = PAUSE
-        self._full = 0.0
-        """Since when none is missing (monotonic)."""
-        self._told = True
-        """It is known that some are missing and none can be had: who launches tells of it."""
-        self._kept_out: frozenset[str] = frozenset()
-        """Nodes that were out of service, or given up and out of reach, when this was looked at last."""
-        self._thread: threading.Thread | None = None
-        self._over = False
-        """No further node is to be begun with."""
+    log: JobLog
+    wanted: Nodes
+    agents: AgentPool
+    generations: Generations
+    preflight: Preflight
+    candidates: Callable[[], list[str]]
+    """Returns the nodes that may be taken."""
+    kept_out_now: Callable[[], frozenset[str]]
+    """Returns the nodes that are out of service, or were given up and are unreachable."""
+    announce: bool
+    """Whether to report that nodes are missing and none is free; where nodes are allocated to jobs, the allocator reports it."""
+    _next: float = 0.0
+    """When to look again (monotonic)."""
+    _pause: float = PAUSE
+    _full: float = 0.0
+    """Since when none is missing (monotonic)."""
+    _told: bool = True
+    """That some are missing and none is free was reported; by the launch at first."""
+    _kept_out: frozenset[str] = frozenset()
+    _thread: threading.Thread | None = None
+    _over: bool = False
+    """No further node is to be started."""
 
     def look(self, now: float) -> None:
         """Look for what is missing when it is time to, and wait for nothing. *now*: monotonic seconds."""
@@ -53,7 +65,7 @@ class SparePool:
                 self._pause = PAUSE
             return
         self._full = 0.0
-        kept_out = frozenset({*self._run.eligibility.isolated(), *self._run.fleet.owed})
+        kept_out = self.kept_out_now()
         if self._kept_out - kept_out:  # somebody took a node back, or it answers again
             self._next, self._pause = 0.0, PAUSE
         self._kept_out = kept_out
@@ -69,44 +81,38 @@ class SparePool:
             self._thread.join(seconds)
 
     def _missing(self) -> int:
-        nodes, fleet = self._run.spec.nodes, self._run.fleet
-        return max(0, nodes.wanted + nodes.spare - len(set(fleet.alive()) | set(self._run.members)))
+        present = set(self.agents.alive()) | set(self.generations.members)
+        return max(0, self.wanted.wanted + self.wanted.spare - len(present))
 
     def _fill(self) -> None:
-        run, failed, came = self._run, dict[str, str](), list[str]()
+        failed, came = dict[str, str](), list[str]()
         try:
-            candidates = run.preflight.by_worth(self._candidates())
+            candidates = self.preflight.by_worth(self.candidates())
             with suppress(RuntimeError):  # the flow ends, and its hands with it
                 while not self._over and (batch := candidates[: self._missing()]):
                     candidates = candidates[len(batch) :]
-                    run.preflight.begin(batch)
-                    answers = run.fleet.each(batch, run.fleet.bring_up)
+                    self.preflight.begin(batch)
+                    answers = self.agents.each(batch, self.agents.bring_up)
                     failed |= {node: str(answer) for node, answer in answers.items() if isinstance(answer, WorldError)}
                     came += [node for node in batch if node not in failed]
-                    run.preflight.finish()
+                    self.preflight.finish()
                 self._tell(came, failed)
         except (HoldfastError, OSError) as error:
             note(log, "refill.blind", why=error)
 
-    def _candidates(self) -> list[str]:
-        run = self._run
-        lent = run.borrowed_nodes.usable()
-        if lent is None:
-            return run.free()
-        alive = set(run.fleet.channels) | set(run.members)
-        return [node for node in run.eligibility.usable(lent) if node not in alive]
-
     def _tell(self, came: Sequence[str], failed: Mapping[str, str]) -> None:
         """Record which nodes came up, and say what is missing still."""
-        run, short = self._run, self._missing()
+        short = self._missing()
         for node in came:
-            sound = run.preflight.is_sound(node)
-            run.stand(node, "healthy" if sound else "suspect", "its agent is up" if sound else run.preflight.against(node))
+            sound = self.preflight.is_sound(node)
+            self.log.record_node_status(
+                node, "healthy" if sound else "suspect", "its agent is up" if sound else self.preflight.against(node)
+            )
         if came:
-            run.remark(f"{some(came)} taken in to be spare" + (f", {plural(short, 'node')} still missing" if short else ""))
-        elif not self._told and not run.borrowed_nodes.is_lent:
+            self.log.record_event(f"{some(came)} taken in to be spare" + (f", {plural(short, 'node')} still missing" if short else ""))
+        elif not self._told and self.announce:
             self._told = True
             why = f" ({'; '.join(f'{node}: {words}' for node, words in failed.items())})" if failed else ""
-            run.remark(
-                f"{plural(short, 'spare node')} missing and nothing free in {run.cluster.name} to fill up with{why}; looked for again"
+            self.log.record_event(
+                f"{plural(short, 'spare node')} missing and nothing free in {self.log.cluster} to fill up with{why}; looked for again"
             )

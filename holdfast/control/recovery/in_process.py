@@ -10,9 +10,9 @@ from detectors.evidence import ReplaceRanksTrouble
 from holdfast.control.agents.pool import failures
 from holdfast.control.config.worker_env import roles_environment, told_of
 from holdfast.control.nodes.release import release_nodes, release_unreachable
+from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.errors import NodeTrouble, OrderRefused
 from holdfast.report.wording import ranks as in_ranges
 from holdfast.report.wording import some
@@ -23,30 +23,30 @@ from policies.states import Event, Transition
 
 def isolate(run: JobController, incident: IncidentInWork, decision: Decision) -> Transition:
     """Wake the ranks that live from whatever they wait for, and kill those that are unhealthy; wait for neither."""
-    unhealthy, alive = sorted({seat.rank for seat in decision.seats} | set(decision.vacate)), set(run.fleet.alive())
-    nodes = [node for node in run.members if node in alive and node in run.held]
-    mine = {node: set(run.board.membership[node]) for node in nodes}
+    unhealthy, alive = sorted({seat.rank for seat in decision.seats} | set(decision.vacate)), set(run.agents.alive())
+    nodes = [node for node in run.generations.members if node in alive and node in run.generations.sent_to]
+    mine = {node: set(run.generations.state.membership[node]) for node in nodes}
     orders = {
-        node: {"generation": run.held[node], "lost": unhealthy, "kill": [rank for rank in unhealthy if rank in mine[node]]}
+        node: {"generation": run.generations.sent_to[node], "lost": unhealthy, "kill": [rank for rank in unhealthy if rank in mine[node]]}
         for node in nodes
     }
-    answers = run.fleet.orders(orders, "abandon")
+    answers = run.agents.orders(orders, "abandon")
     incident.note_order(run.recorder)
     incident.takeovers += 1
     release_nodes(run, decision.drop, lost=incident.lost, reason=decision.reason)
-    for node in run.members:
-        if node not in orders and node not in decision.drop and set(run.board.membership[node]) <= set(unhealthy):
+    for node in run.generations.members:
+        if node not in orders and node not in decision.drop and set(run.generations.state.membership[node]) <= set(unhealthy):
             release_unreachable(run, incident, node)
     incident.lap("isolate", time.time())
     wrong = failures(answers)
     if wrong:
         return _failed(run, {node: str(error) for node, error in wrong.items() if isinstance(error, OrderRefused)}, wrong)
     out = (
-        f"{'rank' if len(unhealthy) == 1 else 'ranks'} {in_ranges(unhealthy)} of generation {run.generation} stopped"
+        f"{'rank' if len(unhealthy) == 1 else 'ranks'} {in_ranges(unhealthy)} of generation {run.generations.number} stopped"
         if unhealthy
         else "no rank stopped"
     )
-    world = len(run.board.ranks)
+    world = len(run.generations.state.ranks)
     return Transition(Event.ISOLATED, f"{out}; {world - len(unhealthy)} of {world} ranks keep their processes and wait")
 
 
@@ -61,56 +61,60 @@ def _note(run: JobController, refused: dict[str, str]) -> None:
     if refused:
         run.pump(0.0)
     now = time.time()
-    run.board.evidence.extend(ReplaceRanksTrouble(node=node, at=now, why=why) for node, why in refused.items())
+    run.generations.state.evidence.extend(ReplaceRanksTrouble(node=node, at=now, why=why) for node, why in refused.items())
 
 
 def reschedule(run: JobController, decision: Decision) -> Transition:
     """Begin the next generation: who lives stays, the unhealthy ranks go where the decision says."""
     unhealthy = frozenset(seat.rank for seat in decision.seats)
-    membership = membership_after(run.board.membership, decision.seats, decision.vacate)
+    membership = membership_after(run.generations.state.membership, decision.seats, decision.vacate)
     try:
         store, serve = store_without(run, unhealthy.union(decision.vacate), membership)
     except NodeTrouble as error:
         return _failed(run, {error.node: str(error)} if isinstance(error, OrderRefused) else {}, {error.node: error})
-    number = run.newest + 1
-    every = run.choose_every(f"generation {number}", len(membership))
-    rank_table = replace(run.rank_table.after(number, membership, unhealthy), store=store, serve=serve, since=run.generation, every=every)
-    run.enter_generation(number, membership, rank_table=rank_table, reason=decision.reason)
-    kept = f"{len(rank_table.kept)} of {len(run.board.ranks)} ranks keep their processes"
+    number = run.generations.newest + 1
+    every = run.checkpoints.choose_interval(f"generation {number}", len(membership))
+    rank_table = replace(
+        run.generations.rank_table.after(number, membership, unhealthy), store=store, serve=serve, since=run.generations.number, every=every
+    )
+    run.generations.enter(number, membership, rank_table=rank_table, reason=decision.reason)
+    kept = f"{len(rank_table.kept)} of {len(run.generations.state.ranks)} ranks keep their processes"
     return Transition(Event.PLACED, f"generation {number} on {some(membership)}; {kept}")
 
 
 def store_without(run: JobController, leaving: frozenset[int], membership: Membership) -> tuple[tuple[str, int], int]:
     """Return the place of the store and the rank that hosts it: the present ones, or those of the lowest rank that stays."""
-    if run.rank_table.serve not in leaving:
-        return run.rank_table.store, run.rank_table.serve
+    if run.generations.rank_table.serve not in leaving:
+        return run.generations.rank_table.store, run.generations.rank_table.serve
     ranks = {rank: node for node, held in membership.items() for rank in held}
     serve = min(ranks.keys() - leaving, default=min(ranks))
-    port = int(run.fleet.channel(ranks[serve]).order("port")["port"])
-    return (run.fleet.source.address(ranks[serve]), port), serve
+    port = int(run.agents.channel(ranks[serve]).order("port")["port"])
+    return (run.agents.source.address(ranks[serve]), port), serve
 
 
 def start(run: JobController, decision: Decision, _seconds: float) -> None:
     """Give every node the next generation at once; one that refuses is evidence."""
     by_rank = {seat.rank: seat for seat in decision.seats}
-    facts = facts_of(run, run.rank_table)
-    orders = {node: [worker_of(run, node, rank, by_rank.get(rank)) for rank in ranks] for node, ranks in run.board.membership.items()}
-    told = told_of(run.board.membership)
-    memory = run.replicas.servers(run.board.membership, orders)
+    facts = facts_of(run, run.generations.rank_table)
+    orders = {
+        node: [worker_of(run, node, rank, by_rank.get(rank)) for rank in ranks] for node, ranks in run.generations.state.membership.items()
+    }
+    told = told_of(run.generations.state.membership)
+    memory = run.checkpoints.replicas.servers(run.generations.state.membership, orders)
     given = {
-        node: {"generation": run.generation, **told[node], "facts": {**facts, "memory": memory[node]}, "workers": workers}
+        node: {"generation": run.generations.number, **told[node], "facts": {**facts, "memory": memory[node]}, "workers": workers}
         for node, workers in orders.items()
     }
-    answers = run.fleet.orders(given, "regroup")
+    answers = run.agents.orders(given, "regroup")
     wrong = failures(answers)
     for node, workers in orders.items():
         standbys = [worker["standby"] for worker in workers if worker["from"] == "standby"]
         if node in wrong:
-            run.pool.drop(standbys)
-            run.board.note_missing(worker["rank"] for worker in workers if worker["from"] != "kept")
+            run.nodes.hot_spares.drop(standbys)
+            run.generations.state.note_missing(worker["rank"] for worker in workers if worker["from"] != "kept")
         else:
-            run.held[node] = run.generation
-            run.pool.take(standbys)
+            run.generations.sent_to[node] = run.generations.number
+            run.nodes.hot_spares.take(standbys)
     _note(run, {node: str(error) for node, error in wrong.items()})
 
 
@@ -132,8 +136,8 @@ def worker_of(run: JobController, node: str, rank: int, seat: Placement | None) 
     """Return what the agent of *node*, where *rank* is to live, is told of it."""
     if seat is None:
         return {"rank": rank, "from": "kept", "standby": None, "environment": {}}
-    environment = run.seat_environment(rank, node)
+    environment = run.generations.seat_environment(rank, node)
     if seat.standby is not None:
         return {"rank": rank, "from": "standby", "standby": seat.standby, "environment": environment}
-    environment |= {"HOLDFAST_FRESH": "1", **roles_environment(run.roles, run.tapes)}
+    environment |= {"HOLDFAST_FRESH": "1", **roles_environment(run.generations.roles, run.generations.recordings)}
     return {"rank": rank, "from": "fresh", "standby": None, "environment": environment}

@@ -10,8 +10,8 @@ from detectors.diagnosis import Before, Diagnosis
 from detectors.evidence import ReplaceRanksTrouble
 from detectors.groups import TAKE_OVER_FAILED
 from holdfast.control.faults.diagnosis_inputs import belong, row_of
-from holdfast.control.supervisor.controller import GOT_ON, JobController, RecoveryAttempt
-from holdfast.control.supervisor.incident import IncidentInWork
+from holdfast.control.state.incidents import IncidentInWork, RecoveryAttempt
+from holdfast.control.supervisor.controller import PROGRESSED, JobController
 from holdfast.history import models
 from policies.case import Case, Decision, RecoveryAction
 from policies.case_codec import act_of, bounded
@@ -23,32 +23,32 @@ MOST_ALIKE: Final = 256
 
 def decided(run: JobController) -> tuple[IncidentInWork, Decision]:
     """Return the incident in work, and what was decided on it."""
-    assert run.incident is not None
-    assert run.incident.decision is not None
-    return run.incident, run.incident.decision
+    assert run.incidents.current is not None
+    assert run.incidents.current.decision is not None
+    return run.incidents.current, run.incidents.current.decision
 
 
 def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, acting: list[Fault]) -> IncidentInWork:
     """Open the incident that the *acting* faults ask for, or add what is new to the one in work, and record it with what was weighed."""
     root = diagnosis.root
-    incident = run.incident
+    incident = run.incidents.current
     if incident is None:
-        run.incidents += 1
+        run.incidents.count += 1
         row = models.Incident(
             job_id=run.job.id,
-            number=run.incidents,
+            number=run.incidents.count,
             kind=root.kind,
             subject=root.subject,
             fault_at=min(root.at if any(root.at == fault.at for fault in acting) else min(fault.at for fault in acting), detected),
             detected_at=detected,
-            generation_before=run.generation,
-            step_before=run.board.step_before if run.managed else None,
+            generation_before=run.generations.number,
+            step_before=run.generations.state.step_before if run.generations.managed else None,
             reason=diagnosis.reason,
         )
-        incident = run.incident = IncidentInWork(row=row, lap_at=row.fault_at, board=run.board)
+        incident = run.incidents.current = IncidentInWork(row=row, lap_at=row.fault_at, board=run.generations.state)
         incident.lap("detect", detected)
         run.recorder.add(row)
-        run.tell("opened", {"incident": incident})
+        run.log.publish("opened", {"incident": incident})
     elif root.entry.weight > CATALOGUE[incident.row.kind].weight:
         incident.row.kind, incident.row.subject = root.kind, root.subject
         run.recorder.amend(models.Incident, incident.row.id, kind=root.kind, subject=root.subject)
@@ -59,7 +59,7 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
             kinds[fault.kind] += 1
             incident.faults.append(fault)
             if kinds[fault.kind] <= MOST_ALIKE or fault is root:
-                incident.fault_rows.append(run.record_fault(fault, incident=incident.row.id, root=fault is root))
+                incident.fault_rows.append(run.faults.record(fault, incident=incident.row.id, root=fault is root))
     incident.diagnosis = diagnosis
     incident.verdict = row_of(diagnosis, run.job.id, incident.row.id, run.levels)
     run.recorder.add(incident.verdict)
@@ -68,7 +68,7 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
 
 def bar_take_over(run: JobController, incident: IncidentInWork, faults: list[Fault]) -> None:
     """Try no other take-over in this incident once a worker could not carry one out, or an agent would not without a rank being lost."""
-    told = [one for one in run.board.evidence if isinstance(one, ReplaceRanksTrouble)]
+    told = [one for one in run.generations.state.evidence if isinstance(one, ReplaceRanksTrouble)]
     if any(one.rank is not None for one in told) or (told and all(fault.kind == TAKE_OVER_FAILED.id for fault in faults)):
         incident.barred = f"it failed in this incident: {told[0].why}"
         if RecoveryAction.TAKE_OVER not in incident.tried:
@@ -99,23 +99,23 @@ def record_decision(run: JobController, incident: IncidentInWork, case: Case, an
 def remember_attempt(run: JobController, incident: IncidentInWork, case: Case, action: RecoveryAction) -> None:
     """Remember what is tried against this root cause, for later decisions and diagnoses."""
     assert incident.diagnosis is not None
-    root, got_on = incident.diagnosis.root, run.got_on(case.now)
+    root, got_on = incident.diagnosis.root, run.incidents.progressed(case.now)
     if got_on:
-        incident.row.facts = {**(incident.row.facts or {}), GOT_ON: True}
+        incident.row.facts = {**(incident.row.facts or {}), PROGRESSED: True}
         run.recorder.amend(models.Incident, incident.row.id, facts=incident.row.facts)
-    run.attempts.append(
+    run.incidents.attempts.append(
         RecoveryAttempt(
             at=case.now,
             action=action,
             node=root.node,
-            best=run.best,
+            best=run.generations.best,
             incident=incident.row.id,
             kind=root.kind,
             step=root.step,
-            generation=run.generation,
-            got_on=got_on,
+            generation=run.generations.number,
+            progressed=got_on,
         )
     )
-    run.failures_before.append(
+    run.incidents.failures_before.append(
         Before(node=root.node, step=root.step, signature=root.signature, kind=root.kind, at=root.at, device=root.device)
     )

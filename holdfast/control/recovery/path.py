@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from detectors.evidence import Overrun
 from holdfast.control.recovery import in_process, restart
 from holdfast.control.recovery.incident_record import decided
+from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.control.supervisor.watch import see_begun
 from policies.case import IN_PROCESS, Decision
 from policies.states import Event, Transition
@@ -50,13 +50,13 @@ def resume(run: JobController) -> Transition:
     """Start the new generation, and wait for its first new step within the deadline of the action."""
     incident, decision = decided(run)
     limit, begin = run.policy.deadlines.of(decision.action), time.time()
-    if not run.board.all_started():  # a flow that adopted the job in this state finds them started
+    if not run.generations.state.all_started():  # a flow that adopted the job in this state finds them started
         path_of(decision).start(run, decision, limit)
     turn = see_begun(run, seconds=begin + limit - time.time())
     if turn is None:
-        reached = {view.rank: view.reached() for view in run.board.ranks.values()}
+        reached = {view.rank: view.reached() for view in run.generations.state.ranks.values()}
         now = time.time()
-        run.board.overrun = Overrun(at=now, action=decision.action, seconds=now - begin + 1e-6, limit=limit, reached=reached)
+        run.generations.state.overrun = Overrun(at=now, action=decision.action, seconds=now - begin + 1e-6, limit=limit, reached=reached)
         incident.tried.append(decision.action)
         return Transition(Event.FAULTED, f"{decision.action} brought no step within {limit:.0f} s")
     if turn.event in (Event.STARTED, Event.FINISHED):

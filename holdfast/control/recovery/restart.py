@@ -12,9 +12,9 @@ from holdfast.control.agents.pool import failures
 from holdfast.control.checkpoints.final_checkpoint import save_what_lives
 from holdfast.control.config.worker_env import rank_environments, told_of
 from holdfast.control.nodes.release import release_nodes
+from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.errors import NodeTrouble
 from holdfast.report.wording import some
 from policies.case import Decision, RecoveryAction
@@ -33,9 +33,9 @@ START_SECONDS: Final = 30.0
 
 def isolate(run: JobController, incident: IncidentInWork, decision: Decision) -> Transition:
     """Stop all ranks in one go, fence lost nodes, and let go of those that the decision drops."""
-    alive = set(run.fleet.alive())
-    staying = [node for node in run.members if node in alive]
-    answers = run.fleet.order(staying, "stop", generation=run.generation, signal=int(signal.SIGKILL), grace=0.0)
+    alive = set(run.agents.alive())
+    staying = [node for node in run.generations.members if node in alive]
+    answers = run.agents.order(staying, "stop", generation=run.generations.number, signal=int(signal.SIGKILL), grace=0.0)
     incident.note_order(run.recorder)
     if failures(answers):
         return Transition(Event.FAULTED, "; ".join(str(error) for error in failures(answers).values()))
@@ -45,39 +45,41 @@ def isolate(run: JobController, incident: IncidentInWork, decision: Decision) ->
         return Transition(Event.FAULTED, f"workers on {', '.join(sorted(stuck))} cannot be ended")
     if incident.row.kind == NODE_LEAVING.id or decision.action in WIDTH_MAY_CHANGE:
         save_what_lives(run)  # a node that is still there takes nothing along that could have been saved
-    gone = [node for node in run.members if node in incident.lost and node not in decision.drop]  # held less than others
+    gone = [node for node in run.generations.members if node in incident.lost and node not in decision.drop]  # held less than others
     release_nodes(run, (*decision.drop, *gone), lost=incident.lost, reason=decision.reason)
     incident.lap("isolate", time.time())
-    return Transition(Event.ISOLATED, f"all ranks of generation {run.generation} have stopped")
+    return Transition(Event.ISOLATED, f"all ranks of generation {run.generations.number} have stopped")
 
 
 def wait_until_gone(run: JobController, nodes: set[str]) -> set[str]:
     """Wait until no worker is left on *nodes*; return those that still have one, or lost their agent meanwhile."""
     until = time.monotonic() + STOP_SECONDS
-    while not run.board.all_ended(nodes) and time.monotonic() < until:
+    while not run.generations.state.all_ended(nodes) and time.monotonic() < until:
         run.pump(0.02)
-        if not nodes.isdisjoint(run.fleet.gone()):
+        if not nodes.isdisjoint(run.agents.gone()):
             break
-    return nodes - run.board.gone
+    return nodes - run.generations.state.gone
 
 
 def reschedule(run: JobController, decision: Decision) -> Transition:
     """Give every rank a node."""
-    after = members_after(run.regular(), decision)
-    for why, nodes in run.preflight.news(decision.add).items():
-        run.remark(f"{', '.join(nodes)}: {why}. There is no better node, so the job runs there")
+    after = members_after(
+        run.generations.regular(frozenset(run.incidents.current.lost if run.incidents.current is not None else ())), decision
+    )
+    for why, nodes in run.nodes.preflight.news(decision.add).items():
+        run.log.record_event(f"{', '.join(nodes)}: {why}. There is no better node, so the job runs there")
     if decision.action is RecoveryAction.WAIT_FOR_CAPACITY and len(after) < decision.need:
-        return Transition(Event.SHORT, "; ".join([f"{len(after)} of {decision.need} node(s) are there", *run.eligibility.left_out()]))
+        return Transition(Event.SHORT, "; ".join([f"{len(after)} of {decision.need} node(s) are there", *run.nodes.eligibility.left_out()]))
     world = 0
     if decision.action not in WIDTH_MAY_CHANGE:  # after take-overs fewer nodes may hold all ranks than are meant to
-        world, after = len(run.board.ranks), filled_up(after, run.spares(), run.width)
+        world, after = len(run.generations.state.ranks), filled_up(after, run.nodes.spares(), run.generations.width)
     try:
         membership = place(after, run.spec.nodes.ranks, world)
         agree(run, membership, reason=decision.reason, before=decision.before, skip=decision.skip)
     except NodeTrouble as error:
-        run.board.evidence.append(StartTrouble(node=error.node, at=time.time(), why=str(error)))
+        run.generations.state.evidence.append(StartTrouble(node=error.node, at=time.time(), why=str(error)))
         return Transition(Event.FAULTED, str(error))
-    return Transition(Event.PLACED, f"generation {run.generation} on {some(after)}")
+    return Transition(Event.PLACED, f"generation {run.generations.number} on {some(after)}")
 
 
 def agree(run: JobController, membership: Membership, *, reason: str, before: int = 0, skip: tuple[int, ...] = ()) -> None:
@@ -86,12 +88,12 @@ def agree(run: JobController, membership: Membership, *, reason: str, before: in
     It goes on from a state of fewer steps than *before*, where that is given, and does the steps *skip* with later batches.
     """
     first = next(iter(membership))
-    port = int(run.fleet.channel(first).order("port")["port"])
-    number = run.newest + 1
-    every = run.choose_every(f"generation {number}", len(membership))
-    rank_table = RankTable.fresh(number, membership, (run.fleet.source.address(first), port), every=every)
-    run.copies = ()  # the processes are new: they tell of it again
-    run.enter_generation(number, membership, rank_table=rank_table.going_back(run.rank_table, before, skip), reason=reason)
+    port = int(run.agents.channel(first).order("port")["port"])
+    number = run.generations.newest + 1
+    every = run.checkpoints.choose_interval(f"generation {number}", len(membership))
+    rank_table = RankTable.fresh(number, membership, (run.agents.source.address(first), port), every=every)
+    run.generations.copies = ()  # the processes are new: they tell of it again
+    run.generations.enter(number, membership, rank_table=rank_table.going_back(run.generations.rank_table, before, skip), reason=reason)
 
 
 def start(run: JobController, _decision: Decision, seconds: float) -> None:
@@ -101,14 +103,16 @@ def start(run: JobController, _decision: Decision, seconds: float) -> None:
 
 def start_workers(run: JobController, *, seconds: float = START_SECONDS) -> None:
     """Order every node to start its workers, all at once; a node that does not say within *seconds* that it has is evidence."""
-    environments = rank_environments(run.board.membership, generation=run.generation, rank_table=run.rank_table, job=run.job.name)
-    memory = run.replicas.environments(environments, environments)
+    environments = rank_environments(
+        run.generations.state.membership, generation=run.generations.number, rank_table=run.generations.rank_table, job=run.job.name
+    )
+    memory = run.checkpoints.replicas.environments(environments, environments)
     for node, workers in environments.items():
         for worker in workers:
             worker["environment"] |= memory[node]
-    told = told_of(run.board.membership)
-    orders = {node: {"generation": run.generation, "workers": environments[node], **told[node]} for node in run.members}
-    answers = run.fleet.orders(orders, "start", seconds=seconds)
-    run.held |= dict.fromkeys(answers.keys() - failures(answers).keys(), run.generation)
+    told = told_of(run.generations.state.membership)
+    orders = {node: {"generation": run.generations.number, "workers": environments[node], **told[node]} for node in run.generations.members}
+    answers = run.agents.orders(orders, "start", seconds=seconds)
+    run.generations.sent_to |= dict.fromkeys(answers.keys() - failures(answers).keys(), run.generations.number)
     for node, error in failures(answers).items():
-        run.board.evidence.append(StartTrouble(node=node, at=time.time(), why=str(error)))
+        run.generations.state.evidence.append(StartTrouble(node=node, at=time.time(), why=str(error)))

@@ -1,17 +1,18 @@
-"""What is recorded of agents' events, and which parts of the job get them."""
+"""Handlers of the agents' events: what is recorded of each, and which part of the controller gets it."""
 
 from __future__ import annotations
 
 import logging
 import time
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from detectors.catalogue import CATALOGUE, Fault, RecommendedAction
 from detectors.diagnosis import see
-from detectors.evidence import CheckpointTrouble, MemoryTrouble
+from detectors.evidence import CheckpointTrouble, HangLimits, MemoryTrouble
 from detectors.xids import UNUSABLE
+from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.agents.events import (
     AgentLeaving,
     AgentStaying,
@@ -45,47 +46,67 @@ from holdfast.control.agents.events import (
     WorkerSwitched,
     WorkerUnprepared,
 )
+from holdfast.control.checkpoints.job_checkpoints import JobCheckpoints
 from holdfast.control.faults.event_budget import ROWS, ROWS_AT_ONCE, STEPS, STEPS_AT_ONCE, Newest, NodeBudget
+from holdfast.control.faults.job_faults import REMEMBERED, JobFaults, keep_newest
 from holdfast.control.faults.node_faults import REPEATED, Announcements, NodeFaultDedup, machine_of, with_growth
-from holdfast.control.state.generation import NONSENSE, limits_of
+from holdfast.control.faults.stragglers import Stragglers
+from holdfast.control.nodes.drains import PlannedDrains
+from holdfast.control.nodes.job_nodes import JobNodes
+from holdfast.control.state.generation import NONSENSE
+from holdfast.control.state.generations import Generations
+from holdfast.control.state.incidents import Incidents
+from holdfast.control.state.job_log import JobLog
 from holdfast.errors import HistoryTrouble
-from holdfast.history import models, queries
+from holdfast.history import History, models, queries
 from holdfast.log import note
 from holdfast.protocol import Message
 from holdfast.report.wording import some, told
 from policies.node_health import OF_USE
 
-if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import JobController
-
 log = logging.getLogger("holdfast.control")
 
 BEHIND: Final = "replica-behind"
-REMEMBERED: Final = 5000
-"""Troubles, checkpoints and faults of nodes that are remembered, the newest."""
 GATHERED: Final = 3.0
 """Seconds from the first node whose replicas are behind to the remark on all of them."""
 
 
+@dataclass(slots=True, kw_only=True)
 class EventHandlers:
-    """Records the events of a job's agents. `holdfast.control.supervisor.event_table` says which method gets which event."""
+    """Handles the events of a job's agents. `holdfast.control.supervisor.event_table` says which method gets which event."""
 
-    def __init__(self, run: JobController) -> None:
-        self._run = run
-        self.nodes, self._announced = NodeFaultDedup(), Announcements()
-        self._recorded = self._saved = 0
-        self._newest = 0
-        """The step that was put on record last, by whichever generation."""
-        self._resumed: dict[int, int] = {}
-        """Generation to the step that it went on from, as far as another flow saw it."""
-        self._whole = Newest[str, int](REMEMBERED)
-        """Checkpoints that were written and of which no trouble was told since: path and step."""
-        self._troubles = Newest[tuple[str, str], None](REMEMBERED)
-        self._rows = NodeBudget("faults, checkpoints and remarks", ROWS, ROWS_AT_ONCE, run.remark)
-        self._steps = NodeBudget("steps", STEPS, STEPS_AT_ONCE, run.remark)
-        self._behind: dict[str, str] = {}
-        """Node to why its replicas are behind, as far as that is still to be told."""
-        self._behind_due = 0.0
+    log: JobLog
+    history: History
+    cluster_kind: str
+    limits: HangLimits
+    events: EventQueue
+    generations: Generations
+    incidents: Incidents
+    nodes: JobNodes
+    checkpoints: JobCheckpoints
+    faults: JobFaults
+    stragglers: Stragglers
+    drains: PlannedDrains
+    node_faults: NodeFaultDedup = field(default_factory=NodeFaultDedup)
+    _announced: Announcements = field(default_factory=Announcements)
+    _recorded: int = 0
+    _saved: int = 0
+    _newest: int = 0
+    """The step that was put on record last, by whichever generation."""
+    _resumed: dict[int, int] = field(default_factory=dict)
+    """Generation to the step that it resumed from, as an earlier controller recorded it."""
+    _whole: Newest[str, int] = field(default_factory=lambda: Newest(REMEMBERED))
+    """Complete checkpoints without a reported problem: path and step."""
+    _troubles: Newest[tuple[str, str], None] = field(default_factory=lambda: Newest(REMEMBERED))
+    _rows: NodeBudget = field(init=False)
+    _steps: NodeBudget = field(init=False)
+    _behind: dict[str, str] = field(default_factory=dict)
+    """Node to why its replicas are stale, until that is reported."""
+    _behind_due: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._rows = NodeBudget("faults, checkpoints and events", ROWS, ROWS_AT_ONCE, self.log.record_event)
+        self._steps = NodeBudget("steps", STEPS, STEPS_AT_ONCE, self.log.record_event)
 
     def begin(self, *, recorded: int = 0, saved: int = 0) -> None:
         """Begin a generation of which the history has steps until *recorded* and checkpoints until *saved*."""
@@ -97,11 +118,11 @@ class EventHandlers:
 
     def admits(self, node: str, event: Event, *, budgeted: bool) -> bool:
         """Tell whether *event* of *node*'s agent belongs to the present generation and, where it is *budgeted*, may still be recorded."""
-        return event.generation in {None, self._run.generation} and (not budgeted or self._rows.allows(node))
+        return event.generation in {None, self.generations.number} and (not budgeted or self._rows.allows(node))
 
     def note_old_steps(self, node: str, event: Steps) -> None:
         """Record steps of a generation that is over: a flow that adopts the job gets them again, and what is recorded stays as it is."""
-        if event.generation < self._run.generation:
+        if event.generation < self.generations.number:
             self._record_steps(node, event)
 
     def on_past(self, node: str, event: Past) -> None:
@@ -114,45 +135,47 @@ class EventHandlers:
 
     def _take_past(self, node: str, message: Message) -> None:
         name = message.get("event")
-        if name == "steps" and (steps := Steps.of(message)).generation <= self._run.generation:
+        if name == "steps" and (steps := Steps.of(message)).generation <= self.generations.number:
             self._record_steps(node, steps)
         elif name == "saved" and self.admits(node, saved := Saved.of(message), budgeted=True):
             self.on_saved(node, saved)
 
     def hear_out(self) -> None:
         """Take in what nodes that could be reached only at the end of the job have told of their past."""
-        for node, event in self._run.fleet.event_queue.drain(0.0):
+        for node, event in self.events.drain(0.0):
             if event.get("event") == "past":
                 with suppress(ValueError):
                     self.on_past(node, Past.of(event))
 
-    def newest_whole(self) -> int:
+    def newest_complete(self) -> int:
         """Return the step of the newest checkpoint that this flow has heard of, or that the ranks went on from."""
-        return max([*self._whole.values(), self._run.board.resumed_step() or 0])
+        return max([*self._whole.values(), self.generations.state.resumed_step() or 0])
 
     def good_before(self, step: int) -> str:
         """Say what checkpoint there is from before *step*, as far as this flow has heard of any."""
         resumed = {
-            view.resumed_from: view.resumed for view in self._run.board.ranks.values() if view.resumed_from and view.resumed is not None
+            view.resumed_from: view.resumed
+            for view in self.generations.state.ranks.values()
+            if view.resumed_from and view.resumed is not None
         }
         good = [saved for saved in (self._whole | resumed).values() if saved < step]
         return f"the newest checkpoint from before is that of step {max(good)}" if good else "no checkpoint from before is known"
 
     def on_steps(self, node: str, event: Steps) -> None:
         """Record the steps, and publish the newest one."""
-        self._run.managed = True
+        self.generations.managed = True
         self._record_steps(node, event)
         step, _, seconds, loss = event.steps[-1]
-        self._run.tell("progress", {"step": step, "until": self._run.board.until(), "loss": loss, "seconds": seconds})
+        self.log.publish("progress", {"step": step, "until": self.generations.state.until(), "loss": loss, "seconds": seconds})
 
     def _record_steps(self, node: str, event: Steps) -> None:
         generation = event.generation
         for step, at, seconds, loss in event.steps:
             if self._is_new(generation, step) and self._steps.allows(node):
-                row = models.Step(job_id=self._run.job.id, generation=generation, step=step, at=at, seconds=seconds, loss=loss)
-                self._run.recorder.add(row)
-                self._newest = step if generation == self._run.generation else self._newest
-        if generation == self._run.generation:
+                row = models.Step(job_id=self.log.job.id, generation=generation, step=step, at=at, seconds=seconds, loss=loss)
+                self.log.recorder.add(row)
+                self._newest = step if generation == self.generations.number else self._newest
+        if generation == self.generations.number:
             self._recorded = max(self._recorded, event.steps[-1][0])
 
     def _is_new(self, generation: int, step: int) -> bool:
@@ -160,68 +183,68 @@ class EventHandlers:
 
         The one before may not have lived to do so. If it has, its word stays: the newcomer has the loss of another rank.
         """
-        if generation < self._run.generation:  # heard again by a flow that adopted the job
+        if generation < self.generations.number:  # heard again by a flow that adopted the job
             return step > self._resumed.get(generation, 0)
-        resumed = self._run.board.resumed_step()
+        resumed = self.generations.state.resumed_step()
         return step > self._recorded and (resumed is None or step > min(resumed, self._newest))
 
     def on_resumed(self, _node: str, _event: Resumed) -> None:
         """Note that the script's state is managed."""
-        self._run.managed = True
+        self.generations.managed = True
 
     def on_worker_stepped(self, _node: str, _event: WorkerStepped) -> None:
         """Close the incident in work once all ranks have stepped."""
-        if self._run.board.all_stepped():
-            self._run.note_first_step()
+        if self.generations.state.all_stepped():
+            self.generations.record_first_step()
 
     def on_worker_roles(self, _node: str, event: WorkerRoles) -> None:
         """Remember the job's roles, for standbys and for the flows to come."""
         if event.roles:
-            self._run.roles, self._run.tapes = tuple(tuple(ranks) for ranks in event.roles), event.tapes
-            self._run.copies = tuple(tuple(ranks) for ranks in event.copies or ())
-            self._run.recorder.amend(models.Generation, self._run.generation_id(), facts=self._run.facts())
+            self.generations.roles, self.generations.recordings = tuple(tuple(ranks) for ranks in event.roles), event.tapes
+            self.generations.copies = tuple(tuple(ranks) for ranks in event.copies or ())
+            self.generations.record_facts()
 
     def on_prepared(self, _node: str, event: WorkerPrepared | StandbyPrepared) -> None:
         """Note who is ready for the planned generation."""
-        if self._run.moving is not None:
-            self._run.moving.note_prepared(event.who, event.for_generation)
+        if self.generations.migration is not None:
+            self.generations.migration.note_prepared(event.who, event.for_generation)
 
     def on_unprepared(self, _node: str, event: WorkerUnprepared | StandbyUnprepared) -> None:
         """Note who cannot get ready for the planned generation, and why."""
-        if self._run.moving is not None:
-            self._run.moving.note_refused(event.who, event.for_generation, event.why)
+        if self.generations.migration is not None:
+            self.generations.migration.note_refused(event.who, event.for_generation, event.why)
 
     def on_switched(self, _node: str, event: WorkerSwitched | StandbySwitched) -> None:
         """Note who has gone on into the planned generation."""
-        if self._run.moving is not None:
-            self._run.moving.note_switched(event.who, event.for_generation, event.seconds)
+        if self.generations.migration is not None:
+            self.generations.migration.note_switched(event.who, event.for_generation, event.seconds)
 
     def on_worker_left(self, _node: str, event: WorkerLeft) -> None:
         """Note whose rank is with another process."""
-        if self._run.moving is not None:
-            self._run.moving.left.add(event.rank)
+        if self.generations.migration is not None:
+            self.generations.migration.left.add(event.rank)
 
     def on_standby_started(self, _node: str, event: StandbyStarted) -> None:
         """Note that its number is taken."""
-        self._run.pool.note_started(event.id)
+        self.nodes.hot_spares.note_started(event.id)
 
     def on_standby_ready(self, _node: str, event: StandbyReady) -> None:
         """Note that it can take a rank."""
-        self._run.pool.note_ready(event)
+        self.nodes.hot_spares.note_ready(event)
 
     def on_standby_gone(self, _node: str, event: StandbyGone) -> None:
         """Have another one take its place."""
-        self._run.pool.note_gone(event)
+        self.nodes.hot_spares.note_gone(event)
 
     def on_agent_leaving(self, node: str, event: AgentLeaving) -> None:
         """Take in that a node is about to go: its ranks move away while there is time."""
-        run, seconds = self._run, event.seconds
+        seconds = event.seconds
         if event.at + seconds < time.time():  # of long ago, heard by a flow that adopts the job: the node has outlived it
             return
-        run.fleet.leaving.add(node)
-        if run.eligibility.notice(node, at=event.at, by=event.at + seconds, why=event.why):
-            run.remark(f"{node} was told to go, and will be gone in {seconds:.0f} s")
-            run.departures.look(time.time())
+        self.nodes.agents.leaving.add(node)
+        if self.nodes.eligibility.notice(node, at=event.at, by=event.at + seconds, why=event.why):
+            self.log.record_event(f"{node} was told to go, and will be gone in {seconds:.0f} s")
+            self.drains.look(time.time())
         self._see_departure(node)
 
     def on_worker_exited(self, node: str, _event: WorkerExited) -> None:
@@ -230,17 +253,17 @@ class EventHandlers:
 
     def _see_departure(self, node: str) -> None:
         """See whether a rank got the signal that told its node to go, as a batch system sends it to all there is: either is heard first."""
-        if node in self._run.board.terminated and self._run.eligibility.is_told_to_go(node):
-            self._run.departures.rank_has_gone(node)
+        if node in self.generations.state.terminated and self.nodes.eligibility.is_told_to_go(node):
+            self.drains.rank_has_gone(node)
 
     def on_agent_staying(self, node: str, _event: AgentStaying) -> None:
         """Take in that a notice was taken back."""
-        self._run.departures.forget(node)
-        self._run.remark(f"{node} stays: the notice that it would go was taken back")
+        self.nodes.forget_notice(node)
+        self.log.record_event(f"{node} stays: the notice that it would go was taken back")
 
     def on_notice_blind(self, node: str, event: NoticeBlind) -> None:
         """Remark on it."""
-        self._run.remark(f"whether {node} will be taken away cannot be seen: {event.why}")
+        self.log.record_event(f"whether {node} will be taken away cannot be seen: {event.why}")
 
     def on_saved(self, _node: str, event: Saved) -> None:
         """Record the checkpoint; how long it took sets how often the job saves."""
@@ -248,10 +271,8 @@ class EventHandlers:
             return
         self._saved = self._whole[event.path] = event.step
         facts, beside = event.model_dump(include={"at", "step", "path", "seconds", "size"}), event.beside or None
-        self._run.recorder.add(models.Checkpoint(job_id=self._run.job.id, generation=self._run.generation, beside=beside, **facts))
-        if self._run.cadence is not None:
-            self._run.cadence.note_saved(event.seconds, beside)
-            self._run.pace()
+        self.log.recorder.add(models.Checkpoint(job_id=self.log.job.id, generation=self.generations.number, beside=beside, **facts))
+        self.checkpoints.note_saved(event.seconds, beside)
 
     def on_trouble(self, node: str, event: Trouble) -> None:
         """Record a checkpoint's trouble at once; training goes on through it, so the flow need not turn."""
@@ -260,17 +281,17 @@ class EventHandlers:
         self._troubles[event.kind, event.path] = None
         self._whole.pop(event.path, None)
         facts = event.model_dump(include={"at", "step", "path"})
-        self._run.recorder.add(
-            models.Checkpoint(job_id=self._run.job.id, generation=self._run.generation, trouble=event.kind, reason=event.why, **facts)
+        self.log.recorder.add(
+            models.Checkpoint(job_id=self.log.job.id, generation=self.generations.number, trouble=event.kind, reason=event.why, **facts)
         )
         evidence = CheckpointTrouble(node=node, **event.model_dump(include={"rank", "at", "kind", "path", "why", "step"}))
-        for fault in see([evidence], limits_of(self._run.spec.limits)):
-            _keep_newest(self._run.board.troubles, fault)
-            self._run.record_fault(fault, incident=None)
+        for fault in see([evidence], self.limits):
+            keep_newest(self.generations.state.troubles, fault)
+            self.faults.record(fault, incident=None)
             if fault.kind == BEHIND:
                 self._behind[node] = event.why
             else:
-                self._run.remark(told(fault.entry.title, fault.quote, fault.entry.action))
+                self.log.record_event(told(fault.entry.title, fault.quote, fault.entry.action))
 
     def look(self, now: float) -> None:
         """Tell in one remark on which nodes replicas are behind, a moment after the first: what slows all down slows them at once."""
@@ -281,77 +302,69 @@ class EventHandlers:
             why = next(iter(self._behind.values())).partition(": ")[0]  # what follows says no more than the title
             entry, words = CATALOGUE[BEHIND], f"{some(sorted(self._behind))}: {why}"
             self._behind, self._behind_due = {}, 0.0
-            self._run.remark(told(entry.title, words, entry.action))
+            self.log.record_event(told(entry.title, words, entry.action))
 
     def on_memory_trouble(self, node: str, event: MemoryNone | MemoryFull | ReplicaLost) -> None:
         """Record a trouble with the state in memory that is new."""
-        self.tell_of_memory(*self._run.replicas.take_trouble(node, event))
+        self.report_memory(*self.checkpoints.replicas.take_trouble(node, event))
 
     def on_replica_kept(self, node: str, event: ReplicaKept) -> None:
         """Record that replicas are kept again."""
-        self.tell_of_memory(None, self._run.replicas.take_kept(node, event))
+        self.report_memory(None, self.checkpoints.replicas.take_kept(node, event))
 
-    def tell_of_memory(self, evidence: MemoryTrouble | None, words: str) -> None:
+    def report_memory(self, evidence: MemoryTrouble | None, words: str) -> None:
         """Record a trouble with the state in memory; training goes on through it."""
-        for fault in see([evidence], limits_of(self._run.spec.limits)) if evidence is not None else ():
-            self._run.record_fault(fault, incident=None)
+        for fault in see([evidence], self.limits) if evidence is not None else ():
+            self.faults.record(fault, incident=None)
             words = words and told(fault.entry.title, words, fault.entry.action)
         if words:
-            self._run.remark(words)
+            self.log.record_event(words)
 
     def on_node_fault(self, node: str, event: NodeFault) -> None:
         """Record what is wrong with a node at once. By itself it is no incident: nobody acts on a node while steps advance through it.
 
         The exception is a GPU that does no more work while a rank computes on it: two signs, and the rank cannot come to its next step.
         """
-        fault = self.nodes.take(node, event)
+        fault = self.node_faults.take(node, event)
         if fault is None:
             return
-        ranks = [view for view in map(self._run.board.ranks.get, event.on) if view and view.node == node and not view.ended]
+        ranks = [view for view in map(self.generations.state.ranks.get, event.on) if view and view.node == node and not view.ended]
         if fault.kind in UNUSABLE and ranks:
             fault = replace(fault, rank=ranks[0].rank, step=ranks[0].known_step())
-            _keep_newest(self._run.board.unusable, fault)
-        _keep_newest(self._run.board.node_faults, fault)
-        self._run.record_fault(fault, incident=self._run.incident.row.id if self._run.incident is not None else None)
-        machine = machine_of(node, self._run.cluster.kind)
-        is_new = self._run.levels.of(fault) is not RecommendedAction.RECORD and self._announced.is_new(fault, machine, time.monotonic())
+            keep_newest(self.generations.state.unusable, fault)
+        self.faults.add_node_fault(fault)
+        machine = machine_of(node, self.cluster_kind)
+        is_new = self.faults.levels.of(fault) is not RecommendedAction.RECORD and self._announced.is_new(fault, machine, time.monotonic())
         if is_new and not (fault.kind in OF_USE and self._was_told_to_others(fault)):
-            where = machine or f"{some(sorted({node, *self._run.members}))} (one machine)"
-            self._run.remark(f"{where}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
-        self._run.slow_ranks.note(fault)
+            where = machine or f"{some(sorted({node, *self.generations.members}))} (one machine)"
+            self.log.record_event(f"{where}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
+        self.stragglers.note(fault)
 
     def _was_told_to_others(self, fault: Fault) -> bool:
         """Tell whether another job has just met the same on this machine: who starts jobs on a busy one is told once, and not by each."""
-        run = self._run
-        if machine_of(fault.node or "", run.cluster.kind):
+        if machine_of(fault.node or "", self.cluster_kind):
             return False
         try:
-            return queries.fault_in_other_jobs(run.history, run.cluster.name, fault.kind, since=fault.at - REPEATED, but=run.job.id)
+            return queries.fault_in_other_jobs(self.history, self.log.cluster, fault.kind, since=fault.at - REPEATED, but=self.log.job.id)
         except HistoryTrouble:
             return False
 
     def on_node_grew(self, node: str, event: NodeGrew) -> None:
         """Keep what grew on a node with the incident that it belongs to; that may have been answered before the node could be looked at."""
-        row = self._run.incident.row if self._run.incident is not None else self._run.closed
+        row = self.incidents.current.row if self.incidents.current is not None else self.incidents.last
         if row is not None and row.generation_before == event.over and event.grew:
             row.facts = with_growth(row.facts, node, event)
-            self._run.recorder.amend(models.Incident, row.id, facts=row.facts)
+            self.log.recorder.amend(models.Incident, row.id, facts=row.facts)
 
     def on_node_unwatched(self, node: str, event: NodeUnwatched) -> None:
         """Remark on it."""
-        self._run.remark(f"{node} is not watched for faults any more: {event.why}")
+        self.log.record_event(f"{node} is not watched for faults any more: {event.why}")
 
     def on_node_deaf(self, node: str, event: NodeDeaf) -> None:
         """Remark on it."""
         rest = "Until another one has listened for a while, the kernel's log and a look once a minute tell what GPUs do"
-        self._run.remark(f"{node} is blind to errors as its GPUs' driver tells them: {event.why}. {rest}")
+        self.log.record_event(f"{node} is blind to errors as its GPUs' driver tells them: {event.why}. {rest}")
 
     def on_node_hears(self, node: str, _event: NodeHears) -> None:
         """Remark on it."""
-        self._run.remark(f"{node} hears its GPUs' driver again")
-
-
-def _keep_newest(faults: list[Fault], fault: Fault) -> None:
-    """Add *fault* to those that are looked through at each diagnosis, of which there may not be any number."""
-    faults.append(fault)
-    del faults[:-REMEMBERED]
+        self.log.record_event(f"{node} hears its GPUs' driver again")

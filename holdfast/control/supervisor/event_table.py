@@ -10,16 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from holdfast.control.agents import events
 from holdfast.control.agents.events import Event
 from holdfast.control.state.generation import GenerationState as State
-from holdfast.control.supervisor.event_handlers import EventHandlers as Record
+from holdfast.control.supervisor.event_handlers import EventHandlers
 from holdfast.protocol import Message
-
-if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import JobController
 
 E = TypeVar("E", bound=Event)
 
@@ -46,7 +43,7 @@ class EventKind(Generic[E]):
     fields: type[E]
     state: Callable[[State, str, E], None] | None = None
     """How it changes the state of the generation; gets the node's name too."""
-    record: Callable[[Record, str, E], None] | None = None
+    record: Callable[[EventHandlers, str, E], None] | None = None
     """How it is recorded, or which part of the job gets it; gets the node's name too."""
     shows_progress: bool = False
     """Whether the rank makes progress that sends it."""
@@ -65,66 +62,66 @@ KINDS: Final[tuple[EventKind[Any], ...]] = (
     EventKind("worker.hello", _W, events.WorkerHello, State.on_worker_hello, shows_progress=True),
     EventKind("worker.stranger", _W, events.WorkerStranger),
     EventKind("worker.groups", _W, events.WorkerGroups, State.on_worker_groups, shows_progress=True),
-    EventKind("worker.roles", _W, events.WorkerRoles, record=Record.on_worker_roles, budgeted=True),
+    EventKind("worker.roles", _W, events.WorkerRoles, record=EventHandlers.on_worker_roles, budgeted=True),
     EventKind("worker.broken", _W, events.WorkerBroken, State.on_worker_broken),
     EventKind("worker.cannot", _W, events.WorkerCannot, State.on_worker_cannot),
     EventKind("worker.regrouped", _W, events.WorkerRegrouped, State.on_worker_regrouped, shows_progress=True),
     EventKind("worker.coverage", _W, events.WorkerCoverage, State.on_worker_coverage),
-    EventKind("worker.prepared", _W, events.WorkerPrepared, record=Record.on_prepared),
-    EventKind("worker.unprepared", _W, events.WorkerUnprepared, record=Record.on_unprepared),
-    EventKind("worker.switched", _W, events.WorkerSwitched, State.on_worker_switched, Record.on_switched),
-    EventKind("worker.left", _W, events.WorkerLeft, record=Record.on_worker_left),
+    EventKind("worker.prepared", _W, events.WorkerPrepared, record=EventHandlers.on_prepared),
+    EventKind("worker.unprepared", _W, events.WorkerUnprepared, record=EventHandlers.on_unprepared),
+    EventKind("worker.switched", _W, events.WorkerSwitched, State.on_worker_switched, EventHandlers.on_switched),
+    EventKind("worker.left", _W, events.WorkerLeft, record=EventHandlers.on_worker_left),
     EventKind("worker.stopped", _A, events.WorkerStopped, State.on_worker_stopped),
     EventKind("worker.continued", _A, events.WorkerContinued, State.on_worker_continued),
     EventKind("worker.raised", _W, events.WorkerRaised, State.on_worker_raised),
-    EventKind("worker.exited", _A, events.WorkerExited, State.on_worker_exited, Record.on_worker_exited),
+    EventKind("worker.exited", _A, events.WorkerExited, State.on_worker_exited, EventHandlers.on_worker_exited),
     EventKind("start.failed", _A, events.StartFailed, State.on_start_failed),
     EventKind("workers.gone", _A, events.WorkersGone, State.on_workers_gone),
     # Training.
     EventKind("mark", _W, events.Mark, State.on_mark, shows_progress=True),
-    EventKind("resumed", _W, events.Resumed, State.on_resumed, Record.on_resumed, shows_progress=True),
-    EventKind("worker.stepped", _W, events.WorkerStepped, State.on_worker_stepped, Record.on_worker_stepped, shows_progress=True),
-    EventKind("steps", _W, events.Steps, State.on_steps, Record.on_steps),
+    EventKind("resumed", _W, events.Resumed, State.on_resumed, EventHandlers.on_resumed, shows_progress=True),
+    EventKind("worker.stepped", _W, events.WorkerStepped, State.on_worker_stepped, EventHandlers.on_worker_stepped, shows_progress=True),
+    EventKind("steps", _W, events.Steps, State.on_steps, EventHandlers.on_steps),
     EventKind("beats", _A, events.Beats, State.on_beats),
     EventKind("worker.standing", _W, events.WorkerStanding, State.on_worker_standing),
     EventKind("worker.sums", _W, events.WorkerSums, State.on_worker_sums),
     EventKind("worker.loss", _W, events.WorkerLoss, State.on_worker_loss),
-    EventKind("saved", (Sender.WORKER, Sender.WRITER), events.Saved, record=Record.on_saved, shows_progress=True, budgeted=True),
-    EventKind("trouble", (Sender.WORKER, Sender.WRITER), events.Trouble, record=Record.on_trouble, budgeted=True),
+    EventKind("saved", (Sender.WORKER, Sender.WRITER), events.Saved, record=EventHandlers.on_saved, shows_progress=True, budgeted=True),
+    EventKind("trouble", (Sender.WORKER, Sender.WRITER), events.Trouble, record=EventHandlers.on_trouble, budgeted=True),
     EventKind("bye", _W, events.Bye, shows_progress=True),
     # Standbys.
-    EventKind("standby.started", _A, events.StandbyStarted, record=Record.on_standby_started),
-    EventKind("standby.ready", _S, events.StandbyReady, record=Record.on_standby_ready),
-    EventKind("standby.gone", _A, events.StandbyGone, record=Record.on_standby_gone),
+    EventKind("standby.started", _A, events.StandbyStarted, record=EventHandlers.on_standby_started),
+    EventKind("standby.ready", _S, events.StandbyReady, record=EventHandlers.on_standby_ready),
+    EventKind("standby.gone", _A, events.StandbyGone, record=EventHandlers.on_standby_gone),
     EventKind("standby.stranger", _S, events.StandbyStranger),
-    EventKind("standby.prepared", _S, events.StandbyPrepared, record=Record.on_prepared),
-    EventKind("standby.unprepared", _S, events.StandbyUnprepared, record=Record.on_unprepared),
-    EventKind("standby.switched", _S, events.StandbySwitched, record=Record.on_switched),
+    EventKind("standby.prepared", _S, events.StandbyPrepared, record=EventHandlers.on_prepared),
+    EventKind("standby.unprepared", _S, events.StandbyUnprepared, record=EventHandlers.on_unprepared),
+    EventKind("standby.switched", _S, events.StandbySwitched, record=EventHandlers.on_switched),
     EventKind("standby.broken", _S, events.StandbyBroken),
     EventKind("standby.cannot", _S, events.StandbyCannot),
     EventKind("standby.regrouped", _S, events.StandbyRegrouped),
     EventKind("standby.coverage", _S, events.StandbyCoverage),
     # Nodes.
-    EventKind("memory.none", _A, events.MemoryNone, record=Record.on_memory_trouble, budgeted=True),
-    EventKind("memory.full", _MEM, events.MemoryFull, record=Record.on_memory_trouble, budgeted=True),
+    EventKind("memory.none", _A, events.MemoryNone, record=EventHandlers.on_memory_trouble, budgeted=True),
+    EventKind("memory.full", _MEM, events.MemoryFull, record=EventHandlers.on_memory_trouble, budgeted=True),
     EventKind("memory.fits", _MEM, events.MemoryFits),
-    EventKind("replica.lost", _MEM, events.ReplicaLost, record=Record.on_memory_trouble, budgeted=True),
-    EventKind("replica.kept", _MEM, events.ReplicaKept, record=Record.on_replica_kept, budgeted=True),
-    EventKind("node.fault", _MON, events.NodeFault, record=Record.on_node_fault, budgeted=True),
-    EventKind("node.grew", _MON, events.NodeGrew, record=Record.on_node_grew, budgeted=True),
-    EventKind("node.unwatched", _A, events.NodeUnwatched, record=Record.on_node_unwatched, budgeted=True),
-    EventKind("node.deaf", _MON, events.NodeDeaf, record=Record.on_node_deaf, budgeted=True),
-    EventKind("node.hears", _MON, events.NodeHears, record=Record.on_node_hears, budgeted=True),
-    EventKind("notice.blind", _MON, events.NoticeBlind, record=Record.on_notice_blind, budgeted=True),
+    EventKind("replica.lost", _MEM, events.ReplicaLost, record=EventHandlers.on_memory_trouble, budgeted=True),
+    EventKind("replica.kept", _MEM, events.ReplicaKept, record=EventHandlers.on_replica_kept, budgeted=True),
+    EventKind("node.fault", _MON, events.NodeFault, record=EventHandlers.on_node_fault, budgeted=True),
+    EventKind("node.grew", _MON, events.NodeGrew, record=EventHandlers.on_node_grew, budgeted=True),
+    EventKind("node.unwatched", _A, events.NodeUnwatched, record=EventHandlers.on_node_unwatched, budgeted=True),
+    EventKind("node.deaf", _MON, events.NodeDeaf, record=EventHandlers.on_node_deaf, budgeted=True),
+    EventKind("node.hears", _MON, events.NodeHears, record=EventHandlers.on_node_hears, budgeted=True),
+    EventKind("notice.blind", _MON, events.NoticeBlind, record=EventHandlers.on_notice_blind, budgeted=True),
     # Agents.
-    EventKind("agent.leaving", (Sender.MONITOR, Sender.AGENT), events.AgentLeaving, record=Record.on_agent_leaving, budgeted=True),
-    EventKind("agent.staying", _MON, events.AgentStaying, record=Record.on_agent_staying, budgeted=True),
+    EventKind("agent.leaving", (Sender.MONITOR, Sender.AGENT), events.AgentLeaving, record=EventHandlers.on_agent_leaving, budgeted=True),
+    EventKind("agent.staying", _MON, events.AgentStaying, record=EventHandlers.on_agent_staying, budgeted=True),
     EventKind("agent.gone", (Sender.CONTROLLER,), events.AgentGone),
     EventKind("agent.ended", _A, events.AgentEnded),
     EventKind("lease.ended", _A, events.LeaseEnded),
     EventKind("starter.ready", _A, events.StarterReady),
     EventKind("starter.gone", _A, events.StarterGone),
-    EventKind("past", _A, events.Past, record=Record.on_past),
+    EventKind("past", _A, events.Past, record=EventHandlers.on_past),
 )
 EVENTS: Final[Mapping[str, EventKind[Any]]] = {kind.name: kind for kind in KINDS}
 UNKNOWN: Final = EventKind("", (), Event)
@@ -148,16 +145,16 @@ def change_state(state: State, node: str, event: Event, now: float) -> None:
             kind.state(state, node, event)
 
 
-def take(run: JobController, node: str, message: Message) -> None:
-    """Take in what *node*'s agent sent to *run*; raise one of `NONSENSE` for what cannot be understood."""
+def take(handlers: EventHandlers, node: str, message: Message) -> None:
+    """Apply a *message* of *node*'s agent to the present generation and have it recorded; raise one of `NONSENSE` where it is invalid."""
     event = parse(message)
-    kind = _kind(event.event)
-    change_state(run.board, node, event, time.time())
-    run.best = max(run.best, run.board.step_before)
+    kind, generations = _kind(event.event), handlers.generations
+    change_state(generations.state, node, event, time.time())
+    generations.best = max(generations.best, generations.state.step_before)
     if isinstance(event, events.Steps):
-        run.hearing.note_old_steps(node, event)
-    if kind.record is not None and run.hearing.admits(node, event, budgeted=kind.budgeted):
-        kind.record(run.hearing, node, event)
+        handlers.note_old_steps(node, event)
+    if kind.record is not None and handlers.admits(node, event, budgeted=kind.budgeted):
+        kind.record(handlers, node, event)
 
 
 def _kind(name: object) -> EventKind[Any]:

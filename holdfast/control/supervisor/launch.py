@@ -23,41 +23,41 @@ REASONS: Final = 4
 
 def begin(run: JobController) -> Transition | None:
     """Try once to bring the job to work; None where that is to be tried again, or took longer than a slice."""
-    if not run.board.all_started() or not run.members:
+    if not run.generations.state.all_started() or not run.generations.members:
         try:
-            if (turn := borrow(run)) is not None or not run.borrowed_nodes.are_enough():
+            if (turn := borrow(run)) is not None or not run.nodes.allocations.are_enough():
                 return turn
             members = gather(run)
         except NotEnoughNodes as error:
-            if not run.borrowed_nodes.may_try_again():
+            if not run.nodes.allocations.may_try_again():
                 return Transition(Event.GAVE_UP, str(error))
-            run.remark(f"the launch waits for other nodes: {error}")
+            run.log.record_event(f"the launch waits for other nodes: {error}")
             return None
         except OperatorError as error:
             return Transition(Event.GAVE_UP, str(error))
         try:
             agree(run, place(members, run.spec.nodes.ranks), reason="launch")
         except NodeTrouble as error:  # before any rank ran it is no incident: the node is let go, and the next turn gathers anew
-            run.fleet.drop(error.node)
-            run.remark(f"{error.node} is left out of the launch: {error}")
+            run.agents.drop(error.node)
+            run.log.record_event(f"{error.node} is left out of the launch: {error}")
             return None
         start_workers(run)
         make_ready()
-    return watch(run, seconds=SLICE, until=run.begun)
+    return watch(run, seconds=SLICE, until=run.generations.begun)
 
 
 def borrow(run: JobController) -> Transition | None:
     """Wait for nodes that are lent until there are enough to start on, or a slice is over; raise `OperatorError` when none ever come."""
     until, told = time.monotonic() + SLICE, ""
-    while not run.borrowed_nodes.are_enough() and time.monotonic() < until:
+    while not run.nodes.allocations.are_enough() and time.monotonic() < until:
         run.pump()
         if (turn := ending(run)) is not None:
             return turn
-        if isinstance(run.borrowed_nodes.refused, OperatorError):
-            raise run.borrowed_nodes.refused
-        if (words := run.borrowed_nodes.in_words()) != told and not run.borrowed_nodes.are_enough():
+        if isinstance(run.nodes.allocations.refused, OperatorError):
+            raise run.nodes.allocations.refused
+        if (words := run.nodes.allocations.in_words()) != told and not run.nodes.allocations.are_enough():
             told = words
-            run.remark(f"waiting for {plural(run.spec.nodes.wanted, 'node')}: {words}")
+            run.log.record_event(f"waiting for {plural(run.spec.nodes.wanted, 'node')}: {words}")
     return None
 
 
@@ -68,31 +68,33 @@ def gather(run: JobController) -> tuple[str, ...]:
     """
     nodes = run.spec.nodes
     every, refused = nodes.wanted + nodes.spare, []
-    run.preflight.remember()
-    candidates = run.preflight.by_worth(run.free())
+    run.nodes.preflight.remember()
+    candidates = run.nodes.preflight.by_worth(run.nodes.free())
     while missing := _missing(run, every, candidates):
         batch, candidates = candidates[:missing], candidates[missing:]
-        run.preflight.begin(batch)
-        answers = run.fleet.each(batch, run.fleet.bring_up)
+        run.nodes.preflight.begin(batch)
+        answers = run.agents.each(batch, run.agents.bring_up)
         refused += [f"{node}: {answer}" for node, answer in answers.items() if isinstance(answer, WorldError)]
-        run.preflight.finish()
-        candidates = run.preflight.by_worth(candidates)
-    order = run.fleet.source.names()
-    alive = set(run.fleet.alive())
-    ready = run.preflight.by_worth(run.eligibility.usable(node for node in order if node in alive))
-    missing_for = [*refused, *run.eligibility.left_out(), *without_gpus(run), *reasons(run.fleet.of_no_use)]
+        run.nodes.preflight.finish()
+        candidates = run.nodes.preflight.by_worth(candidates)
+    order = run.agents.source.names()
+    alive = set(run.agents.alive())
+    ready = run.nodes.preflight.by_worth(run.nodes.eligibility.usable(node for node in order if node in alive))
+    missing_for = [*refused, *run.nodes.eligibility.left_out(), *without_gpus(run), *reasons(run.agents.of_no_use)]
     if len(ready) < nodes.wanted:
         raise NotEnoughNodes(nodes.wanted, len(ready), run.cluster.name, "; ".join(missing_for))
-    for words in run.eligibility.news(order):
-        run.remark(words)
+    for words in run.nodes.eligibility.news(order):
+        run.log.record_event(words)
     ready, surplus = ready[:every], ready[every:]
     _tell_of_unhealthy(run, ready, order)
     for node in surplus:
-        run.fleet.drop(node)
+        run.agents.drop(node)
     short = every - len(ready)
     if short:
-        run.remark(f"{short} of {nodes.spare} spare node(s) could not be had" + (f": {'; '.join(missing_for)}" if missing_for else ""))
-    run.traffic.begin(ready)
+        run.log.record_event(
+            f"{short} of {nodes.spare} spare node(s) could not be had" + (f": {'; '.join(missing_for)}" if missing_for else "")
+        )
+    run.faults.network_check.begin(ready)
     return tuple(ready[: nodes.wanted])
 
 
@@ -115,23 +117,23 @@ def reasons(nodes: Mapping[str, str]) -> Iterator[str]:
 
 def _missing(run: JobController, every: int, candidates: list[str]) -> int:
     """Return how many more nodes to bring up: as many as there are too few, and for unhealthy ones as long as there are better ones."""
-    alive = run.fleet.alive()
-    better = sum(not run.preflight.against(node) for node in candidates)
-    unhealthy = sum(bool(run.preflight.against(node)) for node in alive)
+    alive = run.agents.alive()
+    better = sum(not run.nodes.preflight.against(node) for node in candidates)
+    unhealthy = sum(bool(run.nodes.preflight.against(node)) for node in alive)
     return max(0, min(len(candidates), max(every - len(alive), min(better, every - len(alive) + unhealthy))))
 
 
 def _tell_of_unhealthy(run: JobController, ready: list[str], order: list[str]) -> None:
     """Record how the nodes of the launch stand, which were passed over for others, and which are used for want of others."""
     for node in ready:
-        why = run.preflight.against(node)
-        sound = run.preflight.is_sound(node)
-        run.stand(node, "healthy" if sound else "suspect", "its agent is up" if sound else why)
+        why = run.nodes.preflight.against(node)
+        sound = run.nodes.preflight.is_sound(node)
+        run.log.record_node_status(node, "healthy" if sound else "suspect", "its agent is up" if sound else why)
     place = {node: number for number, node in enumerate(order)}
-    well = [place[node] for node in ready if not run.preflight.against(node)]
+    well = [place[node] for node in ready if not run.nodes.preflight.against(node)]
     used = set(ready)
     passed = [node for node in order[: max(well, default=0)] if node not in used]
-    for why, nodes in run.preflight.news(passed).items():
-        run.remark(f"{', '.join(nodes)} passed over: {why}")
-    for why, nodes in run.preflight.news(ready[: run.spec.nodes.wanted]).items():
-        run.remark(f"{', '.join(nodes)}: {why}. There is no better node, so the job runs there")
+    for why, nodes in run.nodes.preflight.news(passed).items():
+        run.log.record_event(f"{', '.join(nodes)} passed over: {why}")
+    for why, nodes in run.nodes.preflight.news(ready[: run.spec.nodes.wanted]).items():
+        run.log.record_event(f"{', '.join(nodes)}: {why}. There is no better node, so the job runs there")

@@ -56,15 +56,15 @@ class JobEnded:
 
     job: models.Job
     state: State
-    moved: str
-    over: bool = True
+    reason: str
+    ended: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Deposed:
     """A flow that was told to let go before it had the job: a standby, or one that had only begun."""
 
-    moved: str
+    reason: str
 
 
 def take_leadership(history: History, spec: TrainingJob, cluster: Cluster, flow_run: FlowRun) -> Leadership:

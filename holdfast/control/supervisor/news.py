@@ -19,8 +19,8 @@ def began(run: JobController) -> dict[str, Any]:
         "host": this_host().partition("/")[0],
         "state": str(run.state),
         "history": run.history,
-        "reattached": run.adopted,
-        "step": run.best or None,
+        "reattached": run.reattached,
+        "step": run.generations.best or None,
         **nodes_of(run),
     }
 
@@ -28,8 +28,8 @@ def began(run: JobController) -> dict[str, Any]:
 def nodes_of(run: JobController) -> dict[str, Any]:
     """Return which node holds which ranks, which ones are spare or out of service, and where hot spares wait."""
     return {
-        "ranks": {node: tuple(ranks) for node, ranks in run.board.membership.items()},
-        "spares": tuple(run.spares()) if not run.over else (),
-        "hot_spares": dict(Counter(one.node for one in run.standbys())),
-        "isolated": {node: run.eligibility.isolation(node) for node in run.eligibility.isolated()},
+        "ranks": {node: tuple(ranks) for node, ranks in run.generations.state.membership.items()},
+        "spares": tuple(run.nodes.spares()) if not run.ended else (),
+        "hot_spares": dict(Counter(one.node for one in run.nodes.ready_hot_spares())),
+        "isolated": {node: run.nodes.eligibility.isolation(node) for node in run.nodes.eligibility.isolated()},
     }

@@ -13,5 +13,5 @@ def end(_history: History, job: Job) -> None:
     """Take the lease of *job*, end its workers and agents, and record it as cancelled; raise `JobAlreadyRunning` when a flow lives."""
     spec, cluster = recorded_spec(job), recorded_cluster(job)
     with steering(spec, cluster) as run:
-        if isinstance(run, JobController) and not run.over:
+        if isinstance(run, JobController) and not run.ended:
             run.move(Event.STOP_ASKED, "stopped while no flow steered it")

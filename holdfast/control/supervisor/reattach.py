@@ -14,9 +14,9 @@ from detectors.diagnosis import Before
 from detectors.evidence import CutShort
 from holdfast.control.backup.outbox import OutboxCollector
 from holdfast.control.config.worker_env import keep_token
+from holdfast.control.state.incidents import IncidentInWork, RecoveryAttempt
 from holdfast.control.state.rank_table import RankTable
-from holdfast.control.supervisor.controller import GOT_ON, JobController, RecoveryAttempt
-from holdfast.control.supervisor.incident import IncidentInWork
+from holdfast.control.supervisor.controller import PROGRESSED, JobController
 from holdfast.errors import NodeLost, OrderRefused, OtherProtocol, OtherVersion, WorldError
 from holdfast.history import models, queries
 from holdfast.log import note
@@ -39,7 +39,7 @@ def adopt(run: JobController) -> None:
         _take_up_suspended(run, last)
         return
     told, away = _reach_all(run)
-    run.state = State(last.after) if last is not None else State.LAUNCHING
+    run.machine.state = State(last.after) if last is not None else State.LAUNCHING
     _remember(run)
     row = queries.newest_generation(run.history, run.job.id)
     generation = row.number if row else 0
@@ -50,27 +50,29 @@ def adopt(run: JobController) -> None:
         generation, membership = newest["generation"], _membership(told.values(), newest["generation"], membership)
     _continue(run, generation, membership, row)
     _take_standbys(run, told)
-    run.replicas.adopt(told)
+    run.checkpoints.replicas.adopt(told)
     for node, ranks in membership.items():
         if node in away:
-            run.fleet.wait_for(node)
-            run.board.unseen.update(ranks)
+            run.agents.wait_for(node)
+            run.generations.state.unseen.update(ranks)
         elif node not in told:
-            run.fleet.unreached[node] = "no agent was there to adopt"
+            run.agents.unreached[node] = "no agent was there to adopt"
     _let_go_of_strays(run, told, membership, generation)
     run.pump(0.0)
-    run.managed = run.managed or run.board.managed()
+    run.generations.managed = run.generations.managed or run.generations.state.managed()
     alive = sum(len(one["workers"]) for one in told.values() if one["generation"] == generation)
-    run.remark(f"a new flow adopted the job in state {run.state}: {alive} worker(s) of generation {generation} live on {len(told)} node(s)")
+    run.log.record_event(
+        f"a new flow adopted the job in state {run.state}: {alive} worker(s) of generation {generation} live on {len(told)} node(s)"
+    )
     _reenter(run)
 
 
 def _take_up_suspended(run: JobController, last: models.Move) -> None:
     """Take up a job that holds no nodes: it knows its past, and begins its next generation as if it had just been launched."""
-    run.state, run.moved = State.SUSPENDED, last.reason
+    run.machine.state, run.machine.reason = State.SUSPENDED, last.reason
     _remember(run)
     row = queries.newest_generation(run.history, run.job.id)
-    run.newest = row.number if row is not None else 0
+    run.generations.newest = row.number if row is not None else 0
 
 
 def _membership(told: Iterable[Message], generation: int, before: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -92,14 +94,17 @@ def _take_standbys(run: JobController, told: dict[str, Message]) -> None:
     """Learn from the agents which groups can be mended, which standbys wait, and what the job's roles are."""
     newest = next((row.facts for row in reversed(queries.generations(run.history, run.job.id)) if row.facts and row.facts.get("roles")), {})
     roles = next((one["roles"] for one in told.values() if one.get("roles")), newest) or {}
-    run.roles, run.tapes = tuple(tuple(ranks) for ranks in roles.get("roles") or ()), str(roles.get("tapes") or "")
-    run.copies = tuple(tuple(ranks) for ranks in roles.get("copies") or ())
+    run.generations.roles, run.generations.recordings = (
+        tuple(tuple(ranks) for ranks in roles.get("roles") or ()),
+        str(roles.get("tapes") or ""),
+    )
+    run.generations.copies = tuple(tuple(ranks) for ranks in roles.get("copies") or ())
     for node, one in told.items():
         run.take_in(node, one)
 
 
 def _ours(run: JobController) -> list[str]:
-    return [view.name for view in run.fleet.source.survey(LOOK) if view.job == run.job.id]
+    return [view.name for view in run.agents.source.survey(LOOK) if view.job == run.job.id]
 
 
 def _reach_all(run: JobController) -> tuple[dict[str, Message], set[str]]:
@@ -108,10 +113,10 @@ def _reach_all(run: JobController) -> tuple[dict[str, Message], set[str]]:
     others, _ = _reach(run, sorted({*_ours(run)} - told.keys() - away))
     told |= others
     collector = OutboxCollector(
-        fleet=run.fleet, history=run.history, lease=run.keeper.lease, spill=spill_file(run.job.name), remark=run.remark
+        fleet=run.agents, history=run.history, lease=run.lease.lease, spill=spill_file(run.job.name), remark=run.log.record_event
     )
     collected = collector.collect(told)
-    run.keeper.settle(0)
+    run.lease.settle(0)
     if collected:
         more, silent = _reach(run, sorted(_members(run) - told.keys() - away))
         told, away = {**told, **more}, away | silent
@@ -126,15 +131,15 @@ def _members(run: JobController) -> set[str]:
 def _take_token(run: JobController, told: dict[str, Message]) -> None:
     """Have the job's secret from the agents of its members: it may have been made on another host."""
     members = _members(run) or {*told}  # the flow before may have died before it could say who they are
-    answers = run.fleet.order(sorted(members & told.keys()), "token")
+    answers = run.agents.order(sorted(members & told.keys()), "token")
     given = [str(one["token"]) for one in answers.values() if not isinstance(one, WorldError) and one["token"]]
     known = token_of_members(run.token, given)
     if given and given.count(known) < len(given):
-        run.remark(
+        run.log.record_event(
             f"{plural(len(given) - given.count(known), 'agent')} of {len(given)} told another secret of the job than the one that is used"
         )
     if known != run.token:
-        run.fleet.plan["environment"]["HOLDFAST_TOKEN"] = keep_token(run.job, known)
+        run.agents.plan["environment"]["HOLDFAST_TOKEN"] = keep_token(run.job, known)
 
 
 def token_of_members(kept: str, given: Sequence[str]) -> str:
@@ -150,13 +155,13 @@ def token_of_members(kept: str, given: Sequence[str]) -> str:
 
 def _reach(run: JobController, nodes: list[str]) -> tuple[dict[str, Message], set[str]]:
     """Attach to the agents of *nodes*; return what they say of themselves, and the nodes that did not answer."""
-    answers = run.fleet.adopt_all(nodes)
+    answers = run.agents.adopt_all(nodes)
     refuse_another_version(run.job.name, answers)
     for node, answer in answers.items():
         if isinstance(answer, WorldError):
             note(log, "agent.not-adopted", node=node, why=answer)
     told = {node: answer for node, answer in answers.items() if not isinstance(answer, WorldError)}
-    return told, {node for node, answer in answers.items() if isinstance(answer, NodeLost)} if run.fleet.source.remote else set()
+    return told, {node for node, answer in answers.items() if isinstance(answer, NodeLost)} if run.agents.source.remote else set()
 
 
 def refuse_another_version(job: str, answers: Mapping[str, Message | WorldError]) -> None:
@@ -170,8 +175,8 @@ def _let_go_of_strays(run: JobController, told: dict[str, Message], membership: 
     """End what runs on nodes that were given up while nobody could reach them: the flow before died before it could."""
     for node, one in told.items():
         if node not in membership and one["workers"] and one["generation"] < generation:
-            run.fleet.drop(node)
-            run.remark(
+            run.agents.drop(node)
+            run.log.record_event(
                 f"{node} came back with ranks of generation {one['generation']}, which is over: they are ended, it may be used again"
             )
 
@@ -184,32 +189,32 @@ def _continue(run: JobController, generation: int, membership: dict[str, list[in
     rank_table = (
         RankTable.from_record(facts) if facts else RankTable()
     )  # not on record: its processes cannot be kept, as nobody knows since when they are
-    run.continue_generation(
-        generation, membership, rank_table=rank_table, recorded=max((one.step for one in steps), default=0), saved=max(saved, default=0)
-    )
-    run.board.durations.extend((one.step, one.seconds) for one in steps)
+    run.generations.begin(generation, membership, rank_table=rank_table)
+    run.handlers.begin(recorded=max((one.step for one in steps), default=0), saved=max(saved, default=0))
+    run.handlers.remember(*run.generations.recorded_before(run.history))
+    run.generations.state.durations.extend((one.step, one.seconds) for one in steps)
 
 
 def _remember(run: JobController) -> None:
     """Take the job's past from the history: recoveries, failures, the newest step, and the incident in work."""
     last = queries.last_step(run.history, run.job.id)
-    run.best = last.step if last else 0
-    run.managed = last is not None
+    run.generations.best = last.step if last else 0
+    run.generations.managed = last is not None
     known = queries.incidents(run.history, run.job.id)
-    run.incidents = max((one.number for one in known), default=0)
+    run.incidents.count = max((one.number for one in known), default=0)
     faults = queries.faults(run.history, run.job.id)
-    run.seen_before.remember(faults)
-    run.slow_ranks.remember(queries.moves_asked(run.history, run.job.id))
-    run.snapshots.adopt(queries.newest_snapshots(run.history, run.job.id))
-    run.replicas.remember((one.kind, one.node, one.at) for one in faults)
-    run.hearing.nodes.remember((one.kind, one.node, one.at) for one in faults)
+    run.faults.history.remember(faults)
+    run.stragglers.remember(queries.moves_asked(run.history, run.job.id))
+    run.checkpoints.snapshots.adopt(queries.newest_snapshots(run.history, run.job.id))
+    run.checkpoints.replicas.remember((one.kind, one.node, one.at) for one in faults)
+    run.handlers.node_faults.remember((one.kind, one.node, one.at) for one in faults)
     decided = set[str]()
     for decision in queries.decisions(run.history, run.job.id):
         if decision.action in {RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON}:
             continue
         incident = next((one for one in known if one.id == decision.incident_id), None)
         root = next((one for one in faults if one.incident_id == decision.incident_id and one.root), None)
-        run.attempts.append(
+        run.incidents.attempts.append(
             RecoveryAttempt(
                 at=decision.at,
                 action=RecoveryAction(decision.action),
@@ -219,23 +224,23 @@ def _remember(run: JobController) -> None:
                 kind=root.kind if root else "",
                 step=root.step if root else None,
                 generation=incident.generation_before if incident else 0,
-                got_on=bool(incident and (incident.facts or {}).get(GOT_ON)) and decision.incident_id not in decided,
+                progressed=bool(incident and (incident.facts or {}).get(PROGRESSED)) and decision.incident_id not in decided,
             )
         )
         decided.add(decision.incident_id)
         if root:
             signature, device = (str(root.evidence.get(name, "")) for name in ("signature", "device"))
-            run.failures_before.append(
+            run.incidents.failures_before.append(
                 Before(node=root.node, step=root.step, signature=signature, kind=root.kind, at=root.at, device=device)
             )
     opened = queries.open_incident(run.history, run.job.id)
     if opened is not None:
-        run.incident = _incident(run, opened, [one for one in faults if one.incident_id == opened.id])
+        run.incidents.current = _incident(run, opened, [one for one in faults if one.incident_id == opened.id])
 
 
 def _incident(run: JobController, row: models.Incident, faults: list[models.Fault]) -> IncidentInWork:
     decided = queries.decisions(run.history, incident_id=row.id)
-    incident = IncidentInWork(row=row, lap_at=row.fault_at, board=run.board)
+    incident = IncidentInWork(row=row, lap_at=row.fault_at, board=run.generations.state)
     incident.lap("detect", row.detected_at)
     incident.faults = [_fault(one) for one in faults if one.kind in CATALOGUE]
     if decided:
@@ -256,15 +261,17 @@ def _decided(row: models.Decision) -> Decision:
 
 def _reenter(run: JobController) -> None:
     """Choose where to go on: a recovery that was cut short is decided anew, on what is known now."""
-    whole = run.board.all_started()
-    halfway = sorted(node for node in run.members if run.held.get(node, run.generation) < run.generation)
+    whole = run.generations.state.all_started()
+    halfway = sorted(
+        node for node in run.generations.members if run.generations.sent_to.get(node, run.generations.number) < run.generations.number
+    )
     recovering = run.state in (State.DECIDING, State.ISOLATING, State.RESCHEDULING) or (run.state is State.RESUMING and not whole)
-    if halfway or run.board.is_ahead() or run.board.cut_short() or (recovering and _was_take_over(run)):
-        run.board.evidence.append(CutShort(at=time.time(), state=run.state))
+    if halfway or run.generations.state.is_ahead() or run.generations.state.cut_short() or (recovering and _was_take_over(run)):
+        run.generations.state.evidence.append(CutShort(at=time.time(), state=run.state))
     if recovering and _was_take_over(run):
-        assert run.incident is not None
-        run.incident.barred = "the flow died in the middle of one in this incident"
-        run.incident.tried.append(RecoveryAction.TAKE_OVER)
+        assert run.incidents.current is not None
+        run.incidents.current.barred = "the flow died in the middle of one in this incident"
+        run.incidents.current.tried.append(RecoveryAction.TAKE_OVER)
     if run.state is State.MIGRATING:
         _end_move(run)
     elif recovering or (halfway and run.state is State.RESUMING):
@@ -273,16 +280,16 @@ def _reenter(run: JobController) -> None:
 
 def _end_move(run: JobController) -> None:
     """End a planned move that a flow did not live to finish: it is asked for still, and begins anew once nothing speaks against it."""
-    run.newest += 1  # the number it was to get
-    run.pool.drop(list(run.pool.standbys))  # some may be ready for a rank that is not theirs any more
-    if run.board.evidence:
+    run.generations.newest += 1  # the number it was to get
+    run.nodes.hot_spares.drop(list(run.nodes.hot_spares.standbys))  # some may be ready for a rank that is not theirs any more
+    if run.generations.state.evidence:
         run.move(Event.FAULTED, "the flow died in the middle of a planned move")
         return
-    for node, ranks in run.board.membership.items():
-        run.fleet.later(node, "tell", ranks=list(ranks), standbys=[], message={"do": "forget", "generation": run.newest})
+    for node, ranks in run.generations.state.membership.items():
+        run.agents.later(node, "tell", ranks=list(ranks), standbys=[], message={"do": "forget", "generation": run.generations.newest})
     run.move(Event.MOVE_FAILED, "the flow died in the middle of this move; it is tried again")
 
 
 def _was_take_over(run: JobController) -> bool:
-    decision = run.incident.decision if run.incident is not None else None
+    decision = run.incidents.current.decision if run.incidents.current is not None else None
     return decision is not None and decision.action in IN_PROCESS

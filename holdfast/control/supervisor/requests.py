@@ -86,6 +86,9 @@ class Requests:
         self._over = threading.Event()
         self._try = RetryingHistory("requests")
         self._thread = threading.Thread(target=self._follow, name=f"requests of {self._job_id}", daemon=True)
+
+    def begin(self) -> None:
+        """Start to read requests from the history."""
         self._thread.start()
 
     @property
@@ -105,7 +108,8 @@ class Requests:
     def close(self) -> None:
         """Look no more."""
         self._over.set()
-        self._thread.join(timeout=EVERY)  # it may hang in the database: it is a daemon and has nothing to save
+        if self._thread.is_alive():
+            self._thread.join(timeout=EVERY)  # it may hang in the database: it is a daemon and has nothing to save
 
     def ask(self, row: models.Request) -> None:
         """Ask for a move from within the flow: it counts at once, and is on record for a flow to come."""

@@ -115,7 +115,7 @@ def _steered(
     run = None
     try:
         run = _begin(leadership, history, recorder, handover, reach)
-        run.tell = tell
+        run.log.publisher = tell
         former_jobs.take_up(run.job.name)
         try:
             tell("began", began(run))
@@ -128,7 +128,7 @@ def _steered(
         except HoldfastError:
             raise
         except Exception:
-            run.remark("the flow failed; training goes on under its agents. Run the same command again to adopt the job")
+            run.log.record_event("the flow failed; training goes on under its agents. Run the same command again to adopt the job")
             raise
         except BaseException as error:  # a signal to this process, as Prefect or Python turn it into an exception
             end_at_once(run, error)
@@ -138,7 +138,7 @@ def _steered(
     finally:
         recorder.close(END_SECONDS)
         if run is None or not run.suspended:  # one that is suspended may be taken up by this process again
-            former_jobs.leave(leadership.job.name, handed_over=run is not None and run.handed_over)
+            former_jobs.leave(leadership.job.name, handed_over=run is not None and run.detached)
 
 
 def _absorb_all(history: History) -> None:
@@ -158,28 +158,31 @@ def _begin(
         cluster=cluster,
         history=history,
         recorder=recorder,
-        fleet=AgentPool(reach(cluster), how_to_run(spec, cluster, job), epoch=leadership.lease.epoch),
-        handover=handover,
+        agents=AgentPool(reach(cluster), how_to_run(spec, cluster, job), epoch=leadership.lease.epoch),
+        requests=Requests(history, recorder, leadership.lease, handover, leadership.flow_run),
+        detach=handover,
         flow_run=leadership.flow_run,
+        reattached=leadership.adopted,
     )
-    keeper = run.keeper = LeaseKeeper(history, leadership.lease, run.lose, lambda: run.connectivity.told)
-    run.fleet.lease_until = lambda: keeper.good_until
-    run.fleet.outrank = partial(_outrank, run)
-    recorder.elsewhere = ControllerOutbox(run.fleet, leadership.lease.outbox_key, keeper.settle)
-    run.requests = Requests(history, recorder, leadership.lease, handover, leadership.flow_run)
-    run.approvals.begin()
-    run.eligibility.begin()
-    run.borrowed_nodes.begin()
-    run.seen_before.remember(queries.faults_of_hardware(history, cluster.name, since=time.time() - LONGEST.total_seconds(), but=job.id))
-    run.adopted = leadership.adopted
+    keeper = run.lease = LeaseKeeper(history, leadership.lease, run.depose, lambda: run.faults.connectivity.told)
+    run.agents.lease_until = lambda: keeper.good_until
+    run.agents.outrank = partial(_outrank, run)
+    recorder.elsewhere = ControllerOutbox(run.agents, leadership.lease.outbox_key, keeper.settle)
+    run.requests.begin()
+    run.nodes.approvals.begin()
+    run.nodes.eligibility.begin()
+    run.nodes.allocations.begin()
+    run.faults.history.remember(queries.faults_of_hardware(history, cluster.name, since=time.time() - LONGEST.total_seconds(), but=job.id))
     if leadership.adopted:
         adopt(run)
     else:
-        run.submit()
+        run.machine.submit()
     if leadership.stood_by and leadership.adopted:
-        run.remark(f"the standby on {this_host().partition('/')[0]} steers the job from now on")
+        run.log.record_event(f"the standby on {this_host().partition('/')[0]} steers the job from now on")
     if spec.checkpoint.every == "auto":  # read now, as a recovery cannot wait for a database
-        run.cadence = CheckpointInterval(plan=spec.checkpoint, fleet=fleet(history), work=work(history, spec.name), answered=run.answered())
+        run.checkpoints.interval = CheckpointInterval(
+            plan=spec.checkpoint, fleet=fleet(history), work=work(history, spec.name), answered=run.incidents.decided()
+        )
     return run
 
 
@@ -187,12 +190,12 @@ def _outrank(run: JobController, epoch: int) -> int:
     """Have the history give this flow an epoch above *epoch*, in which it goes on; raise `LeaseLost` if another flow has the job."""
     try:
         with run.recorder.at_rest():  # a row of the former epoch would be refused as that of a flow that was overtaken
-            lease = run.keeper.outrank(epoch)
+            lease = run.lease.outrank(epoch)
             run.recorder.fence = Fence(run.job.id, lease.epoch)
     except HistoryTrouble as error:  # who cannot ask must take the node's word for it
         raise LeaseLost(run.job.name, f"a newer flow (epoch {epoch})") from error
     run.requests.epoch = lease.epoch
-    run.remark(
+    run.log.record_event(
         f"agents remember orders of epoch {epoch}, the history knew of fewer, as after a restored backup: this flow is {lease.epoch}"
     )
     return lease.epoch
@@ -200,28 +203,28 @@ def _outrank(run: JobController, epoch: int) -> int:
 
 def _let_go(run: JobController) -> None:
     """End what has to end, and hand back the lease."""
-    run.tell("released", {"over": run.over})
+    run.log.publish("released", {"over": run.ended})
     try:
-        if run.handed_over and run.lost is None:
-            run.remark(f"the flow on {this_host().partition('/')[0]} lets go of the job, which trains on: {run.handover.why}")
-        if run.released and run.lost is None:
-            run.refill.finish()
+        if run.detached and run.deposed_by is None:
+            run.log.record_event(f"the flow on {this_host().partition('/')[0]} lets go of the job, which trains on: {run.detach.why}")
+        if run.released and run.deposed_by is None:
+            run.nodes.spare_pool.finish()
             with undisturbed(run):
                 _end(run)
         else:
-            run.refill.finish(HELP_SECONDS if run.lost is None else 0.0)
-            run.fleet.close(end=False)
+            run.nodes.spare_pool.finish(HELP_SECONDS if run.deposed_by is None else 0.0)
+            run.agents.close(end=False)
     finally:
-        run.borrowed_nodes.close(end=run.released and run.lost is None)
-        run.preflight.close()
+        run.nodes.allocations.close(end=run.released and run.deposed_by is None)
+        run.nodes.preflight.close()
         run.requests.close()
-        run.eligibility.close()
-        run.approvals.close(ended=run.released and run.lost is None)
-        run.watched_policy.close()
+        run.nodes.eligibility.close()
+        run.nodes.approvals.close(ended=run.released and run.deposed_by is None)
+        run.policy_file.close()
         run.cluster_file.close()
-        if run.lost is None:
+        if run.deposed_by is None:
             _write_out(run)
-        run.keeper.release()
+        run.lease.release()
 
 
 def _write_out(run: JobController) -> None:
@@ -242,30 +245,30 @@ def _end(run: JobController) -> None:
         if run.state is not State.COMPLETED:
             save_what_lives(run)
             _say_what_is_saved(run)
-        run.eligibility.accuse(_found_beside(run))
-        if run.incident is not None:
+        run.nodes.eligibility.accuse(_found_beside(run))
+        if run.incidents.current is not None:
             run.close_incident("stopped" if asked_for else "gave-up")
-        run.end_generation()
+        run.generations.end()
     except WorldError as error:
         note(log, "job.end-trouble", why=error)
     finally:  # a second signal to this process cuts the gentle stop short, and must not leave workers behind
-        for node in [one for one in run.members if one not in run.fleet.channels]:
-            run.fleet.clear(node)  # one that was lost has no channel, but may have processes
+        for node in [one for one in run.generations.members if one not in run.agents.channels]:
+            run.agents.clear(node)  # one that was lost has no channel, but may have processes
         _clear_forgotten(run)
-        run.fleet.close(end=True)
-        run.hearing.hear_out()
+        run.agents.close(end=True)
+        run.handlers.hear_out()
 
 
 def _say_what_is_saved(run: JobController) -> None:
     """Say where a resume continues from, as far as Holdfast knows: a script without managed state saves in its own way."""
-    step = newest_on_disk(run) if run.managed else 0
+    step = newest_on_disk(run) if run.generations.managed else 0
     if step:
-        lost = wording.plural(run.best - step, "step") + " after it are lost; " if run.best > step else ""
+        lost = wording.plural(run.generations.best - step, "step") + " after it are lost; " if run.generations.best > step else ""
         run.saved = f"saved at step {step}; {lost}resume continues from there"
-    elif run.board.ranks:
+    elif run.generations.state.ranks:
         run.saved = "Holdfast has no checkpoint of it; its script resumes from what it saved itself, or from its first step"
     if run.saved:
-        run.remark(run.saved)
+        run.log.record_event(run.saved)
 
 
 def _clear_forgotten(run: JobController) -> None:
@@ -273,37 +276,37 @@ def _clear_forgotten(run: JobController) -> None:
 
     It took them in its last moment, or their agents were killed together with it: then memory is all that is left of the job.
     """
-    if not run.adopted:
+    if not run.reattached:
         return
-    views = [one for one in run.fleet.source.survey() if one.name not in run.fleet.channels and one.name not in run.members]
+    views = [one for one in run.agents.source.survey() if one.name not in run.agents.channels and one.name not in run.generations.members]
     for one in views:
         if one.job == run.job.id:
-            run.fleet.clear(one.name)
+            run.agents.clear(one.name)
         elif one.standing == "idle":
             with suppress(WorldError):
-                run.fleet.wipe(one.name)
+                run.agents.wipe(one.name)
 
 
 def _found_beside(run: JobController) -> list[NodeFault]:
     """Return what takes nodes out of service that trained on in spite of it, or could not be replaced: now they are idle."""
     against: dict[str, list[Fault]] = {}
-    for fault in run.board.node_faults:
-        if fault.node in run.members:
+    for fault in run.generations.state.node_faults:
+        if fault.node in run.generations.members:
             against.setdefault(str(fault.node), []).append(fault)
-    if run.incident is not None and run.incident.case is not None:
-        for fault in run.incident.case.against_nodes():
-            if fault.node in run.members:
+    if run.incidents.current is not None and run.incidents.current.case is not None:
+        for fault in run.incidents.current.case.against_nodes():
+            if fault.node in run.generations.members:
                 against.setdefault(str(fault.node), []).append(fault)
-    counted = ([fault for fault in faults if not run.eligibility.pardons(fault, run.levels)] for faults in against.values())
+    counted = ([fault for fault in faults if not run.nodes.eligibility.pardons(fault, run.levels)] for faults in against.values())
     return [found for faults in counted if (found := takes_out(faults, run.levels)) is not None]
 
 
 def _doubt(run: JobController) -> None:
     """Say so when a script did nothing that can be seen: it may have left early without calling that an error."""
-    started = [view.started for view in run.board.ranks.values() if view.started is not None]
+    started = [view.started for view in run.generations.state.ranks.values() if view.started is not None]
     lived = time.time() - min(started, default=time.time())
-    if not run.best and lived < SOON:
-        run.remark(
+    if not run.generations.best and lived < SOON:
+        run.log.record_event(
             f"every rank ended with status 0 within {lived:.1f} s and reported no step. If that was not the whole job, see why in "
             f"{_where(run)}"
         )
@@ -311,15 +314,15 @@ def _doubt(run: JobController) -> None:
 
 def _where(run: JobController) -> str:
     """Return where a person finds what the ranks wrote."""
-    if not run.fleet.source.remote:
+    if not run.agents.source.remote:
         return str(log_directory(run.job))
     return f"`holdfast logs {run.job.name}`"
 
 
 def _stop_gently(run: JobController) -> None:
     grace = run.spec.limits.stop_grace.total_seconds()
-    nodes = set(run.members) & set(run.fleet.alive())
-    run.fleet.order(nodes, "stop", generation=run.generation, signal=int(signal.SIGTERM), grace=grace)
+    nodes = set(run.generations.members) & set(run.agents.alive())
+    run.agents.order(nodes, "stop", generation=run.generations.number, signal=int(signal.SIGTERM), grace=grace)
     until = time.monotonic() + grace + 2.0
-    while not run.board.all_ended(nodes & set(run.fleet.alive())) and time.monotonic() < until:
+    while not run.generations.state.all_ended(nodes & set(run.agents.alive())) and time.monotonic() < until:
         run.pump(0.05)

@@ -64,7 +64,7 @@ def answer(run: JobController) -> None:
         return
     run.terminated_at = None
     if why := _why_to_detach(run, SIGTERM):
-        run.handover.ask(why)
+        run.detach.ask(why)
     else:
         run.requests.stop(run.flow_run.cancelled or SIGTERM)
 
@@ -75,7 +75,7 @@ def end_at_once(run: JobController, raised: BaseException) -> None:
     if run.released:
         return
     if why := _why_to_detach(run, how):
-        run.handover.ask(why)
+        run.detach.ask(why)
     else:
         run.move(Event.STOP_ASKED, run.flow_run.cancelled or how)
 
@@ -84,7 +84,7 @@ def _why_to_detach(run: JobController, how: str) -> str:
     """Return why whoever ended the process did not mean the job: the setting says so, or the machine goes down and holds no part of it."""
     if termination_lets_go():
         return how
-    return "the machine of the flow goes down" if run.fleet.source.remote and machine_goes_down() else ""
+    return "the machine of the flow goes down" if run.agents.source.remote and machine_goes_down() else ""
 
 
 @contextmanager

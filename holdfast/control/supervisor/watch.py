@@ -21,7 +21,7 @@ def watch(run: JobController, *, seconds: float, until: Callable[[], bool] | Non
         if turn is not None:
             return turn
         if until is not None and until():
-            return Transition(Event.STARTED, f"all {len(run.board.ranks)} rank(s) are at work")
+            return Transition(Event.STARTED, f"all {len(run.generations.state.ranks)} rank(s) are at work")
         left = end - time.monotonic()
         if left <= 0:
             return None
@@ -30,34 +30,34 @@ def watch(run: JobController, *, seconds: float, until: Callable[[], bool] | Non
 
 def see_begun(run: JobController, *, seconds: float) -> Transition | None:
     """See the job to its first step; None when that has not come within *seconds*, and not only because nobody could be heard."""
-    turn = watch(run, seconds=max(0.0, seconds), until=run.begun)
-    while turn is None and run.connectivity.deaf():
-        turn = watch(run, seconds=TICK, until=run.begun)
+    turn = watch(run, seconds=max(0.0, seconds), until=run.generations.begun)
+    while turn is None and run.faults.connectivity.deaf():
+        turn = watch(run, seconds=TICK, until=run.generations.begun)
     return turn
 
 
 def look(run: JobController) -> Transition | None:
     """Return what the flow has to turn for now, if anything."""
-    if end := run.departures.end:
+    if end := run.drains.end:
         return Transition(Event.TIME_OVER, end)
     if done := _done(run):
         return Transition(Event.FINISHED, done)
     if (turn := ending(run)) is not None:  # before faults: what is to end is saved, and needs no recovery first
         return turn
-    symptom = run.symptom()
+    symptom = run.faults.symptom()
     if symptom:
         return Transition(Event.FAULTED, symptom)
-    if run.state is State.RUNNING and (run.requests.moves or run.growth.due):
-        return Transition(Event.MOVE_ASKED, run.requests.moves[0].in_words() if run.requests.moves else run.growth.in_words())
+    if run.state is State.RUNNING and (run.requests.moves or run.scale_up.due):
+        return Transition(Event.MOVE_ASKED, run.requests.moves[0].in_words() if run.requests.moves else run.scale_up.in_words())
     return None
 
 
 def _done(run: JobController) -> str:
     """Return why the job is completed; empty when it is not."""
-    if run.board.ranks and run.board.all_well():
-        return f"all {len(run.board.ranks)} rank(s) ended with status 0"
-    if why := run.over_but_for():
-        run.remark(why)
+    if run.generations.state.ranks and run.generations.state.all_well():
+        return f"all {len(run.generations.state.ranks)} rank(s) ended with status 0"
+    if why := run.faults.why_completed():
+        run.log.record_event(why)
     return why
 
 
@@ -67,4 +67,4 @@ def ending(run: JobController) -> Transition | None:
         return Transition(Event.STOP_ASKED, run.requests.stop_reason)
     if run.requests.suspend_reason:
         return Transition(Event.SUSPEND_ASKED, run.requests.suspend_reason)
-    return Transition(Event.TIME_OVER, end) if (end := run.departures.end) else None
+    return Transition(Event.TIME_OVER, end) if (end := run.drains.end) else None

@@ -1,0 +1,236 @@
+"""The faults of one job: what the evidence shows now, what of it asks for an action, and the rows that record it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from detectors.catalogue import Fault, Levels
+from detectors.evidence import HangLimits
+from detectors.progress import NOT_ENDING
+from holdfast.control.agents.connectivity import ConnectivityMonitor
+from holdfast.control.agents.pool import AgentPool
+from holdfast.control.config.policy_file import WatchedPolicy
+from holdfast.control.faults.alerts import Alerts
+from holdfast.control.faults.evaluator import FaultEvaluator
+from holdfast.control.faults.history import FaultHistory
+from holdfast.control.faults.network_check import NetworkCheck
+from holdfast.control.faults.pauses import Pauses
+from holdfast.control.faults.rank_status import RankStatusQuery
+from holdfast.control.state.generation import GenerationState, limits_of
+from holdfast.control.state.generations import Generations
+from holdfast.control.state.incidents import Incidents
+from holdfast.control.state.job_log import JobLog
+from holdfast.history import models
+from holdfast.report import wording
+from holdfast.report.wording import ranks as in_ranges
+from holdfast.spec import TrainingJob
+
+REMEMBERED: Final = 5000
+"""Newest faults whose rows are remembered; and newest faults of one kind of evidence that a generation keeps."""
+ROLL_CALL: Final = 0.1
+"""Seconds between two checks for ranks that make no progress."""
+DOUBT: Final = 4
+"""Missed heartbeats of an agent from which on a stalled job may be stalled by that agent's node."""
+SILENT_AND_STALLED: Final = 8
+"""Missed heartbeats that count as an agent's silence while the job is stalled: two signals that agree need less of each."""
+
+
+@dataclass(slots=True, kw_only=True)
+class JobFaults:
+    """Evaluates the evidence of the present generation."""
+
+    log: JobLog
+    spec: TrainingJob
+    agents: AgentPool
+    generations: Generations
+    incidents: Incidents
+    policy: WatchedPolicy
+    pardons: Callable[[Fault, Levels], bool]
+    """Tells whether a person decided that the node of a fault stays."""
+    connectivity: ConnectivityMonitor = field(init=False)
+    pauses: Pauses = field(init=False)
+    rank_status: RankStatusQuery = field(init=False)
+    network_check: NetworkCheck = field(init=False)
+    evaluator: FaultEvaluator = field(init=False)
+    alerts: Alerts = field(init=False)
+    history: FaultHistory = field(default_factory=FaultHistory)
+    _limits: HangLimits = field(init=False)
+    _rows: dict[int, tuple[Fault, models.Fault]] = field(default_factory=dict)
+    """The newest faults on record, by their identity, with their rows."""
+    _next_roll_call: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.connectivity = ConnectivityMonitor(self.agents, self.spec.limits.lease.total_seconds(), self.announce, self.log.record_event)
+        self.pauses = Pauses(self.log.record_event)
+        self.rank_status = RankStatusQuery(self.agents)
+        self.network_check = NetworkCheck(self.agents.source)
+        self._limits = limits_of(self.spec.limits)
+        self.begin(self.generations.state)
+
+    def begin(self, state: GenerationState) -> None:
+        """Begin with a new generation's *state*: no evidence of the one before counts."""
+        self.evaluator, self.alerts = FaultEvaluator(state, self.connectivity.known_until), Alerts(lambda: self.levels)
+
+    @property
+    def levels(self) -> Levels:
+        """Return the recommended actions that the policy sets for fault kinds now."""
+        return self.policy.present.asks
+
+    # -- what is known ------------------------------------------------------------------------------------------------
+
+    def all(self) -> list[Fault]:
+        """Return every fault that the evidence of this generation shows now, unreachable agents aside."""
+        return self.evaluator.faults(self._limits, steps_expected=self.generations.steps_expected())
+
+    def acting(self) -> list[Fault]:
+        """Return those that ask for an action."""
+        return [fault for fault in self.all() if self.levels.acts(fault) and not self.pardons(fault, self.levels)]
+
+    def missing_members(self) -> dict[str, str]:
+        """Return the members whose agents are unreachable, and why: the agent exited, or is silent while no step is made."""
+        gone, limit = self.agents.gone(), self.spec.limits.agent_silence.total_seconds()
+        silent = self.agents.silent(limit)
+        if silent and self._steps_advance():
+            silent = {}  # never act on a node while the job's steps still advance through it
+        if not silent and (soon := self.agents.silent(min(limit, SILENT_AND_STALLED * self.agents.beat))) and self.stalled():
+            silent = soon
+        cut_off = self.agents.cut_off()
+        if cut_off and not (self.acting() or self.stalled()):
+            cut_off = {}
+        if (silent or cut_off) and self.connectivity.deaf() and not self.acting():
+            silent = cut_off = {}
+        missing = {**silent, **cut_off, **gone}
+        return {node: why for node, why in missing.items() if node in self.generations.members}
+
+    def unreachable(self) -> dict[str, str]:
+        """Return the nodes whose agents are silent and accept no new connection, and why; none while all of them are."""
+        return {} if self.connectivity.deaf() else self.agents.lost(self.spec.limits.agent_silence.total_seconds())
+
+    def uncertain(self) -> bool:
+        """Tell whether an agent may turn out to be missing within a moment, or has just answered again.
+
+        Its connection has just ended and is being rebuilt, or the job is stalled and the agent missed several heartbeats.
+        """
+        members = set(self.generations.members)
+        if not self.agents.sought().isdisjoint(members):
+            return True
+        silent = self.agents.silent(DOUBT * self.agents.beat).keys() & members
+        return bool(silent) and self.stalled() and not silent <= self.missing_members().keys()
+
+    def _steps_advance(self) -> bool:
+        newest = max((rank.progress_at for rank in self.generations.state.ranks.values()), default=0.0)
+        return time.time() - newest < self.spec.limits.agent_silence.total_seconds()
+
+    def stalled(self) -> bool:
+        """Tell whether no rank has made progress for longer than the job's own steps explain."""
+        return self.evaluator.stands_still(self._limits, steps_expected=self.generations.steps_expected())
+
+    def why_completed(self) -> str:
+        """Return why the job is completed although some ranks have not exited; empty when it is not.
+
+        Rank 0 exited with status 0, or all steps are done, and the remaining ranks show no sign of life. To run all of it again would not
+        help: a script that comes to its end on rank 0 would come to it again.
+        """
+        state = self.generations.state
+        if not any(rank.well for rank in state.ranks.values()):
+            return ""
+        fault = next((one for one in self.acting() if one.kind == NOT_ENDING.id), None)
+        until = state.until()
+        if fault is None or not (state.first.well or (until is not None and state.step_before >= until)):
+            return ""
+        self.record(fault, incident=None)
+        running = sorted(rank.rank for rank in state.ranks.values() if not rank.ended)
+        done = "rank 0 exited with status 0" if state.first.well else f"step {until}, the last one, is done"
+        return f"{done}; rank(s) {in_ranges(running)} did not exit by themselves and are terminated: {fault.quote}"
+
+    def symptom(self) -> str | None:
+        """Return what has to be diagnosed, if anything."""
+        missing = self.missing_members()
+        if missing:
+            return "; ".join(f"the agent of {node} is unreachable: {why}" for node, why in missing.items())
+        found = self.acting()
+        return f"{found[0].kind} of {found[0].subject}: {found[0].quote}" if found else None
+
+    # -- periodic checks ----------------------------------------------------------------------------------------------
+
+    def new_alerts(self, now: float, newest_good: Callable[[int], str]) -> list[Fault]:
+        """Return the new faults at *now* (monotonic) through which training continues, recorded and announced.
+
+        *newest_good* describes the newest checkpoint from before a step.
+        """
+        state = self.generations.state
+        found = list(self.alerts.look(state, now, roles=self.generations.roles, limits=self._limits, good=newest_good))
+        for fault in found:
+            self.announce(fault)
+        return found
+
+    def query_ranks(self, now: float) -> None:
+        """Ask ranks for the checksums that an alert needs, and ranks without progress for their status. *now*: monotonic."""
+        state = self.generations.state
+        for step, ranks in self.alerts.questions(state):
+            nodes = {state.ranks[rank].node for rank in ranks}
+            self.rank_status.ask(state, nodes, {"do": "sums", "step": step}, ranks=sorted(ranks))
+        if now < self._next_roll_call:
+            return
+        self._next_roll_call = now + ROLL_CALL
+        progress = self.evaluator.progress(self._limits, steps_expected=self.generations.steps_expected())
+        if progress is not None:
+            self.rank_status.look(state, progress, self._limits)
+            self.pauses.look(state, progress, self._limits)
+
+    # -- the record ---------------------------------------------------------------------------------------------------
+
+    def announce(self, fault: Fault) -> None:
+        """Record a fault through which training continues, and an event that describes it."""
+        self.record(fault, incident=None)
+        self.log.record_event(wording.told(fault.entry.title, fault.quote, fault.entry.action))
+
+    def add_node_fault(self, fault: Fault) -> None:
+        """Keep a fault of a node for the next diagnosis, and record it with the incident in work."""
+        keep_newest(self.generations.state.node_faults, fault)
+        self.record(fault, incident=self.incidents.current_id)
+
+    def record(self, fault: Fault, *, incident: str | None, root: bool = False) -> models.Fault:
+        """Write a fault into the history, and return its row; one that is there already becomes the incident's."""
+        if id(fault) in self._rows:
+            known = self._rows[id(fault)][1]
+            known.incident_id, known.root = incident, root
+            self.history.remember([known])
+            self.log.recorder.amend(models.Fault, known.id, incident_id=incident, root=root)
+            return known
+        evidence = {name: getattr(fault, name) for name in ("quote", "signature", "detail", "device")}
+        row = models.Fault(
+            job_id=self.log.job.id,
+            incident_id=incident,
+            at=fault.at,
+            kind=fault.kind,
+            level=self.levels.of(fault),
+            subject=fault.subject,
+            blame=fault.entry.blame,
+            rank=fault.rank,
+            node=fault.node,
+            generation=self.generations.number,
+            step=fault.step,
+            root=root,
+            evidence={**evidence, "source": fault.source or fault.entry.source},
+        )
+        self.log.recorder.add(row)
+        self.history.remember([row])
+        self._rows[id(fault)] = fault, row
+        if len(self._rows) > REMEMBERED:
+            del self._rows[next(iter(self._rows))]
+        self.log.publish("fault", {"fault": row})
+        return row
+
+    def rows_of(self, faults: Iterable[Fault]) -> set[str]:
+        """Return the ids of the rows that *faults* have in the history already."""
+        return {self._rows[id(fault)][1].id for fault in faults if id(fault) in self._rows}
+
+
+def keep_newest(faults: list[Fault], fault: Fault) -> None:
+    """Add *fault* to *faults*, which each diagnosis reads and which may not grow without limit."""
+    faults.append(fault)
+    del faults[:-REMEMBERED]

@@ -1,0 +1,168 @@
+"""The nodes of one job: which it may have, which are spare, where hot spares wait, and which have to be left."""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass, field
+from typing import Final
+
+from holdfast.control.agents.pool import AgentPool
+from holdfast.control.config.worker_env import roles_environment
+from holdfast.control.faults.job_faults import JobFaults
+from holdfast.control.nodes.allocations import BorrowedNodes
+from holdfast.control.nodes.approvals import Approvals
+from holdfast.control.nodes.eligibility import NodeEligibility
+from holdfast.control.nodes.hot_spares import HotSparePool, HotSpareSpec, places_for
+from holdfast.control.nodes.preflight import Preflight
+from holdfast.control.nodes.spare_pool import SparePool
+from holdfast.control.state.generations import Generations
+from holdfast.control.state.incidents import Incidents
+from holdfast.control.state.job_log import JobLog
+from holdfast.control.state.state_machine import JobStateMachine
+from holdfast.history import History
+from holdfast.spec import Cluster, TrainingJob
+from holdfast.spec.check import short_of_gpus
+from policies.case import HotSpare
+from policies.states import State
+
+SPARE_PATIENCE: Final = 30.0
+"""Seconds for which the agent of a spare node may be unreachable while training runs: on a slow link its messages wait behind those of
+others, and the hot spare on it is worth more than to know early. No job is placed on it meanwhile."""
+
+
+@dataclass(slots=True, kw_only=True)
+class JobNodes:
+    """Knows which nodes the job can use now."""
+
+    log: JobLog
+    spec: TrainingJob
+    cluster: Cluster
+    """The cluster as its file describes it now."""
+    history: InitVar[History]
+    agents: AgentPool
+    generations: Generations
+    incidents: Incidents
+    machine: JobStateMachine
+    faults: JobFaults
+    eligibility: NodeEligibility
+    approvals: Approvals
+    hot_spares: HotSparePool = field(init=False)
+    preflight: Preflight = field(init=False)
+    allocations: BorrowedNodes = field(init=False)
+    spare_pool: SparePool = field(init=False)
+
+    def __post_init__(self, history: History) -> None:
+        eligibility = self.eligibility
+        self.hot_spares = HotSparePool(self.agents, self.log.record_event)
+        self.preflight = Preflight(
+            self.cluster, history, on=self.spec.preflight, doubts=eligibility.doubts, cut_short=eligibility.cut_short
+        )
+        self.allocations = BorrowedNodes(
+            log=self.log,
+            spec=self.spec,
+            agents=self.agents,
+            generations=self.generations,
+            incidents=self.incidents,
+            machine=self.machine,
+            faults=self.faults,
+            eligibility=eligibility,
+            forget_notice=self.forget_notice,
+        )
+        eligibility.lent = self.allocations.departure
+        self.spare_pool = SparePool(
+            log=self.log,
+            wanted=self.spec.nodes,
+            agents=self.agents,
+            generations=self.generations,
+            preflight=self.preflight,
+            candidates=self.candidates,
+            kept_out_now=self.kept_out,
+            announce=not self.allocations.is_lent,
+        )
+
+    # -- nodes --------------------------------------------------------------------------------------------------------
+
+    def spares(self) -> tuple[str, ...]:
+        """Return the nodes with a reachable agent and no ranks that jobs may have, suspect ones last."""
+        return tuple(
+            self.preflight.by_worth(self.eligibility.usable(self.agents.alive(but={*self.generations.members, *self.faults.unreachable()})))
+        )
+
+    def free(self) -> list[str]:
+        """Return the nodes of the cluster that no job has and that this one may have, in the cluster's order."""
+        fit = set(self.cluster.labelled(self.spec.nodes.labels)) if self.spec.nodes.labels else None
+        few = short_of_gpus(self.spec, self.cluster)
+        return self.eligibility.usable(node for node in self.agents.free() if (fit is None or node in fit) and node not in few)
+
+    def candidates(self) -> list[str]:
+        """Return the nodes from which a spare one may be taken: free ones or, where nodes are allocated to jobs, the job's unused ones."""
+        allocated = self.allocations.usable()
+        if allocated is None:
+            return self.free()
+        alive = set(self.agents.channels) | set(self.generations.members)
+        return [node for node in self.eligibility.usable(allocated) if node not in alive]
+
+    def kept_out(self) -> frozenset[str]:
+        """Return the nodes that are out of service, or were given up and are unreachable."""
+        return frozenset({*self.eligibility.isolated(), *self.agents.owed})
+
+    def room(self) -> dict[str, int]:
+        """Return how many more ranks each node with an agent could hold: spare nodes, and those that lost ranks to other nodes."""
+        ranks, eligibility = self.generations.state.membership, self.eligibility
+        alive = [node for node in self.agents.alive() if not (eligibility.departure(node) if node in ranks else eligibility.bars(node))]
+        return {node: max(0, self.spec.nodes.ranks - len(ranks.get(node, ()))) for node in alive}
+
+    def release_lost_spares(self) -> None:
+        """Release spare nodes that are unreachable or out of service: no rank is affected, so that is an event and no incident."""
+        if self.faults.connectivity.deaf():
+            return
+        silence, members = self.spec.limits.agent_silence.total_seconds(), set(self.generations.members)
+        if self.machine.state is State.RUNNING and self.incidents.current is None:
+            silence = max(silence, SPARE_PATIENCE)
+        for node, why in self.agents.lost(silence).items():
+            if node not in members:
+                self.agents.drop(node)
+                self.log.record_node_status(node, "lost", f"the agent of this spare node is unreachable: {why}")
+                self.log.record_event(f"spare {node} is lost ({why}); {len(self.spares())} spare(s) left")
+        if not members or self.generations.migration is not None:  # the target of a planned move is no member yet
+            return
+        for node in self.agents.alive():
+            if node not in members and (why := self.eligibility.bars(node)):
+                self.agents.drop_later(node)
+                self.log.record_node_status(node, "excluded", why)
+                self.log.record_event(f"spare {node} is released: {why}; {len(self.spares())} spare(s) left")
+
+    def forget_notice(self, node: str) -> None:
+        """Forget that *node* was to be left: it stays, it is allocated anew, or it has come back."""
+        self.eligibility.take_back(node)
+        self.agents.leaving.discard(node)
+
+    # -- hot spares ---------------------------------------------------------------------------------------------------
+
+    def ready_hot_spares(self) -> tuple[HotSpare, ...]:
+        """Return the hot spares that can take over a rank now."""
+        unreachable = self.faults.unreachable()
+        return tuple(one for one in self.hot_spares.ready(self.generations.rank_table.width) if one.node not in unreachable)
+
+    def fill_hot_spares(self) -> None:
+        """Start the hot spares that are missing while training runs."""
+        generations = self.generations
+        if not (generations.roles and generations.state.grouped() and generations.state.all_stepped()):
+            return
+        nodes, room = self.spec.nodes, self.room()
+        count = nodes.standbys if nodes.standbys is not None else min(nodes.ranks * nodes.spare, sum(room.values()))
+        stay = tuple(node for node in generations.members if not self.eligibility.departure(node))
+        self.hot_spares.keep_up(places_for(count, room, stay, self.hot_spares.held()), self.hot_spare_spec())
+
+    def hot_spare_spec(self) -> HotSpareSpec:
+        """Return what this job's hot spares have to be able to do."""
+        generations = self.generations
+        return HotSpareSpec(roles=generations.roles, world=generations.rank_table.width, environment=self._hot_spare_environment)
+
+    def _hot_spare_environment(self, rank: int, number: int, role: int) -> dict[str, str]:
+        """Return the environment of hot spare *number*, which imitates *rank* until it gets a rank, and offloads the state of *role*."""
+        return {
+            **self.generations.seat_environment(rank),
+            **roles_environment(self.generations.roles, self.generations.recordings),
+            "HOLDFAST_STANDBY": str(number),
+            "HOLDFAST_PARK": str(role),
+        }

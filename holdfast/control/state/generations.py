@@ -1,0 +1,164 @@
+"""The generations of one job: the number, ranks and processes of the present one, and what stays known from one to the next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from holdfast.control.checkpoints.replicas import Replicas
+from holdfast.control.checkpoints.snapshot_stats import SnapshotStats
+from holdfast.control.config.worker_env import seat_environment
+from holdfast.control.state.generation import GenerationState
+from holdfast.control.state.job_log import JobLog
+from holdfast.control.state.migration import MigrationState
+from holdfast.control.state.rank_table import RankTable
+from holdfast.history import History, models, queries
+from holdfast.spec import TrainingJob
+from policies.case import Copies
+from policies.placement import regular
+
+
+class Generations:
+    """The present generation, and how the next one begins."""
+
+    def __init__(self, log: JobLog, spec: TrainingJob, replicas: Replicas, snapshots: SnapshotStats) -> None:
+        self._log, self._spec, self._replicas, self._snapshots = log, spec, replicas, snapshots
+        self.number = 0
+        self.members: tuple[str, ...] = ()
+        """Nodes that hold its ranks."""
+        self.port = 0
+        """Port of its rendezvous store."""
+        self.rank_table = RankTable()
+        self.state = GenerationState(0, {})
+        """What its agents reported."""
+        self.roles: tuple[tuple[int, ...], ...] = ()
+        """Sets of ranks that do the same work on different data, as rank 0 reported them."""
+        self.copies: Copies = ()
+        """Sets of ranks that hold one copy of the model together, where the script distributes each step's samples over them."""
+        self.recordings = ""
+        """Where rank 0 stored the recorded collectives that a hot spare needs to warm up without communication."""
+        self.sent_to: dict[str, int] = {}
+        """Node to the newest generation that its agent received."""
+        self.newest = 0
+        """The highest generation number that any worker may have received."""
+        self.migration: MigrationState | None = None
+        """The planned generation that is being prepared while this one trains."""
+        self.managed = False
+        """Whether its workers have reported steps or managed state."""
+        self.best = 0
+        """Newest step that the job ever finished."""
+        self.on_begin: Callable[[GenerationState, GenerationState], None] = lambda _before, _state: None
+        """Called with the states of the former and of the new generation before anything else learns of the new one."""
+
+    # -- from one to the next -----------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Return the id of the present generation's row: one job, one number, one row, whoever writes it."""
+        return f"{self._log.job.id}-{self.number}"
+
+    def end(self) -> None:
+        """Record the end of the present generation, if there is one."""
+        if self.number:
+            now = time.time()
+            self._snapshots.record(self.state, now)
+            self._log.recorder.amend(models.Generation, self.id, ended_at=now)
+
+    def begin(self, number: int, membership: dict[str, list[int]], *, rank_table: RankTable) -> None:
+        """Start generation *number*; of the processes that stay alive the new state keeps what was known.
+
+        *membership*: node to its ranks.
+        """
+        before, self.state = self.state, GenerationState(number, membership, since=rank_table.since, kept=rank_table.kept)
+        self.number, self.newest, self.members = number, max(self.newest, number), tuple(membership)
+        self.rank_table, self.port = rank_table, rank_table.store[1]
+        self.on_begin(before, self.state)
+
+    def enter(self, number: int, membership: dict[str, list[int]], *, rank_table: RankTable, reason: str) -> None:
+        """End the present generation, begin generation *number*, and record both."""
+        self.end()
+        self.begin(number, membership, rank_table=rank_table)
+        self._log.recorder.add(
+            models.Generation(
+                id=self.id,
+                job_id=self._log.job.id,
+                number=number,
+                at=time.time(),
+                world_size=len(self.state.ranks),
+                ranks={node: list(ranks) for node, ranks in membership.items()},
+                port=self.port,
+                reason=reason,
+                facts=self.facts(),
+            )
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the next controller has to know of this generation's processes if it reattaches to them."""
+        groups = {"roles": [list(ranks) for ranks in self.roles], "copies": [list(ranks) for ranks in self.copies]}
+        return {**self.rank_table.as_record(), **groups, "tapes": self.recordings}
+
+    def record_facts(self) -> None:
+        """Record `facts` as they are now."""
+        self._log.recorder.amend(models.Generation, self.id, facts=self.facts())
+
+    def record_first_step(self) -> None:
+        """Record when this generation made its first step, and from which step it resumed."""
+        self.rank_table = replace(self.rank_table, joined=self.number)
+        resumed, first, until = self.state.resumed_step(), self.state.first_step_at(), self.state.until()
+        self._log.recorder.amend(models.Generation, self.id, first_step_at=first, resumed_step=resumed, until=until)
+
+    def recorded_before(self, history: History) -> tuple[int, dict[int, int]]:
+        """Return the newest step in the history, and for each recorded generation the step that it resumed from."""
+        newest = queries.last_step(history, self._log.job.id)
+        begun = {one.number: one.resumed_step or 0 for one in queries.generations(history, self._log.job.id)}
+        return newest.step if newest is not None else 0, begun
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def width(self) -> int:
+        """Return how many nodes the job's ranks take when each holds as many as it can."""
+        return -(-len(self.state.ranks) // self._spec.nodes.ranks)
+
+    def regular(self, lost: frozenset[str]) -> tuple[str, ...]:
+        """Return the nodes that hold the job's ranks when each node, except the *lost* ones, holds as many as it can."""
+        return regular(self.state.membership, self._spec.nodes.ranks, lost)
+
+    def vacant(self) -> frozenset[int]:
+        """Return the ranks that the job trains without."""
+        return frozenset(range(self.rank_table.width)) - self.state.ranks.keys()
+
+    def steps_expected(self) -> bool:
+        """Tell whether the ranks should report steps."""
+        return self._spec.progress == "steps" or (self._spec.progress == "auto" and (self.managed or self.state.managed()))
+
+    def begun(self) -> bool:
+        """Tell whether training runs: all ranks started and, in a job known to report steps, each has made its first one."""
+        if not self.state.all_started():
+            return False
+        expects = self._spec.progress == "steps" or (self._spec.progress == "auto" and self.managed)
+        return self.state.all_stepped() if expects else True
+
+    def why_not_kept(self) -> str:
+        """Return why the ranks that are alive cannot stay in their processes; empty when they can."""
+        if not self.state.grouped():
+            return "the job's process groups are not managed by Holdfast"
+        if not self.rank_table.incarnations:
+            return "the controller before did not record what the processes of this generation know of each other"
+        if not self.best:
+            return "no step has been made yet"
+        if any(rank.well for rank in self.state.ranks.values()):
+            return "some ranks have finished already"
+        return ""
+
+    def seat_environment(
+        self, rank: int, node: str | None = None, *, number: int | None = None, rank_table: RankTable | None = None
+    ) -> dict[str, str]:
+        """Return the environment of a process that takes *rank* over, on *node* if that is known, in generation *number*."""
+        table, ranks = rank_table or self.rank_table, self._spec.nodes.ranks
+        place = seat_environment(
+            rank, table, generation=self.number if number is None else number, ranks_per_node=ranks, job=self._log.job.name
+        )
+        return {**place, **self._replicas.environments(self.state.membership, [node])[node]}

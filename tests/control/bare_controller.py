@@ -1,0 +1,62 @@
+"""A real controller of a job of which nothing runs: its parts are the real ones, its agents are what a test says of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from holdfast.cluster import open_cluster
+from holdfast.control.agents.pool import AgentPool
+from holdfast.control.config.worker_env import how_to_run
+from holdfast.control.state.rank_table import RankTable
+from holdfast.control.supervisor.controller import JobController
+from holdfast.control.supervisor.detach import Detach
+from holdfast.control.supervisor.flow_run import FlowRun
+from holdfast.control.supervisor.requests import Requests
+from holdfast.history import History, Recorder, models, queries
+from holdfast.spec import Cluster, LocalCluster, TrainingJob
+
+
+@contextmanager
+def bare_controller(
+    place: Path, membership: dict[str, list[int]], *, cluster: Cluster | None = None, **spec: Any
+) -> Iterator[JobController]:
+    """Give the controller of a job in its first generation, whose history is in *place*; *spec*: keys of its job file."""
+    history = History.open(f"sqlite:///{place / 'history.db'}")
+    recorder = Recorder(history, place / "spill")
+    keys = {"name": "j", "command": [sys.executable], "directory": str(place), "nodes": {"wanted": len(membership)}, **spec}
+    job_file = TrainingJob.model_validate(keys)
+    cluster = cluster or LocalCluster(name="c", nodes=len(membership), directory=str(place))
+    job = models.Job(name=job_file.name, spec={}, cluster={"name": cluster.name}, directory=str(place), at=0.0)
+    recorder.add(job)
+    lease = models.Lease(job_id=job.id, epoch=1, holder="", host="", pid=0, pid_started=0.0, expires_at=0.0)
+    detach, flow_run = Detach(), FlowRun()
+    controller = JobController(
+        job=job,
+        spec=job_file,
+        cluster=cluster,
+        history=history,
+        recorder=recorder,
+        agents=AgentPool(open_cluster(cluster), how_to_run(job_file, cluster, job), epoch=1),
+        requests=Requests(history, recorder, lease, detach, flow_run),
+        detach=detach,
+        flow_run=flow_run,
+    )
+    table = RankTable.fresh(1, membership, ("127.0.0.1", 1), every=None)
+    controller.generations.enter(1, dict(membership), rank_table=table, reason="launch")
+    try:
+        yield controller
+    finally:
+        controller.requests.close()
+        controller.agents.close(end=False)
+        recorder.close()
+        history.close()
+
+
+def recorded_events(controller: JobController) -> list[str]:
+    """Return the texts of the events on record, oldest first."""
+    assert controller.recorder.flush(10.0)
+    return [one.text for one in queries.remarks(controller.history, controller.job.id)]
