@@ -82,7 +82,7 @@ class Actions:
         """Return how often the flow has said that a changed policy holds."""
         if not self._runs:
             return 0
-        return sum(IN_FORCE in one.text for one in queries.remarks(self.job.history, self.job.row.id))
+        return sum(IN_FORCE in one.text for one in queries.job_events(self.job.history, self.job.row.id))
 
     def play(self, turns: int) -> None:
         """Come to every action; to those that leave the job as it was *turns* times."""
@@ -146,7 +146,7 @@ class Actions:
 
     def reply(self) -> None:
         """Have a person keep the node that the job asks about."""
-        (asked,) = self.job.until(lambda: approvals.still_open(self.job.history), "the question")
+        (asked,) = self.job.until(lambda: approvals.pending_approvals(self.job.history), "the question")
         approvals.reply(self.job.history, asked.number, ApprovalAnswer(answer=KEEP, by="the benchmark"), now=time.time())
 
     def over(self) -> None:
@@ -198,7 +198,7 @@ class Actions:
             self.times.following[f"{before.action} -> {decision.action}"].append(sent - min([*new, *heard]))
 
 
-def ordered(decision: models.Decision, one: models.Incident, moves: list[models.Move], until: float) -> float | None:
+def ordered(decision: models.DecisionRecord, one: models.Incident, moves: list[models.JobTransition], until: float) -> float | None:
     """Return when the orders of *decision* had gone out; nothing when it did not come to that before the next one."""
     if decision.action in ENDS:
         return next((move.at for move in moves if move.after == ENDS[decision.action] and decision.at <= move.at < until), None)

@@ -199,7 +199,7 @@ def put_out(job: Steered, node: str) -> list[str]:
 
 def excluded(job: Steered, node: str) -> list[str]:
     """Return why the job ever let go of *node* although it answered."""
-    query = select(models.NodeMove).where(models.NodeMove.node == node, models.NodeMove.standing == "excluded")
+    query = select(models.NodeStatusChange).where(models.NodeStatusChange.node == node, models.NodeStatusChange.status == "excluded")
     with job.history.session() as session:
         return [one.reason for one in session.exec(query)]
 

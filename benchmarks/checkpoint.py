@@ -38,7 +38,7 @@ from benchmarks.driver import Driver, Starter
 from benchmarks.measuring import prefect, wait_for
 from benchmarks.pipeline_model import costs_of, step_seconds
 from benchmarks.resuming import SAVE_EVERY, Resumes
-from holdfast.memstore.shared_memory import CUT
+from holdfast.memstore.shared_memory import SLICE_BYTES
 from holdfast.runtime.snapshots.checksum import sum_of
 
 SCRIPT: Final = Path(__file__).with_name("train_stages.py")
@@ -75,7 +75,7 @@ def run(place: Path, ranks: int, *, policy: str = "skip", **options: Any) -> lis
         argv += [f"--{name}", *(map(str, value) if isinstance(value, list | tuple) else [str(value)])]
     fork_server = Starter(place)
     given = {
-        "HOLDFAST_VAULT": str(memstore),
+        "HOLDFAST_MEMSTORE": str(memstore),
         "HOLDFAST_NODE": "node",
         "OMP_NUM_THREADS": "1",
         "HOLDFAST_SAVE_EVERY": "0",
@@ -85,7 +85,7 @@ def run(place: Path, ranks: int, *, policy: str = "skip", **options: Any) -> lis
     try:
         told = [out / f"rank-{rank}.json" for rank in range(ranks)]
         wait_for(lambda: all(path.exists() for path in told), f"the end of {ranks} stages", every=0.2, seconds=600)
-        wait_for(lambda: len(driver.said("bye")) == ranks, f"the goodbyes of {ranks} stages", every=0.05)
+        wait_for(lambda: len(driver.said("finished")) == ranks, f"the goodbyes of {ranks} stages", every=0.05)
         return [json.loads(path.read_text()) for path in told]
     finally:
         driver.close()
@@ -135,14 +135,14 @@ def singles(values: Sequence[float]) -> Rounds:
     return [[one] for one in values]
 
 
-def hidden(told: Sequence[Mapping[str, Any]]) -> list[float]:
+def overlapped(told: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the share of copy seconds inside of idle windows, for every round, over all ranks."""
     spent: dict[int, list[float]] = {}
     for rank in told:
         for block in rank["blocks"]:
             if block["mode"] == "ours" and block["copied"]:
                 one = spent.setdefault(block["round"], [0.0, 0.0])
-                one[0] += block["hidden"]
+                one[0] += block["overlapped"]
                 one[1] += block["copied"]
     return [inside / whole for inside, whole in spent.values()]
 
@@ -182,7 +182,7 @@ def at_ratio(place: Path, ratio: str, rounds: int, copies: Copies) -> list[Line]
         lines = [
             line(f"overhead_ours_{ratio}", by_mode["ours"], "interval <= 0.01", lambda _, high: high <= OVERHEAD, **facts(told, ratio))
         ]
-        if inside := hidden(told):  # on a machine that is busy with something else there may be no room for a snapshot
+        if inside := overlapped(told):  # on a machine that is busy with something else there may be no room for a snapshot
             lines.append(line(f"hidden_{ratio}", singles(inside), ">= 0.95", lambda share, _: share >= HIDDEN))
         times = middle[rival] / max(middle["ours"], 1e-4)
         judged = {"goal": f">= {TIMES_LESS}", "met": times >= TIMES_LESS}
@@ -283,16 +283,16 @@ def in_turns(place: Path, rounds: int) -> list[Line]:
 
 def checksums(rounds: int, megabytes: int = 64) -> list[Line]:
     """Measure the checksum of a snapshot in one thread, by its processor time."""
-    source = torch.randint(0, 256, (megabytes * CUT,), dtype=torch.uint8)
+    source = torch.randint(0, 256, (megabytes * SLICE_BYTES,), dtype=torch.uint8)
     copy = torch.empty_like(source)
 
     def gigabytes_per_second(*, copies: bool, sums: bool) -> float:
         begin = time.thread_time()
-        for at in range(0, len(source), CUT):
+        for at in range(0, len(source), SLICE_BYTES):
             if copies:
-                ctypes.memmove(copy.data_ptr() + at, source.data_ptr() + at, CUT)
+                ctypes.memmove(copy.data_ptr() + at, source.data_ptr() + at, SLICE_BYTES)
             if sums:
-                sum_of(source[at : at + CUT])
+                sum_of(source[at : at + SLICE_BYTES])
         return len(source) / (time.thread_time() - begin) / 1e9
 
     ways = {"checksum": (False, True), "copy": (True, False), "copy_and_checksum": (True, True)}

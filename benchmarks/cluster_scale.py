@@ -30,11 +30,11 @@ from benchmarks.simulated.host import names
 from benchmarks.simulated.job import SimulatedJob
 from benchmarks.sweep import measured, simulated
 from holdfast.cluster.ssh import SshSweeper
-from holdfast.control.config.worker_env import rank_environments, told_of
+from holdfast.control.config.worker_env import membership_by_node, rank_environments
 from holdfast.control.state.rank_table import RankTable
 from holdfast.history import models, queries
 from holdfast.protocol import encode
-from holdfast.rlimits import make_room
+from holdfast.rlimits import raise_descriptor_limit
 
 ONE_CORE: Final = 4096
 """Nodes that one core is to hold at a beat a second."""
@@ -88,18 +88,18 @@ def scale(nodes: int, place: Path, environment: dict[str, str], rounds: int) -> 
 
 def _cores(job: SimulatedJob) -> tuple[float, float]:
     """Return the cores that the flow uses while all goes well, and the beats of all agents in a second."""
-    before, begun, beats = job.cpu(), time.monotonic(), job.nodes.ask(do="cost")["beats"]
+    before, begun, heartbeats = job.cpu(), time.monotonic(), job.nodes.ask(do="cost")["heartbeats"]
     time.sleep(WINDOW)
     seconds = time.monotonic() - begun
-    return (job.cpu() - before) / seconds, (job.nodes.ask(do="cost")["beats"] - beats) / seconds
+    return (job.cpu() - before) / seconds, (job.nodes.ask(do="cost")["heartbeats"] - heartbeats) / seconds
 
 
 def _beats(job: SimulatedJob, nodes: int, rounds: int) -> Iterator[Line]:
-    used, beats = zip(*(_cores(job) for _ in range(rounds)), strict=True)
-    told = {"beats_a_second": round(statistics.median(beats)), "memory_mb": round(job.memory() / 1e6)}
+    used, heartbeats = zip(*(_cores(job) for _ in range(rounds)), strict=True)
+    told = {"beats_a_second": round(statistics.median(heartbeats)), "memory_mb": round(job.memory() / 1e6)}
     goal = 1.0 if nodes >= ONE_CORE else None
     yield a_line(f"cores for the beats of {nodes} nodes", used, goal, unit="cores", **told)
-    each = [1e6 * one / many for one, many in zip(used, beats, strict=True)]
+    each = [1e6 * one / many for one, many in zip(used, heartbeats, strict=True)]
     yield a_line(f"a beat, of {nodes} nodes", each, 1e6 / ONE_CORE if nodes >= ONE_CORE else None, unit="us of CPU")
 
 
@@ -123,9 +123,9 @@ def _lose(job: SimulatedJob, count: int, rounds: int) -> Lost:
         job.until(partial(job.trains, known + 1), f"the recovery from {count} lost nodes", seconds=300)
         time.sleep(REST)
         one = job.incidents()[-1]
-        assert one.ordered_at is not None
+        assert one.commands_sent_at is not None
         assert one.closed_at is not None
-        found.orders.append(one.ordered_at - at)
+        found.orders.append(one.commands_sent_at - at)
         found.back.append(one.closed_at - at)
         found.decided.append(_decided(job, one))
         found.cpu.append(job.cpu() - before - idle * (time.monotonic() - begun))
@@ -164,7 +164,7 @@ def orders(_place: Path, _environment: dict[str, str], _rounds: int) -> Iterator
     """Count the bytes that start a generation; nothing is run."""
     membership = {node: [rank] for rank, node in enumerate(names(LARGE))}
     rank_table = RankTable.fresh(1, membership, ("10.0.0.1", 29500))
-    workers, told = rank_environments(membership, generation=1, rank_table=rank_table, job="job"), told_of(membership)
+    workers, told = rank_environments(membership, generation=1, rank_table=rank_table, job="job"), membership_by_node(membership)
     sent = sum(len(encode({"generation": 1, "workers": workers[node], **told[node]})) for node in membership)
     every = sum(len(encode({"generation": 1, "workers": workers[node]})) for node in membership)
     every += LARGE * len(encode({"membership": membership, "first": 0}))
@@ -180,7 +180,7 @@ def _times(what: str, small: Sequence[float], large: Sequence[float]) -> Line:
 def sweep(nodes: int, place: Path, _environment: dict[str, str], rounds: int) -> Iterator[Line]:
     """Look at all nodes from outside."""
     place.mkdir(parents=True)
-    make_room("a sweep", nodes)
+    raise_descriptor_limit("a sweep", nodes)
     with simulated(place, nodes) as cluster, SshSweeper(cluster) as sweeper:
         first = measured(sweeper)
         seconds, cpu = zip(*(measured(sweeper) for _ in range(rounds)), strict=True)

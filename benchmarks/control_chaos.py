@@ -19,7 +19,7 @@ from benchmarks.control_jobs import NODES, STEPS, HostsJob
 from benchmarks.control_parts import Host as FlowHost
 from benchmarks.control_parts import Plane, Program, idle, nap
 from benchmarks.measuring import spread, wait_for
-from holdfast.errors import HistoryTrouble, WorldError
+from holdfast.errors import HistoryError, WorldError
 from holdfast.history import History, holder_of, models, queries
 from tests.hosts.job import set_up
 from tests.hosts.rack import Rack
@@ -69,7 +69,7 @@ class ControlChaos:
             parts, begun = bag.pop(), time.monotonic()
             try:
                 came = self._round(number, parts, calm, rack)
-            except (Broken, TimeoutError, HistoryTrouble) as error:
+            except (Broken, TimeoutError, HistoryError) as error:
                 came = {"broken": [str(error)]}
             found.append({"round": number, "parts": "+".join(parts), "seconds": round(time.monotonic() - begun, 1), **came})
             print(json.dumps(found[-1]), flush=True)

@@ -15,7 +15,7 @@ from benchmarks.chaos_run import TRAINING
 from benchmarks.measuring import ROOT
 from holdfast.cluster import open_cluster
 from holdfast.cluster.local import LocalNodes
-from holdfast.errors import HistoryTrouble
+from holdfast.errors import HistoryError
 from holdfast.history import History, holder_of, models, queries
 from holdfast.memstore import store_folders
 from holdfast.process import mark_of
@@ -59,7 +59,7 @@ class Job:
 
     def state(self) -> str:
         """Return the job's state; empty before it has one, and while nobody can tell."""
-        with suppress(HistoryTrouble):
+        with suppress(HistoryError):
             rows = queries.jobs(self.history, self.name, limit=1)
             move = queries.state_of(self.history, rows[0].id) if rows else None
             return move.after if move else ""
@@ -67,20 +67,20 @@ class Job:
 
     def steerer(self) -> models.Lease | None:
         """Return who steers."""
-        with suppress(HistoryTrouble):
+        with suppress(HistoryError):
             rows = queries.jobs(self.history, self.name, limit=1)
             return holder_of(self.history, rows[0].id) if rows else None
         return None
 
     def step(self) -> int:
         """Return the newest step on record."""
-        with suppress(HistoryTrouble):
+        with suppress(HistoryError):
             return self.chaos.step()
         return 0
 
     def adopted(self) -> list[float]:
         """Return when flows have adopted the job."""
-        return [one.at for one in queries.remarks(self.history, self.row.id) if one.text.startswith("a new flow adopted")]
+        return [one.at for one in queries.job_events(self.history, self.row.id) if one.text.startswith("a new flow adopted")]
 
     def left(self) -> list[str]:
         """Return what is left of it: processes, and what nodes keep in memory."""

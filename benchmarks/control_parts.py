@@ -24,7 +24,7 @@ import psycopg
 
 from benchmarks.measuring import ROOT, wait_for
 from holdfast.ports import free_port
-from holdfast.prefect.server import QUIET, why_away
+from holdfast.prefect.server import QUIET, unreachable_reason
 from holdfast.process import children_of
 from holdfast.spec import TrainingJob
 from holdfast.spec.form import parameters_of
@@ -123,7 +123,7 @@ class Plane:
         def serves() -> bool:
             if not self.server.lives():  # it ends where its database is away when it starts
                 self.server.begin()
-            return not why_away(self.api, 0.0)
+            return not unreachable_reason(self.api, 0.0)
 
         wait_for(serves, "the Prefect server", every=0.5, seconds=SERVER_SECONDS)
 

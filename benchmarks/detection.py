@@ -13,7 +13,7 @@ the flow had it:
 - ``disk-full``: the file system of the checkpoints (a tmpfs, needs root) is filled; known with the next checkpoint.
 - ``classify``: lines a second on one core, of a log in which one line in ten is a fault; ``classify-dense``: in which every line is one.
 - ``agent-cpu``: share of one core that a node's agent, its lookout and its memory server take while a job trains, in percent.
-- ``false-alarms``: faults told of a job that is well; ``standing`` are those of the machine itself, the same at every look.
+- ``false-alarms``: faults told of a job that is well; ``status`` are those of the machine itself, the same at every look.
 - ``sweep``: nodes looked at over SSH, 200 real ones and 1,000 simulated; several lines, see sweep.py.
 """
 
@@ -75,7 +75,7 @@ KMSG: Final = Path("/dev/kmsg")
 TMPFS_BYTES: Final = 48 << 20
 
 
-def recorded_at(row: models.Fault) -> float:
+def recorded_at(row: models.FaultRecord) -> float:
     """Return when the flow made a row, to the millisecond: its id begins with that."""
     return int(row.id[:12], 16) / 1000
 
@@ -196,10 +196,10 @@ class Bench:
             shares = [100.0 * (cpu_of(pids) - before[node]) / took for node, pids in watchers(job).items() if node in before]
             incidents = queries.incidents(job.history, job.row.id)
         alarms = [row for row in rows if row.level != "record" and row.at >= begin] + list(incidents)
-        standing = Counter(row.kind for row in rows if row.at < begin or row.level == "record")
+        status = Counter(row.kind for row in rows if row.at < begin or row.level == "record")
         self.tell("agent-cpu", shares, CPU, unit="percent of a core", nodes=len(shares))
         kinds = dict(Counter(row.kind for row in alarms))
-        self.tell("false-alarms", [float(len(alarms))], 0.0, seconds=round(took), kinds=kinds, standing=dict(standing))
+        self.tell("false-alarms", [float(len(alarms))], 0.0, seconds=round(took), kinds=kinds, status=dict(status))
 
     def sweep(self) -> None:
         """Look at many nodes, in a process of its own: what counts there is its processor time."""
@@ -281,7 +281,7 @@ def told(job: Job, source: str, act: Callable[[], float], pause: float = 0.3) ->
     """Do *act*, and return the seconds until the history had a fault of it, by *source*."""
     time.sleep(pause)
 
-    def by_source() -> dict[str, models.Fault]:
+    def by_source() -> dict[str, models.FaultRecord]:
         return {row.id: row for row in queries.faults(job.history, job.row.id) if row.evidence["source"].startswith(source)}
 
     known = by_source().keys()

@@ -24,9 +24,9 @@ from benchmarks import steps
 from benchmarks.measuring import ROOT, wait_for
 from holdfast.agent.workers.fork_server import PROGRAM
 from holdfast.ports import free_port
-from holdfast.process import adopt_orphans, die_with_parent, state_of
+from holdfast.process import become_subreaper, die_with_parent, state_of
 from holdfast.protocol import LineBuffer, Message, encode, listen
-from holdfast.runtime.process.preload import USUAL
+from holdfast.runtime.process.preload import USUAL_IMPORTS
 
 TOKEN: Final = "ab" * 16
 
@@ -35,12 +35,12 @@ class Starter:
     """The warm starter, as an agent runs it. Its forks become children of this process."""
 
     def __init__(self, place: Path, *more: str) -> None:
-        adopt_orphans()
+        become_subreaper()
         parent = os.getpid()
         mine, theirs = socket.socketpair()
-        with theirs, (place / "starter.log").open("wb") as log:
+        with theirs, (place / "fork-server.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(theirs.fileno()), *USUAL, *more],
+                [sys.executable, str(PROGRAM), str(theirs.fileno()), *USUAL_IMPORTS, *more],
                 env=clean_environment(),
                 stdout=log,
                 stderr=log,
@@ -127,9 +127,9 @@ class Driver:
         """Start a standby that knows all ranks as one role; return its name once it has parked."""
         name, self._standbys = f"s{self._standbys}", self._standbys + 1
         roles = json.dumps([list(range(self.ranks))])
-        more = {"HOLDFAST_STANDBY": name[1:], "HOLDFAST_ROLES": roles, "HOLDFAST_PARK": "0"}
+        more = {"HOLDFAST_STANDBY": name[1:], "HOLDFAST_ROLES": roles, "HOLDFAST_WAITING_ROLE": "0"}
         wait_for(lambda: any(one["t"] == "roles" for one in list(self._heard)), "the tape")
-        self._start(name, {**self._of(0), **more, "HOLDFAST_TAPES": str(self.place / "checkpoints" / "tapes")}, f"standby-{name}")
+        self._start(name, {**self._of(0), **more, "HOLDFAST_RECORDINGS": str(self.place / "checkpoints" / "recordings")}, f"standby-{name}")
         pid = self.pids[name]
         self._await(lambda: any(one["t"] == "parked" and one["pid"] == pid for one in list(self._heard)), f"{name} parked")
         return name

@@ -261,7 +261,7 @@ def kill_part(module: str) -> Callable[[Havoc], str]:
 
 def kill_standby(havoc: Havoc) -> str:
     """End a standby."""
-    up = [one.name for one in havoc.job.nodes.survey() if one.standing == "up"]
+    up = [one.name for one in havoc.job.nodes.survey() if one.status == "up"]
     found = [(node, number, one["pid"]) for node in up for number, one in havoc.job.chaos.ask(node)["standbys"].items() if one["pid"]]
     if not found:
         raise NotPossible
@@ -295,7 +295,7 @@ def kill_flow_and_rank(havoc: Havoc) -> str:
 
 def newest_of_two(havoc: Havoc) -> Path:
     """Return the newest whole checkpoint; there is another one."""
-    whole = [one for one in manifest.candidates(havoc.job.checkpoints) if manifest.looks_whole(one)]
+    whole = [one for one in manifest.candidates(havoc.job.checkpoints) if manifest.looks_complete(one)]
     if len(whole) < 2:  # noqa: PLR2004 (the last one is left alone: nobody could go back to another)
         raise NotPossible
     return max(whole, key=manifest.step_of)

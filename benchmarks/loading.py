@@ -44,7 +44,7 @@ class Loads:
 
     def train(self) -> int:
         """Train, so that the state of one step lies at all places; return its bytes."""
-        given = {"HOLDFAST_VAULT": str(self._own.memstore), "HOLDFAST_NODE": "own", "HOLDFAST_SAVE_EVERY": str(STEPS)}
+        given = {"HOLDFAST_MEMSTORE": str(self._own.memstore), "HOLDFAST_NODE": "own", "HOLDFAST_SAVE_EVERY": str(STEPS)}
         given |= {"HOLDFAST_MEMORY_POLICY": "pause", "HOLDFAST_MEMORY_PAUSE": "10", "HOLDFAST_CHECKPOINT_DIR": str(self._disk)}
         self._run(STEPS, given)
         newest = STEPS - 1
@@ -56,10 +56,10 @@ class Loads:
         empty = {"HOLDFAST_SAVE_EVERY": "0", "HOLDFAST_CHECKPOINT_DIR": str(self._memory / "none")}
         resident = None
         if source == "memory":
-            given = {**empty, "HOLDFAST_VAULT": str(self._own.memstore), "HOLDFAST_NODE": "own"}
+            given = {**empty, "HOLDFAST_MEMSTORE": str(self._own.memstore), "HOLDFAST_NODE": "own"}
         elif source == "replica":
             servers = f'{{"home": ["{self._home.address[0]}", {self._home.address[1]}]}}'
-            given = {**empty, "HOLDFAST_VAULT": str(self._nobody), "HOLDFAST_NODE": "nobody", "HOLDFAST_MEMORY_SERVERS": servers}
+            given = {**empty, "HOLDFAST_MEMSTORE": str(self._nobody), "HOLDFAST_NODE": "nobody", "HOLDFAST_MEMORY_SERVERS": servers}
         else:
             given = {**empty, "HOLDFAST_CHECKPOINT_DIR": str(self._disk)}
             if source == "disk":
@@ -78,7 +78,7 @@ class Loads:
         argv = [str(SCRIPT), "--megabytes", str(self._megabytes), "--until", str(until)]
         driver = Driver(self._fork_server, place, argv, 1, given)
         try:
-            wait_for(lambda: driver.said("bye"), f"the end of run {self._count}", every=0.02)
+            wait_for(lambda: driver.said("finished"), f"the end of run {self._count}", every=0.02)
             (load,) = [one for one in driver.said("mark") if one["name"] == "load"]
             return {"mark": load, "resumed": driver.said("resumed")[0]}
         finally:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from holdfast.runtime.groups.backends import BackendGroup
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.groups.step_transaction import StepTransaction
-from holdfast.runtime.process.gloo_threads import let_go
+from holdfast.runtime.process.gloo_threads import wait_until_idle
 
 CALLS: Final = 1000
 GOAL_US: Final = 20.0
@@ -68,7 +68,7 @@ def measure(rounds: int) -> dict[str, Any]:
             "stock_median": round(statistics.median(theirs for theirs, _ in pairs), 2),
             "calls_a_round": CALLS,
         }
-    let_go()  # torch's threads may still hold the last future: they need the interpreter to let go of it
+    wait_until_idle()  # torch's threads may still hold the last future: they need the interpreter to let go of it
     group.shutdown()
     return found
 

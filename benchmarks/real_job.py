@@ -156,7 +156,7 @@ class Job:
             "seconds": back.at - at,
             "step": before,
             "detected": row.detected_at - at,
-            "ordered": (row.ordered_at or row.detected_at) - at,
+            "ordered": (row.commands_sent_at or row.detected_at) - at,
             "steps_lost": back.steps_lost,
             "memory": max(ratios, default=None),
             "inside": (row.facts or {}).get("seconds", {}),

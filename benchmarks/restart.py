@@ -127,7 +127,7 @@ def holdfast_round(place: Path, environment: dict[str, str]) -> Round:
             detect_s=row.detected_at - killed,
             downtime_s=first - killed,
             steps_lost=max(0, before - (again - 1)),
-            orders_s=row.ordered_at - row.detected_at,
+            orders_s=row.commands_sent_at - row.detected_at,
         )
     finally:
         clock.close()

@@ -110,7 +110,7 @@ def rounds(place: Path, count: int) -> tuple[list[dict[str, dict[str, float]]], 
             else:
                 memstore = folder / "memstore"
                 memstore.mkdir(mode=0o700)
-                running.enter_context(_driven(folder, options, {"HOLDFAST_VAULT": str(memstore)} if kind == "snapshots" else {}))
+                running.enter_context(_driven(folder, options, {"HOLDFAST_MEMSTORE": str(memstore)} if kind == "snapshots" else {}))
             jobs[kind] = Turns(folder)
             jobs[kind].take()
         for _ in range(WARM):

@@ -74,7 +74,7 @@ def main() -> None:
     loader = holdfast.Loader(DataLoader(numbers, given.batch, sampler=order, drop_last=True))
     notes = StepNotes()
     with holdfast.session(model=model, optimizer=optimizer, data=loader, any_rank=True) as session:
-        parallel = session.settled(DistributedDataParallel(model, bucket_cap_mb=1000))
+        parallel = session.stabilize_ddp(DistributedDataParallel(model, bucket_cap_mb=1000))
         forward = torch.compile(parallel) if given.compile else parallel
         batches = iter(loader)
         for step in session.steps():

@@ -60,17 +60,17 @@ def kept(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Trainin
             present = next(steps)
 
         def told() -> dict[str, Any]:
-            taker = session._taker  # noqa: SLF001 (what a user sees in `holdfast status`)
-            if taker is None:
+            snapshotter = session._snapshotter  # noqa: SLF001 (what a user sees in `holdfast status`)
+            if snapshotter is None:
                 return {}
-            found, counts = taker.planning.overhead.measured, taker.counts
+            found, counts = snapshotter.planning.overhead.measured, snapshotter.counts
             measured = None if found is None else {"share": found.share, "error": found.error, "cycles": found.cycles}
-            facts = {"every": taker.every, "control": taker.control, "taken": counts.taken, "size": counts.size}
+            facts = {"every": snapshotter.every, "control": snapshotter.control, "taken": counts.taken, "size": counts.size}
             return {**facts, "measured": measured, "slowed": counts.slowed, "trained": counts.trained, "copied": counts.copied}
 
         def switch(on: bool) -> None:  # noqa: FBT001 (all there is to say)
-            if session._taker is not None:  # noqa: SLF001 (what a user never does)
-                session._taker.enabled = on  # noqa: SLF001
+            if session._snapshotter is not None:  # noqa: SLF001 (what a user never does)
+                session._snapshotter.enabled = on  # noqa: SLF001
 
         yield end, told, switch
 

@@ -171,44 +171,46 @@ def main() -> None:
             step.commit()
             after()
 
-        taker = session._taker  # noqa: SLF001 (what a user never does: turn it off and on)
-        assert taker is not None
+        snapshotter = session._snapshotter  # noqa: SLF001 (what a user never does: turn it off and on)
+        assert snapshotter is not None
         for _ in range(given.warm):
             train(rivals.none)
         blocks = [
-            {"round": number, "mode": mode, **_block(mode, given.block, train, taker, rivals)}
+            {"round": number, "mode": mode, **_block(mode, given.block, train, snapshotter, rivals)}
             for number in range(given.rounds)
             for mode in order.sample(given.modes, len(given.modes))
         ]
-        (given.place / f"rank-{rank}.json").write_text(json.dumps({**_told(taker), "blocks": blocks, "trace": trace and trace.events}))
+        (given.place / f"rank-{rank}.json").write_text(
+            json.dumps({**_told(snapshotter), "blocks": blocks, "trace": trace and trace.events})
+        )
     shutil.rmtree(folder)
     sys.stdout.flush()
 
 
-COUNTS: Final = ("copied", "hidden", "paused", "taken", "prepared")
+COUNTS: Final = ("copied", "overlapped", "paused", "taken", "prepared")
 
 
-def _block(mode: str, count: int, train: Callable[[Callable[[], None]], None], taker: Snapshotter, rivals: Rivals) -> dict[str, Any]:
+def _block(mode: str, count: int, train: Callable[[Callable[[], None]], None], snapshotter: Snapshotter, rivals: Rivals) -> dict[str, Any]:
     """Train a block of steps in *mode*; return how long each took, and what snapshots have cost in them."""
-    taker.enabled = mode == "ours"
+    snapshotter.enabled = mode == "ours"
     after = rivals.none if mode == "ours" else getattr(rivals, mode)
     train(after)  # the first of a block is not counted: it carries what the block before left
     rivals.wait()
     dist.barrier()
-    before, ends = asdict(taker.counts), [time.perf_counter()]
+    before, ends = asdict(snapshotter.counts), [time.perf_counter()]
     for number in range(count):
         train(after)
         if number == count - 1:
             rivals.wait()
         ends.append(time.perf_counter())
-    now = asdict(taker.counts)
+    now = asdict(snapshotter.counts)
     return {"steps": [end - begin for begin, end in pairwise(ends)], **{name: now[name] - before[name] for name in COUNTS}}
 
 
-def _told(taker: Snapshotter) -> dict[str, Any]:
-    plan, profile = taker.planning.plan, taker.planning.profile
+def _told(snapshotter: Snapshotter) -> dict[str, Any]:
+    plan, profile = snapshotter.planning.plan, snapshotter.planning.profile
     reason = None if plan is None else {"overhead": plan.overhead, "reason": plan.reason}
-    return {"size": taker.counts.size, "step": profile.step, "idle": profile.idle, "plan": reason}
+    return {"size": snapshotter.counts.size, "step": profile.step, "idle": profile.idle, "plan": reason}
 
 
 def _arguments() -> argparse.Namespace:

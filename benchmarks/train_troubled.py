@@ -112,7 +112,7 @@ torch.manual_seed(1)
 model = nn.Sequential(nn.Linear(16, given.width), nn.GELU(), nn.Linear(given.width, given.width), nn.GELU(), nn.Linear(given.width, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=given.rate, momentum=given.momentum)
 with holdfast.session(model=model, optimizer=optimizer) as session:
-    wrapped = session.settled(DistributedDataParallel(model, process_group=session.group))
+    wrapped = session.stabilize_ddp(DistributedDataParallel(model, process_group=session.group))
     for step in session.steps(until=given.steps):
         if step.number > last_step():
             break

@@ -8,7 +8,7 @@ from typing import Any
 
 from detectors import diagnosis, logs
 from detectors.catalogue import CATALOGUE, Area, FaultKind
-from detectors.evidence import LogLine, LossSample
+from detectors.evidence import LogLine, Sample
 
 __all__ = ["CATALOGUE", "by_area", "by_place", "diagnosis", "logs", "words_of"]
 
@@ -25,7 +25,7 @@ def by_area() -> dict[Area, int]:
     return {area: found[area] for area in Area}
 
 
-def words_of(sample: LossSample) -> str:
+def words_of(sample: Sample) -> str:
     """Return a sample as a person reads it: a line of a log as it is, other evidence with its fields."""
     evidence = sample.evidence
     if isinstance(evidence, LogLine):

@@ -174,7 +174,7 @@ def load(place: Path = PLACE) -> Associations:
         table = tomllib.loads(place.read_text())
     except tomllib.TOMLDecodeError as error:
         raise BadAssociation(place.name, f"is no TOML ({error})", "mend the line it names") from error
-    reader = _Reader(place.name, table.get("groups", {}))
+    reader = _RowReader(place.name, table.get("groups", {}))
     try:
         return Associations(
             clock_slack=float(table["clock_slack"]),
@@ -200,7 +200,7 @@ def load(place: Path = PLACE) -> Associations:
         raise BadAssociation(place.name, str(error), "compare the row with those beside it") from error
 
 
-class _Reader:
+class _RowReader:
     """Reads rows; remembers every kind they name."""
 
     def __init__(self, file: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
@@ -294,7 +294,7 @@ def follows_step(kind: str) -> bool:
     return rule is not None and rule.again
 
 
-def is_echo(kind: str) -> bool:
+def is_secondary(kind: str) -> bool:
     """Tell whether faults of *kind* tell of a loss, and not of its cause."""
     return belongs(kind, "echo") or belongs(kind, "blamed")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from detectors.evidence import LogLine, LossSample
+from detectors.evidence import LogLine, Sample
 
 
 class RecommendedAction(StrEnum):
@@ -73,8 +73,8 @@ class FaultKind:
     blame: Blame
     action: str
     reference: str
-    unhealthy: LossSample
-    healthy: LossSample
+    unhealthy: Sample
+    healthy: Sample
     weight: int = 50
     """How near the root of an incident this kind usually is (100: always a root, 0: always an echo of another)."""
     confused_with: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from detectors.catalogue import Fault, RecommendedAction
-from detectors.evidence import CheckpointTrouble, HangLimits
+from detectors.evidence import CheckpointFailure, HangLimits
 from detectors.reported_kinds import Row, enter
 
 _KINDS: Final[tuple[Row, ...]] = (
@@ -69,13 +69,13 @@ _KNOWN: Final = enter(
     _KINDS,
     component="checkpoint",
     source="worker's report",
-    reports=lambda name: CheckpointTrouble(node="n0", rank=0, at=0.0, kind=name, path="/ckpt/step-00000100", why="sample", step=100),
+    reports=lambda name: CheckpointFailure(node="n0", rank=0, at=0.0, kind=name, path="/ckpt/step-00000100", why="sample", step=100),
 )
 
 UNKNOWN_TROUBLE: Final = "checkpoint-write-failed"
 
 
-def see_trouble(seen: CheckpointTrouble, _limits: HangLimits) -> Fault:
+def see_trouble(seen: CheckpointFailure, _limits: HangLimits) -> Fault:
     """Name a checkpoint's trouble; a word we do not know is a failed write, never nothing."""
     return Fault(
         kind=seen.kind if seen.kind in _KNOWN else UNKNOWN_TROUBLE,

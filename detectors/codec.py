@@ -16,10 +16,10 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Final, Generic, TypeVar
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 
 BLIND: Final = "blind"
-"""The only key of an object that stands for `Blind`."""
+"""The only key of an object that stands for `Unknown`."""
 WORDS: Final = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 """Numbers that strict JSON has no form for, as the history writes them."""
 _PLAIN: Final = frozenset({str, int, float, bool, types.NoneType})
@@ -27,7 +27,7 @@ _PLAIN: Final = frozenset({str, int, float, bool, types.NoneType})
 T = TypeVar("T")
 
 
-class Misshapen(ValueError):
+class MalformedData(ValueError):
     """What should be a dataclass has another shape."""
 
 
@@ -46,9 +46,9 @@ class Pool(Generic[T]):
         return self._numbers[id(value)]
 
     def value(self, number: Any) -> T:  # noqa: ANN401 (any JSON)
-        """Return the value with that *number*; raise `Misshapen` where there is none."""
+        """Return the value with that *number*; raise `MalformedData` where there is none."""
         if type(number) is not int or not 0 <= number < len(self.values):
-            raise Misshapen(f": {str(number)[:60]!r} is the number of no {self.kind.__name__}")
+            raise MalformedData(f": {str(number)[:60]!r} is the number of no {self.kind.__name__}")
         return self.values[number]
 
 
@@ -62,7 +62,7 @@ def packed(value: Any, pool: Pool[Any] | None = None) -> Any:  # noqa: ANN401, C
         return value
     if pool is not None and kind is pool.kind:
         return pool.number(value)
-    if kind is Blind:
+    if kind is Unknown:
         return {BLIND: value.why}
     if dataclasses.is_dataclass(kind):
         return packed_fields(value, pool)
@@ -96,15 +96,15 @@ def _shape(kind: Any) -> tuple[tuple[str, bool], ...]:  # noqa: ANN401 (any data
 
 
 def unpacked(kind: type[T], value: Any, where: str = "", pool: Pool[Any] | None = None) -> T:  # noqa: ANN401 (any JSON)
-    """Return the *kind* that *value* holds; raise `Misshapen` when it is anything else.
+    """Return the *kind* that *value* holds; raise `MalformedData` when it is anything else.
 
     Fields that *kind* does not have are left out: whoever wrote them may know more.
     """
     try:
         return typing.cast("T", _maker(typing.cast("Any", kind))(value, pool))
-    except Misshapen as error:
+    except MalformedData as error:
         path, _, what = str(error).partition(": ")
-        raise Misshapen(f"{where or kind.__name__}{path}: {what}") from None
+        raise MalformedData(f"{where or kind.__name__}{path}: {what}") from None
 
 
 @cache
@@ -136,20 +136,20 @@ def _checked(kind: Any, check: Callable[[Any], Any]) -> Make:  # noqa: ANN401
         try:
             return check(taken)
         except ValueError as error:
-            raise Misshapen(f": {str(value)[:60]!r} {error}") from None
+            raise MalformedData(f": {str(value)[:60]!r} {error}") from None
 
     return made
 
 
 def _one_of(kinds: tuple[Any, ...], union: Any) -> Make:  # noqa: ANN401
-    (kind,) = (one for one in kinds if one not in {Blind, types.NoneType})
+    (kind,) = (one for one in kinds if one not in {Unknown, types.NoneType})
     assert len(kinds) > 1, f"{union} cannot be told apart in JSON"
-    make, may_be_blind, may_be_none = _maker(kind), Blind in kinds, types.NoneType in kinds
+    make, may_be_blind, may_be_none = _maker(kind), Unknown in kinds, types.NoneType in kinds
 
     def made(value: Any, pool: Pool[Any] | None) -> Any:  # noqa: ANN401
         if value is None and may_be_none:
             return None
-        return Blind(str(value[BLIND])) if may_be_blind and type(value) is dict and value.keys() == {BLIND} else make(value, pool)
+        return Unknown(str(value[BLIND])) if may_be_blind and type(value) is dict and value.keys() == {BLIND} else make(value, pool)
 
     return made
 
@@ -173,7 +173,7 @@ def _collection_of(origin: Any, kind: Any, whole: Any) -> Make:  # noqa: ANN401
             raise _misshapen(whole, value)
         try:
             return origin([make(item, pool) for item in value])
-        except Misshapen:
+        except MalformedData:
             for number, item in enumerate(value):  # once more, to tell which
                 _within(f"[{number}]", make, item, pool)
             raise
@@ -224,7 +224,7 @@ def _dataclass_of(kind: type) -> Make:
         try:
             return kind(**given)
         except TypeError as error:
-            raise Misshapen(f": {error}") from None
+            raise MalformedData(f": {error}") from None
 
     return made
 
@@ -249,9 +249,9 @@ def _within(path: str, make: Make, value: Any, pool: Pool[Any] | None) -> Any:  
     """Make what *value* holds; a complaint names the *path* to it."""
     try:
         return make(value, pool)
-    except Misshapen as error:
-        raise Misshapen(f"{path}{error}") from None
+    except MalformedData as error:
+        raise MalformedData(f"{path}{error}") from None
 
 
-def _misshapen(kind: Any, value: Any) -> Misshapen:  # noqa: ANN401
-    return Misshapen(f": {str(value)[:60]!r} is no {getattr(kind, '__name__', kind)}")
+def _misshapen(kind: Any, value: Any) -> MalformedData:  # noqa: ANN401
+    return MalformedData(f": {str(value)[:60]!r} is no {getattr(kind, '__name__', kind)}")

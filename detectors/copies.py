@@ -6,13 +6,13 @@ from collections import Counter
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
-from detectors.evidence import Copies, HangLimits, LossSample
+from detectors.evidence import HangLimits, ReplicaDigests, Sample
 
 MAJORITY: Final = 3
 """Copies that it takes to say which one is wrong."""
 
 
-def see_copies(seen: Copies, _limits: HangLimits) -> list[Fault]:
+def see_copies(seen: ReplicaDigests, _limits: HangLimits) -> list[Fault]:
     """Name the ranks whose parameters differ from those of most copies; where there is no majority, say only that they differ."""
     counts = Counter(seen.digests.values())
     if len(counts) < 2:  # noqa: PLR2004 (all agree)
@@ -24,20 +24,20 @@ def see_copies(seen: Copies, _limits: HangLimits) -> list[Fault]:
     return [_liar(seen, rank, usual, most) for rank in liars]
 
 
-def _differ(seen: Copies, kinds: int) -> Fault:
+def _differ(seen: ReplicaDigests, kinds: int) -> Fault:
     ranks = ", ".join(map(str, sorted(seen.digests)))
     quote = f"after step {seen.step} the copies of the parameters on ranks {ranks} are of {kinds} kinds{_tensor(seen, *_two(seen))}"
     quote += f"; no majority says which is right{_before(seen)}"
     return Fault(kind=DIFFER.id, at=seen.at, step=seen.step, quote=quote, signature=DIFFER.id)
 
 
-def _two(seen: Copies) -> tuple[int, int]:
+def _two(seen: ReplicaDigests) -> tuple[int, int]:
     """Return two ranks that differ."""
     first = min(seen.digests)
     return first, min(rank for rank, digest in seen.digests.items() if digest != seen.digests[first])
 
 
-def _liar(seen: Copies, rank: int, usual: str, most: int) -> Fault:
+def _liar(seen: ReplicaDigests, rank: int, usual: str, most: int) -> Fault:
     node, honest = seen.nodes[rank], min(one for one, digest in seen.digests.items() if digest == usual)
     quote = f"after step {seen.step} rank {rank} on {node} has other parameters than its {most} equal copies"
     quote += _tensor(seen, rank, honest) + _before(seen)
@@ -45,7 +45,7 @@ def _liar(seen: Copies, rank: int, usual: str, most: int) -> Fault:
     return Fault(kind=CORRUPT.id, at=seen.at, node=node, rank=rank, step=seen.step, quote=quote, signature=signature)
 
 
-def _tensor(seen: Copies, one: int, other: int) -> str:
+def _tensor(seen: ReplicaDigests, one: int, other: int) -> str:
     """Name the first tensor in which two ranks differ."""
     mine, theirs = seen.sums.get(one, {}), seen.sums.get(other, {})
     wrong = [name for name in mine if name in theirs and mine[name] != theirs[name]]
@@ -54,16 +54,16 @@ def _tensor(seen: Copies, one: int, other: int) -> str:
     return f", first in '{wrong[0]}'" + (f" and in {len(wrong) - 1} more of {len(mine)} tensors" if len(wrong) > 1 else "")
 
 
-def _before(seen: Copies) -> str:
+def _before(seen: ReplicaDigests) -> str:
     """Say until when they were equal, and what there is to go back to."""
     if seen.equal_at is None:
         return ""
     return f"; they were equal after step {seen.equal_at}" + (f", {seen.good}" if seen.good else "")
 
 
-def _sample(*digests: str) -> LossSample:
+def _sample(*digests: str) -> Sample:
     nodes = {rank: f"n{rank}" for rank in range(len(digests))}
-    return LossSample(evidence=Copies(at=0.0, step=128, nodes=nodes, digests=dict(enumerate(digests))))
+    return Sample(evidence=ReplicaDigests(at=0.0, step=128, nodes=nodes, digests=dict(enumerate(digests))))
 
 
 CORRUPT: Final = kind(

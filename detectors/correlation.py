@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from detectors.associations import ASSOCIATIONS, Accused, Family, Repeats, Shared, traits_of
 from detectors.catalogue import CATALOGUE, Blame, Fault, FaultKind, RecommendedAction, kind
-from detectors.evidence import LogLine, LossSample
+from detectors.evidence import LogLine, Sample
 from detectors.gpu_readings import Xid, XidEvent
 from detectors.locations import device_in, device_of, peers_in
 
 if TYPE_CHECKING:
-    from detectors.diagnosis import Before
+    from detectors.diagnosis import PastFailure
 
 _HEARD: Final = 256
 """Faults that are searched for whom they accuse, the first ones."""
@@ -47,8 +47,8 @@ SWITCH: Final = kind(
         blame=Blame.NETWORK,
         action="look at the switch or router that these nodes share; the nodes themselves are well",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=_lines(_DOWN)),
-        healthy=LossSample(evidence=_lines(_DOWN, nodes=1)),
+        unhealthy=Sample(evidence=_lines(_DOWN)),
+        healthy=Sample(evidence=_lines(_DOWN, nodes=1)),
         weight=94,
     )
 )
@@ -62,8 +62,8 @@ STORAGE_SERVICE: Final = kind(
         blame=Blame.STORAGE,
         action="look at the storage service and the network to it; the nodes themselves are well",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=_lines(_STALE)),
-        healthy=LossSample(evidence=_lines(_STALE, nodes=1)),
+        unhealthy=Sample(evidence=_lines(_STALE)),
+        healthy=Sample(evidence=_lines(_STALE, nodes=1)),
         weight=90,
     )
 )
@@ -77,8 +77,8 @@ SUSPECT_GPU: Final = kind(
         blame=Blame.GPU,
         action="take the node out and test the GPU: the same code runs well on the others",
         reference="https://docs.nvidia.com/deploy/xid-errors/",
-        unhealthy=LossSample(evidence=_xids("n0", 13, 3)),
-        healthy=LossSample(evidence=(*_xids("n0", 13, 2), *_xids("n1", 13, 1))),
+        unhealthy=Sample(evidence=_xids("n0", 13, 3)),
+        healthy=Sample(evidence=(*_xids("n0", 13, 2), *_xids("n1", 13, 1))),
         weight=92,
         confused_with=("user-error",),
     )
@@ -93,19 +93,19 @@ BLAMED: Final = kind(
         blame=Blame.NODE,
         action="restart the workers; replace the node that they name if it comes again",
         reference="docs/architecture.md",
-        unhealthy=LossSample(
+        unhealthy=Sample(
             evidence=tuple(
                 LogLine(text="NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", at=n / 10, node=f"n{n}", rank=n)
                 for n in range(2)
             )
         ),
-        healthy=LossSample(evidence=_lines("NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", nodes=1, rank=0)),
+        healthy=Sample(evidence=_lines("NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", nodes=1, rank=0)),
         weight=45,
     )
 )
 
 
-def inferred(faults: Sequence[Fault], past: Iterable[Before], members: int, places: Mapping[str, str]) -> Iterator[Fault]:
+def inferred(faults: Sequence[Fault], past: Iterable[PastFailure], members: int, places: Mapping[str, str]) -> Iterator[Fault]:
     """Yield the faults that *faults* add up to, with the *past* failures of the job, when *members* nodes hold ranks."""
     for shared in ASSOCIATIONS.shared:
         yield from _shared(shared, _of(shared.of, faults), members)
@@ -134,7 +134,7 @@ def _shared(rule: Shared, faults: list[Fault], members: int) -> Iterator[Fault]:
     yield Fault(kind=rule.kind, at=within[0].at, quote=quote, signature=rule.kind, source=_told(within))
 
 
-def _repeated(rule: Repeats, faults: list[Fault], past: Iterable[Before]) -> Iterator[Fault]:
+def _repeated(rule: Repeats, faults: list[Fault], past: Iterable[PastFailure]) -> Iterator[Fault]:
     """Yield the device on which alone the failures come, again and again."""
     seen: dict[tuple[str | None, str], list[float]] = defaultdict(list)
     for fault in faults:

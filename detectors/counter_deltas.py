@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.findings import grown
 from detectors.health import label
 from detectors.readings import NodeReading
@@ -24,7 +24,7 @@ def grown_errors(before: NodeReading, now: NodeReading) -> dict[str, int]:
 
 
 def _walk(before: Any, now: Any, where: str) -> Iterator[tuple[str, int]]:  # noqa: ANN401 (any evidence)
-    if type(before) is not type(now) or isinstance(now, Blind):
+    if type(before) is not type(now) or isinstance(now, Unknown):
         return
     if type(now) is int:
         growth = grown(before, now) if COUNTS_ERRORS.search(where.rpartition(".")[2]) else None

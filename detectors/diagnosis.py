@@ -18,29 +18,29 @@ from detectors.checkpoint import see_trouble
 from detectors.copies import see_copies
 from detectors.correlation import inferred
 from detectors.evidence import (
-    AgentSilence,
-    BadLoss,
-    CheckpointTrouble,
-    Copies,
-    CutShort,
+    AgentUnreachable,
+    CheckpointFailure,
     Evidence,
-    GroupTrouble,
+    FrozenParameters,
+    GroupFailure,
     HangLimits,
+    InterruptedRecovery,
     LogLine,
     LossHistory,
-    LossSample,
-    MemoryTrouble,
+    MemstoreFailure,
     NodeLeaving,
-    Overrun,
+    NodePartitioned,
+    NonFiniteLoss,
     Progress,
-    Raised,
-    ReplaceRanksTrouble,
-    SameState,
-    SchedulerWord,
-    Severed,
-    StartTrouble,
-    StepPaces,
+    RecoveryTimeout,
+    ReplaceRanksFailure,
+    ReplicaDigests,
+    Sample,
+    SchedulerNodeState,
+    StartFailure,
+    StepBreakdowns,
     StepTimes,
+    WorkerException,
     WorkerExit,
     WorkerStop,
 )
@@ -59,7 +59,7 @@ from detectors.sources import source_of
 from detectors.stragglers import see_paces, see_step_times
 from detectors.xids import see_xid
 
-_BROKEN = Raised(type="ValueError", message="bad shape", traceback='File "train.py", line 3, in <module>')
+_BROKEN = WorkerException(type="ValueError", message="bad shape", traceback='File "train.py", line 3, in <module>')
 
 USER_ERROR: Final = kind(
     FaultKind(
@@ -71,13 +71,13 @@ USER_ERROR: Final = kind(
         blame=Blame.USER_CODE,
         action="mend the script: the traceback of the first failing rank is in the incident; running the job again will not help",
         reference="docs/architecture.md",
-        unhealthy=LossSample(
+        unhealthy=Sample(
             evidence=(
                 WorkerExit(node="n0", rank=0, at=0.0, code=1, step=7, raised=_BROKEN),
                 WorkerExit(node="n1", rank=1, at=0.1, code=1, step=7, raised=_BROKEN),
             )
         ),
-        healthy=LossSample(
+        healthy=Sample(
             evidence=(
                 WorkerExit(node="n0", rank=0, at=0.0, signal=9, step=7),
                 WorkerExit(node="n1", rank=1, at=0.1, signal=9, step=7),
@@ -107,34 +107,34 @@ def _see_line(seen: LogLine, limits: HangLimits) -> Fault | None:
 LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | list[Fault] | None]]] = {
     WorkerExit: see_exit,
     WorkerStop: see_stop,
-    AgentSilence: see_silence,
-    Severed: see_severed,
+    AgentUnreachable: see_silence,
+    NodePartitioned: see_severed,
     Progress: see_progress,
-    CheckpointTrouble: see_trouble,
-    MemoryTrouble: see_memory,
-    StartTrouble: see_start,
-    CutShort: see_cut_short,
+    CheckpointFailure: see_trouble,
+    MemstoreFailure: see_memory,
+    StartFailure: see_start,
+    InterruptedRecovery: see_cut_short,
     NodeLeaving: see_leaving,
-    SchedulerWord: see_word,
-    Overrun: see_overrun,
-    GroupTrouble: see_broken,
-    ReplaceRanksTrouble: see_take_over,
+    SchedulerNodeState: see_word,
+    RecoveryTimeout: see_overrun,
+    GroupFailure: see_broken,
+    ReplaceRanksFailure: see_take_over,
     NodeReading: see_reading,
     CounterGrowth: see_growth,
     XidEvent: see_xid,
-    BadLoss: see_bad_loss,
+    NonFiniteLoss: see_bad_loss,
     LossHistory: see_losses,
     StepTimes: see_step_times,
-    StepPaces: see_paces,
-    Copies: see_copies,
-    SameState: see_same_state,
+    StepBreakdowns: see_paces,
+    ReplicaDigests: see_copies,
+    FrozenParameters: see_same_state,
     LogLine: _see_line,
 }
 """Which detector reads which evidence: the one place where a new kind of evidence is entered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
+class PastFailure:
     """A failure of this job that was answered earlier, as far as the diagnosis needs it."""
 
     node: str | None
@@ -150,7 +150,7 @@ class Diagnosis:
     """The verdict on one incident: the *root* fault, what else was seen, and why this one is the root."""
 
     root: Fault
-    echoes: tuple[Fault, ...]
+    secondary_failures: tuple[Fault, ...]
     reason: str
     candidates: tuple[Candidate, ...] = ()
     """The explanations that were weighed, the root's first."""
@@ -160,7 +160,7 @@ class Diagnosis:
     def against_nodes(self) -> tuple[Fault, ...]:
         """Return the faults for which the nodes they were seen on have to answer."""
         excused = {id(fault) for fault in self.excused}
-        return tuple(fault for fault in (self.root, *self.echoes) if id(fault) not in excused)
+        return tuple(fault for fault in (self.root, *self.secondary_failures) if id(fault) not in excused)
 
 
 def see(evidence: Iterable[Evidence | Reading], limits: HangLimits) -> list[Fault]:
@@ -174,7 +174,7 @@ def _look(item: Evidence | Reading, limits: HangLimits) -> Iterator[Fault]:
         yield fault if fault.source else replace(fault, source=source_of(item))
 
 
-def seconds_to_settle(
+def evidence_wait_seconds(
     faults: Iterable[Fault], members: int, *, silence: float = SILENCE_SECONDS, levels: Levels = CATALOGUE_LEVELS
 ) -> float:
     """Return how many seconds to wait for more evidence before the verdict, when *members* nodes hold ranks.
@@ -193,7 +193,7 @@ def seconds_to_settle(
 
 def diagnose(
     faults: Sequence[Fault],
-    past: tuple[Before, ...] = (),
+    past: tuple[PastFailure, ...] = (),
     members: int = 2,
     places: Mapping[str, str] = _NO_NAME,
     levels: Levels = CATALOGUE_LEVELS,
@@ -209,10 +209,14 @@ def diagnose(
     if why is None:
         others = tuple(fault for fault in told if fault is not root)
         reason = f"{root.kind} of {root.subject}: {root.quote}" + _beside(weighed[0], levels)
-        return Diagnosis(root=root, echoes=others, reason=reason, candidates=tuple(weighed), excused=_excused(weighed[0], told, members))
+        return Diagnosis(
+            root=root, secondary_failures=others, reason=reason, candidates=tuple(weighed), excused=_excused(weighed[0], told, members)
+        )
     reason = f"{root.quote}: {why}, so the script and not a node is at fault"
     blamed = replace(root, kind=USER_ERROR.id)
-    return Diagnosis(root=blamed, echoes=tuple(told), reason=reason, candidates=_the_script(blamed, why, weighed), excused=tuple(told))
+    return Diagnosis(
+        root=blamed, secondary_failures=tuple(told), reason=reason, candidates=_the_script(blamed, why, weighed), excused=tuple(told)
+    )
 
 
 def _the_script(root: Fault, why: str, weighed: list[Candidate]) -> tuple[Candidate, ...]:
@@ -240,14 +244,14 @@ def _excused(root: Candidate, faults: Sequence[Fault], members: int) -> tuple[Fa
     return tuple(fault for fault in faults if id(fault) in excused and fault is not root.fault)
 
 
-def left_unexplained(root: Candidate, levels: Levels) -> list[Fault]:
+def unexplained_faults(root: Candidate, levels: Levels) -> list[Fault]:
     """Return the faults that *root* does not explain, without warnings from before it: training went on through those."""
     return [fault for fault in root.unexplained if levels.acts(fault) or fault.at >= root.fault.at - _SAME_TIME]
 
 
 def _beside(root: Candidate, levels: Levels) -> str:
     """Say what else was seen: causes of their own, how many symptoms follow, and how many other faults the root leaves unexplained."""
-    left = left_unexplained(root, levels)
+    left = unexplained_faults(root, levels)
     own = [fault for fault in left if fault.entry.weight >= ASSOCIATIONS.own]
     rest = len(left) - len(own)
     follow = len(root.explains) + len(root.evidence) - 1
@@ -267,7 +271,7 @@ def _at_once(root: Fault, faults: Sequence[Fault], members: int) -> str | None:
     return f"the same failure ({root.signature}){_at_step(root)} on nodes {_listed(twins)} at once"
 
 
-def _again(root: Fault, past: tuple[Before, ...], members: int) -> str | None:
+def _again(root: Fault, past: tuple[PastFailure, ...], members: int) -> str | None:
     """Say that *root* came before at the same step on another node (or on the only one), if that makes it the script's.
 
     Where no step is known, the same line may have failed hours apart for reasons of the node's: then it takes three times.

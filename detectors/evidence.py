@@ -11,20 +11,20 @@ from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
-class Blind:
+class Unknown:
     """Evidence that could not be had, and why: neither healthy nor a fault."""
 
     why: str
 
 
-NOT_ASKED: Final = Blind("not asked for")
+NOT_REQUESTED: Final = Unknown("not asked for")
 """What stands where nobody looked."""
-Number = int | Blind
+Number = int | Unknown
 """A count, or why it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Raised:
+class WorkerException:
     """An exception that left a worker's script."""
 
     type: str
@@ -46,8 +46,8 @@ class WorkerExit:
     finished: bool = False
     """It had said that all its steps are done, or its script reports no steps."""
     step: int | None = None
-    raised: Raised | None = None
-    oom: str | Blind | None = None
+    raised: WorkerException | None = None
+    oom: str | Unknown | None = None
     """The kernel's line about an out-of-memory kill of this process."""
     output: str = ""
     """The last lines it printed."""
@@ -67,19 +67,19 @@ class WorkerStop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSilence:
+class AgentUnreachable:
     """An agent that no longer speaks."""
 
     node: str
     at: float
     why: str
-    node_answers: bool | Blind
+    node_answers: bool | Unknown
     """Whether a second, independent look reached the node."""
     step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Severed:
+class NodePartitioned:
     """A node that can be asked, and that other nodes do not reach."""
 
     node: str
@@ -93,7 +93,7 @@ class Severed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InWork:
+class PendingOperation:
     """An operation of a group that a rank has begun and that has not ended there."""
 
     way: str = ""
@@ -109,14 +109,14 @@ class InWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InGroup:
+class GroupProgress:
     """How far a rank is in one group."""
 
     name: str
     ranks: tuple[int, ...]
     counts: Mapping[str, int]
     """Operations begun, by their way."""
-    pending: tuple[InWork, ...] = ()
+    pending: tuple[PendingOperation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class RankStatus:
     """What it waits for (``gradients``, ``pipeline``, ``vote``, ``data``, ...); empty while it works, as far as can be seen."""
     seconds: float = 0.0
     """For how long."""
-    groups: tuple[InGroup, ...] = ()
+    groups: tuple[GroupProgress, ...] = ()
     place: str = ""
     """The innermost line of the user's own code."""
     stack: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ class RankProgress:
     """The kernel function it sleeps in, if it could be read."""
     managed: bool = True
     """It has announced itself, so that steps are expected of it."""
-    standing: RankStatus | None = None
+    status: RankStatus | None = None
     """Where it stands, if it was asked since its last sign of progress and has answered."""
     heard: bool = True
     """Its agent has told of it in this generation."""
@@ -170,7 +170,7 @@ class Progress:
     """Seconds since any worker printed anything, or ended."""
     moved: float | None = None
     """Seconds since ranks were last seen to get on within their step: operations of groups that begin."""
-    asked: bool = False
+    status_requested: bool = False
     """All ranks were asked where they stand, long enough ago to have answered."""
     longest_pause: float = 0.0
     """The longest time without progress after which this job went on by itself."""
@@ -183,7 +183,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BadLoss:
+class NonFiniteLoss:
     """A rank's loss that is no number, after one that was."""
 
     node: str
@@ -216,7 +216,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPace:
+class StepBreakdown:
     """How a rank's steps spent their time: medians of a block of steps, in seconds a step."""
 
     own: float
@@ -227,22 +227,22 @@ class StepPace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPaces:
+class StepBreakdowns:
     """How all ranks spent their time, block by block since the warm-up of the generation."""
 
     at: float
     step: int
     nodes: Mapping[int, str]
-    first: Mapping[int, tuple[StepPace, ...]]
+    first: Mapping[int, tuple[StepBreakdown, ...]]
     """By rank, the first blocks after the warm-up: what the newest are compared with."""
-    blocks: Mapping[int, tuple[StepPace, ...]]
+    blocks: Mapping[int, tuple[StepBreakdown, ...]]
     """By rank, the newest blocks, oldest first."""
     roles: tuple[tuple[int, ...], ...] = ()
     """Sets of ranks that do the same work; empty where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
+class ReplicaDigests:
     """Digests of the parameters of ranks that hold copies of one state, after the same step."""
 
     at: float
@@ -258,7 +258,7 @@ class Copies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SameState:
+class FrozenParameters:
     """A rank whose parameters are the same to the bit in check after check."""
 
     at: float
@@ -269,7 +269,7 @@ class SameState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointTrouble:
+class CheckpointFailure:
     """What a worker said about a checkpoint that is not whole, or could not be written."""
 
     node: str
@@ -282,7 +282,7 @@ class CheckpointTrouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryTrouble:
+class MemstoreFailure:
     """What a node's agent said about state that is not kept in memory, or not on another node."""
 
     node: str
@@ -292,7 +292,7 @@ class MemoryTrouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartTrouble:
+class StartFailure:
     """Workers that could not be started."""
 
     node: str
@@ -302,7 +302,7 @@ class StartTrouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupTrouble:
+class GroupFailure:
     """What a worker that lives said of a process group that no longer works."""
 
     node: str
@@ -314,7 +314,7 @@ class GroupTrouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaceRanksTrouble:
+class ReplaceRanksFailure:
     """A take-over that somebody who has a part in it cannot carry out: a worker, or the agent of *node*."""
 
     node: str
@@ -324,7 +324,7 @@ class ReplaceRanksTrouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overrun:
+class RecoveryTimeout:
     """A recovery that did not bring the job to a step within its action's deadline."""
 
     at: float
@@ -347,7 +347,7 @@ class NodeLeaving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerWord:
+class SchedulerNodeState:
     """What the scheduler says of a node."""
 
     node: str
@@ -361,7 +361,7 @@ class SchedulerWord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutShort:
+class InterruptedRecovery:
     """Ranks that a flow had stopped for a recovery which it did not live to finish."""
 
     at: float
@@ -382,26 +382,26 @@ class LogLine:
 
 
 Evidence = (
-    CutShort
+    InterruptedRecovery
     | NodeLeaving
-    | SchedulerWord
-    | Overrun
+    | SchedulerNodeState
+    | RecoveryTimeout
     | WorkerExit
     | WorkerStop
-    | AgentSilence
-    | Severed
+    | AgentUnreachable
+    | NodePartitioned
     | Progress
-    | CheckpointTrouble
-    | MemoryTrouble
-    | StartTrouble
-    | GroupTrouble
-    | ReplaceRanksTrouble
-    | BadLoss
+    | CheckpointFailure
+    | MemstoreFailure
+    | StartFailure
+    | GroupFailure
+    | ReplaceRanksFailure
+    | NonFiniteLoss
     | LossHistory
     | StepTimes
-    | StepPaces
-    | Copies
-    | SameState
+    | StepBreakdowns
+    | ReplicaDigests
+    | FrozenParameters
     | LogLine
 )
 
@@ -421,7 +421,7 @@ class HangLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossSample:
+class Sample:
     """An example of evidence for a kind: by what it is seen, or what looks alike and is none."""
 
     evidence: Any

@@ -6,17 +6,17 @@ import errno
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
-from detectors.evidence import LossSample, Raised, WorkerExit
+from detectors.evidence import Sample, WorkerException, WorkerExit
 from detectors.sources import exception_report
 from detectors.tracebacks import places_in
 
 ERRNO_3: Final = "https://man7.org/linux/man-pages/man3/errno.3.html"
-FINISHED: Final = LossSample(evidence=WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
+FINISHED: Final = Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
 
 
-def an_exit(**facts: object) -> LossSample:
+def an_exit(**facts: object) -> Sample:
     """Return a sample of a worker's end."""
-    return LossSample(evidence=WorkerExit(node="n0", rank=0, at=0.0, step=7, **facts))  # type: ignore[arg-type]
+    return Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, step=7, **facts))  # type: ignore[arg-type]
 
 
 EXCEPTION: Final = kind(
@@ -29,7 +29,7 @@ EXCEPTION: Final = kind(
         blame=Blame.PROCESS,
         action="restart once with the ranks on other nodes; the same exception at the same step there is the user's error",
         reference="https://docs.python.org/3/tutorial/errors.html",
-        unhealthy=an_exit(code=1, raised=Raised(type="ValueError", message="bad batch")),
+        unhealthy=an_exit(code=1, raised=WorkerException(type="ValueError", message="bad batch")),
         healthy=FINISHED,
         weight=60,
     )
@@ -44,7 +44,7 @@ PEER_LOST: Final = kind(
         blame=Blame.NONE,
         action="look for the peer that failed first; restart the workers",
         reference="https://docs.pytorch.org/docs/stable/distributed.html",
-        unhealthy=an_exit(code=1, raised=Raised(type="RuntimeError", message="Connection reset by peer", peer_lost=True)),
+        unhealthy=an_exit(code=1, raised=WorkerException(type="RuntimeError", message="Connection reset by peer", peer_lost=True)),
         healthy=FINISHED,
         weight=5,
     )
@@ -59,7 +59,9 @@ GPU_MEMORY: Final = kind(
         blame=Blame.USER_CODE,
         action="restart once: another process may have held the memory; then the user's to mend",
         reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
-        unhealthy=an_exit(code=1, raised=Raised(type="torch.OutOfMemoryError", message="CUDA out of memory. Tried to allocate 2 GiB")),
+        unhealthy=an_exit(
+            code=1, raised=WorkerException(type="torch.OutOfMemoryError", message="CUDA out of memory. Tried to allocate 2 GiB")
+        ),
         healthy=FINISHED,
         weight=65,
     )
@@ -74,7 +76,7 @@ DISK_FULL: Final = kind(
         blame=Blame.STORAGE,
         action="free space, or move the job's output",
         reference=ERRNO_3,
-        unhealthy=an_exit(code=1, raised=Raised(type="OSError", message="[Errno 28] No space left on device", errno=28)),
+        unhealthy=an_exit(code=1, raised=WorkerException(type="OSError", message="[Errno 28] No space left on device", errno=28)),
         healthy=FINISHED,
         weight=70,
     )
@@ -89,7 +91,7 @@ STORAGE: Final = kind(
         blame=Blame.STORAGE,
         action="restart; if it comes again look at the mount and at the kernel's log",
         reference=ERRNO_3,
-        unhealthy=an_exit(code=1, raised=Raised(type="OSError", message="[Errno 5] Input/output error: '/data/shard-3'", errno=5)),
+        unhealthy=an_exit(code=1, raised=WorkerException(type="OSError", message="[Errno 5] Input/output error: '/data/shard-3'", errno=5)),
         healthy=FINISHED,
         weight=68,
     )
@@ -104,7 +106,9 @@ NETWORK: Final = kind(
         blame=Blame.NETWORK,
         action="restart; if it comes again look at the service that the script asks",
         reference=ERRNO_3,
-        unhealthy=an_exit(code=1, raised=Raised(type="ConnectionRefusedError", message="[Errno 111] Connection refused", errno=111)),
+        unhealthy=an_exit(
+            code=1, raised=WorkerException(type="ConnectionRefusedError", message="[Errno 111] Connection refused", errno=111)
+        ),
         healthy=FINISHED,
         weight=50,
     )
@@ -123,7 +127,7 @@ INTERRUPT: Final = "worker-sigint"
 """Python makes an exception of this signal; it is nobody's error."""
 
 
-def kind_of(raised: Raised) -> str:
+def kind_of(raised: WorkerException) -> str:
     """Return the kind of fault that *raised* tells of."""
     if raised.peer_lost:
         return PEER_LOST.id
@@ -138,7 +142,7 @@ def kind_of(raised: Raised) -> str:
     return EXCEPTION.id
 
 
-def see_exception(seen: WorkerExit, raised: Raised, source: str = "") -> Fault:
+def see_exception(seen: WorkerExit, raised: WorkerException, source: str = "") -> Fault:
     """Name the exception that ended a worker's script; type and innermost place make two of them the same.
 
     *source* is where it was read; the worker's own report, unless the caller knows better.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.thresholds import Thresholds
 
 P = TypeVar("P")
@@ -42,24 +42,24 @@ class Look(Generic[P]):
         return growth * unit / max(self.seconds, unit)
 
 
-def grown(before: int | Blind | None, now: int | Blind) -> int | None:
+def grown(before: int | Unknown | None, now: int | Unknown) -> int | None:
     """Return by how much a counter grew; None where one of both looks did not see it. One that is smaller now began anew."""
-    if before is None or isinstance(before, Blind) or isinstance(now, Blind):
+    if before is None or isinstance(before, Unknown) or isinstance(now, Unknown):
         return None
     return now - before if now >= before else now
 
 
-def growths(before: Mapping[str, int] | Blind | None, now: Mapping[str, int] | Blind, names: Iterable[str]) -> dict[str, int]:
+def growths(before: Mapping[str, int] | Unknown | None, now: Mapping[str, int] | Unknown, names: Iterable[str]) -> dict[str, int]:
     """Return the counters of *names* that grew, and by how much."""
-    if before is None or isinstance(before, Blind) or isinstance(now, Blind):
+    if before is None or isinstance(before, Unknown) or isinstance(now, Unknown):
         return {}
     both = {name: grown(before[name], now[name]) for name in names if name in before and name in now}
     return {name: growth for name, growth in both.items() if growth}
 
 
-def above(value: float | Blind, limit: float) -> bool:
+def above(value: float | Unknown, limit: float) -> bool:
     """Say whether *value* is known and above *limit*."""
-    return not isinstance(value, Blind) and value > limit
+    return not isinstance(value, Unknown) and value > limit
 
 
 def listed(counts: Mapping[str, int]) -> str:

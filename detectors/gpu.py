@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any, Final
 
 from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
-from detectors.evidence import Blind, LossSample
+from detectors.evidence import Sample, Unknown
 from detectors.gpu_readings import Clocks, Ecc, Fabric, Gpu, GpuProcess, GpuReading, NvLink, Pcie, Power, RemappedRows, RetiredPages
 from detectors.readings import CounterGrowth, NodeReading
 
 NVML: Final = "https://docs.nvidia.com/deploy/nvml-api/"
 _BUS: Final = "0000:18:00.0"
-_DARK: Final = Blind("sample")
+_DARK: Final = Unknown("sample")
 
 
 def _reading(**facts: Any) -> NodeReading:  # noqa: ANN401 (fields of a Gpu)
@@ -27,8 +27,8 @@ def _after(before: NodeReading, now: NodeReading) -> CounterGrowth:
     return CounterGrowth(before=before, now=NodeReading(node=now.node, at=before.at + 60.0, gpus=now.gpus))
 
 
-def _seen(**facts: Any) -> LossSample:  # noqa: ANN401
-    return LossSample(evidence=_reading(**facts))
+def _seen(**facts: Any) -> Sample:  # noqa: ANN401
+    return Sample(evidence=_reading(**facts))
 
 
 def _clocks(reasons: int) -> Clocks:
@@ -93,8 +93,8 @@ UNUSABLE: Final = kind(
         title="NVML cannot be started or a GPU not be opened, for a reason of the node's own",
         level=RecommendedAction.EVICT_NOW,
         action="replace the node and look at the kernel's log; a reboot often helps",
-        unhealthy=LossSample(evidence=_node(failed=999, gpus=Blind("nvmlInit: Unknown Error"))),
-        healthy=LossSample(evidence=_node(gpus=Blind("nvmlInit: NVML Shared Library Not Found"))),
+        unhealthy=Sample(evidence=_node(failed=999, gpus=Unknown("nvmlInit: Unknown Error"))),
+        healthy=Sample(evidence=_node(gpus=Unknown("nvmlInit: NVML Shared Library Not Found"))),
         weight=91,
     )
 )
@@ -105,8 +105,8 @@ DRIVER_MISSING: Final = kind(
         level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
         action="load the driver (`modprobe nvidia`) or reboot; see why it was not loaded",
-        unhealthy=LossSample(evidence=_node(failed=9, gpus=Blind("nvmlInit: Driver Not Loaded"))),
-        healthy=LossSample(evidence=_node(failed=9, on_bus=(), gpus=Blind("nvmlInit: Driver Not Loaded"))),
+        unhealthy=Sample(evidence=_node(failed=9, gpus=Unknown("nvmlInit: Driver Not Loaded"))),
+        healthy=Sample(evidence=_node(failed=9, on_bus=(), gpus=Unknown("nvmlInit: Driver Not Loaded"))),
         weight=91,
     )
 )
@@ -117,8 +117,8 @@ DRIVER_MISMATCH: Final = kind(
         level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
         action="reboot, or unload and load the module: an update was installed beside a running driver",
-        unhealthy=LossSample(evidence=_node(failed=18, gpus=Blind("nvmlInit: Driver/library version mismatch"))),
-        healthy=LossSample(evidence=_node(module_version="550.54.15", driver_version="550.54.15", gpus=())),
+        unhealthy=Sample(evidence=_node(failed=18, gpus=Unknown("nvmlInit: Driver/library version mismatch"))),
+        healthy=Sample(evidence=_node(module_version="550.54.15", driver_version="550.54.15", gpus=())),
         weight=91,
     )
 )
@@ -227,8 +227,8 @@ NVLINK_ERRORS: Final = kind(
         title="An NVLink had to send again or to recover",
         level=RecommendedAction.WATCH,
         action="watch; replace the node when it goes on",
-        unhealthy=LossSample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=4)))),
-        healthy=LossSample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=3)))),
+        unhealthy=Sample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=4)))),
+        healthy=Sample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=3)))),
     )
 )
 PCIE: Final = kind(
@@ -247,8 +247,8 @@ REPLAYS: Final = kind(
         title="A GPU's PCIe link sends packets again and again",
         level=RecommendedAction.WATCH,
         action="watch; reseat the card or its cable when it goes on",
-        unhealthy=LossSample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=120)))),
-        healthy=LossSample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=102)))),
+        unhealthy=Sample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=120)))),
+        healthy=Sample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=102)))),
     )
 )
 FABRIC: Final = kind(

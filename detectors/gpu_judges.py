@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from detectors import gpu as kinds
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.findings import MINUTE, SECOND, FaultFinding, Look, above, grown
 from detectors.gpu_readings import Gpu, GpuReading, NvLink
 
@@ -37,32 +37,32 @@ ASKED_FOR: Final = {
 def judge_gpus(look: Look[GpuReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's driver and GPUs."""
     yield from _driver(look.now)
-    before = {} if look.before is None or isinstance(look.before.gpus, Blind) else {_name(gpu): gpu for gpu in look.before.gpus}
-    if isinstance(look.now.gpus, Blind):
+    before = {} if look.before is None or isinstance(look.before.gpus, Unknown) else {_name(gpu): gpu for gpu in look.before.gpus}
+    if isinstance(look.now.gpus, Unknown):
         return
     for gpu in look.now.gpus:
         for judge in _JUDGES:
             yield from judge(Look(now=gpu, before=before.get(_name(gpu)), seconds=look.seconds, limits=look.limits))
-    if not any(isinstance(gpu.bus, Blind) for gpu in look.now.gpus):  # one without an address may be any of those before
+    if not any(isinstance(gpu.bus, Unknown) for gpu in look.now.gpus):  # one without an address may be any of those before
         for name in sorted(set(before) - {_name(gpu) for gpu in look.now.gpus}):
             yield FaultFinding(kind=kinds.OFF_BUS.id, part=name, quote=f"{name} is no longer among the GPUs of the node")
 
 
 def _name(gpu: Gpu) -> str:
-    return f"GPU {gpu.index}" if isinstance(gpu.bus, Blind) else f"GPU {gpu.bus}"
+    return f"GPU {gpu.index}" if isinstance(gpu.bus, Unknown) else f"GPU {gpu.bus}"
 
 
 def _driver(now: GpuReading) -> Iterator[FaultFinding]:
-    why = now.gpus.why if isinstance(now.gpus, Blind) else ""
+    why = now.gpus.why if isinstance(now.gpus, Unknown) else ""
     versions = now.module_version, now.driver_version
     if now.failed == LIB_MISMATCH:
         yield FaultFinding(kind=kinds.DRIVER_MISMATCH.id, part="driver", quote=f"{why}; the loaded module is {now.module_version}")
     elif now.failed == NOT_LOADED:
-        if now.on_bus and not isinstance(now.on_bus, Blind):
+        if now.on_bus and not isinstance(now.on_bus, Unknown):
             yield FaultFinding(kind=kinds.DRIVER_MISSING.id, part="driver", quote=f"{why}; the bus has {', '.join(now.on_bus)}")
     elif now.failed:
         yield FaultFinding(kind=kinds.UNUSABLE.id, part="driver", quote=why)
-    elif not any(isinstance(version, Blind) for version in versions) and versions[0] != versions[1]:
+    elif not any(isinstance(version, Unknown) for version in versions) and versions[0] != versions[1]:
         yield FaultFinding(
             kind=kinds.DRIVER_MISMATCH.id, part="driver", quote=f"the loaded module is {versions[0]}, NVML says {versions[1]}"
         )
@@ -76,9 +76,9 @@ def _whole(look: Look[Gpu]) -> Iterator[FaultFinding]:
     elif gpu.failed == RESET_REQUIRED:
         yield FaultFinding(kind=kinds.RESET_REQUIRED.id, part=name, quote=f"{name}: NVML says that it needs a reset")
     elif gpu.failed:
-        why = gpu.bus.why if isinstance(gpu.bus, Blind) else f"NVML error {gpu.failed}"
+        why = gpu.bus.why if isinstance(gpu.bus, Unknown) else f"NVML error {gpu.failed}"
         yield FaultFinding(kind=kinds.UNUSABLE.id, part=name, quote=f"{name}: {why}")
-    elif not isinstance(gpu.recovery_action, Blind) and gpu.recovery_action:
+    elif not isinstance(gpu.recovery_action, Unknown) and gpu.recovery_action:
         wish = ASKED_FOR.get(gpu.recovery_action, f"for action {gpu.recovery_action}")
         yield FaultFinding(kind=kinds.RESET_REQUIRED.id, part=name, quote=f"{name}: the driver asks {wish}")
 
@@ -86,18 +86,18 @@ def _whole(look: Look[Gpu]) -> Iterator[FaultFinding]:
 def _ecc(look: Look[Gpu]) -> Iterator[FaultFinding]:
     """Judge errors since the driver was loaded, or since the look before."""
     ecc, name = look.now.ecc, _name(look.now)
-    if isinstance(ecc, Blind):
+    if isinstance(ecc, Unknown):
         return
-    known = look.before is not None and not isinstance(look.before.ecc, Blind) and look.before.ecc.volatile_uncorrected
+    known = look.before is not None and not isinstance(look.before.ecc, Unknown) and look.before.ecc.volatile_uncorrected
     old = known if isinstance(known, int) else 0
     if more := grown(old, ecc.volatile_uncorrected):
-        lifelong = "" if isinstance(ecc.aggregate_uncorrected, Blind) else f", {ecc.aggregate_uncorrected} in its life"
+        lifelong = "" if isinstance(ecc.aggregate_uncorrected, Unknown) else f", {ecc.aggregate_uncorrected} in its life"
         yield FaultFinding(kind=kinds.ECC.id, part=name, quote=f"{name}: {more} uncorrectable memory error(s){lifelong}")
 
 
 def _rows(look: Look[Gpu]) -> Iterator[FaultFinding]:
     rows, name = look.now.rows, _name(look.now)
-    if isinstance(rows, Blind):
+    if isinstance(rows, Unknown):
         return
     if rows.failed:
         yield FaultFinding(kind=kinds.REMAP_FAILED.id, part=name, quote=f"{name}: a memory row could not be replaced")
@@ -107,7 +107,7 @@ def _rows(look: Look[Gpu]) -> Iterator[FaultFinding]:
 
 def _pages(look: Look[Gpu]) -> Iterator[FaultFinding]:
     pages, name = look.now.pages, _name(look.now)
-    if isinstance(pages, Blind):
+    if isinstance(pages, Unknown):
         return
     count, most = pages.single_bit + pages.double_bit, look.limits.retired_pages
     if pages.pending or count >= most:
@@ -118,9 +118,9 @@ def _pages(look: Look[Gpu]) -> Iterator[FaultFinding]:
 def _clocks(look: Look[Gpu]) -> Iterator[FaultFinding]:
     """Judge heat, and what holds the clocks down."""
     gpu, name = look.now, _name(look.now)
-    reasons = 0 if isinstance(gpu.clocks, Blind) or isinstance(gpu.clocks.reasons, Blind) else gpu.clocks.reasons
+    reasons = 0 if isinstance(gpu.clocks, Unknown) or isinstance(gpu.clocks.reasons, Unknown) else gpu.clocks.reasons
     hot = [words for bit, words in THERMAL.items() if reasons & bit]
-    if not isinstance(gpu.heat, Blind) and _reached(gpu.heat.gpu, gpu.heat.slowdown_at):
+    if not isinstance(gpu.heat, Unknown) and _reached(gpu.heat.gpu, gpu.heat.slowdown_at):
         hot.append(f"{gpu.heat.gpu} °C, and it slows down at {gpu.heat.slowdown_at} °C")
     if hot:
         yield FaultFinding(kind=kinds.THROTTLE.id, part=name, quote=f"{name}: {', '.join(hot)}")
@@ -130,14 +130,14 @@ def _clocks(look: Look[Gpu]) -> Iterator[FaultFinding]:
         yield FaultFinding(kind=kinds.SLOWDOWN.id, part=name, quote=f"{name}: hardware slowdown")
 
 
-def _reached(value: int | Blind, limit: int | Blind) -> bool:
+def _reached(value: int | Unknown, limit: int | Unknown) -> bool:
     """Say whether *value* is at *limit*; drivers that no longer tell a limit may say 0."""
-    return not isinstance(value, Blind) and not isinstance(limit, Blind) and 0 < limit <= value
+    return not isinstance(value, Unknown) and not isinstance(limit, Unknown) and 0 < limit <= value
 
 
 def _power(look: Look[Gpu]) -> Iterator[FaultFinding]:
     power, name = look.now.power, _name(look.now)
-    if isinstance(power, Blind) or isinstance(power.limit, Blind) or isinstance(power.default_limit, Blind):
+    if isinstance(power, Unknown) or isinstance(power.limit, Unknown) or isinstance(power.default_limit, Unknown):
         return
     if power.limit < power.default_limit:
         quote = f"{name}: at most {power.limit / 1000:g} W, made for {power.default_limit / 1000:g} W"
@@ -146,7 +146,7 @@ def _power(look: Look[Gpu]) -> Iterator[FaultFinding]:
 
 def _fabric(look: Look[Gpu]) -> Iterator[FaultFinding]:
     fabric, name = look.now.fabric, _name(look.now)
-    if isinstance(fabric, Blind):
+    if isinstance(fabric, Unknown):
         return
     trouble = STARTING.get(fabric.state) or (
         f"ended with NVML error {fabric.status}" if fabric.state == COMPLETED and fabric.status else ""
@@ -157,10 +157,10 @@ def _fabric(look: Look[Gpu]) -> Iterator[FaultFinding]:
 
 def _links_of(look: Look[Gpu]) -> Iterator[FaultFinding]:
     gpu, name = look.now, _name(look.now)
-    if isinstance(gpu.links, Blind):
+    if isinstance(gpu.links, Unknown):
         return
-    switched = not isinstance(gpu.fabric, Blind) and gpu.fabric.state == COMPLETED
-    old = {} if look.before is None or isinstance(look.before.links, Blind) else {link.link: link for link in look.before.links}
+    switched = not isinstance(gpu.fabric, Unknown) and gpu.fabric.state == COMPLETED
+    old = {} if look.before is None or isinstance(look.before.links, Unknown) else {link.link: link for link in look.before.links}
     for link in gpu.links:
         was = old.get(link.link)
         if link.active is False and (switched or (was is not None and was.active is True)):
@@ -180,17 +180,17 @@ def _link_errors(look: Look[Gpu], was: NvLink, link: NvLink) -> str:
 def _bus(look: Look[Gpu]) -> Iterator[FaultFinding]:
     """Judge the PCIe link. An idle GPU may slow it down to save power, but never gives lanes up."""
     gpu, name = look.now, _name(look.now)
-    if isinstance(gpu.pcie, Blind):
+    if isinstance(gpu.pcie, Unknown):
         return
     link, found = gpu.pcie, []
-    if not isinstance(link.width, Blind) and above(link.width_most, link.width):
+    if not isinstance(link.width, Unknown) and above(link.width_most, link.width):
         found.append(f"{link.width} of {link.width_most} lanes")
-    busy = above(gpu.utilization, 0) and not isinstance(gpu.clocks, Blind) and gpu.clocks.performance_state == 0
-    if busy and not isinstance(link.generation, Blind) and above(link.generation_most, link.generation):
+    busy = above(gpu.utilization, 0) and not isinstance(gpu.clocks, Unknown) and gpu.clocks.performance_state == 0
+    if busy and not isinstance(link.generation, Unknown) and above(link.generation_most, link.generation):
         found.append(f"generation {link.generation} of {link.generation_most} while it computes")
     if found:
         yield FaultFinding(kind=kinds.PCIE.id, part=name, quote=f"{name}: PCIe with {' and '.join(found)}")
-    old = look.before.pcie.replays if look.before and not isinstance(look.before.pcie, Blind) else None
+    old = look.before.pcie.replays if look.before and not isinstance(look.before.pcie, Unknown) else None
     more = grown(old, link.replays) or 0
     if look.rate(more, MINUTE) > look.limits.pcie_replays_per_minute:
         yield FaultFinding(kind=kinds.REPLAYS.id, part=name, quote=f"{name}: {more} PCIe replays in {look.seconds:.0f} s")
@@ -198,9 +198,9 @@ def _bus(look: Look[Gpu]) -> Iterator[FaultFinding]:
 
 def _strangers(look: Look[Gpu]) -> Iterator[FaultFinding]:
     gpu, name = look.now, _name(look.now)
-    if isinstance(gpu.processes, Blind):
+    if isinstance(gpu.processes, Unknown):
         return
-    jobs = {one.job for one in gpu.processes if one.job and not isinstance(one.job, Blind)}
+    jobs = {one.job for one in gpu.processes if one.job and not isinstance(one.job, Unknown)}
     strangers = [str(one.pid) for one in gpu.processes if one.job == ""]
     if jobs and strangers:
         quote = f"{name}: process {', '.join(strangers)} computes beside job {', '.join(sorted(map(str, jobs)))}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from detectors.evidence import NOT_ASKED, Blind, Number
+from detectors.evidence import NOT_REQUESTED, Number, Unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class RemappedRows:
     """A row waits for a reset to be replaced."""
     failed: bool
     """A row could not be replaced, ever."""
-    banks_without_spares: Number = NOT_ASKED
+    banks_without_spares: Number = NOT_REQUESTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class NvLink:
     """One NVLink of a GPU."""
 
     link: int
-    active: bool | Blind
+    active: bool | Unknown
     replays: Number
     recoveries: Number
     crc_flit: Number
@@ -116,7 +116,7 @@ class GpuProcess:
     pid: int
     memory: Number
     """Bytes."""
-    job: str | Blind = ""
+    job: str | Unknown = ""
     """The job of Holdfast that it belongs to; empty for a stranger."""
 
 
@@ -125,44 +125,44 @@ class Gpu:
     """One GPU as NVML sees it."""
 
     index: int
-    bus: str | Blind
+    bus: str | Unknown
     """Its PCI address as sysfs writes it, `0000:18:00.0`."""
-    uuid: str | Blind = NOT_ASKED
-    name: str | Blind = NOT_ASKED
+    uuid: str | Unknown = NOT_REQUESTED
+    name: str | Unknown = NOT_REQUESTED
     failed: int = 0
     """The return code by which NVML said that the device as a whole cannot be used; 0 is fine."""
-    recovery_action: Number = NOT_ASKED
+    recovery_action: Number = NOT_REQUESTED
     """What the driver asks for: NVML_GPU_RECOVERY_ACTION_*."""
-    ecc_on: bool | Blind = NOT_ASKED
-    ecc: Ecc | Blind = NOT_ASKED
-    rows: RemappedRows | Blind = NOT_ASKED
-    pages: RetiredPages | Blind = NOT_ASKED
-    heat: Heat | Blind = NOT_ASKED
-    power: Power | Blind = NOT_ASKED
-    clocks: Clocks | Blind = NOT_ASKED
-    utilization: Number = NOT_ASKED
+    ecc_on: bool | Unknown = NOT_REQUESTED
+    ecc: Ecc | Unknown = NOT_REQUESTED
+    rows: RemappedRows | Unknown = NOT_REQUESTED
+    pages: RetiredPages | Unknown = NOT_REQUESTED
+    heat: Heat | Unknown = NOT_REQUESTED
+    power: Power | Unknown = NOT_REQUESTED
+    clocks: Clocks | Unknown = NOT_REQUESTED
+    utilization: Number = NOT_REQUESTED
     """Percent of the last moments in which something ran."""
-    memory_used: Number = NOT_ASKED
+    memory_used: Number = NOT_REQUESTED
     """Bytes."""
-    pcie: Pcie | Blind = NOT_ASKED
-    links: tuple[NvLink, ...] | Blind = NOT_ASKED
-    fabric: Fabric | Blind = NOT_ASKED
-    persistence: bool | Blind = NOT_ASKED
-    processes: tuple[GpuProcess, ...] | Blind = NOT_ASKED
+    pcie: Pcie | Unknown = NOT_REQUESTED
+    links: tuple[NvLink, ...] | Unknown = NOT_REQUESTED
+    fabric: Fabric | Unknown = NOT_REQUESTED
+    persistence: bool | Unknown = NOT_REQUESTED
+    processes: tuple[GpuProcess, ...] | Unknown = NOT_REQUESTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
     """All NVIDIA GPUs of a node."""
 
-    on_bus: tuple[str, ...] | Blind
+    on_bus: tuple[str, ...] | Unknown
     """PCI addresses of all that the kernel knows on its bus, whatever NVML says."""
-    module_version: str | Blind = NOT_ASKED
+    module_version: str | Unknown = NOT_REQUESTED
     """Version of the kernel module that is loaded."""
-    driver_version: str | Blind = NOT_ASKED
+    driver_version: str | Unknown = NOT_REQUESTED
     failed: int = 0
     """NVML's return code when it could not be started for a reason that is the node's; 0 is fine."""
-    gpus: tuple[Gpu, ...] | Blind = NOT_ASKED
+    gpus: tuple[Gpu, ...] | Unknown = NOT_REQUESTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
-from detectors.evidence import GroupTrouble, HangLimits, LossSample, ReplaceRanksTrouble
+from detectors.evidence import GroupFailure, HangLimits, ReplaceRanksFailure, Sample
 from detectors.exceptions import FINISHED
 
 GROUP_BROKEN: Final = kind(
@@ -18,7 +18,7 @@ GROUP_BROKEN: Final = kind(
         blame=Blame.NETWORK,
         action="build the groups anew between the ranks that live and do the step again; replace ranks that do not live",
         reference="https://docs.pytorch.org/docs/stable/distributed.html",
-        unhealthy=LossSample(evidence=GroupTrouble(node="n0", rank=0, at=0.0, why="Connection closed by peer", group="0", step=7)),
+        unhealthy=Sample(evidence=GroupFailure(node="n0", rank=0, at=0.0, why="Connection closed by peer", group="0", step=7)),
         healthy=FINISHED,
         weight=6,
     )
@@ -33,20 +33,20 @@ TAKE_OVER_FAILED: Final = kind(
         blame=Blame.NONE,
         action="the next action is tried at once",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=ReplaceRanksTrouble(node="n0", rank=0, at=0.0, why="no rank holds a whole copy of the state")),
+        unhealthy=Sample(evidence=ReplaceRanksFailure(node="n0", rank=0, at=0.0, why="no rank holds a whole copy of the state")),
         healthy=FINISHED,
         weight=15,
     )
 )
 
 
-def see_broken(seen: GroupTrouble, _limits: HangLimits) -> Fault:
+def see_broken(seen: GroupFailure, _limits: HangLimits) -> Fault:
     """Name a group that broke; whose doing it was, other evidence has to say."""
     quote = f"process group {seen.group or '?'} broke: {seen.why}"[:500]
     return Fault(kind=GROUP_BROKEN.id, at=seen.at, node=seen.node, rank=seen.rank, step=seen.step, quote=quote, signature=GROUP_BROKEN.id)
 
 
-def see_take_over(seen: ReplaceRanksTrouble, _limits: HangLimits) -> Fault:
+def see_take_over(seen: ReplaceRanksFailure, _limits: HangLimits) -> Fault:
     """Name a take-over that failed. Nobody is to blame for it: what it was to answer has been diagnosed before."""
     who = f"rank {seen.rank} on {seen.node}" if seen.rank is not None else f"the agent of {seen.node}"
     return Fault(kind=TAKE_OVER_FAILED.id, at=seen.at, quote=f"{who} cannot take part: {seen.why}"[:500], signature=TAKE_OVER_FAILED.id)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
-from detectors.evidence import InGroup, InWork, LossSample, Progress, RankProgress, RankStatus
+from detectors.evidence import GroupProgress, PendingOperation, Progress, RankProgress, RankStatus, Sample
 
 HELD: Final = 1.0
 """Seconds after which an operation that all have come to has not merely just begun (ours)."""
@@ -47,7 +47,7 @@ class HangFinding:
 
 def explain(ranks: Mapping[int, RankProgress]) -> HangFinding | None:
     """Return who holds the others up, as far as the ranks have told where they stand; None where that says nothing."""
-    told = {rank: held.standing for rank, held in ranks.items() if held.standing is not None}
+    told = {rank: held.status for rank, held in ranks.items() if held.status is not None}
     if not told:
         return None
     waits = list(_waits(told, frozenset(ranks)))
@@ -76,7 +76,7 @@ def _waits(told: Mapping[int, RankStatus], everybody: frozenset[int]) -> Iterato
                     yield RankWait(rank, _words(group, work), work.seconds, missing)
 
 
-def _missing(rank: int, group: InGroup, work: InWork, groups: Mapping[tuple[int, str], InGroup]) -> frozenset[int]:
+def _missing(rank: int, group: GroupProgress, work: PendingOperation, groups: Mapping[tuple[int, str], GroupProgress]) -> frozenset[int]:
     """Return who has not begun what *rank* has begun in *group*."""
     if not work.way:
         others = [other for other in group.ranks if other != rank]
@@ -88,11 +88,11 @@ def _missing(rank: int, group: InGroup, work: InWork, groups: Mapping[tuple[int,
     return frozenset({int(peer)}) if _count(groups.get((int(peer), group.name)), there) < work.number else frozenset()
 
 
-def _count(group: InGroup | None, way: str) -> int:
+def _count(group: GroupProgress | None, way: str) -> int:
     return group.counts.get(way, 0) if group is not None else -1
 
 
-def _words(group: InGroup, work: InWork) -> str:
+def _words(group: GroupProgress, work: PendingOperation) -> str:
     what = f"{work.name} #{work.number} of group {group.name}"
     return what if not work.way else f"{what} ({'to' if work.way[4] == '>' else 'from'} rank {work.way[5:]})"
 
@@ -137,9 +137,9 @@ def _differ(ranks: Mapping[int, RankProgress], told: Mapping[int, RankStatus]) -
     return None
 
 
-def _meetings(told: Mapping[int, RankStatus]) -> Iterator[tuple[str, int, dict[int, tuple[InGroup, InWork]]]]:
+def _meetings(told: Mapping[int, RankStatus]) -> Iterator[tuple[str, int, dict[int, tuple[GroupProgress, PendingOperation]]]]:
     """Yield the collectives that several ranks are in: group, number, and what each has begun under it."""
-    found: dict[tuple[str, int], dict[int, tuple[InGroup, InWork]]] = {}
+    found: dict[tuple[str, int], dict[int, tuple[GroupProgress, PendingOperation]]] = {}
     for rank, one in told.items():
         for group in one.groups:
             for work in group.pending:
@@ -150,7 +150,7 @@ def _meetings(told: Mapping[int, RankStatus]) -> Iterator[tuple[str, int, dict[i
             yield name, number, here
 
 
-def _shape(work: InWork) -> tuple[str, int, str]:
+def _shape(work: PendingOperation) -> tuple[str, int, str]:
     return (work.name, work.size, work.kind) if work.name in _EVEN else (work.name, 0, "")
 
 
@@ -202,15 +202,15 @@ def _by_stack(ranks: Mapping[int, RankProgress], told: Mapping[int, RankStatus])
 
 def _where(rank: int, ranks: Mapping[int, RankProgress]) -> str:
     held = ranks[rank]
-    if held.standing is None:
+    if held.status is None:
         wait = f", waiting in {held.wait}" if held.wait else ""
         return f"rank {rank} does not answer (process state {held.process}{wait})"
-    place = held.standing.place or (held.standing.stack[0] if held.standing.stack else "nowhere that Python knows of")
-    reason = {"data": ", waiting for its data"}.get(held.standing.waits, "")
+    place = held.status.place or (held.status.stack[0] if held.status.stack else "nowhere that Python knows of")
+    reason = {"data": ", waiting for its data"}.get(held.status.waits, "")
     return f"rank {rank} stands at {place}{reason}"
 
 
-def _sized(work: InWork) -> str:
+def _sized(work: PendingOperation) -> str:
     return f"{work.name} of {work.size} {work.kind} values" if work.kind else work.name
 
 
@@ -229,19 +229,19 @@ def _verb(ranks: list[int]) -> str:
 
 
 def _rank(number: int, name: str, *, group: str = "0", count: int | None = None) -> RankProgress:
-    work = InWork(number=number, name=name, size=1024, kind="float32", seconds=8.0)
-    mine = InGroup(name=group, ranks=(0, 1), counts={"": number}, pending=(work,))
-    other = () if count is None else (InGroup(name="1" if group == "0" else "0", ranks=(0, 1), counts={"": count}),)
-    return RankProgress(node="n0", step=40, age=9.0, standing=RankStatus(waits="collective", seconds=8.0, groups=(mine, *other)))
+    work = PendingOperation(number=number, name=name, size=1024, kind="float32", seconds=8.0)
+    mine = GroupProgress(name=group, ranks=(0, 1), counts={"": number}, pending=(work,))
+    other = () if count is None else (GroupProgress(name="1" if group == "0" else "0", ranks=(0, 1), counts={"": count}),)
+    return RankProgress(node="n0", step=40, age=9.0, status=RankStatus(waits="collective", seconds=8.0, groups=(mine, *other)))
 
 
-def _sample(one: RankProgress, other: RankProgress) -> LossSample:
-    return LossSample(evidence=Progress(at=0.0, ranks={0: one, 1: other}, step_seconds=(0.3,) * 8, asked=True))
+def _sample(one: RankProgress, other: RankProgress) -> Sample:
+    return Sample(evidence=Progress(at=0.0, ranks={0: one, 1: other}, step_seconds=(0.3,) * 8, status_requested=True))
 
 
-def _well(one: RankProgress, other: RankProgress) -> LossSample:
-    ranks = {rank: RankProgress(node="n0", step=40, age=0.6, standing=held.standing) for rank, held in enumerate((one, other))}
-    return LossSample(evidence=Progress(at=0.0, ranks=ranks, step_seconds=(0.3,) * 8, asked=True))
+def _well(one: RankProgress, other: RankProgress) -> Sample:
+    ranks = {rank: RankProgress(node="n0", step=40, age=0.6, status=held.status) for rank, held in enumerate((one, other))}
+    return Sample(evidence=Progress(at=0.0, ranks=ranks, step_seconds=(0.3,) * 8, status_requested=True))
 
 
 MISMATCH: Final = kind(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from detectors.catalogue import Fault
-from detectors.evidence import NOT_ASKED, Blind, HangLimits
+from detectors.evidence import NOT_REQUESTED, HangLimits, Unknown
 from detectors.findings import FaultFinding, Look
 from detectors.gpu_judges import judge_gpus
 from detectors.host import REBOOTED, judge_clock, judge_host, judge_processes, judge_services
@@ -32,10 +32,10 @@ _INSTRUMENTS: Final = {"gpus": "NVML", "network": "interface counters", "storage
 
 def judge(now: NodeReading, before: NodeReading | None = None, limits: Thresholds = THRESHOLDS) -> list[Fault]:
     """Return the faults that a look shows, with what changed since the look *before* if there was one."""
-    return [_fault(sighting, now, source) for source, sighting in sightings(now, before, limits)]
+    return [_fault(finding, now, source) for source, finding in fault_findings(now, before, limits)]
 
 
-def sightings(now: NodeReading, before: NodeReading | None = None, limits: Thresholds = THRESHOLDS) -> list[tuple[str, FaultFinding]]:
+def fault_findings(now: NodeReading, before: NodeReading | None = None, limits: Thresholds = THRESHOLDS) -> list[tuple[str, FaultFinding]]:
     """Return what `judge` makes faults of: one sighting of each kind and part, with what it was read by."""
     again = before is not None and _boot(before) == _boot(now)
     rebooted = before is not None and None not in {_boot(before), _boot(now)} and not again
@@ -45,14 +45,14 @@ def sightings(now: NodeReading, before: NodeReading | None = None, limits: Thres
         seen.append(("host check", FaultFinding(kind=REBOOTED.id, part="node", quote="its kernel has another boot id than before")))
     for name, judged in JUDGES.items():
         part, old = getattr(now, name), getattr(earlier, name, None)
-        if not isinstance(part, Blind):
+        if not isinstance(part, Unknown):
             seconds = now.at - earlier.at if earlier is not None else 0.0
-            look = Look(now=part, before=None if isinstance(old, Blind) else old, seconds=seconds, limits=limits)
-            seen += [(_INSTRUMENTS.get(name, f"{name} check"), sighting) for sighting in judged(look)]
-    seen += [("kernel log", sighting) for sighting in _told(now, earlier, limits)]
+            look = Look(now=part, before=None if isinstance(old, Unknown) else old, seconds=seconds, limits=limits)
+            seen += [(_INSTRUMENTS.get(name, f"{name} check"), finding) for finding in judged(look)]
+    seen += [("kernel log", finding) for finding in _told(now, earlier, limits)]
     first: dict[tuple[str, str], tuple[str, FaultFinding]] = {}
-    for source, sighting in seen:  # NVML and the kernel's log tell of one fault each in its own words
-        first.setdefault((sighting.kind, sighting.part), (source, sighting))
+    for source, finding in seen:  # NVML and the kernel's log tell of one fault each in its own words
+        first.setdefault((finding.kind, finding.part), (source, finding))
     return list(first.values())
 
 
@@ -64,7 +64,7 @@ def _fault(seen: FaultFinding, now: NodeReading, source: str) -> Fault:
 
 
 def _boot(reading: NodeReading) -> str | None:
-    return None if isinstance(reading.host, Blind) or isinstance(reading.host.boot, Blind) else reading.host.boot
+    return None if isinstance(reading.host, Unknown) or isinstance(reading.host.boot, Unknown) else reading.host.boot
 
 
 def _told(now: NodeReading, before: NodeReading | None, limits: Thresholds) -> Iterator[FaultFinding]:
@@ -72,20 +72,20 @@ def _told(now: NodeReading, before: NodeReading | None, limits: Thresholds) -> I
     lines = list(_new_lines(now, before, limits))
     if not lines:
         return
-    from detectors.kernel_lines import sighting_of  # noqa: PLC0415 (a thousand signatures: only who has lines reads them)
+    from detectors.kernel_lines import finding_of  # noqa: PLC0415 (a thousand signatures: only who has lines reads them)
 
-    yield from (seen for line in lines if (seen := sighting_of(line)) is not None)
+    yield from (seen for line in lines if (seen := finding_of(line)) is not None)
 
 
 def _new_lines(now: NodeReading, before: NodeReading | None, limits: Thresholds) -> Iterator[KernelLine]:
     """Yield what was logged since the look before; without one, what is recent by the node's uptime, if that is known."""
-    if isinstance(now.kernel, Blind):
+    if isinstance(now.kernel, Unknown):
         return
     if before is not None and isinstance(before.kernel, KernelReading):
         last = max((line.sequence for line in before.kernel.lines), default=-1)
         yield from (line for line in now.kernel.lines if line.sequence > last)
         return
-    up = None if isinstance(now.host, Blind) or isinstance(now.host.uptime, Blind) else now.host.uptime
+    up = None if isinstance(now.host, Unknown) or isinstance(now.host.uptime, Unknown) else now.host.uptime
     yield from (line for line in now.kernel.lines if up is None or line.microseconds / 1e6 >= up - limits.recent)
 
 
@@ -99,17 +99,17 @@ def see_growth(seen: CounterGrowth, _limits: HangLimits) -> list[Fault]:
     return judge(seen.now, seen.before)
 
 
-def blind_spots(evidence: Any, where: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401 (any evidence)
+def unknown_signals(evidence: Any, where: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401 (any evidence)
     """Yield what could not be seen in *evidence*, and why; what nobody asked for is no blind spot."""
-    if isinstance(evidence, Blind):
-        if evidence != NOT_ASKED:
+    if isinstance(evidence, Unknown):
+        if evidence != NOT_REQUESTED:
             yield where, evidence.why
     elif dataclasses.is_dataclass(evidence):
         for field in dataclasses.fields(evidence):
-            yield from blind_spots(getattr(evidence, field.name), f"{where}.{field.name}".lstrip("."))
+            yield from unknown_signals(getattr(evidence, field.name), f"{where}.{field.name}".lstrip("."))
     elif isinstance(evidence, tuple):
         for number, item in enumerate(evidence):
-            yield from blind_spots(item, f"{where}[{label(item, number)}]")
+            yield from unknown_signals(item, f"{where}[{label(item, number)}]")
 
 
 def label(item: Any, number: int) -> str:  # noqa: ANN401

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
-from detectors.evidence import Blind, LossSample
+from detectors.evidence import Sample, Unknown
 from detectors.findings import HOUR, MINUTE, FaultFinding, Look, above, grown
 from detectors.readings import (
     ClockReading,
@@ -46,17 +46,17 @@ def _look(at: float = 0.0, **facts: Any) -> NodeReading:  # noqa: ANN401 (fields
     return NodeReading(node="n0", at=at, host=dataclasses.replace(_HOST, **facts))
 
 
-def _now(**facts: Any) -> LossSample:  # noqa: ANN401
-    return LossSample(evidence=_look(**facts))
+def _now(**facts: Any) -> Sample:  # noqa: ANN401
+    return Sample(evidence=_look(**facts))
 
 
-def _hour_later(**facts: Any) -> LossSample:  # noqa: ANN401
-    return LossSample(evidence=CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
+def _hour_later(**facts: Any) -> Sample:  # noqa: ANN401
+    return Sample(evidence=CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
 
 
-def _clock(*, synchronized: bool, offset: float) -> LossSample:
+def _clock(*, synchronized: bool, offset: float) -> Sample:
     clock = ClockReading(synchronized=synchronized, offset=offset, worst=0.1)
-    return LossSample(evidence=NodeReading(node="n0", at=0.0, clock=clock))
+    return Sample(evidence=NodeReading(node="n0", at=0.0, clock=clock))
 
 
 def _process(state: str, *, at: float, pid: int = 10, switches: int = 500) -> NodeReading:
@@ -64,13 +64,13 @@ def _process(state: str, *, at: float, pid: int = 10, switches: int = 500) -> No
     return NodeReading(node="n0", at=at, processes=ProcessReading(count=300, stuck=(stuck,)))
 
 
-def _minute_later(state: str, **facts: int) -> LossSample:
-    return LossSample(evidence=CounterGrowth(before=_process(state, at=0.0), now=_process(state, at=60.0, **facts)))
+def _minute_later(state: str, **facts: int) -> Sample:
+    return Sample(evidence=CounterGrowth(before=_process(state, at=0.0), now=_process(state, at=60.0, **facts)))
 
 
-def _service(*, needed: bool) -> LossSample:
+def _service(*, needed: bool) -> Sample:
     service = ServiceState(name="fabric manager", present=True, running=False, needed=needed)
-    return LossSample(evidence=NodeReading(node="n0", at=0.0, services=ServiceReading(services=(service,))))
+    return Sample(evidence=NodeReading(node="n0", at=0.0, services=ServiceReading(services=(service,))))
 
 
 _entry = partial(FaultKind, component="host", source="/proc and /sys", blame=Blame.NODE, level=RecommendedAction.WATCH, weight=56)
@@ -116,7 +116,7 @@ MEMORY_LOST: Final = kind(
         action="replace the node, and the memory module that the log names",
         reference=_EDAC,
         unhealthy=_now(memory_errors_uncorrected=1),
-        healthy=_now(memory_errors_uncorrected=Blind("nothing counts there")),
+        healthy=_now(memory_errors_uncorrected=Unknown("nothing counts there")),
         weight=88,
     )
 )
@@ -234,11 +234,15 @@ def judge_host(look: Look[HostReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's processors, memory and life."""
     now, limits = look.now, look.limits
     yield from _memory(now, look)
-    if not isinstance(now.load_5m, Blind) and not isinstance(now.processors, Blind) and now.load_5m > limits.load * max(now.processors, 1):
+    if (
+        not isinstance(now.load_5m, Unknown)
+        and not isinstance(now.processors, Unknown)
+        and now.load_5m > limits.load * max(now.processors, 1)
+    ):
         yield FaultFinding(kind=LOAD.id, part="processors", quote=f"load {now.load_5m:g} on {now.processors} processors")
     if (
-        not isinstance(now.files_open, Blind)
-        and not isinstance(now.files_most, Blind)
+        not isinstance(now.files_open, Unknown)
+        and not isinstance(now.files_most, Unknown)
         and now.files_open > limits.files_open * now.files_most
     ):
         yield FaultFinding(kind=FILES.id, part="files", quote=f"{now.files_open} of {now.files_most} files are open")
@@ -250,14 +254,14 @@ def judge_host(look: Look[HostReading]) -> Iterator[FaultFinding]:
 
 def _memory(now: HostReading, look: Look[HostReading]) -> Iterator[FaultFinding]:
     pressure, total, free = now.memory_pressure, now.memory_total, now.memory_available
-    if not isinstance(total, Blind) and not isinstance(free, Blind) and free < total * look.limits.memory_available:
+    if not isinstance(total, Unknown) and not isinstance(free, Unknown) and free < total * look.limits.memory_available:
         yield FaultFinding(kind=MEMORY.id, part="memory", quote=f"{free / total:.1%} of memory available")
-    elif not isinstance(pressure, Blind) and pressure.full_60s >= look.limits.memory_stalled:
+    elif not isinstance(pressure, Unknown) and pressure.full_60s >= look.limits.memory_stalled:
         yield FaultFinding(
             kind=MEMORY.id, part="memory", quote=f"all work stood still for memory in {pressure.full_60s:g} % of the last minute"
         )
     known = look.before.memory_errors_uncorrected if look.before is not None else 0
-    if more := grown(0 if isinstance(known, Blind) else known, now.memory_errors_uncorrected):
+    if more := grown(0 if isinstance(known, Unknown) else known, now.memory_errors_uncorrected):
         yield FaultFinding(kind=MEMORY_LOST.id, part="memory", quote=f"{more} uncorrectable memory error(s)")
 
 
@@ -291,8 +295,8 @@ def judge_processes(look: Look[ProcessReading]) -> Iterator[FaultFinding]:
         part, quote = f"process {one.pid}", f"{one.name} ({one.pid}) in state {one.state}"
         if one.state == "Z":
             yield FaultFinding(kind=ZOMBIE.id, part=part, quote=f"{quote}, child of {one.parent}")
-        elif not isinstance(one.switches, Blind) and one.switches == was.switches:
-            where = "" if isinstance(one.wait, Blind) else f", in {one.wait}"
+        elif not isinstance(one.switches, Unknown) and one.switches == was.switches:
+            where = "" if isinstance(one.wait, Unknown) else f", in {one.wait}"
             yield FaultFinding(kind=STUCK.id, part=part, quote=f"{quote}{where}, for {look.seconds:.0f} s at least")
 
 

@@ -19,11 +19,11 @@ _PART: Final = re.compile(
 """How the kernel names a device: by its PCI address, or as a disk, a link, an adapter, a processor."""
 
 
-def sighting_of(line: KernelLine) -> FaultFinding | None:
+def finding_of(line: KernelLine) -> FaultFinding | None:
     """Return the fault that *line* tells of; None: of none."""
     xid = xids.xid_of(line.text)
     if xid is not None:
-        return xids.sighting(xid)
+        return xids.finding(xid)
     if found := storage.KERNEL_LINE.search(line.text):
         return FaultFinding(kind=storage.IO_ERRORS.id, part=next(filter(None, found.groups())), quote=line.text)
     name = logs.judge(line.text, words=line.level <= WARNING)

@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
-from detectors.evidence import LogLine, LossSample
+from detectors.evidence import LogLine, Sample
 
 
 def _any_of(words: str) -> str:
@@ -119,7 +119,7 @@ _ZERO: Final = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 
-_WELL: Final = LossSample(evidence=LogLine(text="step 100 | loss 2.31 | grad_norm 0.9 | lr 3.0e-4"))
+_WELL: Final = Sample(evidence=LogLine(text="step 100 | loss 2.31 | grad_norm 0.9 | lr 3.0e-4"))
 _Row = tuple[str, str, str, Blame, str]
 
 
@@ -136,7 +136,7 @@ def _enter(row: _Row) -> str:
             blame=blame,
             action="read the lines around it; when it comes often, write a signature for it (`holdfast faults unknown --draft`)",
             reference="docs/architecture.md",
-            unhealthy=LossSample(evidence=LogLine(text=unhealthy)),
+            unhealthy=Sample(evidence=LogLine(text=unhealthy)),
             healthy=_WELL,
             weight=30,
         )

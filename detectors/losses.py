@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
-from detectors.evidence import BadLoss, HangLimits, LossHistory, LossSample, SameState
+from detectors.evidence import FrozenParameters, HangLimits, LossHistory, NonFiniteLoss, Sample
 from detectors.robust_stats import jitter
 
 WINDOW: Final = 64
@@ -33,7 +33,7 @@ CHECKS: Final = 3
 """Checks in a row with the same parameters to the bit."""
 
 
-def see_bad_loss(seen: BadLoss, _limits: HangLimits) -> Fault:
+def see_bad_loss(seen: NonFiniteLoss, _limits: HangLimits) -> Fault:
     """Tell of a loss that is no number, at once."""
     quote = f"the loss of rank {seen.rank} is {seen.loss} at step {seen.step}" + (", on this rank alone" if seen.alone else "")
     quote += f"; {seen.good}" if seen.good else ""
@@ -91,7 +91,7 @@ def _frozen(seen: LossHistory) -> Fault | None:
     return Fault(kind=ZOMBIE.id, at=seen.at, step=steps[0], quote=quote, signature=f"{ZOMBIE.id} since step {steps[0]}")
 
 
-def see_same_state(seen: SameState, _limits: HangLimits) -> Fault | None:
+def see_same_state(seen: FrozenParameters, _limits: HangLimits) -> Fault | None:
     """Tell of a rank whose optimizer changes nothing."""
     if len(seen.steps) < CHECKS:
         return None
@@ -119,8 +119,8 @@ NOT_FINITE: Final = kind(
         blame=Blame.USER_CODE,
         action="go back to the checkpoint that is named; look at the data and the learning rate; suspect a GPU when one rank alone has it",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=BadLoss(node="n1", rank=1, at=0.0, step=4102, loss=float("nan"))),
-        healthy=LossSample(evidence=LossHistory(at=0.0, losses=_FALLING)),
+        unhealthy=Sample(evidence=NonFiniteLoss(node="n1", rank=1, at=0.0, step=4102, loss=float("nan"))),
+        healthy=Sample(evidence=LossHistory(at=0.0, losses=_FALLING)),
         weight=30,
         confused_with=("loss-spike", "gradient-nan-one-rank"),
     )
@@ -136,8 +136,8 @@ LOST: Final = kind(
         action="look at the batch and the gradient of the step that is named, and at the learning rate; the job goes back by itself, and "
         "stops when that brings nothing",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, float("nan")) for step in range(91, 95))))),
-        healthy=LossSample(evidence=LossHistory(at=0.0, losses=(*_FALLING, (91, float("nan")), (92, 2.1)))),
+        unhealthy=Sample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, float("nan")) for step in range(91, 95))))),
+        healthy=Sample(evidence=LossHistory(at=0.0, losses=(*_FALLING, (91, float("nan")), (92, 2.1)))),
         weight=45,
         confused_with=("loss-not-finite", "silent-corruption"),
     )
@@ -152,8 +152,8 @@ SPIKE: Final = kind(
         blame=Blame.USER_CODE,
         action="watch; go back to an earlier checkpoint when it does not come down",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, 6.9) for step in range(91, 94))))),
-        healthy=LossSample(evidence=LossHistory(at=0.0, losses=_FALLING)),
+        unhealthy=Sample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, 6.9) for step in range(91, 94))))),
+        healthy=Sample(evidence=LossHistory(at=0.0, losses=_FALLING)),
         weight=25,
         confused_with=("loss-not-finite",),
     )
@@ -168,8 +168,8 @@ ZOMBIE: Final = kind(
         blame=Blame.USER_CODE,
         action="look at what the optimizer was given, at the learning rate, and at whether the data still changes",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, 2.1) for step in range(91, 160))))),
-        healthy=LossSample(evidence=LossHistory(at=0.0, losses=_FALLING)),
+        unhealthy=Sample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, 2.1) for step in range(91, 160))))),
+        healthy=Sample(evidence=LossHistory(at=0.0, losses=_FALLING)),
         weight=28,
         confused_with=("job-hang",),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from detectors.catalogue import Fault, RecommendedAction
-from detectors.evidence import HangLimits, MemoryTrouble
+from detectors.evidence import HangLimits, MemstoreFailure
 from detectors.reported_kinds import Row, enter
 
 _KINDS: Final[tuple[Row, ...]] = (
@@ -33,10 +33,10 @@ enter(
     _KINDS,
     component="memory",
     source="agent's report",
-    reports=lambda name: MemoryTrouble(node="n0", at=0.0, kind=name, why="sample"),
+    reports=lambda name: MemstoreFailure(node="n0", at=0.0, kind=name, why="sample"),
 )
 
 
-def see_memory(seen: MemoryTrouble, _limits: HangLimits) -> Fault:
+def see_memory(seen: MemstoreFailure, _limits: HangLimits) -> Fault:
     """Name a trouble with memory."""
     return Fault(kind=seen.kind, at=seen.at, node=seen.node, quote=seen.why, signature=seen.kind)

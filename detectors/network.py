@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
-from detectors.evidence import Blind, LossSample
+from detectors.evidence import Sample, Unknown
 from detectors.findings import HOUR, MINUTE, FaultFinding, Look, growths, listed
 from detectors.readings import CounterGrowth, IbPort, NetworkReading, Nic, NodeReading
 
@@ -37,8 +37,8 @@ def _look(at: float = 0.0, nic: dict[str, Any] | None = None, port: dict[str, An
     return NodeReading(node="n0", at=at, network=NetworkReading(nics=nics, ib_ports=ports))
 
 
-def _hour_later(**facts: Any) -> LossSample:  # noqa: ANN401 (of a port, or of an interface)
-    return LossSample(evidence=CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
+def _hour_later(**facts: Any) -> Sample:  # noqa: ANN401 (of a port, or of an interface)
+    return Sample(evidence=CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
 
 
 _entry = partial(FaultKind, component="network", source="sysfs", blame=Blame.NETWORK, level=RecommendedAction.WATCH, weight=58)
@@ -51,8 +51,8 @@ NIC_DOWN: Final = kind(
         title="A network interface is switched on and has no link",
         action="check cable, module and switch port; switch the interface off if it is not used",
         reference="https://docs.kernel.org/networking/operstates.html",
-        unhealthy=LossSample(evidence=_look(nic={"state": "down", "carrier": False})),
-        healthy=LossSample(evidence=_look(nic={"wanted_up": False, "state": "down", "carrier": Blind("Invalid argument")})),
+        unhealthy=Sample(evidence=_look(nic={"state": "down", "carrier": False})),
+        healthy=Sample(evidence=_look(nic={"wanted_up": False, "state": "down", "carrier": Unknown("Invalid argument")})),
     )
 )
 NIC_FLAPPED: Final = kind(
@@ -81,8 +81,8 @@ IB_DOWN: Final = kind(
         title="An InfiniBand or RoCE port is not active",
         action="check cable, switch port and subnet manager; disable the port if it is not used",
         reference=_COUNTERS,
-        unhealthy=LossSample(evidence=_look(port={"state": "DOWN", "physical_state": "Polling"})),
-        healthy=LossSample(evidence=_look(port={"state": "DOWN", "physical_state": "Disabled"})),
+        unhealthy=Sample(evidence=_look(port={"state": "DOWN", "physical_state": "Polling"})),
+        healthy=Sample(evidence=_look(port={"state": "DOWN", "physical_state": "Disabled"})),
     )
 )
 IB_SLOW: Final = kind(
@@ -136,12 +136,12 @@ _IB_BROKEN: Final = ("port_rcv_errors", "local_link_integrity_errors", "excessiv
 def judge_network(look: Look[NetworkReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's network."""
     before = look.before
-    if not isinstance(look.now.nics, Blind):
-        old_nics = {} if before is None or isinstance(before.nics, Blind) else {nic.name: nic for nic in before.nics}
+    if not isinstance(look.now.nics, Unknown):
+        old_nics = {} if before is None or isinstance(before.nics, Unknown) else {nic.name: nic for nic in before.nics}
         for nic in look.now.nics:
             yield from _nic(Look(now=nic, before=old_nics.get(nic.name), seconds=look.seconds, limits=look.limits))
-    if not isinstance(look.now.ib_ports, Blind):
-        old_ports = {} if before is None or isinstance(before.ib_ports, Blind) else {_name(port): port for port in before.ib_ports}
+    if not isinstance(look.now.ib_ports, Unknown):
+        old_ports = {} if before is None or isinstance(before.ib_ports, Unknown) else {_name(port): port for port in before.ib_ports}
         for port in look.now.ib_ports:
             yield from _port(Look(now=port, before=old_ports.get(_name(port)), seconds=look.seconds, limits=look.limits))
 
@@ -169,11 +169,11 @@ def _nic(look: Look[Nic]) -> Iterator[FaultFinding]:
 
 def _port(look: Look[IbPort]) -> Iterator[FaultFinding]:
     port, old, name = look.now, look.before, _name(look.now)
-    if not isinstance(port.state, Blind) and port.state != "ACTIVE" and port.physical_state != "Disabled":
+    if not isinstance(port.state, Unknown) and port.state != "ACTIVE" and port.physical_state != "Disabled":
         yield FaultFinding(kind=IB_DOWN.id, part=name, quote=f"{name}: {port.state}, {port.physical_state}")
     if old is None:
         return
-    if not isinstance(port.rate, Blind) and not isinstance(old.rate, Blind) and port.rate < old.rate:
+    if not isinstance(port.rate, Unknown) and not isinstance(old.rate, Unknown) and port.rate < old.rate:
         yield FaultFinding(kind=IB_SLOW.id, part=name, quote=f"{name}: {port.rate:g} Gbit/s, {old.rate:g} before")
     if flaps := growths(old.counters, port.counters, _IB_FLAPS):
         yield FaultFinding(kind=IB_FLAPPED.id, part=name, quote=f"{name}: {listed(flaps)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
-from detectors.evidence import AgentSilence, Blind, HangLimits, LossSample, NodeLeaving, Severed
+from detectors.evidence import AgentUnreachable, HangLimits, NodeLeaving, NodePartitioned, Sample, Unknown
 
 _GONE: Final = "its connection ended"
 
@@ -19,8 +19,8 @@ AGENT_LOST: Final = kind(
         blame=Blame.PROCESS,
         action="start a new agent on the node and restart the workers, which died with the old one",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=True)),
-        healthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=True)),
+        unhealthy=Sample(evidence=AgentUnreachable(node="n0", at=0.0, why=_GONE, node_answers=True)),
+        healthy=Sample(evidence=AgentUnreachable(node="n0", at=0.0, why="", node_answers=True)),
         weight=95,
     )
 )
@@ -34,8 +34,8 @@ NODE_LOST: Final = kind(
         blame=Blame.NODE,
         action="replace the node by a spare and restart the workers",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=False)),
-        healthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=False)),
+        unhealthy=Sample(evidence=AgentUnreachable(node="n0", at=0.0, why=_GONE, node_answers=False)),
+        healthy=Sample(evidence=AgentUnreachable(node="n0", at=0.0, why="", node_answers=False)),
         weight=100,
     )
 )
@@ -49,8 +49,8 @@ NODE_UNKNOWN: Final = kind(
         blame=Blame.NODE,
         action="treat the node as lost: its workers cannot be reached",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=Blind("the probe could not run"))),
-        healthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=Blind("the probe could not run"))),
+        unhealthy=Sample(evidence=AgentUnreachable(node="n0", at=0.0, why=_GONE, node_answers=Unknown("the probe could not run"))),
+        healthy=Sample(evidence=AgentUnreachable(node="n0", at=0.0, why="", node_answers=Unknown("the probe could not run"))),
         weight=97,
     )
 )
@@ -64,10 +64,8 @@ NODE_LEAVING: Final = kind(
         blame=Blame.NODE,
         action="save what the ranks have and go on without the node: nothing is held against it",
         reference="docs/architecture.md",
-        unhealthy=LossSample(
-            evidence=NodeLeaving(node="n0", at=0.0, why="drained by ann@desk until 18:00: new fan; no other node is free")
-        ),
-        healthy=LossSample(evidence=NodeLeaving(node="n0", at=0.0, why="")),
+        unhealthy=Sample(evidence=NodeLeaving(node="n0", at=0.0, why="drained by ann@desk until 18:00: new fan; no other node is free")),
+        healthy=Sample(evidence=NodeLeaving(node="n0", at=0.0, why="")),
         weight=90,
     )
 )
@@ -81,8 +79,8 @@ NODE_SEVERED: Final = kind(
         blame=Blame.NODE,
         action="replace the node by a spare; look at its interface for training traffic, its cable and the rules of its firewall",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=Severed(node="n0", at=0.0, peers=("n1", "n2"), why="timed out after 1 s")),
-        healthy=LossSample(evidence=Severed(node="n0", at=0.0, peers=(), why="")),
+        unhealthy=Sample(evidence=NodePartitioned(node="n0", at=0.0, peers=("n1", "n2"), why="timed out after 1 s")),
+        healthy=Sample(evidence=NodePartitioned(node="n0", at=0.0, peers=(), why="")),
         weight=98,
     )
 )
@@ -96,15 +94,15 @@ NODE_APART: Final = kind(
         blame=Blame.NODE,
         action="look at what is between the two, routes, switch and firewalls; the job goes on without one of them until they meet",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=Severed(node="n0", at=0.0, peers=("n1",), why="timed out after 1 s", alone=False)),
-        healthy=LossSample(evidence=Severed(node="n0", at=0.0, peers=(), why="", alone=False)),
+        unhealthy=Sample(evidence=NodePartitioned(node="n0", at=0.0, peers=("n1",), why="timed out after 1 s", alone=False)),
+        healthy=Sample(evidence=NodePartitioned(node="n0", at=0.0, peers=(), why="", alone=False)),
         weight=97,
         confused_with=("node-severed",),
     )
 )
 
 
-def see_severed(seen: Severed, _limits: HangLimits) -> Fault | None:
+def see_severed(seen: NodePartitioned, _limits: HangLimits) -> Fault | None:
     """Name a node that is cut off from its peers, or from some of them; None where none was tried in vain."""
     if not seen.peers:
         return None
@@ -120,11 +118,11 @@ def see_leaving(seen: NodeLeaving, _limits: HangLimits) -> Fault | None:
     return Fault(kind=NODE_LEAVING.id, at=seen.at, node=seen.node, step=seen.step, quote=seen.why, signature=NODE_LEAVING.id)
 
 
-def see_silence(seen: AgentSilence, _limits: HangLimits) -> Fault | None:
+def see_silence(seen: AgentUnreachable, _limits: HangLimits) -> Fault | None:
     """Name what an agent's silence means, by a second look at its node; None while the agent speaks."""
     if not seen.why:
         return None
-    if isinstance(seen.node_answers, Blind):
+    if isinstance(seen.node_answers, Unknown):
         entry, second = NODE_UNKNOWN, f"whether the node lives could not be seen ({seen.node_answers.why})"
     elif seen.node_answers:
         entry, second = AGENT_LOST, "the node itself answers"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.readings import NodeReading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missed:
+class UnansweredProbe:
     """A node gave no answer."""
 
     times: int
@@ -18,12 +18,12 @@ class Missed:
     """What happened instead, the last time."""
 
 
-Found = NodeReading | Missed | Blind
-"""`Blind` says that the probe itself could not be carried out: that speaks against nobody."""
+ProbeOutcome = NodeReading | UnansweredProbe | Unknown
+"""`Unknown` says that the probe itself could not be carried out: that speaks against nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLook:
+class NodeProbe:
     """One look at one node from outside."""
 
     node: str
@@ -31,4 +31,4 @@ class NodeLook:
     """Seconds since 1970 on the clock of who looked."""
     seconds: float
     """What it took, repetitions included."""
-    found: Found
+    found: ProbeOutcome

@@ -8,7 +8,7 @@ import signal
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
-from detectors.evidence import Blind, HangLimits, LossSample, StartTrouble, WorkerExit, WorkerStop
+from detectors.evidence import HangLimits, Sample, StartFailure, Unknown, WorkerExit, WorkerStop
 from detectors.exceptions import FINISHED, PEER_LOST, an_exit, see_exception
 from detectors.log_heuristics import TROUBLE
 from detectors.sources import worker_output
@@ -125,8 +125,8 @@ STOPPED: Final = kind(
         blame=Blame.PROCESS,
         action="kill it and restart the workers",
         reference=SIGNAL_7,
-        unhealthy=LossSample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=1.5)),
-        healthy=LossSample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=0.2)),
+        unhealthy=Sample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=1.5)),
+        healthy=Sample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=0.2)),
         weight=92,
     )
 )
@@ -140,7 +140,7 @@ START_FAILED: Final = kind(
         blame=Blame.NODE,
         action="try the next action: this node cannot run the job as it is",
         reference="https://man7.org/linux/man-pages/man2/execve.2.html",
-        unhealthy=LossSample(evidence=StartTrouble(node="n0", at=0.0, why="[Errno 11] Resource temporarily unavailable", errno=11)),
+        unhealthy=Sample(evidence=StartFailure(node="n0", at=0.0, why="[Errno 11] Resource temporarily unavailable", errno=11)),
         healthy=FINISHED,
         weight=88,
     )
@@ -155,7 +155,7 @@ NOT_RUNNABLE: Final = kind(
         blame=Blame.NODE,
         action="on one node: mount or install what is missing; on every node: mend `command`, `python` or `directory` of the job",
         reference="https://man7.org/linux/man-pages/man2/execve.2.html",
-        unhealthy=LossSample(evidence=StartTrouble(node="n0", at=0.0, why="[Errno 2] No such file or directory: 'trian'", errno=2)),
+        unhealthy=Sample(evidence=StartFailure(node="n0", at=0.0, why="[Errno 2] No such file or directory: 'trian'", errno=2)),
         healthy=FINISHED,
         weight=89,
     )
@@ -206,7 +206,7 @@ def _by_signal(seen: WorkerExit, number: int, how: str) -> Fault:
     quote = f"{how} ({name_of(number)})"
     if number == signal.SIGABRT and aborted_for_lost_peer(seen.output):
         return _fault(seen, PEER_LOST.id, f"{quote} by its own watchdog, because a peer was gone", "watchdog")
-    if number == signal.SIGKILL and isinstance(seen.oom, Blind):
+    if number == signal.SIGKILL and isinstance(seen.oom, Unknown):
         quote += f"; whether memory ran out is not known: {seen.oom.why}"
     return _fault(seen, _NAMED.get(number, OTHER_SIGNAL.id), quote, f"signal {number}")
 
@@ -242,7 +242,7 @@ def see_stop(seen: WorkerStop, limits: HangLimits) -> Fault | None:
     return Fault(kind=STOPPED.id, at=seen.at, node=seen.node, rank=seen.rank, step=seen.step, quote=quote, signature="stopped")
 
 
-def see_start(seen: StartTrouble, _limits: HangLimits) -> Fault:
+def see_start(seen: StartFailure, _limits: HangLimits) -> Fault:
     """Name a start that failed: what a node lacks may be lacking everywhere, and then it is the job's."""
     told = re.search(r"\[Errno (\d+)\]", seen.why)  # all that is left of the number when the agent refused the order
     number = seen.errno if seen.errno is not None else int(told[1]) if told else None

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
-from detectors.evidence import CutShort, HangLimits, LossSample, Overrun, Progress, RankProgress
+from detectors.evidence import HangLimits, InterruptedRecovery, Progress, RankProgress, RecoveryTimeout, Sample
 from detectors.hang_analysis import CIRCLE, MISMATCH, STUCK, HangFinding, explain, numbered
 
 WINDOW: Final = 64
@@ -47,8 +47,8 @@ HANG: Final = kind(
         blame=Blame.PROCESS,
         action="restart the workers; the rank that is furthest behind is the first suspect",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY)),
-        healthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
+        unhealthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY)),
+        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
         weight=40,
     )
 )
@@ -62,8 +62,8 @@ SECTION: Final = kind(
         blame=Blame.PROCESS,
         action="restart the workers; raise the section's limit if it may take this long",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(2000.0, section="evaluation"), step_seconds=_STEADY)),
-        healthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(900.0, section="evaluation"), step_seconds=_STEADY)),
+        unhealthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(2000.0, section="evaluation"), step_seconds=_STEADY)),
+        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0, section="evaluation"), step_seconds=_STEADY)),
         weight=40,
     )
 )
@@ -77,8 +77,8 @@ NEVER_STEPPED: Final = kind(
         blame=Blame.PROCESS,
         action="restart the workers; then try other nodes",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=1900.0)}, since_start=1900.0)),
-        healthy=LossSample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=90.0)}, since_start=90.0)),
+        unhealthy=Sample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=1900.0)}, since_start=1900.0)),
+        healthy=Sample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=90.0)}, since_start=90.0)),
         weight=40,
     )
 )
@@ -92,11 +92,11 @@ SILENT: Final = kind(
         blame=Blame.PROCESS,
         action="restart the workers; raise `limits.output_silence` if it may be quiet for this long",
         reference="docs/architecture.md",
-        unhealthy=LossSample(
+        unhealthy=Sample(
             evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=90.0),
             limits=HangLimits(output_silence=60.0),
         ),
-        healthy=LossSample(
+        healthy=Sample(
             evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=20.0),
             limits=HangLimits(output_silence=60.0),
         ),
@@ -113,8 +113,8 @@ NOT_ENDING: Final = kind(
         blame=Blame.PROCESS,
         action="have all ranks end together (a barrier, then `destroy_process_group`); raise `limits.end_grace` if the last need longer",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=900.0)),
-        healthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=30.0)),
+        unhealthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=900.0)),
+        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=30.0)),
         weight=40,
     )
 )
@@ -128,11 +128,11 @@ OVERRUN: Final = kind(
         blame=Blame.PROCESS,
         action="the next action is tried at once; raise `deadlines` if the job needs longer to start",
         reference="docs/architecture.md",
-        unhealthy=LossSample(
-            evidence=Overrun(at=0.0, action="restart-in-place", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})
+        unhealthy=Sample(
+            evidence=RecoveryTimeout(at=0.0, action="restart-in-place", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})
         ),
-        healthy=LossSample(
-            evidence=Overrun(at=0.0, action="restart-in-place", seconds=20.0, limit=120.0, reached={0: ("n0", 1, "started")})
+        healthy=Sample(
+            evidence=RecoveryTimeout(at=0.0, action="restart-in-place", seconds=20.0, limit=120.0, reached={0: ("n0", 1, "started")})
         ),
         weight=45,
     )
@@ -163,7 +163,7 @@ def act_limit(seen: Progress, limits: HangLimits) -> float:
     return max(hang_limit(seen.step_seconds, limits), limits.timeout, PAUSES * seen.longest_pause)
 
 
-def without_patience(limits: HangLimits) -> HangLimits:
+def without_grace(limits: HangLimits) -> HangLimits:
     """Return *limits* by which a job stands still as soon as it is quiet for longer than its own steps explain."""
     return replace(limits, timeout=0.0)
 
@@ -178,7 +178,7 @@ def pause_in(seen: Progress, limits: HangLimits) -> float:
 
 def pause_in_words(seen: Progress, limits: HangLimits) -> str:
     """Say that a job has been quiet for longer than usual, what keeps it as far as the ranks have told, and when it counts as hung."""
-    found = explain(seen.ranks) if seen.asked else None
+    found = explain(seen.ranks) if seen.status_requested else None
     quiet, usual = min(held.age for held in seen.ranks.values()), median(seen.step_seconds[-WINDOW:])
     return (
         f"no rank made progress for {quiet:.1f} s (a step takes {usual:.2f} s)"
@@ -240,10 +240,10 @@ def _of(kind_of_it: str, seen: Progress, rank: int | None, quote: str, *, age: f
 def _standings(seen: Progress) -> Iterator[str]:
     """Yield where every rank that answered stands, as a traceback has it: the innermost line last."""
     for rank, held in sorted(seen.ranks.items()):
-        if held.standing is not None:
-            waits = f" waits ({held.standing.waits}) since {held.standing.seconds:.1f} s" if held.standing.waits else ""
+        if held.status is not None:
+            waits = f" waits ({held.status.waits}) since {held.status.seconds:.1f} s" if held.status.waits else ""
             yield f"rank {rank} on {held.node}{waits}:"
-            yield from (f"  {line}" for line in reversed(held.standing.stack))
+            yield from (f"  {line}" for line in reversed(held.status.stack))
 
 
 def _hang(entry: FaultKind, seen: Progress, quote: str, *, age: float) -> Fault:
@@ -281,7 +281,7 @@ def _see_sections(seen: Progress, limits: HangLimits) -> Fault | None:
 
 
 def _see_steps(seen: Progress, limits: HangLimits, quiet: float) -> Fault | None:
-    found = explain(seen.ranks) if seen.asked else None
+    found = explain(seen.ranks) if seen.status_requested else None
     proven = _proves(found, seen, limits)
     limit = hang_limit(seen.step_seconds, limits) if proven else act_limit(seen, limits)
     sure = found is not None and (found.kind != STUCK.id if proven else found.rank is not None)  # the network may come to it yet
@@ -332,7 +332,7 @@ def _see_end(seen: Progress, limits: HangLimits) -> Fault | None:
     return _of(NOT_ENDING.id, seen, suspect(odd or seen.ranks) if odd or len(left) == 1 else None, quote, age=age)
 
 
-def see_overrun(seen: Overrun, _limits: HangLimits) -> Fault | None:
+def see_overrun(seen: RecoveryTimeout, _limits: HangLimits) -> Fault | None:
     """Call a recovery that takes too long a fault, and blame the node that alone holds the others up, if there is one."""
     if seen.seconds <= seen.limit:
         return None
@@ -360,14 +360,14 @@ CUT_SHORT: Final = kind(
         blame=Blame.NONE,
         action="restart the workers: what the recovery answered is in the history if the flow had come to write it",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=CutShort(at=0.0, state="RUNNING")),
-        healthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
+        unhealthy=Sample(evidence=InterruptedRecovery(at=0.0, state="RUNNING")),
+        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
         weight=20,
     )
 )
 
 
-def see_cut_short(seen: CutShort, _limits: HangLimits) -> Fault:
+def see_cut_short(seen: InterruptedRecovery, _limits: HangLimits) -> Fault:
     """Name ranks that were stopped by a flow which is no more."""
     quote = f"the flow before had stopped the ranks and died before it could start them again (the history says {seen.state})"
     return Fault(kind=CUT_SHORT.id, at=seen.at, quote=quote, signature=CUT_SHORT.id)

@@ -1,4 +1,4 @@
-"""What one look at a node finds: of its GPUs, kernel log, network, storage, host. A part that could not be read is `Blind`.
+"""What one look at a node finds: of its GPUs, kernel log, network, storage, host. A part that could not be read is `Unknown`.
 
 Standard library only and free of other modules than `evidence`: a node without Holdfast gets this file with the program that fills it in.
 Counters are as the node has them, ever growing; what grew between two looks is for the judges. Units stand in each field's docstring.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from detectors.evidence import NOT_ASKED, Blind, Number
+from detectors.evidence import NOT_REQUESTED, Number, Unknown
 from detectors.gpu_readings import GpuReading, XidEvent
 
 Counters = dict[str, int]
@@ -41,16 +41,16 @@ class Nic:
     """One network interface with hardware behind it."""
 
     name: str
-    wanted_up: bool | Blind
+    wanted_up: bool | Unknown
     """The administrator has it switched on."""
-    state: str | Blind
+    state: str | Unknown
     """The kernel's word: up, down, lowerlayerdown, dormant, unknown."""
-    carrier: bool | Blind
+    carrier: bool | Unknown
     speed: Number
     """Mbit/s; -1 is unknown."""
-    counters: Counters | Blind
+    counters: Counters | Unknown
     """The kernel's own counters."""
-    driver_counters: Counters | Blind
+    driver_counters: Counters | Unknown
     """What its driver counts beside (`ethtool -S`)."""
 
 
@@ -60,23 +60,23 @@ class IbPort:
 
     device: str
     port: int
-    state: str | Blind
+    state: str | Unknown
     """`ACTIVE`, `INIT`, `DOWN`, ..."""
-    physical_state: str | Blind
+    physical_state: str | Unknown
     """`LinkUp`, `Polling`, `Disabled`, ..."""
-    layer: str | Blind
+    layer: str | Unknown
     """`InfiniBand` or `Ethernet`."""
-    rate: float | Blind
+    rate: float | Unknown
     """Gbit/s."""
-    counters: Counters | Blind
+    counters: Counters | Unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkReading:
     """All network interfaces and InfiniBand ports of a node."""
 
-    nics: tuple[Nic, ...] | Blind
-    ib_ports: tuple[IbPort, ...] | Blind
+    nics: tuple[Nic, ...] | Unknown
+    ib_ports: tuple[IbPort, ...] | Unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +93,14 @@ class Mount:
     """Of the file system itself; `ro` or `emergency_ro` only here is the kernel's doing."""
     failed: int = 0
     """The error (errno) by which it said that nothing on it can be reached; 0 is fine."""
-    size: Number = NOT_ASKED
+    size: Number = NOT_REQUESTED
     """Bytes."""
-    free: Number = NOT_ASKED
+    free: Number = NOT_REQUESTED
     """Bytes that an ordinary user may still write."""
-    inodes: Number = NOT_ASKED
+    inodes: Number = NOT_REQUESTED
     """0 where the file system does not count them."""
-    inodes_free: Number = NOT_ASKED
-    errors: Number = NOT_ASKED
+    inodes_free: Number = NOT_REQUESTED
+    errors: Number = NOT_REQUESTED
     """Damage that the file system itself has met since it was last checked; only ext4 counts it."""
 
 
@@ -109,8 +109,8 @@ class Disk:
     """One block device, as the kernel counts what it does."""
 
     name: str
-    read_only: bool | Blind
-    counters: Counters | Blind
+    read_only: bool | Unknown
+    counters: Counters | Unknown
     """`reads`, `read_ms`, `writes`, `write_ms`: requests, and milliseconds over all of them."""
 
 
@@ -118,8 +118,8 @@ class Disk:
 class StorageReading:
     """Mounts and disks of a node."""
 
-    mounts: tuple[Mount, ...] | Blind
-    disks: tuple[Disk, ...] | Blind
+    mounts: tuple[Mount, ...] | Unknown
+    disks: tuple[Disk, ...] | Unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,25 +134,25 @@ class Pressure:
 class HostReading:
     """Processors, memory and life of a node."""
 
-    boot: str | Blind
+    boot: str | Unknown
     """The kernel's id of this boot: another one means that the node was started anew."""
-    uptime: float | Blind
+    uptime: float | Unknown
     """Seconds."""
     processors: Number
-    load_5m: float | Blind
+    load_5m: float | Unknown
     memory_total: Number
     """Bytes."""
     memory_available: Number
     """Bytes."""
-    memory_pressure: Pressure | Blind
+    memory_pressure: Pressure | Unknown
     oom_kills: Number
     memory_errors_corrected: Number
     """Of all memory controllers (EDAC)."""
     memory_errors_uncorrected: Number
     throttled: Number
     """How often cores or packages were slowed down for heat, in all."""
-    clock_source: str | Blind
-    clock_sources: tuple[str, ...] | Blind
+    clock_source: str | Unknown
+    clock_sources: tuple[str, ...] | Unknown
     """All that the kernel would take."""
     files_open: Number
     files_most: Number
@@ -177,7 +177,7 @@ class ServiceState:
     name: str
     present: bool
     """Its program is installed, or it is running."""
-    running: bool | Blind
+    running: bool | Unknown
     needed: bool
     """What the node is made of asks for it."""
 
@@ -199,10 +199,10 @@ class Stuck:
     """`D`: waits without listening to signals; `Z`: ended, and its parent does not care."""
     age: float
     """Seconds since it was started."""
-    wait: str | Blind = NOT_ASKED
+    wait: str | Unknown = NOT_REQUESTED
     """The kernel function in which it waits."""
     parent: int = 0
-    switches: Number = NOT_ASKED
+    switches: Number = NOT_REQUESTED
     """How often it gave its processor up so far: as long as that stays the same it has been waiting for one thing."""
 
 
@@ -221,14 +221,14 @@ class NodeReading:
     node: str
     at: float
     """Seconds since 1970 on the node's own clock."""
-    gpus: GpuReading | Blind = NOT_ASKED
-    kernel: KernelReading | Blind = NOT_ASKED
-    network: NetworkReading | Blind = NOT_ASKED
-    storage: StorageReading | Blind = NOT_ASKED
-    host: HostReading | Blind = NOT_ASKED
-    clock: ClockReading | Blind = NOT_ASKED
-    services: ServiceReading | Blind = NOT_ASKED
-    processes: ProcessReading | Blind = NOT_ASKED
+    gpus: GpuReading | Unknown = NOT_REQUESTED
+    kernel: KernelReading | Unknown = NOT_REQUESTED
+    network: NetworkReading | Unknown = NOT_REQUESTED
+    storage: StorageReading | Unknown = NOT_REQUESTED
+    host: HostReading | Unknown = NOT_REQUESTED
+    clock: ClockReading | Unknown = NOT_REQUESTED
+    services: ServiceReading | Unknown = NOT_REQUESTED
+    processes: ProcessReading | Unknown = NOT_REQUESTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
-from detectors.evidence import Evidence, LossSample, WorkerExit
+from detectors.evidence import Evidence, Sample, WorkerExit
 
 Row = tuple[str, str, RecommendedAction, str]
 """Kind, title, level, action."""
 
-_WELL: Final = LossSample(evidence=WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
+_WELL: Final = Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
 
 
 def enter(rows: Iterable[Row], *, component: str, source: str, reports: Callable[[str], Evidence]) -> frozenset[str]:
@@ -28,7 +28,7 @@ def enter(rows: Iterable[Row], *, component: str, source: str, reports: Callable
                 blame=Blame.STORAGE,
                 action=action,
                 reference="docs/architecture.md",
-                unhealthy=LossSample(evidence=reports(name)),
+                unhealthy=Sample(evidence=reports(name)),
                 healthy=_WELL,
                 weight=30,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
-from detectors.evidence import HangLimits, LossSample, SchedulerWord
+from detectors.evidence import HangLimits, Sample, SchedulerNodeState
 
 DEAD: Final = frozenset({"DOWN", "NOT_RESPONDING", "ERROR", "FAIL", "INVALID", "INVALID_REG", "POWERED_DOWN", "POWERING_DOWN"})
 """States in which the scheduler does not count on a node."""
@@ -22,8 +22,8 @@ NODE_DOWN: Final = kind(
         blame=Blame.NODE,
         action="look at the node and at slurmd on it: its part of the allocation is gone, or will be in a moment",
         reference="https://slurm.schedmd.com/scontrol.html",
-        unhealthy=LossSample(evidence=SchedulerWord(node="n0", at=0.0, states=("DOWN", "NOT_RESPONDING"), reason="Not responding")),
-        healthy=LossSample(evidence=SchedulerWord(node="n0", at=0.0, states=("ALLOCATED",))),
+        unhealthy=Sample(evidence=SchedulerNodeState(node="n0", at=0.0, states=("DOWN", "NOT_RESPONDING"), reason="Not responding")),
+        healthy=Sample(evidence=SchedulerNodeState(node="n0", at=0.0, states=("ALLOCATED",))),
         weight=60,
     )
 )
@@ -37,16 +37,16 @@ NODE_DRAINED: Final = kind(
         blame=Blame.NODE,
         action="leave the node when that interrupts nobody: who drained it wants to have it",
         reference="https://slurm.schedmd.com/scontrol.html",
-        unhealthy=LossSample(evidence=SchedulerWord(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud")),
-        healthy=LossSample(
-            evidence=SchedulerWord(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="holdfast: gpu-off-bus", ours=True)
+        unhealthy=Sample(evidence=SchedulerNodeState(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud")),
+        healthy=Sample(
+            evidence=SchedulerNodeState(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="holdfast: gpu-off-bus", ours=True)
         ),
         weight=40,
     )
 )
 
 
-def see_word(seen: SchedulerWord, _limits: HangLimits) -> Fault | None:
+def see_word(seen: SchedulerNodeState, _limits: HangLimits) -> Fault | None:
     """Name what the scheduler holds against a node; nothing where it is we who told it."""
     states = frozenset(seen.states)
     entry = NODE_DOWN if states & DEAD else NODE_DRAINED if states & LEAVING and not seen.ours else None

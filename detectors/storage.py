@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
-from detectors.evidence import Blind, LossSample
+from detectors.evidence import Sample, Unknown
 from detectors.findings import FaultFinding, Look, grown, growths
 from detectors.readings import CounterGrowth, Disk, Mount, NodeReading, StorageReading
 
@@ -35,9 +35,9 @@ def _look(at: float = 0.0, disk: Disk = _DISK, **facts: Any) -> NodeReading:  # 
     return NodeReading(node="n0", at=at, storage=reading)
 
 
-def _minute_later(writes: int, write_ms: int) -> LossSample:
+def _minute_later(writes: int, write_ms: int) -> Sample:
     disk = dataclasses.replace(_DISK, counters={"reads": 1000, "read_ms": 2000, "writes": writes, "write_ms": write_ms})
-    return LossSample(evidence=CounterGrowth(before=_look(), now=_look(60.0, disk)))
+    return Sample(evidence=CounterGrowth(before=_look(), now=_look(60.0, disk)))
 
 
 _entry = partial(FaultKind, component="storage", source="mounts and disks", blame=Blame.STORAGE, level=RecommendedAction.WATCH, weight=57)
@@ -48,8 +48,8 @@ FULL: Final = kind(
         title="A file system has next to no space, or no inodes, left",
         action="free space; lower `checkpoint.keep` where it holds checkpoints",
         reference="https://man7.org/linux/man-pages/man3/statvfs.3.html",
-        unhealthy=LossSample(evidence=_look(free=100 * _GB)),
-        healthy=LossSample(evidence=_look(free=0, inodes=0, inodes_free=0, options=("ro",), own_options=("ro",))),
+        unhealthy=Sample(evidence=_look(free=100 * _GB)),
+        healthy=Sample(evidence=_look(free=0, inodes=0, inodes_free=0, options=("ro",), own_options=("ro",))),
     )
 )
 READ_ONLY: Final = kind(
@@ -59,8 +59,8 @@ READ_ONLY: Final = kind(
         level=RecommendedAction.EVICT_WHEN_IDLE,
         action="see the kernel's log for the damage that it met; check the file system, then mount it anew",
         reference="https://man7.org/linux/man-pages/man5/ext4.5.html",
-        unhealthy=LossSample(evidence=_look(own_options=("ro", "errors=remount-ro"))),
-        healthy=LossSample(evidence=_look(options=("ro",), own_options=("ro",))),
+        unhealthy=Sample(evidence=_look(own_options=("ro", "errors=remount-ro"))),
+        healthy=Sample(evidence=_look(options=("ro",), own_options=("ro",))),
     )
 )
 BROKEN: Final = kind(
@@ -69,8 +69,8 @@ BROKEN: Final = kind(
         title="A mounted file system says that nothing on it can be reached",
         action="mount it anew; look at its server or its disk",
         reference="https://man7.org/linux/man-pages/man3/errno.3.html",
-        unhealthy=LossSample(evidence=_look(failed=116, size=Blind("Stale file handle"), free=Blind("Stale file handle"))),
-        healthy=LossSample(evidence=_look(size=Blind("no answer within 10 s"), free=Blind("no answer within 10 s"))),
+        unhealthy=Sample(evidence=_look(failed=116, size=Unknown("Stale file handle"), free=Unknown("Stale file handle"))),
+        healthy=Sample(evidence=_look(size=Unknown("no answer within 10 s"), free=Unknown("no answer within 10 s"))),
     )
 )
 IO_ERRORS: Final = kind(
@@ -80,8 +80,8 @@ IO_ERRORS: Final = kind(
         source="kernel log, ext4's count",
         action="save what is on it, check the disk (`smartctl -a`) and replace it",
         reference="https://docs.kernel.org/admin-guide/ext4.html",
-        unhealthy=LossSample(evidence=_look(errors=2)),
-        healthy=LossSample(evidence=_look(errors=0)),
+        unhealthy=Sample(evidence=_look(errors=2)),
+        healthy=Sample(evidence=_look(errors=0)),
     )
 )
 SLOW: Final = kind(
@@ -108,11 +108,11 @@ KERNEL_LINE: Final = re.compile(
 def judge_storage(look: Look[StorageReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's file systems and disks."""
     before = look.before
-    if not isinstance(look.now.mounts, Blind):
-        old_mounts = {} if before is None or isinstance(before.mounts, Blind) else {mount.path: mount for mount in before.mounts}
+    if not isinstance(look.now.mounts, Unknown):
+        old_mounts = {} if before is None or isinstance(before.mounts, Unknown) else {mount.path: mount for mount in before.mounts}
         for mount in look.now.mounts:
             yield from _mount(Look(now=mount, before=old_mounts.get(mount.path), seconds=look.seconds, limits=look.limits))
-    if not isinstance(look.now.disks, Blind) and before is not None and not isinstance(before.disks, Blind):
+    if not isinstance(look.now.disks, Unknown) and before is not None and not isinstance(before.disks, Unknown):
         old_disks = {disk.name: disk for disk in before.disks}
         for disk in look.now.disks:
             yield from _disk(Look(now=disk, before=old_disks.get(disk.name), seconds=look.seconds, limits=look.limits))
@@ -128,14 +128,14 @@ def _mount(look: Look[Mount]) -> Iterator[FaultFinding]:
         yield FaultFinding(kind=READ_ONLY.id, part=mount.path, quote=f"{mount.path} ({mount.source}): read-only, and was not to be")
     elif writable:
         yield from _space(mount, look.limits.disk_free)
-    known = old.errors if old is not None and not isinstance(old.errors, Blind) else 0
+    known = old.errors if old is not None and not isinstance(old.errors, Unknown) else 0
     if more := grown(known, mount.errors):
         yield FaultFinding(kind=IO_ERRORS.id, part=mount.path, quote=f"{mount.path} ({mount.source}): {more} error(s) of the file system")
 
 
 def _space(mount: Mount, least: float) -> Iterator[FaultFinding]:
     for free, whole, words in ((mount.free, mount.size, "space"), (mount.inodes_free, mount.inodes, "inodes")):
-        if not isinstance(free, Blind) and not isinstance(whole, Blind) and whole and free < whole * least:
+        if not isinstance(free, Unknown) and not isinstance(whole, Unknown) and whole and free < whole * least:
             yield FaultFinding(kind=FULL.id, part=mount.path, quote=f"{mount.path}: {free / whole:.1%} of its {words} left")
 
 

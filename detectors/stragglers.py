@@ -12,7 +12,7 @@ from statistics import median
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
-from detectors.evidence import HangLimits, LossSample, StepPace, StepPaces, StepTimes
+from detectors.evidence import HangLimits, Sample, StepBreakdown, StepBreakdowns, StepTimes
 from detectors.robust_stats import middle, quantile
 
 LONG: Final = 8
@@ -44,7 +44,7 @@ NOISES: Final = 4.0
 """Deviations of the earlier steps that the newest median lies above theirs (ours)."""
 
 
-def see_paces(seen: StepPaces, _limits: HangLimits) -> list[Fault]:
+def see_paces(seen: StepBreakdowns, _limits: HangLimits) -> list[Fault]:
     """Return what holds the job up now."""
     if not settled(seen):
         return []
@@ -71,7 +71,7 @@ def see_step_times(seen: StepTimes, _limits: HangLimits) -> Fault | None:
     return Fault(kind=DROPPED.id, at=seen.at, step=step, quote=quote, signature=DROPPED.id)
 
 
-def cost_of(seen: StepPaces, rank: int) -> tuple[float, float] | None:
+def cost_of(seen: StepBreakdowns, rank: int) -> tuple[float, float] | None:
     """Return the seconds of a step now, and those of it that the others wait for *rank* (medians); nothing where nobody can tell."""
     now = {other: some[-LONG:] for other, some in seen.blocks.items() if some}
     if rank not in now or len(now) < 2:  # noqa: PLR2004 (one waits for nobody)
@@ -86,12 +86,12 @@ def cost_of(seen: StepPaces, rank: int) -> tuple[float, float] | None:
     return median([_step(some) for some in now.values()]), max(0.0, min(excess, waited))
 
 
-def settled(seen: StepPaces) -> bool:
+def settled(seen: StepBreakdowns) -> bool:
     """Tell whether every rank has told of so many steps that its pace can be judged."""
     return bool(seen.blocks) and all(len(some) >= LONG for some in seen.blocks.values())
 
 
-def cost_of_links(seen: StepPaces) -> float:
+def cost_of_links(seen: StepBreakdowns) -> float:
     """Return the seconds of a step that communication takes longer than it did (the least that any rank waits, medians)."""
     if not settled(seen) or any(len(seen.first.get(rank, ())) < LONG for rank in seen.blocks):
         return 0.0
@@ -99,17 +99,17 @@ def cost_of_links(seen: StepPaces) -> float:
     return max(0.0, now - before)
 
 
-def _talk(blocks: Mapping[int, Sequence[StepPace]]) -> float:
+def _talk(blocks: Mapping[int, Sequence[StepBreakdown]]) -> float:
     """Return what the rank that waits least waits: it comes last, so that is the time of the transfer itself."""
     return min(median([pace.talk for pace in some]) for some in blocks.values())
 
 
 # -- ranks --------------------------------------------------------------------------------------------------------------
 
-_Now = Mapping[int, Sequence[StepPace]]
+_Now = Mapping[int, Sequence[StepBreakdown]]
 
 
-def _slow_ranks(seen: StepPaces, now: _Now) -> Iterator[Fault]:
+def _slow_ranks(seen: StepBreakdowns, now: _Now) -> Iterator[Fault]:
     """Yield the ranks whose own work takes longer than that of those that do the same, or than their own did, and who are waited for."""
     step = median([_step(some) for some in now.values()])
     for rank, some in now.items():
@@ -128,7 +128,7 @@ def _slow_ranks(seen: StepPaces, now: _Now) -> Iterator[Fault]:
         yield _fault(COMPUTE, seen, rank, quote)
 
 
-def _usual(seen: StepPaces, rank: int, peers: Sequence[int]) -> tuple[float | None, str]:
+def _usual(seen: StepBreakdowns, rank: int, peers: Sequence[int]) -> tuple[float | None, str]:
     """Return how long the own work of *rank* should take: as that of its *peers*; without any, as it did, scaled as all others' changed."""
     if peers:
         usual = median([median([pace.own for pace in seen.blocks[peer][-LONG:]]) for peer in peers])
@@ -149,7 +149,7 @@ def _usual(seen: StepPaces, rank: int, peers: Sequence[int]) -> tuple[float | No
 # -- links and data -----------------------------------------------------------------------------------------------------
 
 
-def _slow_links(seen: StepPaces, now: _Now) -> Iterator[Fault]:
+def _slow_links(seen: StepBreakdowns, now: _Now) -> Iterator[Fault]:
     """Tell when all ranks wait for longer than they did although nobody's own work takes longer: what is left is what lies between them.
 
     The rank that waits least came last: what it waits is the time of the transfer itself.
@@ -169,7 +169,7 @@ def _slow_links(seen: StepPaces, now: _Now) -> Iterator[Fault]:
     yield Fault(kind=LINKS.id, at=seen.at, step=seen.step, quote=quote, signature=LINKS.id)
 
 
-def _slow_data(seen: StepPaces, now: _Now) -> Iterator[Fault]:
+def _slow_data(seen: StepBreakdowns, now: _Now) -> Iterator[Fault]:
     """Tell of ranks that wait for their data."""
     shares = {rank: median([pace.data / max(1e-9, pace.own + pace.talk + pace.data) for pace in some]) for rank, some in now.items()}
     late = {rank: share for rank, share in shares.items() if share >= DATA}
@@ -184,11 +184,11 @@ def _slow_data(seen: StepPaces, now: _Now) -> Iterator[Fault]:
         yield Fault(kind=STALL.id, at=seen.at, step=seen.step, quote=f"{quote}, {len(late)} of {len(now)} ranks do", signature=STALL.id)
 
 
-def _step(some: Sequence[StepPace]) -> float:
+def _step(some: Sequence[StepBreakdown]) -> float:
     return median([pace.own + pace.talk + pace.data for pace in some])
 
 
-def _fault(entry: FaultKind, seen: StepPaces, rank: int, quote: str) -> Fault:
+def _fault(entry: FaultKind, seen: StepBreakdowns, rank: int, quote: str) -> Fault:
     node = seen.nodes[rank]
     return Fault(kind=entry.id, at=seen.at, node=node, rank=rank, step=seen.step, quote=quote, signature=f"{entry.id} rank {rank}")
 
@@ -196,13 +196,13 @@ def _fault(entry: FaultKind, seen: StepPaces, rank: int, quote: str) -> Fault:
 # -- kinds --------------------------------------------------------------------------------------------------------------
 
 
-def _sample(*paces: tuple[float, float, float]) -> LossSample:
-    def block(one: tuple[float, float, float]) -> tuple[StepPace, ...]:
-        return (StepPace(own=one[0], talk=one[1], data=one[2]),) * LONG
+def _sample(*paces: tuple[float, float, float]) -> Sample:
+    def block(one: tuple[float, float, float]) -> tuple[StepBreakdown, ...]:
+        return (StepBreakdown(own=one[0], talk=one[1], data=one[2]),) * LONG
 
     blocks = {rank: block(one) for rank, one in enumerate(paces)}
     nodes, first = {rank: f"n{rank}" for rank in blocks}, dict.fromkeys(blocks, block((0.30, 0.05, 0.0)))
-    evidence = StepPaces(
+    evidence = StepBreakdowns(
         at=0.0,
         step=100,
         nodes=nodes,
@@ -210,7 +210,7 @@ def _sample(*paces: tuple[float, float, float]) -> LossSample:
         blocks=blocks,
         roles=(tuple(range(len(paces))),),
     )
-    return LossSample(evidence=evidence)
+    return Sample(evidence=evidence)
 
 
 _WELL: Final = _sample((0.31, 0.05, 0.0), (0.30, 0.06, 0.0), (0.32, 0.05, 0.0))
@@ -289,8 +289,8 @@ DROPPED: Final = kind(
         blame=Blame.PROCESS,
         action="look for the rank or node that differs from its peers, and at what the script does since then",
         reference="docs/architecture.md",
-        unhealthy=LossSample(evidence=StepTimes(at=0.0, steps=tuple((step, 0.3 if step < 80 else 0.45) for step in range(9, 190)))),  # noqa: PLR2004
-        healthy=LossSample(evidence=StepTimes(at=0.0, steps=tuple((step, 0.3 + 0.01 * (step % 7)) for step in range(9, 190)))),
+        unhealthy=Sample(evidence=StepTimes(at=0.0, steps=tuple((step, 0.3 if step < 80 else 0.45) for step in range(9, 190)))),  # noqa: PLR2004
+        healthy=Sample(evidence=StepTimes(at=0.0, steps=tuple((step, 0.3 + 0.01 * (step % 7)) for step in range(9, 190)))),
         weight=20,
         confused_with=("straggler-gpu", "straggler-network"),
     )

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from detectors.evidence import Raised
-from holdfast.peer_error_patterns import DEVICE_BROKEN, OWN_SOCKET, PEER_GONE, says_peer_lost
+from detectors.evidence import WorkerException
+from holdfast.peer_error_patterns import DEVICE_ERROR, LOCAL_SOCKET_ERROR, PEER_LOST_ERROR, is_peer_lost_message
 
 MESSAGE_LINES: Final = 20
 """Lines of a message that are read: an error of NCCL has five."""
@@ -32,7 +32,7 @@ _TERMINATED: Final = re.compile(
 )
 
 
-def raised_in(output: str) -> Raised | None:
+def raised_in(output: str) -> WorkerException | None:
     """Return the exception that the last traceback in *output* ended in; one that Python printed and passed over does not count."""
     raw = [line.rstrip("\r") for line in output.split("\n")]
     lines = [_BARS.sub("", _RANK.sub("", line)) if line.startswith(("[", " ")) else line for line in raw]
@@ -44,7 +44,7 @@ def raised_in(output: str) -> Raised | None:
     chain = [_exception(raw, lines, end) for _, end in links]
     (begin, _), (_, end), (name, words) = links[0], links[-1], chain[-1]
     numbers = [int(found[1]) for _, said in reversed(chain) if (found := re.search(r"\[Errno (-?\d+)\]", said[0]))]
-    return Raised(
+    return WorkerException(
         type=name,
         message="\n".join(words),
         traceback="\n".join(_RANK.sub("", line) for line in raw[_first_line(lines, begin) : end + len(words)]),
@@ -56,26 +56,26 @@ def raised_in(output: str) -> Raised | None:
 
 def tells_of_lost_peer(name: str, message: str) -> bool:
     """Judge a printed exception by its type and by the words that torch, gloo and NCCL really use."""
-    if name == PEER_GONE:
+    if name == PEER_LOST_ERROR:
         return True
     kind = name.rpartition(".")[2]
     if kind in ("DistNetworkError", "DistStoreError"):
-        return not OWN_SOCKET.search(message)
+        return not LOCAL_SOCKET_ERROR.search(message)
     if kind not in ("RuntimeError", "DistBackendError", "DistError"):
         return False  # a ConnectionResetError of the user's own download is no peer
-    return says_peer_lost(message)
+    return is_peer_lost_message(message)
 
 
 def _tells_of_the_device(name: str, message: str) -> bool:
     """Tell whether a printed exception is one of the process's own GPU: then it is no echo, whoever else was lost."""
     kind = name.rpartition(".")[2]
-    return kind == "AcceleratorError" or (kind.endswith("Error") and bool(DEVICE_BROKEN.search(message)))
+    return kind == "AcceleratorError" or (kind.endswith("Error") and bool(DEVICE_ERROR.search(message)))
 
 
 def aborted_for_lost_peer(output: str) -> bool:
     """Tell whether a thread of gloo or NCCL gave up its process because a peer was gone: a watchdog's abort is an echo, too."""
     found = _TERMINATED.search(output)
-    return found is not None and says_peer_lost(f"{found['type']} {found['message']}")
+    return found is not None and is_peer_lost_message(f"{found['type']} {found['message']}")
 
 
 def places_in(traceback: str) -> list[str]:

@@ -23,7 +23,7 @@ def xid_of(text: str) -> Xid | None:
     return Xid(code=int(found["code"]), bus=bus if "." in bus else f"{bus}.0", text=found["text"].strip(" ,"))
 
 
-def sighting(xid: Xid) -> FaultFinding | None:
+def finding(xid: Xid) -> FaultFinding | None:
     """Return what an Xid is, or None for one that tells of no fault; of one kind they are told apart by their number."""
     name = _kind(xid.code, xid.text)
     if name is None:
@@ -56,7 +56,7 @@ def _kind(code: int, text: str) -> str | None:
 
 def see_xid(seen: XidEvent, _limits: HangLimits) -> Fault | None:
     """Name an Xid that was told as it happened; None for one that tells of no fault."""
-    found = sighting(seen.xid)
+    found = finding(seen.xid)
     if found is None:
         return None
     return Fault(

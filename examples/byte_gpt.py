@@ -222,7 +222,7 @@ def main() -> None:
     loader = holdfast.Loader(DataLoader(windows, given.batch, sampler=sampler, drop_last=True))
 
     with holdfast.session(model=model, optimizer=optimizer, schedulers=schedule, data=loader, any_rank=True) as session:
-        parallel, batches = session.settled(wrapped(model)), iter(loader)
+        parallel, batches = session.stabilize_ddp(wrapped(model)), iter(loader)
         for step in session.steps(until=given.steps):
             loss = parallel(*next(batches))
             loss.backward()

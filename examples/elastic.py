@@ -47,7 +47,7 @@ def main() -> None:
     loader = holdfast.Loader(DataLoader(windows, given.batch, shuffle=True, generator=order, drop_last=True))
 
     with holdfast.session(model=model, optimizer=optimizer, data=loader, any_rank=True) as session:
-        parallel = session.settled(wrapped(model))
+        parallel = session.stabilize_ddp(wrapped(model))
         for step in session.steps(until=given.steps):
             mean = torch.zeros(())
             for share in session.shares():  # one; more while ranks are missing

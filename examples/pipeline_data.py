@@ -171,7 +171,7 @@ def main() -> None:
     loader = holdfast.Loader(DataLoader(windows, given.batch * copies, sampler=order, drop_last=True))
 
     with holdfast.session(model=part, optimizer=optimizer, schedulers=rise, data=loader, any_rank=True) as session:
-        wrapped = [session.settled(copied(Part(whole, layers[number]), data)) for number in mine]
+        wrapped = [session.stabilize_ddp(copied(Part(whole, layers[number]), data)) for number in mine]
         own = [stage_of(given, one, number, stages, pipeline) for one, number in zip(wrapped, mine, strict=True)]
         loss_of = Loss()
         schedule = SCHEDULES[given.schedule](own if a_rank > 1 else own[0], given.microbatches, loss_fn=loss_of)

@@ -13,7 +13,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from holdfast.prefect_client.ending import ended_in_words
 from holdfast.prefect_client.named_clusters import Choice, chosen, name_of
-from holdfast.probe.health.checkups import checking_up
+from holdfast.probe.health.checkups import open_checkup
 from holdfast.probe.sweep import DEADLINE
 from holdfast.spec import Cluster
 from tasks.probe import classify, publish, record, sweep
@@ -42,7 +42,7 @@ def cluster_health(
 
 def _look(cluster: Cluster, deadline: float, sweeps: int, every: float) -> FlowState:
     begun, said = time.time(), ""
-    with checking_up(cluster):
+    with open_checkup(cluster):
         for number in range(sweeps):
             sweep(cluster.name, deadline=deadline, at=begun + number * every)
             classify(cluster.name)

@@ -11,7 +11,7 @@ from pydantic import PositiveFloat
 from flows.cluster_health import THIS_MACHINE
 from holdfast.prefect_client.ending import ended_in_words
 from holdfast.prefect_client.named_clusters import Choice, chosen, name_of
-from holdfast.probe.burn_in.repairs import repairing
+from holdfast.probe.burn_in.repairs import open_repair
 from holdfast.spec import Cluster
 from tasks.repair import begin, burn_in, conclude, find, publish
 
@@ -33,7 +33,7 @@ def node_repair(cluster: Choice = THIS_MACHINE, nodes: list[str] | None = None, 
 
 
 def _repair(cluster: Cluster, nodes: list[str] | None, seconds: float | None) -> FlowState:
-    with repairing(cluster, seconds, nodes or ()):
+    with open_repair(cluster, seconds, nodes or ()):
         wanted = find(cluster.name, nodes)
         begun = begin(cluster.name, wanted)
         if begun:

@@ -14,7 +14,7 @@ from holdfast.errors import BadParameters, Problem
 from holdfast.prefect_client.ending import ended_in_words
 from holdfast.prefect_client.named_clusters import Choice, chosen
 from holdfast.spec import Cluster, TrainingJob, checks
-from holdfast.spec.form import NAME_PATTERN, SCRIPT_PATTERN, WORKDIR_PATTERN, advanced_schema, in_the_form, job_of
+from holdfast.spec.form import NAME_PATTERN, SCRIPT_PATTERN, WORKDIR_PATTERN, advanced_schema, as_form_problems, job_of
 
 
 def shown(title: str, **more: Any) -> Any:  # noqa: ANN401 (as pydantic's own Field; JSON)
@@ -80,7 +80,7 @@ def _train(fields: Mapping[str, Any], cluster: Cluster | str | Mapping[str, Any]
     job = job_of(fields, advanced)
     where = chosen(cluster, nodes=job.nodes.wanted + job.nodes.spare)
     if problems := checks(job, where):
-        raise BadParameters(tuple(_as_filled_in(problem, job, fields["workdir"]) for problem in in_the_form(problems)))
+        raise BadParameters(tuple(_as_filled_in(problem, job, fields["workdir"]) for problem in as_form_problems(problems)))
     return training_job.fn(job, where, standby=standby)
 
 

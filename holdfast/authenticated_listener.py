@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-KNOCK: Final = 2.0
+TOKEN_SECONDS: Final = 2.0
 """Seconds that a caller may take to show the whole token; others are heard meanwhile."""
 MOST: Final = 32
 """Strangers that are borne with for so long."""
@@ -20,7 +20,7 @@ BURST: Final = 256
 """Strangers that are borne with for a moment: with one more the oldest is hung up on."""
 
 
-class NoCaller(TimeoutError):
+class NoAuthenticatedCaller(TimeoutError):
     """Nobody who knows the token came in time; whether the way there is sound nobody knows either."""
 
 
@@ -65,7 +65,7 @@ class PendingCallers(Generic[Stranger]):
 
 
 @dataclass(slots=True, eq=False)
-class _Caller:
+class _PendingCaller:
     """One who has not shown the token yet, and what it has shown so far."""
 
     socket: socket.socket
@@ -79,11 +79,11 @@ def open_port(port: int = 0, *, backlog: int | None = None) -> socket.socket:
     return socket.create_server(("", port), backlog=backlog)
 
 
-def admitted(server: socket.socket, token: str, until: float) -> socket.socket:
+def accept_authenticated(server: socket.socket, token: str, until: float) -> socket.socket:
     """Return the connection of who shows the token until then (monotonic), and its time limit is then too.
 
     All callers are heard at once: one that says nothing, or a byte now and then, keeps nobody else waiting, and not us beyond *until*.
-    Raise `NoCaller` when none of them knows the token.
+    Raise `NoAuthenticatedCaller` when none of them knows the token.
     """
     found = _Hall(server, token.encode()).wait(until)
     found.settimeout(max(0.01, until - time.monotonic()))
@@ -95,7 +95,7 @@ class _Hall:
 
     def __init__(self, server: socket.socket, token: bytes) -> None:
         self._server, self._token = server, token
-        self._callers = PendingCallers[_Caller]()
+        self._callers = PendingCallers[_PendingCaller]()
         self._selector = selectors.DefaultSelector()
 
     def wait(self, until: float) -> socket.socket:
@@ -104,7 +104,7 @@ class _Hall:
         self._selector.register(self._server, selectors.EVENT_READ)
         try:
             while (now := time.monotonic()) < until:
-                due = self._callers.due(MOST, KNOCK)
+                due = self._callers.due(MOST, TOKEN_SECONDS)
                 for key, _ in self._selector.select(until - now if due is None else min(due, until - now)):
                     if key.data is None:
                         self._let_in()
@@ -112,9 +112,9 @@ class _Hall:
                         self._selector.unregister(key.data.socket)
                         self._callers.discard(key.data)
                         return key.data.socket  # type: ignore[no-any-return]
-                for late in self._callers.late(MOST, KNOCK):
+                for late in self._callers.late(MOST, TOKEN_SECONDS):
                     self._send_away(late)
-            raise NoCaller("nobody who knows the token came in time")
+            raise NoAuthenticatedCaller("nobody who knows the token came in time")
         finally:
             for caller in self._callers:
                 self._send_away(caller)
@@ -130,7 +130,7 @@ class _Hall:
             for caller in self._callers:
                 self._send_away(caller)
             return
-        caller = _Caller(sock)
+        caller = _PendingCaller(sock)
         try:
             sock.settimeout(0)
             self._selector.register(sock, selectors.EVENT_READ, caller)
@@ -139,7 +139,7 @@ class _Hall:
         else:
             self._callers.add(caller)
 
-    def _knows(self, caller: _Caller) -> bool:
+    def _knows(self, caller: _PendingCaller) -> bool:
         """Take in what a caller shows; tell whether it is the token. Who shows something else is sent away."""
         if caller.socket.fileno() < 0:  # sent away in this very round
             return False
@@ -156,7 +156,7 @@ class _Hall:
             self._send_away(caller)
         return False
 
-    def _send_away(self, caller: _Caller) -> None:
+    def _send_away(self, caller: _PendingCaller) -> None:
         self._callers.discard(caller)
         if caller.socket.fileno() >= 0:
             self._selector.unregister(caller.socket)

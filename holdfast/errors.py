@@ -1,20 +1,20 @@
 """Everything Holdfast raises on purpose, named for what the caller can do about it.
 
 HoldfastError
-├── HandedOver               this flow was told to let go of its job, which trains on
+├── JobDetached              this flow was told to let go of its job, which trains on
 ├── OperatorError            a person can mend it: says what is wrong, where, and the cure
 │   ├── BadFile              a job, cluster or policy file that cannot be used as it is
 │   ├── BadParameters        what was filled in for a flow run makes no job
 │   ├── UnknownCluster       no cluster is known by that name
 │   ├── JobAlreadyRunning    another flow holds the lease of this job
-│   ├── OtherVersion         the job's agents speak another version of the protocol
+│   ├── VersionMismatch      the job's agents speak another version of the protocol
 │   ├── NotEnoughNodes       more nodes wanted than the cluster can give
-│   ├── TooFewDescriptors    more nodes than this process may have connections
+│   ├── TooFewFileDescriptors  more nodes than this process may have connections
 │   ├── NotWritable          a directory that must be written cannot be
 │   ├── NotReadable          a directory or a file that must be read cannot be
 │   ├── UnusableFolder       a folder of Holdfast's own that is none, or that somebody else could change
 │   ├── UnusableFile         a key, or a file of keys, with which nobody can log in
-│   │   └── SecretAway       who keeps a secret does not answer now
+│   │   └── SecretUnavailable  who keeps a secret does not answer now
 │   ├── NoKeysThere          nodes that nobody logs in to
 │   ├── NoLoginThere         nodes on which nothing has to be set up, as nobody logs in to them
 │   ├── UnknownNode          no node of that name in the cluster
@@ -31,30 +31,30 @@ HoldfastError
 │   ├── UnknownFault         no kind of that name in the fault catalogue
 │   ├── UnknownPolicy        no policy of that name, and no such file
 │   ├── BadSetting           an environment variable that says what it cannot
-│   ├── UnknownWord          an option was given a word that it does not know
+│   ├── UnknownOptionValue   an option was given a word that it does not know
 │   ├── NoProfile            no rank of the job has told how its steps pass
 │   ├── NoSlurm              a cluster of Slurm, and no commands of Slurm's here
-│   ├── NotOutsideOfJobs     nodes that are reached only while a job has been given them
+│   ├── AllocationRequired   nodes that are reached only while a job has been given them
 │   ├── SlurmRefused         Slurm said no to what was asked of it, and would again
-│   └── HistoryTrouble       the history cannot be used
+│   └── HistoryError         the history cannot be used
 │       ├── HistoryCorrupt   its file is not a database, or is damaged
 │       │   └── RowCorrupt   one row of it cannot be read
 │       ├── HistoryLocked    another program holds it and does not let go
 │       ├── HistoryTooNew    a newer Holdfast wrote it
 │       ├── HistoryTooOld    a Holdfast wrote it whose tables this one cannot take over
-│       ├── HistoryRefused   the database server answers, and does not let this user into this database
+│       ├── HistoryAccessDenied  the database server answers, and does not let this user into this database
 │       └── HistoryUnreachable  the database server does not answer
-│           └── HistoryFull  it answers, and has no connection left
+│           └── HistoryTooManyConnections  it answers, and has no connection left
 └── WorldError               something outside failed: policies decide what follows
-    ├── NodeTrouble          something is the matter with one node
+    ├── NodeError            something is the matter with one node
     │   ├── NodeLost         a node gives no sign of life
-    │   ├── NotAskable       nobody could look whether a node lives
-    │   │   └── OtherProtocol  what leads to a node speaks another version of the protocol
-    │   ├── AgentGone        the agent's connection ended
+    │   ├── NodeStateUnknown  nobody could look whether a node lives
+    │   │   └── ProtocolMismatch  what leads to a node speaks another version of the protocol
+    │   ├── AgentDisconnected  the agent's connection ended
     │   ├── Superseded       a node has had orders of a newer flow of the job
-    │   ├── Unconfirmed      nobody could say whether this flow still holds the job's lease
-    │   └── OrderRefused     an agent understood an order and said no
-    ├── SlurmAway            Slurm does not answer now
+    │   ├── LeaseUnconfirmed  nobody could say whether this flow still holds the job's lease
+    │   └── CommandRejected  an agent understood an order and said no
+    ├── SlurmUnavailable     Slurm does not answer now
     └── LeaseLost            another flow took over this job
 
 Every class passes its fields to ``Exception.__init__``, so each survives pickling (Prefect and torch need it).
@@ -78,7 +78,7 @@ class HoldfastError(Exception):
     """Anything Holdfast raises on purpose."""
 
 
-class HandedOver(HoldfastError):
+class JobDetached(HoldfastError):
     """This flow was told to let go of its job, which trains on: what it was doing for the job ends here."""
 
     def __init__(self, job: str, why: str) -> None:
@@ -153,7 +153,7 @@ class JobAlreadyRunning(OperatorError):
         )
 
 
-class OtherVersion(OperatorError):
+class VersionMismatch(OperatorError):
     """The job's agents speak another version of the protocol: they are left alone, with all that they run."""
 
     def __init__(self, job: str, node: str, why: str) -> None:
@@ -182,7 +182,7 @@ class NotEnoughNodes(OperatorError):
         )
 
 
-class TooFewDescriptors(OperatorError):
+class TooFewFileDescriptors(OperatorError):
     """More nodes than this process may have connections."""
 
     def __init__(self, what: str, nodes: int, needed: int, hard: int) -> None:
@@ -244,7 +244,7 @@ class UnusableFile(OperatorError):
         return f"{self.what} {self.path} cannot be used: {self.reason}. {self.cure}."
 
 
-class SecretAway(UnusableFile):
+class SecretUnavailable(UnusableFile):
     """Who keeps a secret does not answer now: later it may be had."""
 
 
@@ -434,7 +434,7 @@ class BadSetting(OperatorError):
         return f"{self.name} is '{self.given}'; it must be {' or '.join(self.known)}"
 
 
-class UnknownWord(OperatorError):
+class UnknownOptionValue(OperatorError):
     """An option was given a word that it does not know."""
 
     def __init__(self, option: str, given: str, known: tuple[str, ...]) -> None:
@@ -474,7 +474,7 @@ class NoSlurm(OperatorError):
         )
 
 
-class NotOutsideOfJobs(OperatorError):
+class AllocationRequired(OperatorError):
     """Nodes that are reached only while a job has been given them."""
 
     def __init__(self, what: str, cluster: str) -> None:
@@ -499,7 +499,7 @@ class SlurmRefused(OperatorError):
         return f"Slurm refused `{self.command}`: {self.why}. Mend the cluster file, or ask who runs Slurm."
 
 
-class HistoryTrouble(OperatorError):
+class HistoryError(OperatorError):
     """The history cannot be used."""
 
     def __init__(self, url: str, reason: str) -> None:
@@ -510,7 +510,7 @@ class HistoryTrouble(OperatorError):
         return f"history {self.url}: {self.reason}."
 
 
-class HistoryCorrupt(HistoryTrouble):
+class HistoryCorrupt(HistoryError):
     """Its file is not a database, or is damaged."""
 
     def __str__(self) -> str:
@@ -531,7 +531,7 @@ class RowCorrupt(HistoryCorrupt):
         return f"history {self.url}: {self.reason}. Nothing was changed. {cure}."
 
 
-class HistoryLocked(HistoryTrouble):
+class HistoryLocked(HistoryError):
     """Another program holds it and does not let go."""
 
     def __str__(self) -> str:
@@ -539,7 +539,7 @@ class HistoryLocked(HistoryTrouble):
         return f"history {self.url} is locked by another program: {self.reason}. {cure}"
 
 
-class HistoryTooNew(HistoryTrouble):
+class HistoryTooNew(HistoryError):
     """A newer Holdfast wrote it."""
 
     def __str__(self) -> str:
@@ -547,7 +547,7 @@ class HistoryTooNew(HistoryTrouble):
         return f"history {self.url} was written by a newer Holdfast: {self.reason}. {cure}"
 
 
-class HistoryTooOld(HistoryTrouble):
+class HistoryTooOld(HistoryError):
     """A Holdfast wrote it whose tables this one cannot take over."""
 
     def __str__(self) -> str:
@@ -555,7 +555,7 @@ class HistoryTooOld(HistoryTrouble):
         return f"history {self.url} was written by an older Holdfast: {self.reason}. Nothing was changed. {cure}"
 
 
-class HistoryRefused(HistoryTrouble):
+class HistoryAccessDenied(HistoryError):
     """The database server answers, and does not let this user into this database."""
 
     def __init__(self, url: str, reason: str, cure: str) -> None:
@@ -567,7 +567,7 @@ class HistoryRefused(HistoryTrouble):
         return f"history {self.url}: the database server answers, and refuses: {self.reason}. {self.cure}."
 
 
-class HistoryUnreachable(HistoryTrouble):
+class HistoryUnreachable(HistoryError):
     """The database server does not answer."""
 
     @property
@@ -580,7 +580,7 @@ class HistoryUnreachable(HistoryTrouble):
         return f"history {self.url} cannot be reached: {self.reason}. {self.cure}."
 
 
-class HistoryFull(HistoryUnreachable):
+class HistoryTooManyConnections(HistoryUnreachable):
     """The database server has no connection left."""
 
     @property
@@ -594,7 +594,7 @@ class WorldError(HoldfastError):
     """Something outside failed: policies decide what follows."""
 
 
-class NodeTrouble(WorldError):
+class NodeError(WorldError):
     """Something is the matter with one node."""
 
     node: str
@@ -606,7 +606,7 @@ class NodeTrouble(WorldError):
         return self.why
 
 
-class NodeLost(NodeTrouble):
+class NodeLost(NodeError):
     """A node gives no sign of life."""
 
     def __init__(self, node: str, why: str) -> None:
@@ -617,7 +617,7 @@ class NodeLost(NodeTrouble):
         return f"node {self.node} is lost: {self.reason}"
 
 
-class NotAskable(NodeTrouble):
+class NodeStateUnknown(NodeError):
     """Nobody could look whether a node lives: it speaks against whoever looks, and the words name the cure."""
 
     def __init__(self, node: str, why: str) -> None:
@@ -628,7 +628,7 @@ class NotAskable(NodeTrouble):
         return f"node {self.node} cannot be used: {self.reason}"
 
 
-class OtherProtocol(NotAskable):
+class ProtocolMismatch(NodeStateUnknown):
     """What leads to a node speaks another version of the protocol; *why* has both."""
 
     @property
@@ -637,7 +637,7 @@ class OtherProtocol(NotAskable):
         return f"{self.why}: `holdfast nodes bootstrap CLUSTER_FILE` puts this version there"
 
 
-class AgentGone(NodeTrouble):
+class AgentDisconnected(NodeError):
     """The agent's connection ended."""
 
     def __init__(self, node: str, why: str) -> None:
@@ -653,7 +653,7 @@ class AgentGone(NodeTrouble):
         return f"its agent is gone: {self.why}"
 
 
-class Superseded(NodeTrouble):
+class Superseded(NodeError):
     """A node has had orders of a newer flow of the job, and carries out none of this one past its agent."""
 
     def __init__(self, node: str, epoch: int, why: str) -> None:
@@ -664,7 +664,7 @@ class Superseded(NodeTrouble):
         return f"node {self.node} refused a late order: {self.reason}"
 
 
-class Unconfirmed(NodeTrouble):
+class LeaseUnconfirmed(NodeError):
     """Nobody could say whether this flow still holds the job's lease, so nothing is done past agents."""
 
     def __init__(self, node: str, why: str) -> None:
@@ -675,7 +675,7 @@ class Unconfirmed(NodeTrouble):
         return f"nothing is ended or started on node {self.node}: {self.reason}"
 
 
-class OrderRefused(NodeTrouble):
+class CommandRejected(NodeError):
     """An agent understood an order and said no."""
 
     def __init__(self, node: str, order: str, why: str) -> None:
@@ -691,7 +691,7 @@ class OrderRefused(NodeTrouble):
         return f"refused '{self.order}': {self.why}"
 
 
-class SlurmAway(WorldError):
+class SlurmUnavailable(WorldError):
     """Slurm does not answer now."""
 
     def __init__(self, command: str, why: str) -> None:

@@ -18,7 +18,7 @@ NONE: Final = frozenset({"-1", "none", "void", "NoDevFiles"})
 DEVICES: Final = Path("/dev")
 
 
-def gpus_here(environment: Mapping[str, str] = os.environ, devices: Path = DEVICES) -> tuple[str, ...]:
+def visible_gpus(environment: Mapping[str, str] = os.environ, devices: Path = DEVICES) -> tuple[str, ...]:
     """Return the GPUs that this process may use, by the names that CUDA takes: those that its *environment* leaves it of the machine's."""
     said = environment.get(VISIBLE)
     if said is None:
@@ -34,7 +34,7 @@ def gpus_of(pid: int) -> tuple[str, ...]:
     with suppress(OSError):  # it has ended, or is another user's
         for said in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             if said.startswith(begin):
-                return gpus_here({VISIBLE: said.removeprefix(begin).decode(errors="replace")})
+                return visible_gpus({VISIBLE: said.removeprefix(begin).decode(errors="replace")})
     return ()
 
 

@@ -133,9 +133,9 @@ def make_private(folder: Path) -> None:
     own_folder("HOLDFAST_HOME", str(folder))  # where anybody may make folders, somebody may have made it a moment before us
 
 
-def spill_file(job: str) -> Path:
+def outbox_file(job: str) -> Path:
     """Return the file that takes rows of *job* which the database could not."""
-    return job_directory(job) / "history.spill.jsonl"
+    return job_directory(job) / "history.outbox.jsonl"
 
 
 def cluster_directory(cluster: str) -> Path:

@@ -17,15 +17,15 @@ _NCCL_LOST: Final = re.compile(
     r"ncclRemoteError|remote process exited|Connection (?:closed by remote peer|reset by peer|refused|timed out)"
     r"|caught collective operation timeout|communicator was aborted|Some NCCL operations have failed or timed out",
 )
-OWN_SOCKET: Final = re.compile(r"failed to (?:listen|bind)|EADDRINUSE|EACCES|EADDRNOTAVAIL")
+LOCAL_SOCKET_ERROR: Final = re.compile(r"failed to (?:listen|bind)|EADDRINUSE|EACCES|EADDRNOTAVAIL")
 """What torch says of a socket that this process could not open itself."""
-DEVICE_BROKEN: Final = re.compile(r"\b(?:CUDA|HIP) error\b")
+DEVICE_ERROR: Final = re.compile(r"\b(?:CUDA|HIP) error\b")
 """What torch says of an error of the device: it sticks, so that every later call in this process fails."""
-PEER_GONE: Final = "holdfast.runtime.groups.control_tree.PeerGone"
+PEER_LOST_ERROR: Final = "holdfast.runtime.groups.control_tree.PeerConnectionLost"
 """What our own groups raise where a peer does not come to them, or leaves."""
 
 
-def says_peer_lost(words: str) -> bool:
+def is_peer_lost_message(words: str) -> bool:
     """Tell whether an error of gloo or NCCL with these *words* says that a peer is gone."""
     if "gloo" in words.lower():
         return bool(_GLOO_LOST.search(words))

@@ -36,12 +36,12 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os.kill(os.getpid(), number)
 
 
-def adopt_orphans() -> None:
+def become_subreaper() -> None:
     """Make this process the parent of every descendant that loses its own (a "child subreaper")."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
-def fresh_signals() -> None:
+def reset_signals() -> None:
     """Undo what a caller blocked or ignored: both are handed down through exec, and would make a process deaf.
 
     SIGPIPE and SIGXFSZ stay as Python wants them; `subprocess` restores those by itself.
@@ -53,7 +53,7 @@ def fresh_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def let_termination_pass() -> None:
+def survive_sigterm() -> None:
     """Go on after SIGTERM, for who works for another process and ends with that.
 
     A batch system, or a machine that goes down, sends it to every process at once: those that are to save what there is need the others.

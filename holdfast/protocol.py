@@ -19,17 +19,17 @@ PROTOCOL: Final = 1
 GREETING: Final = b"holdfast-gate "
 """How the first line of a node's gate begins: what a login shell prints before it is no word of ours."""
 
-BEAT: Final = 0.25
+HEARTBEAT_INTERVAL: Final = 0.25
 """Seconds between two beats of an agent to its flow while workers run, unless the flow of a large job asks for fewer."""
 
-LONGEST_LINE: Final = 4 * 1024 * 1024
+MAX_LINE_BYTES: Final = 4 * 1024 * 1024
 """Bytes. A longer line is not a message of ours."""
 
 DEEPEST: Final = 64
 """Objects and lists inside of each other. What is deeper can be read and then neither be written nor be shown: Python's own limit is met
 wherever somebody handles it next."""
 
-LONGEST_ADDRESS: Final = 100
+MAX_ADDRESS_BYTES: Final = 100
 """Bytes of a path that surely fit into a socket's address (the kernel has room for 107)."""
 
 Message = dict[str, Any]
@@ -79,17 +79,17 @@ class LineBuffer:
         lines = []
         if b"\n" in data:  # bytes that trickle in must not have the whole line searched each time
             *lines, self._rest = self._rest.split(b"\n")
-        return self._messages(lines, too_long=len(self._rest) > LONGEST_LINE)
+        return self._messages(lines, too_long=len(self._rest) > MAX_LINE_BYTES)
 
     @staticmethod
     def _messages(lines: list[bytearray], *, too_long: bool) -> Iterator[Message]:
         for line in lines:
-            if len(line) > LONGEST_LINE:
+            if len(line) > MAX_LINE_BYTES:
                 raise BadLine(f"a line of {len(line)} bytes is too long")
             if line.strip():
                 yield decode(line)
         if too_long:
-            raise BadLine(f"a line of more than {LONGEST_LINE} bytes is too long")
+            raise BadLine(f"a line of more than {MAX_LINE_BYTES} bytes is too long")
 
 
 def numbered(number: int, lines: bytes) -> bytes:
@@ -98,7 +98,7 @@ def numbered(number: int, lines: bytes) -> bytes:
     return mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n"
 
 
-def whole_lines(sock: socket.socket, most: int) -> Iterator[bytes]:
+def complete_lines(sock: socket.socket, most: int) -> Iterator[bytes]:
     """Yield what comes from *sock*, up to *most* bytes at a time, cut at the ends of lines; end when it does. Raise ``OSError``."""
     rest = b""
     while data := sock.recv(most):
@@ -116,7 +116,7 @@ def reachable(path: Path) -> Iterator[str]:
 
     A node's directory may lie deep; going through an open descriptor of the folder makes its depth irrelevant.
     """
-    if len(os.fsencode(path)) <= LONGEST_ADDRESS:
+    if len(os.fsencode(path)) <= MAX_ADDRESS_BYTES:
         yield str(path)
         return
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

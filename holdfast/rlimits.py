@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from typing import Final
 
-from holdfast.errors import TooFewDescriptors
+from holdfast.errors import TooFewFileDescriptors
 
 OTHERS: Final = 256
 """Descriptors for everything that is no connection to a node: the history, Prefect, files, threads' wake-up pipes."""
@@ -13,12 +13,12 @@ EACH: Final = 4
 """Descriptors for one node: a login and the stream in it, and as many again while a connection that ended is replaced."""
 
 
-def make_room(what: str, nodes: int) -> None:
-    """See to it that this process may hold connections to so many *nodes* for *what* it does; raise `TooFewDescriptors` when it may not."""
+def raise_descriptor_limit(what: str, nodes: int) -> None:
+    """Allow this process connections to *nodes* nodes for *what*; raise `TooFewFileDescriptors` when the limit is too low."""
     needed = EACH * nodes + OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
-        raise TooFewDescriptors(what, nodes, needed, hard)
+        raise TooFewFileDescriptors(what, nodes, needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

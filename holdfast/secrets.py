@@ -15,7 +15,7 @@ from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any, Final
 
-from holdfast.errors import SecretAway, UnusableFile
+from holdfast.errors import SecretUnavailable, UnusableFile
 from holdfast.prefect import server as prefect_server
 from holdfast.redaction import shown, without
 
@@ -32,7 +32,7 @@ _read: Final[dict[tuple[str, str], str]] = {}
 """What blocks hold, by server and name."""
 
 
-def is_elsewhere(name: str) -> bool:
+def is_secret_reference(name: str) -> bool:
     """Tell whether *name* names a secret that is in no file: `env:VARIABLE`, or `block:NAME` for a Prefect block of the type `Secret`."""
     return name.startswith((VARIABLE, BLOCK))
 
@@ -72,10 +72,10 @@ def _asked(server: str, block: str, name: str, what: str, missing: str) -> str:
             raise UnusableFile(
                 what, name, missing, cure if missing == NO_SUCH else f"{NAME_ONE}. Where it is in none yet: {cure}"
             ) from error
-        kind = SecretAway if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else UnusableFile
+        kind = SecretUnavailable if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else UnusableFile
         raise kind(what, name, f"the Prefect server answers {error.code}", "Mend PREFECT_API_KEY, or the server") from error
     except (OSError, HTTPException) as error:
-        raise SecretAway(what, name, _silent(server, error), "Start it, or mend PREFECT_API_URL") from error
+        raise SecretUnavailable(what, name, _silent(server, error), "Start it, or mend PREFECT_API_URL") from error
     except ValueError as error:
         raise UnusableFile(what, name, _silent(server, error), "Mend PREFECT_API_URL") from error
 
@@ -86,7 +86,7 @@ def _silent(server: str, error: Exception) -> str:
 
 def _proof() -> dict[str, str]:
     """Return who we are to the server, as Prefect's own client says it."""
-    own = prefect_server.stands_in() and not prefect_server.named()
+    own = prefect_server.is_temporary_server() and not prefect_server.named()
     if not own and (key := prefect_server.setting("PREFECT_API_KEY")):
         return {"Authorization": f"Bearer {key}"}
     if pair := prefect_server.auth_string():

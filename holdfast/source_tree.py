@@ -11,12 +11,12 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 """The folder with the packages: of a source tree its top, else site-packages."""
 
 
-def on_python_path(environment: Mapping[str, str]) -> dict[str, str]:
+def python_path_env(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the PYTHONPATH of *environment* with this Holdfast first, as one variable."""
     paths = (str(ROOT), *environment.get("PYTHONPATH", "").split(os.pathsep))
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}
 
 
-def of_source_tree(environment: Mapping[str, str]) -> dict[str, str]:
+def source_tree_env(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the PYTHONPATH that a process needs to import this Holdfast; nothing where it is installed."""
-    return on_python_path(environment) if (ROOT / "pyproject.toml").exists() else {}
+    return python_path_env(environment) if (ROOT / "pyproject.toml").exists() else {}

@@ -24,7 +24,7 @@ class AskAPerson:
             return Pass(f"{left} node(s) are left, the job needs {case.least}")
         if left + len(asked) < max(1, case.least):
             return Pass(f"{left + len(asked)} node(s) would be left with {', '.join(asked)} too, and the job needs {case.least}")
-        if not case.askable:
+        if not case.approval_possible:
             return Pass("the cluster's settings ask nobody")
         reason = f"{case.reason}; without {', '.join(asked)} {left} node(s) are left and the job needs {case.least}, so a person is asked"
         return Decision(action=RecoveryAction.ASK_A_PERSON, reason=reason, drop=asked, need=case.least)

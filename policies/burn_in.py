@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from detectors.burn_in_results import Check, CheckMark
-from policies.required_checks import Need, unproven
+from policies.required_checks import PartToTest, unproven
 
 WRITTEN: Final = "written MB/s"
 SENT: Final = "sent MB/s"
@@ -46,10 +46,10 @@ class BurnInOutcome:
     @property
     def evidence(self) -> tuple[str, ...]:
         """Return every check in words."""
-        return tuple(in_words(check) for check in self.checks)
+        return tuple(describe(check) for check in self.checks)
 
 
-def held_against(check: Check, limits: BurnInThresholds) -> Check:
+def apply_thresholds(check: Check, limits: BurnInThresholds) -> Check:
     """Return *check*, failed where it passed and a figure of it is beyond its limit."""
     if check.mark is not CheckMark.PASSED:
         return check
@@ -57,7 +57,7 @@ def held_against(check: Check, limits: BurnInThresholds) -> Check:
     return replace(check, mark=CheckMark.FAILED, words="; ".join(wrong)) if wrong else check
 
 
-def outcome(node: str, checks: Iterable[Check], wanted: Iterable[Need] = ()) -> BurnInOutcome:
+def outcome(node: str, checks: Iterable[Check], wanted: Iterable[PartToTest] = ()) -> BurnInOutcome:
     """Return the verdict: one failed check fails the node, and it passes only if the checks exercised every part that is *wanted*."""
     checks = tuple(checks)
     failed = [check for check in checks if check.mark is CheckMark.FAILED]
@@ -77,19 +77,19 @@ def outcome(node: str, checks: Iterable[Check], wanted: Iterable[Need] = ()) -> 
     return BurnInOutcome(node=node, mark=CheckMark.PASSED, reason=f"passed {passed}", checks=checks)
 
 
-def in_a_word(mark: CheckMark) -> str:
+def node_result(mark: CheckMark) -> str:
     """Return how a node's burn-in ended: a check is skipped, and a node is then not proven healthy."""
     return "not proven" if mark is CheckMark.SKIPPED else str(mark)
 
 
-def stays_out(found: BurnInOutcome, state: str) -> str:
+def explain_still_isolated(found: BurnInOutcome, state: str) -> str:
     """Say why a node stays out of service after a burn-in that did not prove it healthy, and what to do."""
     by_hand = f"return it by hand with `holdfast nodes readmit {found.node} --reason ...`"
     cure = f"{found.cure.rstrip('.')}, or {by_hand}." if found.cure else f"{by_hand.capitalize()} if it is healthy."
     return f"{found.node} stays {state}: {found.reason}. {cure}"
 
 
-def in_words(check: Check) -> str:
+def describe(check: Check) -> str:
     """Return a check with its figures."""
     return f"{check.name} {check.mark}: {seen(check)}"
 

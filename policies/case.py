@@ -37,7 +37,7 @@ IN_PROCESS: Final = frozenset({RecoveryAction.RETRY_STEP, RecoveryAction.TAKE_OV
 """Actions at which the ranks that live stay in their processes."""
 
 
-Copies = tuple[tuple[int, ...], ...]
+ModelCopies = tuple[tuple[int, ...], ...]
 """Copies of the model: of each the ranks that hold it together."""
 
 
@@ -49,9 +49,9 @@ class PastRecovery:
     action: RecoveryAction
     node: str | None
     """The node the root fault spoke against."""
-    gained: bool
+    made_progress: bool
     """Whether the job made a step it had never made before, until the next fault."""
-    overtaken: bool = False
+    interrupted: bool = False
     """It was a take-over, and another loss came while it was being carried out: that says nothing about the script."""
     kind: str = ""
     """Catalogue kind of the root fault; empty where nobody knows it any more."""
@@ -60,7 +60,7 @@ class PastRecovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
+class PastFault:
     """A fault of the past, as far as rules count it: one row each time that it came."""
 
     kind: str
@@ -124,7 +124,7 @@ class Case:
     tried: tuple[RecoveryAction, ...] = ()
     """Actions that failed already in this incident."""
     budget: RecoveryBudget = RecoveryBudget()
-    barred: str = "the job's process groups are not Holdfast's own"
+    blocked_reason: str = "the job's process groups are not Holdfast's own"
     """Why the ranks that live cannot be kept in their processes; empty when they can."""
     ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Which node holds which ranks now; after a take-over a node may hold fewer than the others."""
@@ -133,15 +133,15 @@ class Case:
     standbys: tuple[HotSpare, ...] = ()
     """Those that are ready."""
     roles: tuple[tuple[int, ...], ...] = ()
-    copies: Copies = ()
+    copies: ModelCopies = ()
     """Copies of the model that share out the samples of each step; none where each rank has samples of its own."""
-    takeovers: int = 0
+    replacement_attempts: int = 0
     """Take-overs that were begun in this incident."""
     seated: frozenset[int] = frozenset()
     """Ranks in processes that the last of them brought, and that have come to no step yet."""
     levels: Levels = CATALOGUE_LEVELS
     """How much faults ask for: the one place where a rule learns it."""
-    earlier: tuple[Earlier, ...] = ()
+    earlier: tuple[PastFault, ...] = ()
     """Faults of the past of the kinds seen now, oldest first; none of those that this incident is about."""
     common: frozenset[str] = frozenset()
     """Kinds that came on so many nodes that none of these is to blame: noted by a rule."""
@@ -149,7 +149,7 @@ class Case:
     """Nodes that had the same fault too often, and leave while there are spares: noted by a rule."""
     notes: tuple[str, ...] = ()
     """What rules noted, in words."""
-    askable: bool = False
+    approval_possible: bool = False
     """A person may be asked before the job is left with fewer nodes than it needs."""
     approved: frozenset[str] = frozenset()
     """Nodes that may go below that, as a person said, or as nobody said otherwise in time."""
@@ -183,7 +183,7 @@ class Case:
     @property
     def announced(self) -> frozenset[str]:
         """Nodes that are about to be taken away: that was said already, and nobody need be asked."""
-        seen = (self.diagnosis.root, *self.diagnosis.echoes)
+        seen = (self.diagnosis.root, *self.diagnosis.secondary_failures)
         return frozenset(fault.node for fault in seen if fault.kind == NODE_LEAVING.id and fault.node)
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from detectors.catalogue import CATALOGUE, Fault
-from detectors.codec import Misshapen, Pool, packed, packed_fields, unpacked
+from detectors.codec import MalformedData, Pool, packed, packed_fields, unpacked
 from policies.case import Case, Decision
 
 VERSION: Final = 1
@@ -43,7 +43,7 @@ def bounded(case: Case, most: int = MOST_BYTES) -> dict[str, Any]:
     First goes what no rule reads: explanations that were weighed, and the evidence of faults beside the root. Where that is not enough, the
     case is left out, and the record says so: a case without some of its faults could be decided otherwise than the whole one was.
     """
-    many = len(case.diagnosis.echoes)
+    many = len(case.diagnosis.secondary_failures)
     if many > MOST_FAULTS:
         return {"version": VERSION, "left_out": f"it had {many:,} faults, and {MOST_FAULTS:,} are kept"}
     if many < MANY_FAULTS and _size(record := to_record(case)) <= most:
@@ -70,7 +70,7 @@ def from_record(record: Any) -> Case:  # noqa: ANN401 (whatever JSON the history
         if unknown:
             raise UnreadableCase(f"this version knows no fault kind {', '.join(unknown)}")
         return unpacked(Case, told, pool=pool)
-    except Misshapen as error:
+    except MalformedData as error:
         raise UnreadableCase(f"what was kept cannot be read: {error}") from error
 
 
@@ -97,7 +97,7 @@ def _shortened(case: Case) -> Case:
     told = dataclasses.replace(
         diagnosis,
         root=cut(diagnosis.root),
-        echoes=tuple(map(cut, diagnosis.echoes)),
+        secondary_failures=tuple(map(cut, diagnosis.secondary_failures)),
         excused=tuple(map(cut, diagnosis.excused)),
         candidates=(),
     )

@@ -113,13 +113,13 @@ class IntervalCase:
     """Share of the faults that send it back to a checkpoint; the others are recovered from living ranks, and lose a step at most."""
     recovery_s: float = RECOVERY_S
     """Downtime of one fault, the rollback not counted."""
-    beside_s: float = 0.0
+    overlapped_s: float = 0.0
     """Time for which a save is written while training goes on: the next one cannot begin before."""
 
     @property
     def fewest(self) -> int:
         """Return the fewest steps between two saves of which the disk leaves none out."""
-        return max(1, math.ceil(ROOM * self.beside_s / self.step_s))
+        return max(1, math.ceil(ROOM * self.overlapped_s / self.step_s))
 
     @property
     def back_s(self) -> float:
@@ -160,7 +160,7 @@ def advise(case: IntervalCase, limits: IntervalLimits) -> Advice:
         f"{_time(case.back_s)}: training {_time(best)} between two saves loses least"
     )
     if wanted == case.fewest > below:
-        reason += f", but each is written for {_time(case.beside_s)} beside training, and the next waits for that"
+        reason += f", but each is written for {_time(case.overlapped_s)} beside training, and the next waits for that"
     if steps != wanted:
         name, limit = ("least", limits.least) if steps > wanted else ("most", limits.most)
         reason += f"; {wanted:,} steps would be best, but the {name} allowed is {limit:,}"

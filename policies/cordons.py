@@ -166,7 +166,7 @@ class NodeTransition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class BurnInAttempt:
     """One burn-in: what it was begun for, and its own number."""
 
     hold: int
@@ -174,7 +174,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class CordonChanged:
     """It was done."""
 
     node: Node
@@ -189,9 +189,9 @@ class Changed:
     """The number of the burn-in that was begun."""
 
     @property
-    def burn_in(self) -> Trial:
+    def burn_in(self) -> BurnInAttempt:
         """Return what the outcome of the burn-in has to name."""
-        return Trial(hold=self.hold, number=self.test)
+        return BurnInAttempt(hold=self.hold, number=self.test)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class NeedsPerson:
     why: str
 
 
-Answer = Changed | OutOfDate | TransitionRefused | NeedsPerson
+Answer = CordonChanged | OutOfDate | TransitionRefused | NeedsPerson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +253,7 @@ def state_of(holds: Iterable[Cordon]) -> NodeState:
     return NodeState.SUSPECT if kinds else NodeState.HEALTHY
 
 
-def in_words(node: Node) -> str:
+def describe(node: Node) -> str:
     """Say why no job may be given *node*, and what brings it back; empty when jobs may."""
     if not node.is_isolated:
         return ""

@@ -31,7 +31,7 @@ class Drain:
         """
         return float("inf") if self.by is None else self.by - min(save + STOP, (self.by - self.since) / 2)
 
-    def is_pressing(self, now: float, save: float) -> bool:
+    def is_urgent(self, now: float, save: float) -> bool:
         """Tell whether no more than the time of a last save is left: who has nowhere to go uses it for that."""
         return self.by is not None and now >= self.by - save - STOP
 
@@ -57,7 +57,7 @@ class DrainView:
     """How a job stands to a node that holds ranks of it."""
 
     now: float
-    barred: str = ""
+    blocked_reason: str = ""
     """Why ranks of this job cannot move while training goes on; empty where they can."""
     room: bool = False
     """Another node can take them."""
@@ -77,12 +77,12 @@ class NextDrainStep:
     reason: str
 
 
-def next_act(departure: Drain, seen: DrainView) -> NextDrainStep:
+def next_action(departure: Drain, seen: DrainView) -> NextDrainStep:
     """Return what to do about a node that is to be left. A last save begins while there is time for it, whatever was hoped for."""
     if seen.now >= departure.latest(seen.save):
         return NextDrainStep(act=DrainAction.LEAVE, reason=f"{departure.reason}; {_why_there(seen)}")
     due = seen.tried is None or seen.now - seen.tried >= AGAIN
-    if not seen.barred and seen.room and due:
+    if not seen.blocked_reason and seen.room and due:
         return NextDrainStep(act=DrainAction.MOVE, reason=departure.reason)
     if departure.by is None:
         rest = "training goes on there until they can, as no time is set"
@@ -95,8 +95,8 @@ def next_act(departure: Drain, seen: DrainView) -> NextDrainStep:
 
 
 def _why_there(seen: DrainView) -> str:
-    if seen.barred:
-        return f"they cannot move while training goes on, as {seen.barred}"
+    if seen.blocked_reason:
+        return f"they cannot move while training goes on, as {seen.blocked_reason}"
     if seen.outcome:
         return f"a planned move came to nothing: {seen.outcome}"
     return "a planned move has not come to an end" if seen.room else "no other node is free"

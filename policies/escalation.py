@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.associations import follows_step, is_echo
+from detectors.associations import follows_step, is_secondary
 from detectors.catalogue import Blame, RecommendedAction
 from detectors.correlation import BLAMED
 from detectors.progress import NOT_ENDING
@@ -63,9 +63,9 @@ class StopWithoutProgress:
             return Pass(f"{', '.join(sorted(case.lost))} is lost: that is no script's doing")
         run = list[PastRecovery]()
         for one in reversed(case.past):
-            if one.gained:
+            if one.made_progress:
                 break
-            run += [] if one.overtaken else [one]
+            run += [] if one.interrupted else [one]
         if len(run) < case.budget.fruitless:
             return Pass(f"{len(run)} of {case.budget.fruitless} recoveries in a row without a new step")
         said = f"{len(run)} recoveries in a row brought no new step"
@@ -111,7 +111,12 @@ class RestartWorkers:
             return Pass(f"{', '.join(case.unfit)} cannot hold ranks")
         if RecoveryAction.RESTART_IN_PLACE in case.tried:
             return Pass("tried already in this incident")
-        if root.kind == BLAMED.id and case.past and case.past[-1].action is RecoveryAction.RESTART_IN_PLACE and not case.past[-1].gained:
+        if (
+            root.kind == BLAMED.id
+            and case.past
+            and case.past[-1].action is RecoveryAction.RESTART_IN_PLACE
+            and not case.past[-1].made_progress
+        ):
             return Pass(f"a restart has not brought its peers to {root.subject}: it is cut off from them")
         counted = [one for one in case.recent() if one.action is RecoveryAction.RESTART_IN_PLACE and one.kind not in case.common]
         used = sum(one.node == root.node for one in counted)
@@ -156,7 +161,7 @@ class ReplaceNode:
             return Pass("no node is to blame")
         if case.failed(RecoveryAction.REPLACE_NODE):
             return Pass("tried already in this incident")
-        if not self.on_echo and is_echo(case.diagnosis.root.kind):
+        if not self.on_echo and is_secondary(case.diagnosis.root.kind):
             return Pass("an error that only tells of a lost peer blames nobody yet")
         if len(add) < len(bad):
             return Pass(f"{len(add)} spare(s) for {len(bad)} node(s)")

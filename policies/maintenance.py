@@ -38,7 +38,7 @@ class MaintenanceWindow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
+class PlannedOutage:
     """A node that a window takes away, or will soon."""
 
     begins: float
@@ -47,13 +47,15 @@ class Closing:
     reason: str
 
 
-def begins_within(windows: Iterable[MaintenanceWindow], node: str, now: float, until: float) -> Closing | None:
+def window_before(windows: Iterable[MaintenanceWindow], node: str, now: float, until: float) -> PlannedOutage | None:
     """Return the window that takes *node* away at *now* or begins before *until*: of several the one that begins first."""
-    found = closing(windows, node, now, ahead=until - now)
+    found = planned_outage(windows, node, now, ahead=until - now)
     return found if found is not None and found.begins < until else None
 
 
-def closing(windows: Iterable[MaintenanceWindow], node: str, now: float, *, soon: bool = True, ahead: float = 0.0) -> Closing | None:
+def planned_outage(
+    windows: Iterable[MaintenanceWindow], node: str, now: float, *, soon: bool = True, ahead: float = 0.0
+) -> PlannedOutage | None:
     """Return the window that takes *node* away at *now*, or (if *soon*) before long: of several the one that begins first.
 
     *ahead*: what counts as long before, in seconds, where that is more than the window says itself.
@@ -64,5 +66,5 @@ def closing(windows: Iterable[MaintenanceWindow], node: str, now: float, *, soon
             continue
         begins, ends = time
         if not soon or now >= begins - max(ahead, window.ahead.total_seconds()):
-            found.append(Closing(begins=begins, ends=ends, reason=window.reason))
+            found.append(PlannedOutage(begins=begins, ends=ends, reason=window.reason))
     return min(found, key=lambda one: one.begins, default=None)

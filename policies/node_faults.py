@@ -25,7 +25,7 @@ class NodeFault:
     """What speaks against one node."""
 
     node: str
-    grave: bool
+    severe: bool
     """It takes the node out of service; else it leaves a doubt."""
     reason: str
     evidence: tuple[str, ...]
@@ -35,7 +35,7 @@ class NodeFault:
     """When the newest of the evidence was seen (seconds since 1970)."""
 
 
-def offences(case: Case, gone: Collection[str]) -> list[NodeFault]:
+def find_node_faults(case: Case, gone: Collection[str]) -> list[NodeFault]:
     """Return what the nodes that were let *gone* have to answer for by *case*: not what others did to them or what came on many.
 
     A node that had the same fault too often leaves, and is out of service, whatever that fault asks for by itself.
@@ -44,21 +44,21 @@ def offences(case: Case, gone: Collection[str]) -> list[NodeFault]:
     root = case.diagnosis.root
     for node in gone:
         own = [fault for fault in case.against_nodes() if fault.node == node]
-        grave = takes_out(own, case.levels)
-        if grave is not None:
-            found.append(grave)
+        severe = isolating_fault(own, case.levels)
+        if severe is not None:
+            found.append(severe)
         elif own and node in case.worn:
             words = tuple(note for note in case.notes if node in note)
-            found.append(_offence(node, own, grave=True, words=words))
+            found.append(_offence(node, own, severe=True, words=words))
         elif root in own and root.entry.blame in _HARDWARE and root.kind not in ENDED:
-            found.append(_offence(node, [root], grave=False))
+            found.append(_offence(node, [root], severe=False))
     return found
 
 
-def takes_out(faults: Iterable[Fault], levels: Levels) -> NodeFault | None:
+def isolating_fault(faults: Iterable[Fault], levels: Levels) -> NodeFault | None:
     """Return what takes the node of these *faults* out of service, if anything does."""
-    grave = [fault for fault in faults if _is_grave(fault, levels.of(fault))]
-    return _offence(str(grave[0].node), grave, grave=True) if grave else None
+    severe = [fault for fault in faults if _is_grave(fault, levels.of(fault))]
+    return _offence(str(severe[0].node), severe, severe=True) if severe else None
 
 
 def _is_grave(fault: Fault, level: RecommendedAction) -> bool:
@@ -67,8 +67,8 @@ def _is_grave(fault: Fault, level: RecommendedAction) -> bool:
     return level is not RecommendedAction.RESET_DEVICE or fault.entry.blame in _HARDWARE
 
 
-def _offence(node: str, faults: list[Fault], *, grave: bool, words: tuple[str, ...] = ()) -> NodeFault:
+def _offence(node: str, faults: list[Fault], *, severe: bool, words: tuple[str, ...] = ()) -> NodeFault:
     quotes = (f"{fault.kind}: {fault.quote}" if fault.quote else fault.kind for fault in faults)
     words = tuple(dict.fromkeys((*words, *quotes)))
     held = tuple(dict.fromkeys(CordonedFault(kind=fault.kind, device=fault.device) for fault in faults))
-    return NodeFault(node=node, grave=grave, reason=words[0], evidence=words, faults=held, seen=max(fault.at for fault in faults))
+    return NodeFault(node=node, severe=severe, reason=words[0], evidence=words, faults=held, seen=max(fault.at for fault in faults))

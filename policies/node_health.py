@@ -9,9 +9,9 @@ from typing import Final
 
 from detectors.all_kinds import CATALOGUE
 from detectors.catalogue import Fault, RecommendedAction
-from detectors.evidence import NOT_ASKED, Blind
+from detectors.evidence import NOT_REQUESTED, Unknown
 from detectors.health import judge
-from detectors.probe_result import Missed, NodeLook
+from detectors.probe_result import NodeProbe, UnansweredProbe
 from detectors.readings import NodeReading
 from detectors.thresholds import THRESHOLDS
 
@@ -71,11 +71,11 @@ class HealthFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthVerdict:
+class HealthAssessment:
     """What is thought of a node."""
 
     node: str
-    standing: str
+    status: str
     """A `NodeHealthState`."""
     since: float
     """Since when it has that standing."""
@@ -92,7 +92,7 @@ class HealthVerdict:
     @property
     def is_bad(self) -> bool:
         """Tell whether a job should rather run elsewhere."""
-        return self.standing in {NodeHealthState.UNHEALTHY, NodeHealthState.UNREACHABLE}
+        return self.status in {NodeHealthState.UNHEALTHY, NodeHealthState.UNREACHABLE}
 
     @property
     def evidence(self) -> tuple[str, ...]:
@@ -131,35 +131,35 @@ class HealthChange:
         return f"{self.node}: {moved}: {self.reason}"
 
 
-def verdict_on(look: NodeLook, before: HealthVerdict | None = None, earlier: NodeReading | None = None) -> HealthVerdict:
+def assess_health(look: NodeProbe, before: HealthAssessment | None = None, earlier: NodeReading | None = None) -> HealthAssessment:
     """Return what is thought of a node after *look*.
 
     Counters are compared with the look *earlier*. What could not be looked at keeps what was held against it: not seen is not mended.
     """
     findings = before.findings if before is not None else ()
-    if isinstance(look.found, Missed):
+    if isinstance(look.found, UnansweredProbe):
         reason = f"no answer, {look.found.times} in a row: {look.found.why}"
         return _made(look, before, NodeHealthState.UNREACHABLE, findings, reason)
-    if isinstance(look.found, Blind):
-        held = before is not None and before.standing in {NodeHealthState.DEGRADED, NodeHealthState.UNHEALTHY, NodeHealthState.UNREACHABLE}
-        standing = before.standing if held and before is not None else NodeHealthState.UNKNOWN
-        return _made(look, before, standing, findings, f"could not be looked at: {look.found.why}")
+    if isinstance(look.found, Unknown):
+        held = before is not None and before.status in {NodeHealthState.DEGRADED, NodeHealthState.UNHEALTHY, NodeHealthState.UNREACHABLE}
+        status = before.status if held and before is not None else NodeHealthState.UNKNOWN
+        return _made(look, before, status, findings, f"could not be looked at: {look.found.why}")
     lost = _lost(look.found, earlier, before.lost if before is not None else ())
     found = _findings(look, judge(look.found, earlier), findings, blind=bool(lost))
-    standing, reason = _standing(found), "; ".join(f"{name} is not seen any more: {why}" for name, why in lost.items())
-    told = _made(look, before, NodeHealthState.UNKNOWN if lost and standing is NodeHealthState.OK else standing, found, reason)
+    status, reason = _standing(found), "; ".join(f"{name} is not seen any more: {why}" for name, why in lost.items())
+    told = _made(look, before, NodeHealthState.UNKNOWN if lost and status is NodeHealthState.OK else status, found, reason)
     return replace(told, seen=look.at, lost=tuple(lost))
 
 
-def change_of(before: HealthVerdict | None, after: HealthVerdict) -> HealthChange | None:
+def health_change(before: HealthAssessment | None, after: HealthAssessment) -> HealthChange | None:
     """Return what is new about a node; nothing when all is as it was, or when it is new and well."""
     old, new = _parts(before), _parts(after)
     came = tuple(worst_first(one for key, one in new.items() if key not in old))
     over = tuple(one for key, one in old.items() if key not in new)
-    known = before.standing if before is not None else ""
-    if not came and not over and known == after.standing:
+    known = before.status if before is not None else ""
+    if not came and not over and known == after.status:
         return None
-    if not known and after.standing == NodeHealthState.OK and not came:
+    if not known and after.status == NodeHealthState.OK and not came:
         return None
     if came or after.reason:
         reason = "; ".join([*([after.reason] if after.reason else []), *(one.words for one in came)])
@@ -168,18 +168,20 @@ def change_of(before: HealthVerdict | None, after: HealthVerdict) -> HealthChang
     else:
         held = ", ".join(dict.fromkeys(one.kind for one in worst_first(after.findings)))
         reason = f"it answers, and {held or 'nothing'} speaks against it"
-    return HealthChange(node=after.node, before=known, after=after.standing, new=came, over=over, reason=reason)
+    return HealthChange(node=after.node, before=known, after=after.status, new=came, over=over, reason=reason)
 
 
-def _parts(verdict: HealthVerdict | None) -> dict[str, HealthFinding]:
+def _parts(verdict: HealthAssessment | None) -> dict[str, HealthFinding]:
     return {one.part: one for one in verdict.findings} if verdict is not None else {}
 
 
-def _made(look: NodeLook, before: HealthVerdict | None, standing: str, findings: tuple[HealthFinding, ...], reason: str) -> HealthVerdict:
-    same = before is not None and before.standing == standing
-    return HealthVerdict(
+def _made(
+    look: NodeProbe, before: HealthAssessment | None, status: str, findings: tuple[HealthFinding, ...], reason: str
+) -> HealthAssessment:
+    same = before is not None and before.status == status
+    return HealthAssessment(
         node=look.node,
-        standing=str(standing),
+        status=str(status),
         since=before.since if same and before is not None else look.at,
         at=look.at,
         seen=before.seen if before is not None else 0.0,
@@ -189,7 +191,7 @@ def _made(look: NodeLook, before: HealthVerdict | None, standing: str, findings:
     )
 
 
-def _findings(look: NodeLook, faults: list[Fault], before: tuple[HealthFinding, ...], *, blind: bool) -> tuple[HealthFinding, ...]:
+def _findings(look: NodeProbe, faults: list[Fault], before: tuple[HealthFinding, ...], *, blind: bool) -> tuple[HealthFinding, ...]:
     """Return what the look shows, and what looks before showed and is not thought to be over yet."""
     old = {one.part: one for one in before}
     now = {
@@ -219,5 +221,7 @@ def _standing(findings: tuple[HealthFinding, ...]) -> NodeHealthState:
 
 def _lost(now: NodeReading, earlier: NodeReading | None, before: tuple[str, ...]) -> dict[str, str]:
     """Return the parts that looks before saw and this one did not, with the reason."""
-    blind = {field.name: part.why for field in fields(now) if isinstance(part := getattr(now, field.name), Blind) and part != NOT_ASKED}
-    return {name: why for name, why in blind.items() if name in before or not isinstance(getattr(earlier, name, Blind("")), Blind)}
+    blind = {
+        field.name: part.why for field in fields(now) if isinstance(part := getattr(now, field.name), Unknown) and part != NOT_REQUESTED
+    }
+    return {name: why for name, why in blind.items() if name in before or not isinstance(getattr(earlier, name, Unknown("")), Unknown)}

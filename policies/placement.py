@@ -37,14 +37,14 @@ def place(members: Sequence[str], ranks_per_node: int, world: int = 0) -> Member
     return membership
 
 
-def filled_up(members: Sequence[str], spares: Sequence[str], width: int) -> tuple[str, ...]:
+def with_spares(members: Sequence[str], spares: Sequence[str], width: int) -> tuple[str, ...]:
     """Return *members*, and as many of *spares* after them as are missing to *width* nodes."""
     known = set(members)
     more = [node for node in spares if node not in known]
     return (*members, *more[: max(0, width - len(members))])
 
 
-def regular(membership: Membership, ranks_per_node: int, lost: frozenset[str] = frozenset()) -> tuple[str, ...]:
+def nodes_needed(membership: Membership, ranks_per_node: int, lost: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """Return the nodes that would hold all ranks if each held as many as it can, in the order of their ranks.
 
     After a take-over ranks may be spread over more nodes than they need: those that hold most of them count, lost ones last.

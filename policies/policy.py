@@ -11,7 +11,7 @@ from detectors.catalogue import Levels, RecommendedAction
 from policies.bad_loss import GoBack
 from policies.case import Case, RecoveryAction, RecoveryBudget
 from policies.escalation import NOTING, ORDERS, Answer, Noting, Rules, decide, rules_of
-from policies.slowness import MoveWhenItPays
+from policies.slowness import MigrateStraggler
 
 BASE: Final = "balanced"
 """What a job follows that names no policy."""
@@ -60,7 +60,7 @@ class Policy:
     """Fault kind to the level that goes before the catalogue's."""
     budget: RecoveryBudget = field(default_factory=RecoveryBudget)
     deadlines: PolicyTimeouts = field(default_factory=PolicyTimeouts)
-    slowness: MoveWhenItPays = field(default_factory=MoveWhenItPays)
+    slowness: MigrateStraggler = field(default_factory=MigrateStraggler)
     """What is done about ranks that hold the others up."""
 
     @property
@@ -82,10 +82,10 @@ class Policy:
         return decide(self.rules, self.applied_to(case))
 
 
-SLOWNESS: Final[Mapping[str, MoveWhenItPays]] = {
-    "patient": MoveWhenItPays(factor=10.0, least=600.0, most=2),
-    "balanced": MoveWhenItPays(),
-    "aggressive": MoveWhenItPays(factor=1.5, least=10.0, most=8),
+SLOWNESS: Final[Mapping[str, MigrateStraggler]] = {
+    "patient": MigrateStraggler(factor=10.0, least=600.0, most=2),
+    "balanced": MigrateStraggler(),
+    "aggressive": MigrateStraggler(factor=1.5, least=10.0, most=8),
 }
 NAMED: Final[Mapping[str, Policy]] = {
     name: Policy(name=name, based_on=name, order=ORDERS[name], noting=NOTING[name], slowness=SLOWNESS[name]) for name in ORDERS

@@ -14,8 +14,9 @@ from policies.cordons import (
     PROGRAMS,
     TESTABLE,
     Answer,
-    Changed,
+    BurnInAttempt,
     Cordon,
+    CordonChanged,
     CordonedFault,
     CordonKind,
     NeedsPerson,
@@ -27,7 +28,6 @@ from policies.cordons import (
     QuarantineLimits,
     Rules,
     TransitionRefused,
-    Trial,
     state_of,
 )
 from policies.node_states import NODE_MOVES, NodeEvent, NodeState, move_node
@@ -58,7 +58,7 @@ def doubt(node: Node, word: OperatorRequest, ward: QuarantineLimits) -> Answer:
         faults=opened.faults,
     )
     answer = quarantine(node, times, ward)
-    return answer if isinstance(answer, Changed) else suspected
+    return answer if isinstance(answer, CordonChanged) else suspected
 
 
 def quarantine(node: Node, word: OperatorRequest, ward: QuarantineLimits) -> Answer:
@@ -103,7 +103,7 @@ def begin_burn_in(node: Node, word: OperatorRequest, number: int, *, seconds: fl
     return replace(done, test=tested.test)
 
 
-def end_burn_in(node: Node, word: OperatorRequest, ran: Trial, *, passed: bool | None, rules: Rules) -> Answer:
+def end_burn_in(node: Node, word: OperatorRequest, ran: BurnInAttempt, *, passed: bool | None, rules: Rules) -> Answer:
     """Take the outcome of a burn-in: passed, it lifts the hold that it was begun for, and no other one.
 
     Not *passed* counts against the node; where it could not be made (None), nothing does.
@@ -118,7 +118,7 @@ def end_burn_in(node: Node, word: OperatorRequest, ran: Trial, *, passed: bool |
     return _after(node, _without(node, hold), word, ran.hold, NodeEvent.PASSED)
 
 
-def settle(node: Node, now: float, rules: Rules) -> Changed | None:
+def settle(node: Node, now: float, rules: Rules) -> CordonChanged | None:
     """Let what has run out by *now* come about, one thing at a time: a doubt, a burn-in that never ended, a person's hold."""
     clock = Owner(name="the clock")
     for hold in node.holds:
@@ -135,7 +135,7 @@ def settle(node: Node, now: float, rules: Rules) -> Changed | None:
     return None
 
 
-def _run_out(node: Node, hold: Cordon, word: OperatorRequest) -> Changed:
+def _run_out(node: Node, hold: Cordon, word: OperatorRequest) -> CordonChanged:
     """End a person's hold when that person said, and leave the node to a burn-in."""
     rest = _without(node, hold)
     if any(one.kind in TESTABLE for one in rest):
@@ -145,7 +145,7 @@ def _run_out(node: Node, hold: Cordon, word: OperatorRequest) -> Changed:
     return _after(node, (*rest, opened), told, hold.number, NodeEvent.RETURNED)
 
 
-def _failed(node: Node, hold: Cordon, word: OperatorRequest, reason: str, rules: Rules) -> Changed:
+def _failed(node: Node, hold: Cordon, word: OperatorRequest, reason: str, rules: Rules) -> CordonChanged:
     """End the burn-in of *hold* without having passed; the next one is due after twice as long each time, and none after the last."""
     told = replace(word, reason=reason)
     count = sum(at > node.pardoned and word.at - at < rules.window for at in node.failures) + 1
@@ -159,7 +159,7 @@ def _failed(node: Node, hold: Cordon, word: OperatorRequest, reason: str, rules:
     return _after(node, _with(node, failed), told, hold.number, NodeEvent.FAILED)
 
 
-def _untried(node: Node, hold: Cordon, word: OperatorRequest, reason: str, rules: Rules) -> Changed:
+def _untried(node: Node, hold: Cordon, word: OperatorRequest, reason: str, rules: Rules) -> CordonChanged:
     """End the burn-in of *hold* that could not be made; the next one is due after the time that a first quarantine takes."""
     told = replace(word, reason=reason)
     ended = replace(hold, test=0, test_until=None, until=word.at + rules.cool)
@@ -291,7 +291,7 @@ def _without(node: Node, gone: Cordon) -> tuple[Cordon, ...]:
     return tuple(one for one in node.holds if one.number != gone.number)
 
 
-def _after(node: Node, holds: tuple[Cordon, ...], word: OperatorRequest, number: int, event: NodeEvent | None = None) -> Changed:
+def _after(node: Node, holds: tuple[Cordon, ...], word: OperatorRequest, number: int, event: NodeEvent | None = None) -> CordonChanged:
     """Return the node with these *holds*, and the move that they ask for, if any."""
     state = state_of(holds)
     newest = max([node.number, *(one.number for one in holds)])
@@ -306,8 +306,8 @@ def _after(node: Node, holds: tuple[Cordon, ...], word: OperatorRequest, number:
             back=word.at if state is NodeState.HEALTHY else node.back,
         )
         move = NodeTransition(at=word.at, before=node.state, event=named, after=state, owner=word.owner, reason=word.reason, hold=number)
-        return Changed(node=after, moves=(move,), owner=word.owner, reason=word.reason, at=word.at, hold=number)
-    return Changed(node=after, owner=word.owner, reason=word.reason, at=word.at, hold=number)
+        return CordonChanged(node=after, moves=(move,), owner=word.owner, reason=word.reason, at=word.at, hold=number)
+    return CordonChanged(node=after, owner=word.owner, reason=word.reason, at=word.at, hold=number)
 
 
 def _event(before: NodeState, after: NodeState, wanted: NodeEvent | None) -> NodeEvent:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from detectors.associations import belongs, is_echo
+from detectors.associations import belongs, is_secondary
 from detectors.catalogue import Blame, Fault, RecommendedAction
-from policies.case import Case, Earlier, Noted, Pass
+from policies.case import Case, Noted, Pass, PastFault
 
 OFF: Final = "switched off"
 PARTS: Final = frozenset({Blame.GPU, Blame.NODE, Blame.NETWORK, Blame.STORAGE})
@@ -34,8 +34,8 @@ class ExcuseWhenCorrelated:
         """Note the kinds that came on many nodes; a node that is lost stays lost."""
         if not self.nodes and not self.share:
             return Pass(OFF)
-        seen = [fault for fault in (case.diagnosis.root, *case.diagnosis.echoes) if case.levels.acts(fault)]
-        kinds = dict.fromkeys(fault.kind for fault in seen if not is_echo(fault.kind) and not belongs(fault.kind, "node-gone"))
+        seen = [fault for fault in (case.diagnosis.root, *case.diagnosis.secondary_failures) if case.levels.acts(fault)]
+        kinds = dict.fromkeys(fault.kind for fault in seen if not is_secondary(fault.kind) and not belongs(fault.kind, "node-gone"))
         found = {kind: nodes for kind in kinds if len(nodes := self._nodes(kind, case)) >= self._least(len(case.members))}
         if not found:
             root, least = case.diagnosis.root.kind, self._least(len(case.members))
@@ -47,7 +47,7 @@ class ExcuseWhenCorrelated:
         return Noted(why, replace(case, common=case.common | found.keys(), notes=(*case.notes, why)))
 
     def _nodes(self, kind: str, case: Case) -> set[str]:
-        now = {fault.node for fault in (case.diagnosis.root, *case.diagnosis.echoes) if fault.kind == kind and fault.node}
+        now = {fault.node for fault in (case.diagnosis.root, *case.diagnosis.secondary_failures) if fault.kind == kind and fault.node}
         return now | {one.node for one in case.earlier if one.kind == kind and case.now - one.at < self.window}
 
     def _least(self, members: int) -> int:
@@ -126,12 +126,12 @@ def _not_its_own(case: Case, fault: Fault) -> str:
         return "the fault names no node of the job"
     if fault.kind in case.common:
         return "it came on many nodes"
-    if is_echo(fault.kind):
+    if is_secondary(fault.kind):
         return "an error that only tells of a lost peer blames nobody"
     return "the script is at fault" if case.levels.of(fault) is RecommendedAction.USER_ERROR else ""
 
 
-def _alike(case: Case, fault: Fault) -> list[Earlier]:
+def _alike(case: Case, fault: Fault) -> list[PastFault]:
     """Return the times that *fault* came before: same kind, same node, and same device where both are known."""
     return [
         one

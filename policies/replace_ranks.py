@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.associations import belongs, follows_step, is_echo
+from detectors.associations import belongs, follows_step, is_secondary
 from detectors.catalogue import ASKS_NOTHING, Fault, RecommendedAction
 from detectors.causes import explained
 from detectors.correlation import BLAMED
@@ -28,7 +28,7 @@ def unfit_nodes(case: Case) -> frozenset[str]:
 def unhealthy_ranks(case: Case) -> frozenset[int]:
     """Return the ranks whose processes are lost, or are to be: what ended, stood still, raised, or ran on a node that went away."""
     spared = ASKS_NOTHING if RecoveryAction.RETRY_STEP in case.tried else ASKS_NOTHING | {RecommendedAction.RETRY_STEP}
-    faults = [fault for fault in (case.diagnosis.root, *case.diagnosis.echoes) if case.levels.of(fault) not in spared]
+    faults = [fault for fault in (case.diagnosis.root, *case.diagnosis.secondary_failures) if case.levels.of(fault) not in spared]
     hearsay = {GROUP_BROKEN.id, TAKE_OVER_FAILED.id} | ({BLAMED.id} - {case.diagnosis.root.kind})
     named = {fault.rank for fault in faults if fault.rank is not None and fault.kind not in hearsay and not _follows(fault, case)}
     gone = unfit_nodes(case) | {fault.node for fault in faults if fault.kind == AGENT_LOST.id}
@@ -41,13 +41,17 @@ def failed_by_itself(case: Case) -> frozenset[int]:
 
     Not those that somebody ended or stopped, that lost a peer or their node, or of which it is only said that they stand still.
     """
-    seen = (fault for fault in (case.diagnosis.root, *case.diagnosis.echoes) if fault.rank in case.seated and case.levels.acts(fault))
+    seen = (
+        fault
+        for fault in (case.diagnosis.root, *case.diagnosis.secondary_failures)
+        if fault.rank in case.seated and case.levels.acts(fault)
+    )
     return frozenset(fault.rank for fault in seen if fault.rank is not None and not _from_outside(fault.kind))
 
 
 def _from_outside(kind: str) -> bool:
     groups = ("ended-from-outside", "node-gone", "stall")
-    return kind in OUTSIDE or is_echo(kind) or any(belongs(kind, group) for group in groups)
+    return kind in OUTSIDE or is_secondary(kind) or any(belongs(kind, group) for group in groups)
 
 
 def by_itself(case: Case) -> str:
@@ -99,12 +103,12 @@ def _distance(case: Case, rank: int, home: str, standby: HotSpare) -> tuple[bool
 def _told(found: tuple[Placement, ...]) -> str:
     if not found:
         return "no rank is lost: the groups are built anew"
-    return "; ".join(f"rank {seat.rank} goes on in {in_words(seat)}" for seat in found)
+    return "; ".join(f"rank {seat.rank} goes on in {describe(seat)}" for seat in found)
 
 
 def follows_last(case: Case, action: RecoveryAction) -> bool:
     """Tell whether the last recovery was by *action*, brought no new step, and this failure may be the script's own."""
-    return follows_step(case.diagnosis.root.kind) and bool(case.past) and case.past[-1].action is action and not case.past[-1].gained
+    return follows_step(case.diagnosis.root.kind) and bool(case.past) and case.past[-1].action is action and not case.past[-1].made_progress
 
 
 def first_true(reasons: Mapping[str, bool]) -> str:
@@ -112,7 +116,7 @@ def first_true(reasons: Mapping[str, bool]) -> str:
     return next((why for why, true in reasons.items() if true), "")
 
 
-def in_words(seat: Placement) -> str:
+def describe(seat: Placement) -> str:
     """Say what process a rank goes on in."""
     return f"standby {seat.standby} on {seat.node}" if seat.standby is not None else f"a fresh process on {seat.node}"
 
@@ -144,8 +148,8 @@ class ReplaceRanks:
     def _why_not(self, case: Case, unhealthy: frozenset[int]) -> str:
         root, ranks, own = case.diagnosis.root, sum(map(len, case.ranks.values())), by_itself(case)
         reasons = {
-            case.barred: bool(case.barred),
-            f"{case.takeovers} take-overs were begun in this incident already": case.takeovers >= self.most,
+            case.blocked_reason: bool(case.blocked_reason),
+            f"{case.replacement_attempts} take-overs were begun in this incident already": case.replacement_attempts >= self.most,
             own: bool(own),
             "tried already in this incident": not unhealthy and not IN_PROCESS.isdisjoint(case.tried),
             "the faults do not name a rank that is unhealthy": not unhealthy and root.kind != GROUP_BROKEN.id,

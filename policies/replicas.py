@@ -8,7 +8,7 @@ Homes = dict[str, tuple[str, ...]]
 """Node to the nodes that keep its replicas."""
 
 
-def replica_homes(
+def assign_replica_nodes(
     nodes: Sequence[str], domain_of: Callable[[str], str], copies: int = 1, *, before: Mapping[str, Sequence[str]] | None = None
 ) -> Homes:
     """Return the homes of each of *nodes*: *copies* of them, fewer where there are not so many other nodes.

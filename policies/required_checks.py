@@ -124,7 +124,7 @@ _VAGUE: Final = frozenset({"", "node", "driver"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class PartToTest:
     """One part that a burn-in has to exercise."""
 
     kind: str
@@ -153,7 +153,7 @@ def part_of(kind: FaultKind) -> NodePart | None:
     return OF_KIND.get(kind.id) or OF_COMPONENT.get(kind.component) or by_blame
 
 
-def needs(faults: Iterable[CordonedFault], accepted: Collection[str] = ()) -> tuple[Need, ...]:
+def parts_to_test(faults: Iterable[CordonedFault], accepted: Collection[str] = ()) -> tuple[PartToTest, ...]:
     """Return what a burn-in has to exercise to lift a hold for *faults*; faults of components that are *accepted* untested ask for nothing.
 
     A kind that the catalogue does not know any more cannot be tested.
@@ -164,17 +164,17 @@ def needs(faults: Iterable[CordonedFault], accepted: Collection[str] = ()) -> tu
         component = entry.component if entry is not None else ""
         if component not in accepted:
             part = part_of(entry) if entry is not None else None
-            found.append(Need(kind=fault.kind, component=component, part=part, device=fault.device))
+            found.append(PartToTest(kind=fault.kind, component=component, part=part, device=fault.device))
     return tuple(dict.fromkeys(found))
 
 
-def unproven(wanted: Iterable[Need], checks: Iterable[Check]) -> tuple[Unproven, ...]:
+def unproven(wanted: Iterable[PartToTest], checks: Iterable[Check]) -> tuple[Unproven, ...]:
     """Return what of *wanted* no check that passed has exercised, each part once."""
     checks = tuple(checks)
     return tuple({str(one): one for need in wanted if (one := _unproven(need, checks)) is not None}.values())
 
 
-def _unproven(need: Need, checks: tuple[Check, ...]) -> Unproven | None:
+def _unproven(need: PartToTest, checks: tuple[Check, ...]) -> Unproven | None:
     if need.component == "pcie" and _BUS.search(need.device) is not None:
         return _unproven_on_bus(need, checks)
     if need.part is None:
@@ -195,7 +195,7 @@ def _unproven(need: Need, checks: tuple[Check, ...]) -> Unproven | None:
     return None
 
 
-def _unproven_on_bus(need: Need, checks: tuple[Check, ...]) -> Unproven | None:
+def _unproven_on_bus(need: PartToTest, checks: tuple[Check, ...]) -> Unproven | None:
     """Find out whether a check used the device that a PCIe fault names by its address."""
     used = [device for check in checks if check.mark is CheckMark.PASSED for device in check.devices if _BUS.search(device)]
     if any(_is_same(need.device, device) for device in used):
@@ -204,7 +204,7 @@ def _unproven_on_bus(need: Need, checks: tuple[Check, ...]) -> Unproven | None:
     return Unproven(words=words, cure="Test the device by other means")
 
 
-def _is_a_name(need: Need) -> bool:
+def _is_a_name(need: PartToTest) -> bool:
     """Tell whether a fault names one of several devices that a check might have used."""
     if need.device in _VAGUE:
         return False

@@ -29,20 +29,20 @@ class RetryStep:
     def _asked_for(self, case: Case) -> RecommendedAction:
         """Return how much is asked for: by the root, or where that only explains what happened, by what it explains."""
         root = case.levels.of(case.diagnosis.root)
-        asked = [case.levels.of(fault) for fault in case.diagnosis.echoes if case.levels.acts(fault)]
+        asked = [case.levels.of(fault) for fault in case.diagnosis.secondary_failures if case.levels.acts(fault)]
         return max(asked, key=LEVELS.index, default=root) if root in ASKS_NOTHING else root
 
     def _why_not(self, case: Case) -> str:
         unhealthy = unhealthy_ranks(case)
         level = self._asked_for(case)
         reasons = {
-            case.barred: bool(case.barred),
+            case.blocked_reason: bool(case.blocked_reason),
             f"the fault asks for {level}": level is not RecommendedAction.RETRY_STEP,
             "tried already in this incident": RecoveryAction.RETRY_STEP in case.tried,
             f"{', '.join(case.unfit)} cannot hold ranks": bool(case.unfit),
             f"rank(s) {', '.join(map(str, sorted(unhealthy)))} must be replaced": bool(unhealthy),
             "the last retry brought no new step": bool(case.past)
             and case.past[-1].action is RecoveryAction.RETRY_STEP
-            and not case.past[-1].gained,
+            and not case.past[-1].made_progress,
         }
         return first_true(reasons)

@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from policies.case import Case, Copies, Decision, Pass, Placement, RecoveryAction
-from policies.replace_ranks import by_itself, first_true, follows_last, in_words, places, unfit_nodes, unhealthy_ranks
+from policies.case import Case, Decision, ModelCopies, Pass, Placement, RecoveryAction
+from policies.replace_ranks import by_itself, describe, first_true, follows_last, places, unfit_nodes, unhealthy_ranks
 
 WORTH: Final = 2.0
 """So many times what a start costs the wider job has to save at least, over the steps that are left."""
@@ -16,12 +16,12 @@ HORIZON: Final = 3600.0
 """Seconds that are looked ahead where nobody knows how many steps are left."""
 
 
-def whole_copies(copies: Copies, vacant: AbstractSet[int]) -> Copies:
+def complete_copies(copies: ModelCopies, vacant: AbstractSet[int]) -> ModelCopies:
     """Return the *copies* of the model, each of the ranks that hold it together, of which no rank is *vacant*."""
     return tuple(one for one in copies if vacant.isdisjoint(one))
 
 
-def places_to_widen(copies: Copies, present: AbstractSet[int], room: Mapping[str, int]) -> dict[int, str]:
+def placements_to_grow(copies: ModelCopies, present: AbstractSet[int], room: Mapping[str, int]) -> dict[int, str]:
     """Return where ranks that are not *present* can go on, *room* being how many more each node could hold: as whole copies of the model.
 
     A copy that lacks fewest ranks comes first; nodes with most room are filled first, so that a copy is spread over few of them.
@@ -38,7 +38,7 @@ def places_to_widen(copies: Copies, present: AbstractSet[int], room: Mapping[str
     return found
 
 
-def wins_by_a_start(*, left: float | None, cost: float, held: int, coming: int) -> bool:
+def restart_pays_off(*, left: float | None, cost: float, held: int, coming: int) -> bool:
     """Tell whether all ranks should start again to be more: on *held* nodes and as many *coming*.
 
     *left*: seconds that the steps take that are left, as the job is; where nobody knows, an hour's. *cost*: what a start takes, and the
@@ -63,7 +63,7 @@ class ShrinkLive:
         found, homeless = places(case, unhealthy)
         if not homeless:
             return Pass("every rank that is lost finds a place")
-        left = whole_copies(case.copies, homeless)
+        left = complete_copies(case.copies, homeless)
         if not left or unhealthy >= {rank for one in left for rank in one}:
             return Pass(f"without rank(s) {_named(homeless)} no copy of the model is whole")
         staying = {rank for one in left for rank in one}
@@ -79,10 +79,10 @@ class ShrinkLive:
             vacate=tuple(sorted({rank for ranks in case.ranks.values() for rank in ranks} - staying)),
         )
 
-    def _reason(self, case: Case, homeless: frozenset[int], left: Copies, seats: tuple[Placement, ...]) -> str:
+    def _reason(self, case: Case, homeless: frozenset[int], left: ModelCopies, seats: tuple[Placement, ...]) -> str:
         said = [
             f"no place for rank(s) {_named(homeless)}",
-            *(f"rank {seat.rank} goes on in {in_words(seat)}" for seat in seats),
+            *(f"rank {seat.rank} goes on in {describe(seat)}" for seat in seats),
             f"on with {len(left)} of {len(case.copies)} copies of the model, which share out the same samples in each step",
         ]
         return "; ".join([case.reason, *said])
@@ -90,10 +90,11 @@ class ShrinkLive:
     def _why_not(self, case: Case, unhealthy: frozenset[int]) -> str:
         own = by_itself(case)
         reasons = {
-            case.barred: bool(case.barred),
+            case.blocked_reason: bool(case.blocked_reason),
             own: bool(own),
             "the script does not share each step's batch out (`session.shares`): fewer ranks would see fewer samples": not case.copies,
-            f"{case.takeovers} recoveries in living processes were begun in this incident already": case.takeovers >= self.most,
+            f"{case.replacement_attempts} recoveries in living processes were begun in this incident already": case.replacement_attempts
+            >= self.most,
             "tried already in this incident": case.failed(RecoveryAction.NARROW),
             "the faults do not name a rank that is unhealthy": not unhealthy,
             "the last one brought no new step before this failure: it may follow the step": follows_last(case, RecoveryAction.NARROW),

@@ -24,7 +24,7 @@ class StragglerAction(StrEnum):
     MIGRATE = "migrate"
 
 
-class SlowAct(StrEnum):
+class StragglerOutcome(StrEnum):
     """What is done about a slow rank."""
 
     WATCH = "watch"
@@ -35,7 +35,7 @@ class SlowAct(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MovedBefore:
+class PastMigration:
     """A rank that was moved for its slowness."""
 
     at: float
@@ -45,7 +45,7 @@ class MovedBefore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowRank:
+class StragglerCase:
     """All that the rule may know."""
 
     now: float
@@ -61,7 +61,7 @@ class SlowRank:
     remaining: int | None = None
     """Steps that are still to be done; empty where nobody knows."""
     wanted: StragglerAction = StragglerAction.AUTO
-    barred: str = ""
+    blocked_reason: str = ""
     """Why ranks of this job cannot move while training goes on; empty where they can."""
     spares: tuple[str, ...] = ()
     """Nodes that it could move to."""
@@ -69,7 +69,7 @@ class SlowRank:
     """Seconds for which this job's planned moves held training up, each as the ranks measured it."""
     failed: int = 0
     """Planned moves of this job that came to nothing."""
-    moved: tuple[MovedBefore, ...] = ()
+    moved: tuple[PastMigration, ...] = ()
     """Ranks that were moved for their slowness before."""
 
 
@@ -77,7 +77,7 @@ class SlowRank:
 class Weighed:
     """What to do, and the sum that says so."""
 
-    act: SlowAct
+    act: StragglerOutcome
     reason: str
     staying: float | None = None
     """Seconds that slowness costs over the remaining time."""
@@ -86,7 +86,7 @@ class Weighed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoveWhenItPays:
+class MigrateStraggler:
     """Move a slow rank when that is cheaper by far than to go on with it where it is; and not again and again."""
 
     factor: float = 3.0
@@ -102,31 +102,31 @@ class MoveWhenItPays:
     window: float = 86_400.0
     """Seconds."""
 
-    def __call__(self, slow: SlowRank) -> Weighed:
+    def __call__(self, slow: StragglerCase) -> Weighed:
         """Return what to do about a slow rank, with the sum."""
         staying, over = self._staying(slow)
         moving, words = self._moving(slow)
         cost = f"staying costs {_said(slow.lost)} a step x {over} = {_said(staying)}; moving costs {words}"
 
-        def answer(act: SlowAct, why: str) -> Weighed:
+        def answer(act: StragglerOutcome, why: str) -> Weighed:
             where = f"{slow.node} ({slow.degraded})" if slow.degraded else slow.node
             return Weighed(act=act, reason=f"rank {slow.rank} on {where}: {why}", staying=staying, moving=moving)
 
         if slow.wanted is StragglerAction.TELL:
-            return answer(SlowAct.WATCH, f"watched, as the job says (`checks.straggler: tell`); {cost}")
+            return answer(StragglerOutcome.WATCH, f"watched, as the job says (`checks.straggler: tell`); {cost}")
         if why := self._hopeless(slow):
-            return answer(SlowAct.WATCH, f"watched, as {why}; {cost}")
+            return answer(StragglerOutcome.WATCH, f"watched, as {why}; {cost}")
         if slow.wanted is StragglerAction.MIGRATE:
-            return answer(SlowAct.MOVE, f"moved, as the job says (`checks.straggler: migrate`); {cost}")
+            return answer(StragglerOutcome.MOVE, f"moved, as the job says (`checks.straggler: migrate`); {cost}")
         needed = max(self.factor * moving, self.least)
         if staying < needed:
-            return answer(SlowAct.STAY, f"{cost}: left there, as a move has to bring {_said(needed)} at least")
-        return answer(SlowAct.MOVE, f"{cost}: moved")
+            return answer(StragglerOutcome.STAY, f"{cost}: left there, as a move has to bring {_said(needed)} at least")
+        return answer(StragglerOutcome.MOVE, f"{cost}: moved")
 
-    def _hopeless(self, slow: SlowRank) -> str:
+    def _hopeless(self, slow: StragglerCase) -> str:
         """Return why no move can cure it, or none may be made."""
-        if slow.barred:
-            return f"it cannot move while training goes on: {slow.barred}"
+        if slow.blocked_reason:
+            return f"it cannot move while training goes on: {slow.blocked_reason}"
         if not slow.spares:
             return "there is no other node to move it to"
         recent = [one for one in slow.moved if slow.now - one.at < self.window]
@@ -138,14 +138,14 @@ class MoveWhenItPays:
             return f"{len(recent)} slow ranks were moved within {_said(self.window)}, as many as may be"
         return ""
 
-    def _staying(self, slow: SlowRank) -> tuple[float, str]:
+    def _staying(self, slow: StragglerCase) -> tuple[float, str]:
         if slow.remaining is not None:
             return slow.lost * slow.remaining, f"{slow.remaining:,} steps that are left"
         steps = self.horizon / max(slow.step, 1e-9)
         return slow.lost * steps, f"{steps:,.0f} steps ({_said(self.horizon)}, as nobody knows how many are left)"
 
     @staticmethod
-    def _moving(slow: SlowRank) -> tuple[float, str]:
+    def _moving(slow: StragglerCase) -> tuple[float, str]:
         pause = median(slow.pauses) if slow.pauses else PAUSE
         whence = f"median of {len(slow.pauses)} moves" if slow.pauses else "an estimate, as none was measured"
         chance = (slow.failed + 1) / (slow.failed + len(slow.pauses) + TRUST + 1)

@@ -12,7 +12,7 @@ SILENT: Final = 60.0
 """The same for a script that prints nothing, of which nobody knows when its start was over (seconds, ours)."""
 
 
-def got_on(uptime: float, startup: float | None) -> bool:
+def counts_as_progress(uptime: float, startup: float | None) -> bool:
     """Tell whether a run of *uptime* seconds without a fault counts as progress, when its first output came after *startup* seconds.
 
     ``None``: it has printed nothing. A script that always fails at the same place later than that is ended by the budgets of restarts and

@@ -21,11 +21,11 @@ from holdfast.errors import BurnInFailed, TooFewHealthyNodes
 from holdfast.evaluation import Evaluation, Program, command_of, evaluate
 from holdfast.history import History, queries
 from holdfast.prefect_client.named_clusters import chosen, name_of
-from holdfast.probe.burn_in.repairs import repairing
+from holdfast.probe.burn_in.repairs import open_repair
 from holdfast.probe.burn_in.report import BurnInReport
 from holdfast.probe.burn_in.report import run as run_burn_in
-from holdfast.probe.health.capacity import Capacity, checking_capacity, wait_for
-from holdfast.probe.health.checkups import checking_up
+from holdfast.probe.health.capacity import Capacity, open_capacity_check, wait_for
+from holdfast.probe.health.checkups import open_checkup
 from holdfast.probe.health.report import ClusterHealth
 from holdfast.probe.health.report import cluster_health as health_of
 from holdfast.probe.sweep import DEADLINE
@@ -77,7 +77,7 @@ def probe_cluster(
         timeout_seconds: How long one attempt to reach one node may take.
     """
     cluster = chosen(cluster)
-    with checking_up(cluster) as checkup:
+    with open_checkup(cluster) as checkup:
         probe.sweep.fn(cluster.name, deadline=timeout_seconds)
         probe.classify.fn(cluster.name)
         probe.record.fn(cluster.name)
@@ -106,7 +106,7 @@ def burn_in_nodes(cluster: Cluster | str, nodes: Sequence[str], *, seconds: floa
         must_pass: Raise `BurnInFailed` unless every node passes; a node that could not be checked did not pass.
     """
     cluster = chosen(cluster)
-    with repairing(cluster, seconds, nodes) as work:
+    with open_repair(cluster, seconds, nodes) as work:
         report = run_burn_in(work, nodes)
         repair.publish.fn(cluster.name)
     for one in report.nodes:
@@ -143,7 +143,7 @@ def wait_for_capacity(
         poll_seconds: Time between two looks.
     """
     logger, cluster = get_run_logger(), chosen(cluster)
-    with checking_capacity(cluster, labels) as check:
+    with open_capacity_check(cluster, labels) as check:
         found = wait_for(check, nodes, timeout_seconds=timeout_seconds, poll_seconds=poll_seconds, tell=logger.info)
     logger.info("cluster '%s': %s free: %s", cluster.name, plural(len(found.free), "node"), ", ".join(found.free))
     return found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from holdfast.control.faults.confirmation import confirmed
-from holdfast.control.faults.diagnosis_inputs import beside, last_words
-from holdfast.control.faults.recovery_case import lost_nodes, weighed
-from holdfast.control.recovery.incident_record import bar_take_over, open_incident
+from holdfast.control.faults.confirmation import confirm_faults
+from holdfast.control.faults.diagnosis_inputs import context_faults, read_last_output
+from holdfast.control.faults.recovery_case import diagnose_faults, lost_nodes
+from holdfast.control.recovery.incident_record import bar_replace_ranks, open_incident
 from holdfast.control.supervisor.controller import JobController
 from holdfast.prefect_client import task_titles
 from holdfast.prefect_client.job_task import job_task
@@ -20,17 +20,17 @@ def detect(run: JobController) -> Transition:
     detected = time.time()
     if run.incidents.current is not None:
         run.incidents.current.lap("failed attempt", detected)
-    run.policy_file.look_now()
-    faults, silences = confirmed(run)
-    if not faults and run.generations.state.at_work():
+    run.policy_file.check_now()
+    faults, silences = confirm_faults(run)
+    if not faults and run.generations.state.all_running():
         if run.incidents.current is not None:
             moved_on = run.generations.number > run.incidents.current.row.generation_before  # by a flow that died before it could say so
             run.close_incident("recovered" if moved_on else "passed")
         return Transition(Event.DISMISSED, "it passed by itself before it had to be acted on")
     if run.incidents.current is not None:
         faults = faults or run.incidents.current.faults
-        bar_take_over(run, run.incidents.current, faults)
-    diagnosis = weighed(run, [*faults, *beside(run), *last_words(run)])
+        bar_replace_ranks(run, run.incidents.current, faults)
+    diagnosis = diagnose_faults(run, [*faults, *context_faults(run), *read_last_output(run)])
     incident = open_incident(run, diagnosis, detected, faults)
     incident.lost |= lost_nodes(faults, silences)
     incident.silent_since |= {silence.node: silence.at for silence in silences}

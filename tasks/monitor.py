@@ -13,7 +13,7 @@ from policies.states import Transition
 @job_task("monitor", task_titles.monitor)
 def monitor(run: JobController) -> Transition:
     """Watch the job until something has to be answered: one task, however long that takes."""
-    gc_tuning.set_aside()
+    gc_tuning.collect_and_freeze()
     while (turn := watch(run, seconds=SLICE)) is None:
-        gc_tuning.look_at_all()
+        gc_tuning.collect_everything()
     return turn

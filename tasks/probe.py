@@ -10,7 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from detectors.probe_result import Missed
+from detectors.probe_result import UnansweredProbe
 from detectors.readings import NodeReading
 from holdfast.prefect_client.events import emit_nodes
 from holdfast.probe.health import checkups
@@ -24,8 +24,8 @@ def sweep(cluster: str, *, deadline: float, at: float = 0.0) -> State[dict[str, 
     time.sleep(max(0.0, at - time.time()))
     found = {node: look.found for node, look in checkups.of(cluster).sweep(deadline).items()}
     seen = sum(isinstance(one, NodeReading) for one in found.values())
-    missed = [node for node, one in found.items() if isinstance(one, Missed)]
-    blind = [node for node, one in found.items() if not isinstance(one, NodeReading | Missed)]
+    missed = [node for node, one in found.items() if isinstance(one, UnansweredProbe)]
+    blind = [node for node, one in found.items() if not isinstance(one, NodeReading | UnansweredProbe)]
     parts = [f"{seen} of {plural(len(found), 'node')} answered"]
     parts += [f"no answer from {some(missed, MOST_NAMED)}"] if missed else []
     parts += [f"could not look at {some(blind, MOST_NAMED)}"] if blind else []

@@ -13,7 +13,7 @@ from holdfast.log import note
 from holdfast.prefect_client.events import emit_nodes
 from holdfast.probe.burn_in import repairs
 from holdfast.report.burn_ins import burn_ins_markdown, in_a_sentence
-from policies.burn_in import in_words, stays_out
+from policies.burn_in import describe, explain_still_isolated
 from policies.node_states import NodeState
 
 log = logging.getLogger("holdfast.control")
@@ -32,7 +32,7 @@ def begin(cluster: str, nodes: list[str]) -> list[str]:
     repair = repairs.of(cluster)
     begun = repair.begin(nodes, busy=repair.jobs())
     for node, why in repair.left.items():
-        note(log, "node.not-tried", node=node, why=why)
+        note(log, "node.burn-in-skipped", node=node, why=why)
     return begun
 
 
@@ -42,7 +42,7 @@ def burn_in(cluster: str, nodes: list[str]) -> dict[str, str]:
     found = repairs.of(cluster).try_out(nodes)
     for node, outcome in found.items():
         for check in outcome.checks:
-            note(log, "node.tried", node=node, check=in_words(check), seconds=round(check.seconds, 2))
+            note(log, "node.burn-in-check", node=node, check=describe(check), seconds=round(check.seconds, 2))
     return {node: str(outcome.mark) for node, outcome in found.items()}
 
 
@@ -65,7 +65,7 @@ def publish(cluster: str) -> str:
     _sent(create_markdown_artifact(markdown=text, key=artifact_key(cluster), description=f"Burn-ins on cluster {cluster}: {words}"))
     for node, found in repair.outcomes.items():
         if found.mark is CheckMark.SKIPPED and states[node] is NodeState.QUARANTINED:
-            note(log, "node.stays-out", level=logging.WARNING, node=node, why=stays_out(found, str(states[node])))
+            note(log, "node.still-isolated", level=logging.WARNING, node=node, why=explain_still_isolated(found, str(states[node])))
     emit_nodes(cluster, [(node, move, {"hold": move.hold}) for node, move in repair.moves])
     return words
 

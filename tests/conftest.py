@@ -24,7 +24,7 @@ INTEGRATION_SECONDS = 300
 INTEGRATION = Path(__file__).parent / "integration"
 
 
-KEPT = ("HOLDFAST_VAULTS", "HOLDFAST_KERNEL_LOG")
+KEPT = ("HOLDFAST_MEMSTORE_ROOT", "HOLDFAST_KERNEL_LOG")
 """Variables that every test has, and what it starts."""
 
 
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def nothing_left_in_memory() -> Iterator[Path]:
     """Have all memory stores made in a folder of this run; fail the run when one outlives all tests."""
     place = memory()
-    os.environ["HOLDFAST_VAULTS"] = str(place)
+    os.environ["HOLDFAST_MEMSTORE_ROOT"] = str(place)
     os.environ["HOLDFAST_KERNEL_LOG"] = os.devnull  # the machine's own has what other tests and strangers do to it
     yield place
     left = memstores(place)
@@ -82,7 +82,7 @@ def _no_terminal_around() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_gpus_to_share_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Show GPUs to nothing but the tests that are for them: jobs of many local nodes are refused where there are few."""
-    if gpu_assignment.gpus_here() and request.node.get_closest_marker("gpu") is None:
+    if gpu_assignment.visible_gpus() and request.node.get_closest_marker("gpu") is None:
         monkeypatch.setenv(gpu_assignment.VISIBLE, "")
 
 

@@ -20,20 +20,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.memstore import shared_memory, store_folders
-from holdfast.memstore.shared_memory import PAGE, Entry, Label, Slot, Snapshot, Unusable, deal, word_sum
+from holdfast.memstore.shared_memory import PAGE, Entry, Label, Slot, Snapshot, UnusableSnapshot, slices_of_part, word_sum
 
 ENTRIES = [Entry("w", (5, 20), "float32", 400), Entry("b", (7,), "uint8", 7), Entry("none", (0,), "uint8", 0), Entry("c", (), "int64", 8)]
 SIZES = [entry.size for entry in ENTRIES]
-CUT = 100
+SLICE_BYTES = 100
 
 
 def written(path: Path, *, part: int = 0, parts: int = 1, step: int = 7, seed: int = 0) -> Label:
     """Write a snapshot; return its label."""
     tensors = [random.Random(seed + at).randbytes(size) for at, size in enumerate(SIZES)]
-    dealt = deal(SIZES, part, parts, CUT)
+    dealt = slices_of_part(SIZES, part, parts, SLICE_BYTES)
     slices = [b"".join(tensors[one.tensor][one.begin : one.begin + one.length] for one in met) for met in dealt]
     data = b"".join(slices)
-    facts: dict[str, Any] = {"world": 4, "piece": "p", "part": part, "parts": parts, "size": len(data), "cut": CUT, "time": 1.5}
+    facts: dict[str, Any] = {"world": 4, "shard": "p", "part": part, "parts": parts, "size": len(data), "cut": SLICE_BYTES, "time": 1.5}
     label = Label(step=step, lineage=2, rank=3, **facts)
     slot = Slot(path)
     slot.begin(label)
@@ -45,12 +45,12 @@ def written(path: Path, *, part: int = 0, parts: int = 1, step: int = 7, seed: i
     return whole
 
 
-@pytest.mark.parametrize("cut", [1, CUT, shared_memory.CUT])
+@pytest.mark.parametrize("cut", [1, SLICE_BYTES, shared_memory.SLICE_BYTES])
 @pytest.mark.parametrize("blobs", [{}, {"rng": b"random", "empty": b"", 'a name of "many" lettérs': bytes(100_000)}])
 def test_no_tail_is_longer_than_its_draft_announces(tmp_path: Path, cut: int, blobs: dict[str, bytes]) -> None:
     """Whoever takes a copy keeps room for so much."""
     data = bytes(sum(SIZES))
-    facts: dict[str, Any] = {"rank": 3, "world": 4, "piece": "p", "part": 0, "parts": 1, "cut": cut, "time": 1.5}
+    facts: dict[str, Any] = {"rank": 3, "world": 4, "shard": "p", "part": 0, "parts": 1, "cut": cut, "time": 1.5}
     limit = shared_memory.tail_limit(len(data), len(json.dumps(ENTRIES)), blobs, cut)
     slot = Slot(tmp_path / "a.snap")
     slot.begin(Label(step=1, lineage=1, size=len(data), tail=limit, **facts))
@@ -64,7 +64,7 @@ def is_whole(path: Path) -> bool:
     try:
         with Snapshot(path) as snapshot:
             snapshot.verify()
-    except (Unusable, OSError):
+    except (UnusableSnapshot, OSError):
         return False
     return True
 
@@ -152,21 +152,21 @@ def test_a_writer_that_dies_between_any_two_writes_leaves_what_was_or_nothing(tm
     assert len(writes) >= 7
     for count in range(len(writes) + 1):
         image = bytearray(before)
-        for offset, piece in writes[:count]:
-            image[offset : offset + len(piece)] = piece.ljust(len(image[offset : offset + len(piece)]), b"\0")[: len(piece)]
+        for offset, shard in writes[:count]:
+            image[offset : offset + len(shard)] = shard.ljust(len(image[offset : offset + len(shard)]), b"\0")[: len(shard)]
         for cut in cuts(writes[count][1]) if count < len(writes) else (0,):
             bytes_now = bytearray(image)
             if count < len(writes):
-                offset, piece = writes[count]
-                bytes_now[offset : offset + cut] = piece[:cut]
+                offset, shard = writes[count]
+                bytes_now[offset : offset + cut] = shard[:cut]
             torn.write_bytes(bytes_now)
             assert is_whole(torn) is (count == len(writes) or (count == 0 and cut == 0)), (count, cut)
     assert bytes(image) == after
 
 
-def cuts(piece: bytes) -> list[int]:
+def cuts(shard: bytes) -> list[int]:
     """Return how many bytes of a write may have come through: a processor writes eight at once, if they lie so."""
-    return [0] if len(piece) <= 8 else [0, *range(8, len(piece), max(8, len(piece) // 40 // 8 * 8))]
+    return [0] if len(shard) <= 8 else [0, *range(8, len(shard), max(8, len(shard) // 40 // 8 * 8))]
 
 
 def test_nobody_reads_what_is_being_written_and_nobody_writes_what_is_being_read(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_nobody_reads_what_is_being_written_and_nobody_writes_what_is_being_read
     with pytest.raises(BlockingIOError):
         Snapshot(path)
     slot.discard()
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableSnapshot):
         Snapshot(path)
     slot.close()
 
@@ -199,12 +199,12 @@ def test_a_copy_is_sealed_only_with_the_tail_that_its_label_names(tmp_path: Path
     slot.begin(replace(label, tail=0, digest=""))
     slot.data[:] = data
     for wrong in (tail[:-1], tail + b"\0", b"", bytes(len(tail))):
-        with pytest.raises(Unusable):
-            slot.adopt(label, wrong)
+        with pytest.raises(UnusableSnapshot):
+            slot.seal_copy(label, wrong)
     assert not is_whole(tmp_path / "b.snap")
-    with pytest.raises(Unusable, match="bytes of data"):
-        slot.adopt(replace(label, size=label.size + 1), tail)
-    slot.adopt(label, tail)
+    with pytest.raises(UnusableSnapshot, match="bytes of data"):
+        slot.seal_copy(replace(label, size=label.size + 1), tail)
+    slot.seal_copy(label, tail)
     slot.close()
     assert is_whole(tmp_path / "b.snap")
 
@@ -217,10 +217,10 @@ def test_a_label_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any
     """It comes from other nodes too."""
     label = written(tmp_path / "a.snap")
     assert shared_memory.label_of(asdict(label)) == label
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableSnapshot):
         shared_memory.label_of({**asdict(label), **change})
     for wrong in ("[]", "3", "{}", "{", "null", b"\xff"):
-        with pytest.raises(Unusable):
+        with pytest.raises(UnusableSnapshot):
             shared_memory.label_of(wrong)
 
 
@@ -228,17 +228,17 @@ def test_a_label_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any
 @settings(deadline=None)
 def test_shares_cover_every_byte_once(sizes: list[int], parts: int, cut: int) -> None:
     """Whoever holds which, each part in one stretch of no odd bytes, none with more than two units above another."""
-    dealt = [met for part in range(parts) for met in deal(sizes, part, parts, cut)]
+    dealt = [met for part in range(parts) for met in slices_of_part(sizes, part, parts, cut)]
     slices = [one for met in dealt for one in met]
     for tensor, size in enumerate(sizes):
         mine = sorted((one.begin, one.begin + one.length) for one in slices if one.tensor == tensor)
         assert all(end == begin for (_, end), (begin, _) in pairwise(mine))
         assert (mine[0][0], mine[-1][1]) == (0, size) if size else mine == []
     assert all(0 < sum(one.length for one in met) <= cut for met in dealt)
-    loads = [sum(one.length for met in deal(sizes, part, parts, cut) for one in met) for part in range(parts)]
+    loads = [sum(one.length for met in slices_of_part(sizes, part, parts, cut) for one in met) for part in range(parts)]
     assert max(loads) - min(loads) <= 2 * (min(cut, shared_memory.PAGE) + shared_memory.GRAIN)  # one at either end
     for part in range(1, parts):
-        for one in next(iter(deal(sizes, part, parts, cut)), ())[:1]:
+        for one in next(iter(slices_of_part(sizes, part, parts, cut)), ())[:1]:
             assert one.begin % shared_memory.GRAIN == 0
 
 
@@ -246,7 +246,7 @@ def test_shares_cover_every_byte_once(sizes: list[int], parts: int, cut: int) ->
 @settings(deadline=None)
 def test_a_sum_is_what_it_is_said_to_be(data: bytes) -> None:
     """Every half word of 32 bits times an odd weight of its own, modulo 2**64."""
-    first, second = (struct.unpack(f"<{shared_memory.CUT // 8}Q", row) for row in shared_memory.weights())
+    first, second = (struct.unpack(f"<{shared_memory.SLICE_BYTES // 8}Q", row) for row in shared_memory.weights())
     assert {weight % 2 for weight in first + second} == {1}
     filled = data.ljust(-(-len(data) // 8) * 8, b"\0")
     halves = struct.unpack(f"<{len(filled) // 4}I", filled)
@@ -259,7 +259,7 @@ def test_a_sum_is_what_it_is_said_to_be(data: bytes) -> None:
 
 def test_stretches_of_what_is_longer_are_told_apart() -> None:
     """The same two stretches, the other way round."""
-    one, other = bytes(shared_memory.CUT - 8) + b"one half", bytes(shared_memory.CUT - 8) + b"other ha"
+    one, other = bytes(shared_memory.SLICE_BYTES - 8) + b"one half", bytes(shared_memory.SLICE_BYTES - 8) + b"other ha"
     assert word_sum(one + other) == (word_sum(one) * shared_memory.SPREAD + word_sum(other)) % 2**64
     assert word_sum(one + other) != word_sum(other + one)
 
@@ -326,13 +326,13 @@ def test_a_snapshot_of_an_older_format_is_refused_by_its_format(tmp_path: Path) 
     written(tmp_path / "a.snap")
     with (tmp_path / "a.snap").open("r+b") as file:
         file.write(b"HFSEALED")
-    with pytest.raises(Unusable, match=r"format is not the one of this version \(2\)"):
+    with pytest.raises(UnusableSnapshot, match=r"format is not the one of this version \(2\)"):
         Snapshot(tmp_path / "a.snap")
 
 
 def test_memory_stores_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By node and job; a node finds its own."""
-    monkeypatch.setenv("HOLDFAST_VAULTS", str(tmp_path))
+    monkeypatch.setenv("HOLDFAST_MEMSTORE_ROOT", str(tmp_path))
     places = [store_folders.memstore_of(node, job) for node in ("a", "b") for job in ("x", "y")]
     assert len(set(places)) == 4
     for place in places:
@@ -347,7 +347,7 @@ def test_memory_stores_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
 def test_a_folder_that_somebody_else_made_first_keeps_nobody_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does a link, nor many with names like ours; all processes find the same folder, and nothing of theirs is touched."""
-    monkeypatch.setenv("HOLDFAST_VAULTS", str(tmp_path))
+    monkeypatch.setenv("HOLDFAST_MEMSTORE_ROOT", str(tmp_path))
     tmp_path.chmod(0o1777)
     theirs = tmp_path / f"holdfast-{os.getuid()}"
     theirs.mkdir(mode=0o777)

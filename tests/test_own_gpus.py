@@ -36,15 +36,15 @@ EIGHT = tuple("01234567")
 def test_what_the_environment_leaves_a_process_is_what_it_may_share_out(tmp_path: Path, said: str, gpus: tuple[str, ...]) -> None:
     """As CUDA reads it, whatever the machine has."""
     (tmp_path / "nvidia0").touch()
-    assert gpu_assignment.gpus_here({VISIBLE: said}, tmp_path) == gpus
+    assert gpu_assignment.visible_gpus({VISIBLE: said}, tmp_path) == gpus
 
 
 def test_without_a_word_of_the_environment_it_is_what_the_machine_has(tmp_path: Path) -> None:
     """By its devices; what else NVIDIA's driver puts there is no GPU."""
-    assert gpu_assignment.gpus_here({}, tmp_path) == ()
+    assert gpu_assignment.visible_gpus({}, tmp_path) == ()
     for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
         (tmp_path / name).touch()
-    assert gpu_assignment.gpus_here({}, tmp_path) == ("0", "1", "2")
+    assert gpu_assignment.visible_gpus({}, tmp_path) == ("0", "1", "2")
 
 
 def test_a_process_is_asked_what_it_was_shown() -> None:

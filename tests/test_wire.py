@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast.protocol import LONGEST_LINE, BadLine, LineBuffer, Message, connect, decode, encode, listen
+from holdfast.protocol import MAX_LINE_BYTES, BadLine, LineBuffer, Message, connect, decode, encode, listen
 
 MESSAGES = some.dictionaries(
     some.text(max_size=8),
@@ -72,14 +72,14 @@ def test_a_line_that_is_too_long_is_refused(end: bytes) -> None:
     """With an end or without one: memory is not for the taking."""
     lines = LineBuffer()
     for _ in range(4):
-        assert list(lines.feed(b"x" * (LONGEST_LINE // 4))) == []
+        assert list(lines.feed(b"x" * (MAX_LINE_BYTES // 4))) == []
     with pytest.raises(BadLine, match="too long"):
         list(lines.feed(b"x" + end))
 
 
 def test_a_long_line_may_be_just_short_enough() -> None:
     """A traceback and a log's tail are long."""
-    message = {"text": "x" * (LONGEST_LINE - 100)}
+    message = {"text": "x" * (MAX_LINE_BYTES - 100)}
     assert list(LineBuffer().feed(encode(message))) == [message]
 
 

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Final
 
 from benchmarks.simulated.training import Training
-from holdfast.protocol import BEAT, LineBuffer, Message, encode
+from holdfast.protocol import HEARTBEAT_INTERVAL, LineBuffer, Message, encode
 
 REMEMBERED: Final = 512
 """Newest events that are told again to a flow that attaches."""
@@ -81,7 +81,7 @@ class Agent:
         self.node, self._training = node, training
         self.lines: list[Line] = []
         self.job: str | None = None
-        self.beat = BEAT
+        self.beat = HEARTBEAT_INTERVAL
         self.generation = self._since = self._seq = self._epoch = 0
         self._membership: dict[str, list[int]] = {}
         self._abandoned: int | None = None
@@ -187,7 +187,7 @@ class Agent:
 
     def _stop(self, _line: Line, order: Message) -> Message:
         self._lose(list(self._workers), ordered=True)
-        self._tell("workers.gone", generation=order["generation"])
+        self._tell("workers.exited", generation=order["generation"])
         return {}
 
     def _abandon(self, _line: Line, order: Message) -> Message:
@@ -251,7 +251,7 @@ class Agent:
             if rank == first:
                 self.tell_steps(range(step, step + 1), 0.01)
                 if not worker.regroups:
-                    self._tell("worker.roles", roles=[sorted(self._training.seats)], tapes="", copies=[], **facts)
+                    self._tell("worker.roles", roles=[sorted(self._training.seats)], recordings="", copies=[], **facts)
 
     def tell_of_broken_groups(self) -> None:
         """Have every worker say that its group broke, as it does when a peer is lost."""
@@ -282,7 +282,7 @@ class Agent:
             return False
         age = max(0.0, round(now - self._training.moved, 3))
         ranks = {str(one.rank): self._view(one, age) for one in self._workers.values()}
-        line = encode({"event": "beats", "at": time.time(), "generation": self.generation, "ranks": ranks})
+        line = encode({"event": "heartbeats", "at": time.time(), "generation": self.generation, "ranks": ranks})
         for one in hearers:
             one.send(line)
         return True

@@ -24,7 +24,7 @@ from benchmarks.simulated.agent import Agent, Line
 from benchmarks.simulated.training import Training
 from holdfast.process import die_with_parent
 from holdfast.protocol import BadLine, LineBuffer, Message, encode, listen
-from holdfast.rlimits import make_room
+from holdfast.rlimits import raise_descriptor_limit
 
 SOCKET: Final = "nodes.sock"
 STEP_SECONDS: Final = 1.0
@@ -61,7 +61,7 @@ class Host:
             "on": self._on,
             "kill": self._kill,
             "given": lambda _: {"nodes": {node: [one.generation, one.given] for node, one in self._agents.items()}},
-            "cost": lambda _: {**_cost(), "beats": self._told},
+            "cost": lambda _: {**_cost(), "heartbeats": self._told},
             "step": lambda _: {"step": self._training.step, "steps": self._training.steps, "generation": self._training.generation},
         }
 
@@ -155,8 +155,8 @@ class Host:
 
     def _standing(self, node: str) -> list[str | None]:
         agent = self._agents.get(node)
-        standing = "off" if node in self._off else "idle" if agent is None else "up"
-        return [standing, agent.job if agent is not None else None]
+        status = "off" if node in self._off else "idle" if agent is None else "up"
+        return [status, agent.job if agent is not None else None]
 
     def _start(self, order: Message) -> Message:
         node = order["of"]
@@ -216,7 +216,7 @@ def _cost() -> Message:
 def main(arguments: list[str]) -> int:
     """Play as many agents as the arguments say."""
     die_with_parent(os.getppid())
-    make_room("a simulation", int(arguments[1]))
+    raise_descriptor_limit("a simulation", int(arguments[1]))
     host = Host(Path(arguments[0]), int(arguments[1]))
     print("ready", flush=True)
     host.serve()

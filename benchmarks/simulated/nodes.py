@@ -70,7 +70,7 @@ class SimulatedNodes:
         """Say that nodes are other machines: what a flow does about those is to be measured too."""
         return True
 
-    def outfit(self, node: str, job: str) -> dict[str, Any]:  # noqa: ARG002 (all nodes are alike)
+    def node_settings(self, node: str, job: str) -> dict[str, Any]:  # noqa: ARG002 (all nodes are alike)
         """Return nothing: all nodes are alike."""
         return {}
 
@@ -82,11 +82,11 @@ class SimulatedNodes:
         """Return nothing."""
         return []
 
-    def others_answer(self, but: Collection[str]) -> bool:  # noqa: ARG002 (as above)
+    def any_other_reachable(self, but: Collection[str]) -> bool:  # noqa: ARG002 (as above)
         """Say that there is a way."""
         return True
 
-    def meets(self, source: str, to: str, seconds: float) -> str:  # noqa: ARG002 (nobody is cut off)
+    def check_connection(self, source: str, to: str, seconds: float) -> str:  # noqa: ARG002 (nobody is cut off)
         """Say that they do."""
         return ""
 
@@ -113,8 +113,7 @@ class SimulatedNodes:
         """Look at every node."""
         nodes = self.ask(do="survey")["nodes"]
         return [
-            NodeView(name=node, standing=standing, job=job, agent="up" if standing == "up" else "down")
-            for node, (standing, job) in nodes.items()
+            NodeView(name=node, status=status, job=job, agent="up" if status == "up" else "down") for node, (status, job) in nodes.items()
         ]
 
     def lose(self, nodes: list[str]) -> float:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from detectors.associations import usual_weight
 from detectors.catalogue import AREAS, Blame, FaultKind, RecommendedAction, kind
-from detectors.evidence import LogLine, LossSample
+from detectors.evidence import LogLine, Sample
 
 HERE: Final = Path(__file__).parent
 FILES: Final = (
@@ -142,8 +142,8 @@ def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place
         blame=blame,
         action=all_of_it["action"],
         reference=all_of_it["reference"],
-        unhealthy=LossSample(evidence=LogLine(text=all_of_it["unhealthy"])),
-        healthy=LossSample(evidence=LogLine(text=all_of_it["healthy"])),
+        unhealthy=Sample(evidence=LogLine(text=all_of_it["unhealthy"])),
+        healthy=Sample(evidence=LogLine(text=all_of_it["healthy"])),
         weight=all_of_it.get("weight", usual_weight(name, all_of_it["component"], level, blame)),
         confused_with=tuple(all_of_it.get("confused_with", ())),
     )

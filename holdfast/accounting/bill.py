@@ -19,7 +19,7 @@ from holdfast.accounting.losses import FailureCosts
 from holdfast.accounting.lost_capacity import gone_without
 from holdfast.accounting.timeline import IncidentSpan
 from holdfast.accounting.timeline_reader import KnownJob, TimelineReader, Unit, known, node_moves, unit_of
-from holdfast.history.models import Fault, Job
+from holdfast.history.models import FaultRecord, Job
 from holdfast.history.statistics import NO_FAULT, USER_ERROR
 from holdfast.history.store import History
 from policies.node_faults import ENDED
@@ -106,7 +106,7 @@ class Bill:
     figures: FailureCosts
     losses: Sequence[FailureLoss]
     """The dearest first."""
-    lemons: Sequence[BadNode]
+    bad_nodes: Sequence[BadNode]
     """The dearest first."""
     mttf: Mean
     mttr: Mean
@@ -183,7 +183,7 @@ def bill(history: History, job: Job | None = None, *, since: float | None = None
         ledger=adding.ledger,
         figures=FailureCosts.sum(one.figures for one in adding.jobs),
         losses=_losses(adding),
-        lemons=_lemons(adding),
+        bad_nodes=_lemons(adding),
         mttf=_mean((wall - down) / SECOND, adding.failures),
         mttr=_mean(sum(adding.repairs) / SECOND, len(adding.repairs)),
         user_errors=adding.user_errors,
@@ -278,15 +278,15 @@ def _dearest(roots: Iterable[tuple[str, Root, int]]) -> str:
 
 def _roots(session: Session, job: str) -> dict[str, Root]:
     """Return the root fault of each of the job's incidents."""
-    columns = (col(Fault.incident_id), col(Fault.node), col(Fault.level), col(Fault.blame))
-    wanted = sqlalchemy.select(*columns).where(col(Fault.job_id) == job, col(Fault.root).is_(True), columns[0].is_not(None))
-    rows: Iterable[Any] = session.connection().execute(wanted.order_by(col(Fault.id)))
+    columns = (col(FaultRecord.incident_id), col(FaultRecord.node), col(FaultRecord.level), col(FaultRecord.blame))
+    wanted = sqlalchemy.select(*columns).where(col(FaultRecord.job_id) == job, col(FaultRecord.root).is_(True), columns[0].is_not(None))
+    rows: Iterable[Any] = session.connection().execute(wanted.order_by(col(FaultRecord.id)))
     return {incident: Root(node=node, level=level, blame=blame) for incident, node, level, blame in rows}
 
 
 def _faults(session: Session, job: str, since: float | None) -> dict[str, int]:
     """Return how many faults were seen on each node."""
-    mine = [col(Fault.job_id) == job, col(Fault.node).is_not(None), *([] if since is None else [col(Fault.at) >= since])]
-    wanted = sqlalchemy.select(col(Fault.node), func.count()).where(*mine).group_by(col(Fault.node))
+    mine = [col(FaultRecord.job_id) == job, col(FaultRecord.node).is_not(None), *([] if since is None else [col(FaultRecord.at) >= since])]
+    wanted = sqlalchemy.select(col(FaultRecord.node), func.count()).where(*mine).group_by(col(FaultRecord.node))
     counted: Iterable[Any] = session.connection().execute(wanted)
     return {node: number for node, number in counted}  # noqa: C416 (rows are no pairs to a type checker)

@@ -15,8 +15,8 @@ from sqlmodel import Session, col
 
 import detectors.all_kinds  # noqa: F401 (enters every kind into the catalogue: cases name them)
 from holdfast.accounting.straggler_replay import NO_CASE, ReweighedStraggler, weighed_again
-from holdfast.errors import UnknownWord
-from holdfast.history.models import DecidedCase, Decision, Generation, Incident, Job, Phase
+from holdfast.errors import UnknownOptionValue
+from holdfast.history.models import DecidedCase, DecisionRecord, Generation, Incident, Job, Phase
 from holdfast.history.store import History
 from holdfast.spec import TrainingJob
 from holdfast.spec.job import is_policy_file
@@ -75,7 +75,7 @@ class PolicyReplay:
     differences: Sequence[Difference]
     costs: Mapping[str, ActionCost]
     """By action."""
-    weighings: int = 0
+    straggler_decisions: int = 0
     """Decisions about slow ranks."""
     slow: Sequence[ReweighedStraggler] = ()
     """Those of them that would have been others."""
@@ -92,11 +92,11 @@ class PolicyReplay:
 
 
 def policy_called(name: str) -> Policy:
-    """Return the policy that *name* or the file of that name stands for; raise `UnknownWord` with the nearest, or `BadFile`."""
+    """Return the policy that *name* or the file of that name stands for; raise `UnknownOptionValue` with the nearest, or `BadFile`."""
     if is_policy_file(name):
         return load_policy(name)
     if name not in NAMED:
-        raise UnknownWord("policy", name, tuple(NAMED))
+        raise UnknownOptionValue("policy", name, tuple(NAMED))
     return NAMED[name]
 
 
@@ -165,7 +165,7 @@ def replay(history: History, name: str, *, job: Job | None = None, since: float 
         unreadable={**unreadable, **({NO_CASE: unread} if unread else {})},
         differences=differences,
         costs=costs,
-        weighings=len(weighed),
+        straggler_decisions=len(weighed),
         slow=[one for one in weighed if one.differs],
     )
 
@@ -178,20 +178,21 @@ def _said(act: Mapping[str, Any]) -> dict[str, Any]:
 def _asked(session: Session, job: Job | None, since: float | None) -> Iterator[Any]:
     """Yield the decisions with their cases, in the order in which they were made."""
     columns = (
-        Decision.id, Decision.incident_id, Decision.job_id, Decision.at, Decision.action, Decision.reason, Decision.act,
+        DecisionRecord.id, DecisionRecord.incident_id, DecisionRecord.job_id, DecisionRecord.at, DecisionRecord.action,
+        DecisionRecord.reason, DecisionRecord.act,
         Incident.number, Incident.kind, Incident.outcome, Incident.generation_before, Job.name, DecidedCase.record,
     )  # fmt: skip
     wanted = (
         sqlalchemy.select(*map(col, columns))
-        .join(Incident, col(Incident.id) == col(Decision.incident_id))
-        .join(Job, col(Job.id) == col(Decision.job_id))
-        .outerjoin(DecidedCase, col(DecidedCase.decision_id) == col(Decision.id))
-        .order_by(col(Decision.id))
+        .join(Incident, col(Incident.id) == col(DecisionRecord.incident_id))
+        .join(Job, col(Job.id) == col(DecisionRecord.job_id))
+        .outerjoin(DecidedCase, col(DecidedCase.decision_id) == col(DecisionRecord.id))
+        .order_by(col(DecisionRecord.id))
     )
     if job is not None:
-        wanted = wanted.where(col(Decision.job_id) == job.id)
+        wanted = wanted.where(col(DecisionRecord.job_id) == job.id)
     if since is not None:
-        wanted = wanted.where(col(Decision.at) >= since)
+        wanted = wanted.where(col(DecisionRecord.at) >= since)
     yield from session.connection().execute(wanted, execution_options={"yield_per": 500})
 
 
@@ -235,7 +236,7 @@ class _Pricing:
 
 def _single_recoveries() -> Any:  # noqa: ANN401 (SQLAlchemy's own type)
     """Return the query for what each recovery took, by action: those that needed one decision, as others went through several actions."""
-    once = sqlalchemy.select(col(Decision.incident_id)).group_by(col(Decision.incident_id)).having(func.count() == 1)
+    once = sqlalchemy.select(col(DecisionRecord.incident_id)).group_by(col(DecisionRecord.incident_id)).having(func.count() == 1)
     took = (
         sqlalchemy.select(col(Phase.incident_id).label("incident"), func.sum(Phase.seconds).label("seconds"))
         .group_by(col(Phase.incident_id))

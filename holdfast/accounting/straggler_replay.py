@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import sqlalchemy
 from sqlmodel import Session, col
 
-from detectors.codec import Misshapen, unpacked
-from holdfast.history.models import Job, Weighing
-from policies.slowness import MoveWhenItPays, SlowRank
+from detectors.codec import MalformedData, unpacked
+from holdfast.history.models import Job, StragglerDecision
+from policies.slowness import MigrateStraggler, StragglerCase
 
 NO_CASE = "what a slow rank was weighed by cannot be read"
 
@@ -35,19 +35,29 @@ class ReweighedStraggler:
         return bool(self.would) and self.would != self.decided
 
 
-def weighed_again(session: Session, rule: MoveWhenItPays, *, job: Job | None, since: float | None) -> Iterator[ReweighedStraggler]:
+def weighed_again(session: Session, rule: MigrateStraggler, *, job: Job | None, since: float | None) -> Iterator[ReweighedStraggler]:
     """Yield what *rule* says of all slow ranks on record, of *job* or since *since* (seconds since 1970) where given."""
-    columns = (Job.name, Weighing.at, Weighing.rank, Weighing.node, Weighing.act, Weighing.reason, Weighing.record)
-    wanted = sqlalchemy.select(*map(col, columns)).join(Job, col(Job.id) == col(Weighing.job_id)).order_by(col(Weighing.at))
+    columns = (
+        Job.name,
+        StragglerDecision.at,
+        StragglerDecision.rank,
+        StragglerDecision.node,
+        StragglerDecision.act,
+        StragglerDecision.reason,
+        StragglerDecision.record,
+    )
+    wanted = (
+        sqlalchemy.select(*map(col, columns)).join(Job, col(Job.id) == col(StragglerDecision.job_id)).order_by(col(StragglerDecision.at))
+    )
     if job is not None:
-        wanted = wanted.where(col(Weighing.job_id) == job.id)
+        wanted = wanted.where(col(StragglerDecision.job_id) == job.id)
     if since is not None:
-        wanted = wanted.where(col(Weighing.at) >= since)
+        wanted = wanted.where(col(StragglerDecision.at) >= since)
     for row in session.connection().execute(wanted):
         name, at, rank, node, act, reason, record = tuple(row)
         try:
-            again = rule(unpacked(SlowRank, record))
+            again = rule(unpacked(StragglerCase, record))
             would, why = str(again.act), again.reason
-        except Misshapen:  # of a newer version, or damaged
+        except MalformedData:  # of a newer version, or damaged
             would, why = "", NO_CASE
         yield ReweighedStraggler(job=name, at=at, rank=rank, node=node, decided=act, decided_reason=reason, would=would, reason=why)

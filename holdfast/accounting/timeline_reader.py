@@ -23,12 +23,12 @@ from holdfast.history.models import (
     Generation,
     Incident,
     Job,
+    JobTransition,
     Lease,
-    Move,
-    NodeMove,
+    NodeStatusChange,
     Phase,
     Snapshots,
-    Step,
+    StepRecord,
 )
 from holdfast.history.queries import TERMINAL
 from holdfast.history.store import History
@@ -143,17 +143,19 @@ class TimelineReader:
         return self.session.connection().execute(wanted).all()
 
     def _steps(self, job: KnownJob, goals: Mapping[int, int]) -> dict[int, StepSpans]:
-        columns = sqlalchemy.select(*(col(getattr(Step, name)) for name in COLUMNS.names or ())).where(col(Step.job_id) == job.id)
+        columns = sqlalchemy.select(*(col(getattr(StepRecord, name)) for name in COLUMNS.names or ())).where(
+            col(StepRecord.job_id) == job.id
+        )
         if self.since is not None and self.since > job.at:
-            columns = columns.where(col(Step.at) >= self.since - LOOK_BACK)
-        wanted = columns.order_by(col(Step.generation), col(Step.step))
+            columns = columns.where(col(StepRecord.at) >= self.since - LOOK_BACK)
+        wanted = columns.order_by(col(StepRecord.generation), col(StepRecord.step))
         found = self.session.connection().execute(wanted, execution_options={"yield_per": AT_ONCE})
         parts = [np.rec.fromarrays(list(zip(*part, strict=True)), dtype=COLUMNS) for part in found.partitions()]
         table = np.concatenate(parts) if parts else np.empty(0, dtype=COLUMNS)
         return pieces(table, goals, until=_micros(max(job.at, job.end)))
 
     def _has_steps(self, job: str) -> bool:
-        return self.session.exec(select(Step.step).where(col(Step.job_id) == job).limit(1)).first() is not None
+        return self.session.exec(select(StepRecord.step).where(col(StepRecord.job_id) == job).limit(1)).first() is not None
 
     def _snapshot_shares(self, job: str) -> dict[int, float]:
         columns = (col(Snapshots.generation), col(Snapshots.cost_s), col(Snapshots.trained_s))
@@ -161,7 +163,7 @@ class TimelineReader:
         return {number: min(1.0, max(0.0, cost / trained)) for number, cost, trained in rows if trained > 0}
 
     def _saves(self, job: str) -> list[SaveSpan]:
-        mine = (col(Checkpoint.job_id) == job, col(Checkpoint.trouble).is_(None), col(Checkpoint.seconds) > 0)
+        mine = (col(Checkpoint.job_id) == job, col(Checkpoint.problem).is_(None), col(Checkpoint.seconds) > 0)
         columns = (col(Checkpoint.at), col(Checkpoint.generation), col(Checkpoint.seconds))
         rows: Iterable[Any] = self.session.connection().execute(sqlalchemy.select(*columns).where(*mine))
         return sorted(SaveSpan(_micros(at), generation, _micros(seconds)) for at, generation, seconds in rows)
@@ -203,13 +205,21 @@ class TimelineReader:
         return found
 
     def _moves(self, job: str) -> list[tuple[float, str]]:
-        wanted = sqlalchemy.select(col(Move.at), col(Move.after)).where(col(Move.job_id) == job).order_by(col(Move.id))
+        wanted = (
+            sqlalchemy.select(col(JobTransition.at), col(JobTransition.after))
+            .where(col(JobTransition.job_id) == job)
+            .order_by(col(JobTransition.id))
+        )
         return [(at, after) for at, after in self.session.connection().execute(wanted)]
 
     def _suspensions(self, job: KnownJob) -> Iterator[tuple[int, int]]:
         """Yield from when to when the job was suspended; one that still is, is so to the end of what is counted."""
-        wanted = sqlalchemy.select(col(Move.at), col(Move.after)).where(col(Move.job_id) == job.id).order_by(col(Move.id))
-        wanted = wanted.where(sqlalchemy.or_(col(Move.before) == SUSPENDED, col(Move.after) == SUSPENDED))
+        wanted = (
+            sqlalchemy.select(col(JobTransition.at), col(JobTransition.after))
+            .where(col(JobTransition.job_id) == job.id)
+            .order_by(col(JobTransition.id))
+        )
+        wanted = wanted.where(sqlalchemy.or_(col(JobTransition.before) == SUSPENDED, col(JobTransition.after) == SUSPENDED))
         begin: float | None = None
         for at, after in self.session.connection().execute(wanted):
             if after == SUSPENDED:
@@ -224,14 +234,14 @@ class TimelineReader:
         """Yield how many devices of the job's nodes hold no rank, at each change of nodes or ranks."""
         widest = max((len(ranks) for one in generations for ranks in one.ranks.values()), default=_of_nodes(job.spec, "ranks"))
         per_node = max(widest, _of_nodes(job.spec, "ranks")) if self.unit.by_rank else 1
-        changes: list[tuple[float, str, str, Any]] = [(at, node, standing, None) for at, node, standing in self.node_moves.get(job.id, ())]
+        changes: list[tuple[float, str, str, Any]] = [(at, node, status, None) for at, node, status in self.node_moves.get(job.id, ())]
         changes += [(one.at, "", "", one) for one in generations]
         have, now = set[str](), generations[0] if generations else None
-        for at, node, standing, generation in sorted(changes, key=lambda change: change[0]):
+        for at, node, status, generation in sorted(changes, key=lambda change: change[0]):
             if generation is not None:
                 now = generation
             else:
-                (have.add if standing in HOLDS else have.discard)(node)
+                (have.add if status in HOLDS else have.discard)(node)
             if now is not None:
                 beside = per_node * len(have.union(now.ranks)) - self.width(now.world_size, now.ranks)
                 yield Spares(_micros(at), max(0, beside))
@@ -245,10 +255,10 @@ def known(history: History, *, only: Sequence[Job] | None = None, since: float |
     at = time.time() if now is None else now
     with history.session() as session:
         jobs = list(only) if only is not None else list(session.exec(select(Job).order_by(col(Job.id))))
-        newest = select(func.max(col(Move.id))).group_by(col(Move.job_id))
+        newest = select(func.max(col(JobTransition.id))).group_by(col(JobTransition.job_id))
         if only is not None:
-            newest = newest.where(col(Move.job_id).in_([job.id for job in jobs]))
-        last = session.exec(select(Move.job_id, Move.after, Move.at).where(col(Move.id).in_(newest)))
+            newest = newest.where(col(JobTransition.job_id).in_([job.id for job in jobs]))
+        last = session.exec(select(JobTransition.job_id, JobTransition.after, JobTransition.at).where(col(JobTransition.id).in_(newest)))
         ends = {job: (after, when) for job, after, when in last}
         held = set(session.exec(select(Lease.job_id).where(col(Lease.expires_at) > at)))
         found = []
@@ -270,18 +280,22 @@ def unit_of(session: Session, jobs: Sequence[KnownJob], *, every: bool) -> Unit:
 
 def node_moves(session: Session, jobs: Sequence[KnownJob], *, every: bool) -> dict[str, list[tuple[float, str, str]]]:
     """Return what befell the nodes of *jobs*, by job, in order."""
-    wanted = sqlalchemy.select(col(NodeMove.job_id), col(NodeMove.at), col(NodeMove.node), col(NodeMove.standing))
-    wanted = wanted.where(col(NodeMove.job_id).is_not(None) if every else col(NodeMove.job_id).in_([job.id for job in jobs]))
+    wanted = sqlalchemy.select(
+        col(NodeStatusChange.job_id), col(NodeStatusChange.at), col(NodeStatusChange.node), col(NodeStatusChange.status)
+    )
+    wanted = wanted.where(
+        col(NodeStatusChange.job_id).is_not(None) if every else col(NodeStatusChange.job_id).in_([job.id for job in jobs])
+    )
     found: dict[str, list[tuple[float, str, str]]] = defaultdict(list)
-    rows: Iterable[Any] = session.connection().execute(wanted.order_by(col(NodeMove.id)))
-    for job, at, node, standing in rows:
-        found[job].append((at, node, standing))
+    rows: Iterable[Any] = session.connection().execute(wanted.order_by(col(NodeStatusChange.id)))
+    for job, at, node, status in rows:
+        found[job].append((at, node, status))
     return found
 
 
 def _last_heard(session: Session, job: str) -> float | None:
     """Return when the job last told of a step, or agreed on a generation."""
-    step = session.exec(select(func.max(Step.at)).where(col(Step.job_id) == job)).first()
+    step = session.exec(select(func.max(StepRecord.at)).where(col(StepRecord.job_id) == job)).first()
     generation = session.exec(select(func.max(Generation.at)).where(col(Generation.job_id) == job)).first()
     return max((at for at in (step, generation) if at is not None), default=None)
 

@@ -15,7 +15,7 @@ from holdfast.agent.server import AgentServer
 from holdfast.agent.workers.subreaper import guard
 from holdfast.log import set_up
 from holdfast.probe.readers.kernel import ELSEWHERE
-from holdfast.process import AGENT_MARK, NODE_MARK, fresh_signals, mark_of, marked, sweep
+from holdfast.process import AGENT_MARK, NODE_MARK, mark_of, marked, reset_signals, sweep
 from holdfast.protocol import encode
 
 ROOT: Final = "HOLDFAST_NODE_ROOT"
@@ -26,7 +26,7 @@ def main() -> int:
     """Take the node, end what an earlier agent left there, and serve."""
     args = _arguments()
     _carry_mark(args.directory)
-    fresh_signals()
+    reset_signals()
     me = Identity(directory=args.directory, node=args.node, cluster=args.cluster, id=secrets.token_hex(6))
     try:
         _take(me)

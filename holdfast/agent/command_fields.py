@@ -126,7 +126,7 @@ class Flush(Fields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice(Fields):
+class PreemptionSource(Fields):
     """Where notices of the node's end are to be seen."""
 
     notice: Notices

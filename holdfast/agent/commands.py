@@ -20,8 +20,8 @@ from holdfast.agent.command_fields import (
     Drop,
     Fields,
     Flush,
-    Notice,
     Pace,
+    PreemptionSource,
     Prepare,
     Regroup,
     Replicate,
@@ -32,7 +32,7 @@ from holdfast.agent.command_fields import (
     Tell,
     Token,
 )
-from holdfast.agent.errors import Refused, Superseded
+from holdfast.agent.errors import Refused, StaleEpoch
 from holdfast.agent.workers.in_process_recovery import InProcessRecovery
 from holdfast.agent.workers.worker import Worker
 from holdfast.log import note
@@ -83,7 +83,7 @@ class CommandHandler:
             kind = self._kind(order)
             answer = {"ok": True, **kind.run(self, peer, kind.fields.of(order))}
             self._service.renew()
-        except Superseded as error:
+        except StaleEpoch as error:
             answer = {"ok": False, "why": str(error), "epoch": error.epoch}
         except Refused as error:
             answer = {"ok": False, "why": str(error)}
@@ -114,12 +114,12 @@ class CommandHandler:
         if service.job is None:
             newest = 0 if job is None else service.epochs.of(job)
             if epoch < newest:  # another agent served it here before
-                raise Superseded(newest, epoch)
+                raise StaleEpoch(newest, epoch)
             return
         if job not in {None, service.job}:
             raise Refused(f"held by job {service.job}")
         if epoch < service.epoch:
-            raise Superseded(service.epoch, epoch)
+            raise StaleEpoch(service.epoch, epoch)
         if epoch > service.epoch:
             service.follow(service.job, epoch)
             service.tell_of_newer(epoch)
@@ -203,7 +203,7 @@ class CommandHandler:
         return {"started": sorted(command.workers)}
 
     def stop(self, _peer: ClientConnection, command: Stop) -> Message:
-        """Signal the workers; event `workers.gone` says when none is left."""
+        """Signal the workers; event `workers.exited` says when none is left."""
         workers, generation = self._service.workers, command.generation
         if generation < workers.generation:
             raise Refused(f"generation {generation} is over, this is {workers.generation}")
@@ -239,7 +239,7 @@ class CommandHandler:
         service.checkpoint_writer.write_final(generation, [_wanted(one, command.directory, facts) for one in command.snapshots])
         return {}
 
-    def notice(self, _peer: ClientConnection, command: Notice) -> Message:
+    def notice(self, _peer: ClientConnection, command: PreemptionSource) -> Message:
         """Look for notices of the node's end somewhere else from now on."""
         self._service.notices.prepare(command.notice)
         return {}
@@ -332,7 +332,7 @@ COMMANDS: Final[Mapping[str, CommandKind[Any]]] = {
         CommandKind("ask", Ask, CommandHandler.ask, ("asked",)),
         CommandKind("living", Fields, CommandHandler.living, ("generation", "ranks")),
         CommandKind("flush", Flush, CommandHandler.flush),
-        CommandKind("notice", Notice, CommandHandler.notice),
+        CommandKind("notice", PreemptionSource, CommandHandler.notice),
         CommandKind("token", Token, CommandHandler.token, ("token",)),
         CommandKind("deposit", Deposit, CommandHandler.deposit),
         CommandKind("deposited", Deposited, CommandHandler.deposited, ("records", "next")),

@@ -7,7 +7,7 @@ class Refused(Exception):
     """An order that cannot be carried out, and why."""
 
 
-class Superseded(Refused):
+class StaleEpoch(Refused):
     """An order of a flow whose job another one steers by now."""
 
     def __init__(self, epoch: int, yours: int) -> None:

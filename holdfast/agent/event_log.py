@@ -18,7 +18,7 @@ LARGEST: Final = 32 * 1024 * 1024
 REMEMBERED: Final = 4096
 """Newest events that are kept in memory too, and told without reading the file."""
 
-EVENT_LOG: Final = "journal.jsonl"
+EVENT_LOG: Final = "event-log.jsonl"
 """The file's name, in the folder of the node."""
 BEFORE: Final = ".before"
 """Suffix of the journal of the agent before."""

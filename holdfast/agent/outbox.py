@@ -20,7 +20,7 @@ class AgentOutbox:
     """A file of JSON lines in the node's folder, for its owner alone. It is not forced to the disk: ranks wait for who writes it."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "deposit.jsonl"
+        self._path = directory / "outbox.jsonl"
 
     def add(self, records: list[dict[str, Any]]) -> None:
         """Keep *records*; refuse them when there is no room."""

@@ -30,7 +30,7 @@ from holdfast.agent.workers.oom import OomDetector
 from holdfast.agent.workers.worker import Worker
 from holdfast.log import note
 from holdfast.process import end_children, started_at
-from holdfast.protocol import BEAT, BadLine, Message, encode, listen
+from holdfast.protocol import HEARTBEAT_INTERVAL, BadLine, Message, encode, listen
 
 log = logging.getLogger("holdfast.agent")
 
@@ -51,7 +51,7 @@ PAST_AT_ONCE: Final = 100
 """Events of an agent before that are told at once."""
 END_SECONDS: Final = 5.0
 """How long an ending agent waits for what its workers had forked; its guardian waits on."""
-FREQUENT: Final = frozenset({"steps", "saved", "past", "trouble", "node.fault", "node.grew"})
+FREQUENT: Final = frozenset({"steps", "saved", "past", "storage_error", "node.fault", "node.counter-increases"})
 """Events of which a job makes any number: no milestones of the journal."""
 
 
@@ -155,7 +155,7 @@ class AgentServer:
             self.end(wipe=False)  # of this process, not of the job: another agent may follow
             return
         self._leave_at = now + LEAVE_SECONDS
-        self.emit("agent.leaving", seconds=LEAVE_SECONDS)
+        self.emit("agent.preemption-notice", seconds=LEAVE_SECONDS)
         if not listened_to:
             self._leave_with_ranks = True
             self.workers.stop(self.workers.generation, signal.SIGTERM, LEAVE_SECONDS)
@@ -235,7 +235,7 @@ class AgentServer:
         self.watching.tick(now)
         self.notices.tick(now)
         if now >= self._next_beat and self.workers.living():
-            self._next_beat = now + (self.workers.plan.beat if self.workers.plan is not None else BEAT)
+            self._next_beat = now + (self.workers.plan.beat if self.workers.plan is not None else HEARTBEAT_INTERVAL)
             self._beat()
         if self._leave_at is not None and not self.ending and (now >= self._leave_at or self._is_left_alone()):
             self.end(wipe=False)
@@ -300,7 +300,7 @@ class AgentServer:
     def _beat(self) -> None:
         """Tell how far every worker is."""
         ranks = {str(worker.rank): worker.view() | {"replica": self.memstore.replica(worker.rank)} for worker in self.workers.living()}
-        self._pass_by("beats", generation=self.workers.generation, ranks=ranks)
+        self._pass_by("heartbeats", generation=self.workers.generation, ranks=ranks)
 
     def tell_of_newer(self, epoch: int) -> None:
         """Have attached flows know at once that one of *epoch* steers: an older one gives no order that could be refused for a while."""

@@ -77,7 +77,7 @@ class Sidecar:
         self._part.begun()
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Tell whether it can be spoken to, as far as is known."""
         return self._line is not None
 

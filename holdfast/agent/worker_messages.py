@@ -26,13 +26,13 @@ LARGEST_STEP: Final = 2**53
 PASSED_ON: Final[Mapping[str, tuple[str, str]]] = {
     "broken": ("worker.broken", "standby.broken"),
     "regrouped": ("worker.regrouped", "standby.regrouped"),
-    "cannot": ("worker.cannot", "standby.cannot"),
+    "cannot": ("worker.recovery-failed", "standby.recovery-failed"),
     "coverage": ("worker.coverage", "standby.coverage"),
     "prepared": ("worker.prepared", "standby.prepared"),
     "unprepared": ("worker.unprepared", "standby.unprepared"),
 }
 """Words that are the flow's alone to understand, and the event that each becomes of a worker or a standby, with all that was said."""
-HELD: Final = frozenset({"mark", "resumed", "beat", "section", "saved", "trouble", "bye", "commit?"})
+HELD: Final = frozenset({"mark", "resumed", "beat", "section", "saved", "storage_error", "finished", "commit?"})
 """Words of training, which wait until the generation they belong to is on record."""
 OURS: Final = frozenset({"t", "event", "seq", "at", "id", "rank", "generation", "for_generation", "standby", "self"})
 """Fields of an event that nobody else sets."""
@@ -91,15 +91,15 @@ class WorkerMessages:
             "beat": self._on_beat,
             "section": self._on_section,
             "saved": self._on_saved,
-            "trouble": self._on_trouble,
+            "storage_error": self._on_storage_error,
             "flush": self._on_flush,
             "exception": self._on_exception,
-            "bye": self._on_bye,
+            "finished": self._on_bye,
             "groups": self._on_groups,
             "roles": self._on_roles,
             "switched": self._on_switched,
             "left": self._on_left,
-            "standing": self._on_standing,
+            "status": self._on_standing,
             "sums": self._on_sums,
             "check": self._on_check,
             **dict.fromkeys(PASSED_ON, self._pass_on),
@@ -179,7 +179,7 @@ class WorkerMessages:
         worker.line, worker.greetings = None, [*worker.greetings, {"do": "go-on"}]  # what is said meanwhile waits for its hello
         worker.advance()
         if worker.standby is None:
-            self._emit("worker.succeeded", worker, pid=pid)
+            self._emit("worker.pid-changed", worker, pid=pid)
         return {"ok": True, "why": ""}
 
     def _emit(self, event: str, worker: Worker, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
@@ -189,7 +189,9 @@ class WorkerMessages:
         spoken = message.get("protocol")
         if spoken != PROTOCOL:
             peer.stranger = f"it speaks protocol {str(spoken)[:20]}, this agent {PROTOCOL}: install the same Holdfast for both"
-            self._send("worker.stranger" if worker.standby is None else "standby.stranger", **_whose(worker), why=peer.stranger)
+            self._send(
+                "worker.protocol-mismatch" if worker.standby is None else "standby.protocol-mismatch", **_whose(worker), why=peer.stranger
+            )
             return
         worker.advance()
         worker.line = worker.line or peer
@@ -233,7 +235,7 @@ class WorkerMessages:
 
     def _on_left(self, worker: Worker, message: Message) -> None:
         """Note that its state is with another: its end is as planned, even before the flow has said so."""
-        self._send_all("worker.left", worker, message)
+        self._send_all("worker.departed", worker, message)
         worker.ordered = True
 
     def _on_mark(self, worker: Worker, message: Message) -> None:
@@ -286,11 +288,11 @@ class WorkerMessages:
 
     def _on_standing(self, worker: Worker, message: Message) -> None:
         """Pass on where a worker stands: an answer to the flow's question, worth nothing later."""
-        self.pass_by("worker.standing", rank=worker.rank, generation=worker.generation, said=_said(message))
+        self.pass_by("worker.rank-status", rank=worker.rank, generation=worker.generation, said=_said(message))
 
     def _on_sums(self, worker: Worker, message: Message) -> None:
         """Pass on what a worker found in a check, as above."""
-        self.pass_by("worker.sums", rank=worker.rank, generation=worker.generation, said=_said(message))
+        self.pass_by("worker.checksums", rank=worker.rank, generation=worker.generation, said=_said(message))
 
     def _on_check(self, worker: Worker, message: Message) -> None:
         """Keep the digest of its parameters for the beats."""
@@ -298,7 +300,7 @@ class WorkerMessages:
             worker.checks.append({
                 "step": schema.whole(message, "step", most=LARGEST_STEP),
                 "digest": schema.text(message, "digest")[:64],
-                "piece": (schema.maybe(schema.text, message, "piece") or "")[:64],
+                "shard": (schema.maybe(schema.text, message, "shard") or "")[:64],
             })  # fmt: skip
 
     def _on_section(self, worker: Worker, message: Message) -> None:
@@ -318,10 +320,10 @@ class WorkerMessages:
             size=schema.whole(message, "size"),
         )
 
-    def _on_trouble(self, worker: Worker, message: Message) -> None:
+    def _on_storage_error(self, worker: Worker, message: Message) -> None:
         kind, why = schema.text(message, "kind"), schema.text(message, "why")
         step, path = schema.maybe(schema.whole, message, "step"), schema.maybe(schema.text, message, "path")
-        self._emit("trouble", worker, kind=kind, step=step, path=path or "", why=why)
+        self._emit("storage_error", worker, kind=kind, step=step, path=path or "", why=why)
 
     def _on_flush(self, worker: Worker, message: Message) -> None:
         """Have a snapshot written to disk that this worker has just ended."""
@@ -344,7 +346,7 @@ class WorkerMessages:
         worker.finished = True
         worker.section, worker.section_limit = "end of script", None  # no steps are expected any more
         worker.advance()
-        self._emit("bye", worker, step=schema.maybe(schema.whole, message, "step"))
+        self._emit("finished", worker, step=schema.maybe(schema.whole, message, "step"))
 
 
 def _whose(worker: Worker) -> Message:

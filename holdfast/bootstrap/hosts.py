@@ -96,7 +96,7 @@ class Hosts:
             found = self._attempt(target, tell)
         except NoAnswer as error:
             if isinstance(error, NodeUnreachable):
-                self._ways.jumps.doubt(target.way)
+                self._ways.jumps.doubt(target.jump_hosts)
             found = {"failed": str(error), "cure": AWAY if isinstance(error, NodeUnreachable) else ""}
         outcome = _outcome(target.node, found, time.monotonic() - begun)
         tell(target.node, outcome.done)

@@ -15,11 +15,11 @@ from typing import Literal
 from holdfast.checkpoints.memstores import NODES_AT_ONCE
 from holdfast.errors import NotReadable
 from holdfast.memstore.reader import MemstoreReader
-from holdfast.memstore.shared_memory import Label, Unusable
+from holdfast.memstore.shared_memory import Label, UnusableSnapshot
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint_verifier.files import StoredCheckpoint, inspect_checkpoint
 from holdfast.runtime.checkpoint_verifier.findings import Findings
-from holdfast.runtime.snapshots.restore_planner import NO_CHECKPOINT, NoPlan, RestorePlan, Stored, new_holdings, pieces_of, plan
+from holdfast.runtime.snapshots.restore_planner import NO_CHECKPOINT, NoPlan, RestorePlan, SnapshotRef, new_holdings, plan, shards_by_rank
 
 Tier = Literal["memory", "replicas"]
 
@@ -47,9 +47,9 @@ class StoredSnapshot:
     label: Label = field(compare=False)
 
     @property
-    def stored(self) -> Stored:
+    def stored(self) -> SnapshotRef:
         """Return it as the planner knows it."""
-        return Stored.of(self.node, self.name, self.label)
+        return SnapshotRef.of(self.node, self.name, self.label)
 
     @property
     def tier(self) -> Tier:
@@ -71,14 +71,14 @@ class SnapshotSet:
     """What else was found by who read them."""
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Tell whether every rank could go back to it, as far as a recovery can see."""
         return isinstance(self.plan, RestorePlan)
 
     @property
     def status(self) -> str:
-        """Return ``whole``, ``partial`` or ``damaged``."""
-        return "damaged" if self.broken else "whole" if self.whole else "partial"
+        """Return ``complete``, ``partial`` or ``damaged``."""
+        return "damaged" if self.broken else "complete" if self.complete else "partial"
 
     @property
     def broken(self) -> list[str]:
@@ -108,7 +108,7 @@ def stored_snapshots(stores: Mapping[str, MemstoreReader], unreachable: dict[str
     def ask(node: str) -> list[StoredSnapshot]:
         try:
             return [StoredSnapshot(node, name, label) for name, label in stores[node].labels().items()]
-        except (OSError, Unusable) as error:
+        except (OSError, UnusableSnapshot) as error:
             unreachable[node] = str(error) or type(error).__name__
             return []
 
@@ -122,17 +122,17 @@ def snapshot_sets(snapshots: Iterable[StoredSnapshot], world: int) -> list[Snaps
     fitting = [one for one in snapshots if one.label.world == world]
     for one in fitting:
         by_moment[one.label.moment].append(one)
-    pieces = pieces_of(one.stored for one in fitting)
+    shards = shards_by_rank(one.stored for one in fitting)
     return [
-        SnapshotSet(step, lineage, held, restore_plan(held, world, pieces))
+        SnapshotSet(step, lineage, held, restore_plan(held, world, shards))
         for (step, lineage), held in sorted(by_moment.items(), reverse=True)
     ]
 
 
-def restore_plan(snapshots: Iterable[StoredSnapshot], world: int, pieces: Mapping[int, str] | None = None) -> RestorePlan | NoPlan:
+def restore_plan(snapshots: Iterable[StoredSnapshot], world: int, shards: Mapping[int, str] | None = None) -> RestorePlan | NoPlan:
     """Return how *world* new processes would take their state from *snapshots*, or what is missing."""
     stored = [one.stored for one in snapshots]
-    return plan(new_holdings(pieces or pieces_of(stored), [""] * world), (), stored)
+    return plan(new_holdings(shards or shards_by_rank(stored), [""] * world), (), stored)
 
 
 @dataclass(slots=True)
@@ -154,8 +154,8 @@ class Inventory:
     @property
     def source(self) -> StoredCheckpoint | SnapshotSet | None:
         """Return what a recovery would take in which every process is new: the newest whole step, of the disk if memory has no newer."""
-        disk = next((one for one in self.disk if one.whole), None)
-        memory = next((one for one in self.memory if one.whole), None)
+        disk = next((one for one in self.disk if one.complete), None)
+        memory = next((one for one in self.memory if one.complete), None)
         if memory is not None and (disk is None or memory.step > disk.step):
             return memory
         return disk
@@ -166,7 +166,7 @@ class Inventory:
 
         In memory the newest but one counts too: ranks seal their parts one after the other, so the newest may still be growing.
         """
-        disk = not self.disk or self.disk[0].whole
-        memory = not self.memory or any(one.whole for one in self.memory[:2])
-        damage = self.damaged or any(not one.whole for one in self.disk if self.verified)
+        disk = not self.disk or self.disk[0].complete
+        memory = not self.memory or any(one.complete for one in self.memory[:2])
+        damage = self.damaged or any(not one.complete for one in self.disk if self.verified)
         return disk and memory and not damage and not any(one.broken for one in self.memory)

@@ -39,8 +39,8 @@ def latest(directory: Path, job: str, *, verify: bool = True) -> CheckpointInfo:
     """
     rejected: list[str] = []
     for found in stored_checkpoints(directory):
-        one = inspect_checkpoint(found.path, verify=True) if verify and found.whole else found
-        if one.whole:
+        one = inspect_checkpoint(found.path, verify=True) if verify and found.complete else found
+        if one.complete:
             return _info(one, job, verified=verify, rejected=tuple(rejected))
         rejected.append(f"step {one.step} is {one.status}: {one.findings.broken[0]}")
     raise NoCheckpoint(job, str(directory), "; ".join(rejected))

@@ -13,7 +13,7 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.config.worker_env import known_token
-from holdfast.errors import OrderRefused, WorldError
+from holdfast.errors import CommandRejected, WorldError
 from holdfast.memstore import store_folders
 from holdfast.memstore.reader import LocalMemstore, MemstoreReader, RemoteMemstore
 from holdfast.process import mark_of
@@ -95,6 +95,6 @@ def _asked(source: NodeBackend, node: str, job: Job) -> RemoteMemstore | None:
 
 def _token(channel: AgentClient, job: Job) -> str:
     """Ask an agent for the job's token."""
-    with suppress(OrderRefused):
-        return str(channel.order("token", job=job.id)["token"])
+    with suppress(CommandRejected):
+        return str(channel.send_command("token", job=job.id)["token"])
     return ""

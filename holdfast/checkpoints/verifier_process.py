@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from holdfast.runtime.checkpoint_verifier.findings import Findings
-from holdfast.source_tree import of_source_tree
+from holdfast.source_tree import source_tree_env
 
 
 class VerifierProcess:
@@ -58,7 +58,7 @@ class VerifierProcess:
 
     def _start(self) -> subprocess.Popen[str]:
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # training needs the cores more
-        environment |= of_source_tree(os.environ)
+        environment |= source_tree_env(os.environ)
         return subprocess.Popen(
             [self._python, "-m", "holdfast.runtime.checkpoint_verifier"],
             stdin=subprocess.PIPE,

@@ -14,7 +14,7 @@ from holdfast.checkpoints.inventory import SnapshotSet, StoredSnapshot, restore_
 from holdfast.checkpoints.verifier_process import VerifierProcess
 from holdfast.memstore import store_folders
 from holdfast.memstore.reader import MemstoreReader
-from holdfast.memstore.shared_memory import Snapshot, Unusable
+from holdfast.memstore.shared_memory import Snapshot, UnusableSnapshot
 from holdfast.runtime.checkpoint_verifier.files import StoredCheckpoint
 from holdfast.runtime.snapshots.restore_planner import RestorePlan
 
@@ -30,7 +30,7 @@ class _Overwritten(Exception):
 def verify_disk(found: Sequence[StoredCheckpoint], verifier: VerifierProcess) -> None:
     """Have each checkpoint whose files are whole judged: whether all in it is of its step."""
     for one in found:
-        if one.whole:
+        if one.complete:
             one.add(verifier.ask(disk=one.path))
 
 
@@ -41,7 +41,7 @@ class MemoryVerifier:
         self, stores: Mapping[str, MemstoreReader], world: int, disk: Sequence[StoredCheckpoint], verifier: VerifierProcess
     ) -> None:
         self._stores, self._world, self._verifier = stores, world, verifier
-        self._disk = {one.step: one for one in disk if one.whole}
+        self._disk = {one.step: one for one in disk if one.complete}
         self.unreachable: dict[str, str] = {}
 
     def snapshot_sets(self) -> list[SnapshotSet]:
@@ -50,7 +50,7 @@ class MemoryVerifier:
         newest: SnapshotSet | None = None
         for _ in range(ATTEMPTS):
             found = snapshot_sets(stored_snapshots(self._stores, self.unreachable), self._world)
-            newest = next((one for one in found if one.whole), None)
+            newest = next((one for one in found if one.complete), None)
             if newest is None or self._read(newest):
                 break
         for one in found:
@@ -85,7 +85,7 @@ class MemoryVerifier:
                 self._stores[held.node].fetch(held.name, held.label, into)
                 with Snapshot(into) as snapshot:
                     snapshot.verify(fast_sum)
-            except (OSError, Unusable) as error:
+            except (OSError, UnusableSnapshot) as error:
                 if isinstance(error, OSError) and error.errno in _NO_ROOM:
                     raise
                 if not self._is_unchanged(held):
@@ -99,7 +99,7 @@ class MemoryVerifier:
         if not isinstance(one.plan, RestorePlan):
             return
         paths = {held.stored: path for held, path in copies.items()}
-        used = {part for fetch in one.plan.fetches for part in (*fetch.parts, *([fetch.light] if fetch.light else []))}
+        used = {part for fetch in one.plan.fetches for part in (*fetch.parts, *([fetch.rank_state] if fetch.rank_state else []))}
         twin = self._disk.get(one.step)
         one.findings.add(
             self._verifier.ask(memory=[paths[part] for part in sorted(used)], disk=twin.path if twin else None, world=self._world)
@@ -109,7 +109,7 @@ class MemoryVerifier:
         """Tell whether the snapshot is still where it was found: then it is damaged, else another one is in its place."""
         try:
             return self._stores[one.node].labels().get(one.name) == one.label
-        except (OSError, Unusable):
+        except (OSError, UnusableSnapshot):
             return True
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from detectors.log_heuristics import OTHERS, UNKNOWN
 from detectors.outputs import GENERIC, NAMELESS
 from holdfast.classify.classifier import judge_lines
-from holdfast.history.models import Fault
+from holdfast.history.models import FaultRecord
 
 CATCH_ALL: Final = GENERIC | OTHERS
 """Kinds that say that something failed, and not what."""
@@ -36,7 +36,7 @@ class UnknownFailure:
     contexts: list[str] = field(default_factory=list)
     """The newest outputs or tracebacks around it."""
 
-    def add(self, fault: Fault) -> None:
+    def add(self, fault: FaultRecord) -> None:
         """Count one more."""
         self.times += 1
         self.jobs.add(fault.job_id)
@@ -75,7 +75,7 @@ class UnknownFailure:
         ))  # fmt: skip
 
 
-def unknown(faults: Iterable[Fault]) -> list[UnknownFailure]:
+def unknown(faults: Iterable[FaultRecord]) -> list[UnknownFailure]:
     """Return what no kind of the catalogue names in *faults*, the most frequent first."""
     found: dict[tuple[str, str], UnknownFailure] = {}
     told = list(faults)
@@ -96,5 +96,5 @@ def _is_known(quote: str, detail: str) -> bool:
     return bool(said - NAMELESS)
 
 
-def _end(fault: Fault) -> tuple[str, int | None, float]:
+def _end(fault: FaultRecord) -> tuple[str, int | None, float]:
     return fault.job_id, fault.rank, fault.at

@@ -15,7 +15,7 @@ from sqlmodel import SQLModel
 from holdfast.cli.job_view import JobView, newest_whole, placed, until_of
 from holdfast.history import queries
 from holdfast.history.lease import flow_run_url, holder_of
-from holdfast.history.models import Checkpoint, Decision, Generation, Incident, Job, Move, Remark, Step
+from holdfast.history.models import Checkpoint, DecisionRecord, Generation, Incident, Job, JobEvent, JobTransition, StepRecord
 from holdfast.history.store import History
 from holdfast.report.notes import cause_of
 from holdfast.report.wording import begun, count, duration, in_ranks, kept, over, plural
@@ -59,7 +59,7 @@ class JobFollower:
         self._seen: set[str] = set()
         self._notes: dict[str, tuple[float, int]] = {}
         """By cause: when a note was shown, and how often it came since."""
-        self._steps: deque[Step] = deque(maxlen=KEPT_STEPS)
+        self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self._outlook = JobView(job=job, at=time.time())
         self._next_full = 0.0
         if from_now:
@@ -76,7 +76,7 @@ class JobFollower:
         self._next_full = now + IDLE
         return self._full_look()
 
-    def _newest_steps(self) -> tuple[Step, ...]:
+    def _newest_steps(self) -> tuple[StepRecord, ...]:
         """Read on where the last look ended. A step that comes late (from a spill) is missing here, not in the history."""
         if self._steps:
             fresh = queries.steps(self._history, self._job.id, after=self._steps[-1].at)
@@ -95,7 +95,7 @@ class JobFollower:
             *self._fresh(generations, lambda row: of_generation(row, brief=in_recovery(row.at, incidents))),
             *self._of_incidents(incidents),
             *self._fresh(checkpoints, of_checkpoint),
-            *self._fresh(queries.remarks(self._history, self._job.id), self._of_remark),
+            *self._fresh(queries.job_events(self._history, self._job.id), self._of_remark),
         ]
         self._outlook = dataclasses.replace(
             self._outlook,
@@ -117,11 +117,11 @@ class JobFollower:
             if one.closed_at is not None and self._is_new(f"{one.id} closed"):
                 yield of_closed(one)
 
-    def _of_decision(self, row: Decision, numbers: dict[str, int]) -> JobChange:
+    def _of_decision(self, row: DecisionRecord, numbers: dict[str, int]) -> JobChange:
         """Tell a decision; people read the first one of an incident where that begins."""
         return of_decision(row, numbers, brief=self._is_new(f"{row.incident_id} decided"))
 
-    def _of_remark(self, row: Remark) -> JobChange:
+    def _of_remark(self, row: JobEvent) -> JobChange:
         """Tell a note; of one that comes again and again people are told once in a while, with how often it came."""
         cause = cause_of(row.text)
         shown, times = self._notes.get(cause, (row.at - NOTE_AGAIN, 0))
@@ -147,7 +147,7 @@ def in_recovery(at: float, incidents: Sequence[Incident]) -> bool:
     return any(one.detected_at <= at <= (math.inf if one.closed_at is None else one.closed_at + CLOSED_JUST_NOW) for one in incidents)
 
 
-def of_move(row: Move, *, brief: bool = False) -> JobChange:
+def of_move(row: JobTransition, *, brief: bool = False) -> JobChange:
     """Tell a move of the state; a *brief* one only where the job waits or has ended."""
     record = _record(row)
     record["trigger"] = record.pop("event")  # the change is the event here
@@ -173,7 +173,7 @@ def of_closed(row: Incident) -> JobChange:
     return JobChange(event="incident-closed", at=row.closed_at or row.detected_at, text=over(row), record=_record(row))
 
 
-def of_decision(row: Decision, numbers: dict[str, int], *, brief: bool = False) -> JobChange:
+def of_decision(row: DecisionRecord, numbers: dict[str, int], *, brief: bool = False) -> JobChange:
     """Tell a decision; nothing for people where *brief*."""
     text = f"incident {numbers.get(row.incident_id, '?')}: {row.action}, because {row.reason}"
     return JobChange(event="decision", at=row.at, text="" if brief else text, record=_record(row))
@@ -184,10 +184,10 @@ def of_checkpoint(row: Checkpoint) -> JobChange:
     return JobChange(event="checkpoint", at=row.at, text="", record=_record(row))
 
 
-def of_remark(row: Remark, *, more: int = 0, brief: bool = False) -> JobChange:
+def of_remark(row: JobEvent, *, more: int = 0, brief: bool = False) -> JobChange:
     """Tell a note, that came *more* times since it was shown last; nothing for people where *brief*."""
     again = f" ({plural(more, 'time')} more since it was shown last)" if more else ""
-    return JobChange(event="remark", at=row.at, text="" if brief else f"{row.text}{again}", record=_record(row))
+    return JobChange(event="note", at=row.at, text="" if brief else f"{row.text}{again}", record=_record(row))
 
 
 def of_progress(outlook: JobView) -> JobChange:

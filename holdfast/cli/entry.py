@@ -15,7 +15,7 @@ from holdfast.cli.grammar import NobodyReads, app
 from holdfast.errors import OperatorError, RowCorrupt, cut
 from holdfast.log import line
 
-REFUSED: Final = 2
+OPERATOR_ERROR: Final = 2
 """Something that a person can mend."""
 INTERRUPTED: Final = 130
 """Ctrl-C, as shells count it."""
@@ -107,7 +107,7 @@ def _refused(message: str) -> int:
         sys.stdout.flush()
     except OSError:  # nowhere left to say it
         _silence()
-    return REFUSED
+    return OPERATOR_ERROR
 
 
 def _unheard() -> int:

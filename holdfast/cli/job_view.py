@@ -12,7 +12,7 @@ from sqlmodel import col, select
 from holdfast.errors import NoJob, UnknownJob
 from holdfast.history import queries
 from holdfast.history.lease import flow_run_url, holder_of
-from holdfast.history.models import Checkpoint, Fault, Generation, Incident, Job, Lease, Move, Snapshots, Step
+from holdfast.history.models import Checkpoint, FaultRecord, Generation, Incident, Job, JobTransition, Lease, Snapshots, StepRecord
 from holdfast.history.store import History
 from holdfast.report import memory
 from holdfast.report.wording import ranks, some
@@ -37,18 +37,18 @@ class JobView:
 
     job: Job
     at: float
-    move: Move | None = None
+    move: JobTransition | None = None
     generation: Generation | None = None
     until: int | None = None
-    steps: Sequence[Step] = ()
+    steps: Sequence[StepRecord] = ()
     """The newest steps, oldest first."""
     checkpoint: Checkpoint | None = None
     """The newest whole one."""
     snapshots: Snapshots | None = None
     """What the newest generation has in the memory of nodes."""
-    memory_fault: Fault | None = None
+    memory_fault: FaultRecord | None = None
     """The newest fault that keeps state out of the memory of nodes."""
-    warnings: Sequence[Fault] = ()
+    warnings: Sequence[FaultRecord] = ()
     """What the present generation trains on through: bad losses, stragglers and the like, oldest first."""
     incidents: Sequence[Incident] = ()
     holder: Lease | None = None
@@ -71,7 +71,7 @@ class JobView:
         return self.state in queries.TERMINAL
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> StepRecord | None:
         """Return the newest step."""
         return self.steps[-1] if self.steps else None
 
@@ -192,13 +192,13 @@ def until_of(generations: Sequence[Generation]) -> int | None:
 
 def newest_whole(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     """Return the newest checkpoint without trouble; one found corrupt later is none."""
-    spoilt = {one.path for one in checkpoints if one.trouble}
-    return next((one for one in reversed(checkpoints) if not one.trouble and one.path not in spoilt), None)
+    spoilt = {one.path for one in checkpoints if one.problem}
+    return next((one for one in reversed(checkpoints) if not one.problem and one.path not in spoilt), None)
 
 
 def live_jobs(history: History) -> list[Job]:
     """Return the jobs that have not ended, newest first."""
-    ended = select(Move.job_id).where(col(Move.after).in_(queries.TERMINAL))
+    ended = select(JobTransition.job_id).where(col(JobTransition.after).in_(queries.TERMINAL))
     with history.session() as session:
         return list(session.exec(select(Job).where(col(Job.id).not_in(ended)).order_by(col(Job.id).desc())))
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from holdfast.cli.commands.logs import HANDS, Log, as_shown
 from holdfast.cluster import NodeBackend, open_cluster
-from holdfast.errors import HoldfastError, UnknownWord
+from holdfast.errors import HoldfastError, UnknownOptionValue
 from holdfast.history.models import Job
 from holdfast.report.wording import size
 from holdfast.spec import cluster_of
@@ -45,7 +45,7 @@ Line = tuple[int | None, str]
 
 
 def ranks_in(text: str, world: int) -> frozenset[int] | None:
-    """Return the ranks that ``0,2-3``, ``all`` (None) or ``none`` names, of a job of *world*; raise `UnknownWord` for what names none."""
+    """Return the ranks of a job of *world* that ``0,2-3``, ``all`` (None) or ``none`` names; raise `UnknownOptionValue` otherwise."""
     word = text.strip().lower()
     if word in {"all", "none"}:
         return None if word == "all" else frozenset()
@@ -53,10 +53,10 @@ def ranks_in(text: str, world: int) -> frozenset[int] | None:
     for part in word.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or len(part) > 24:  # noqa: PLR2004 (two numbers of any job)
-            raise UnknownWord("log-ranks", text, known)
+            raise UnknownOptionValue("log-ranks", text, known)
         begin, end = int(first), int(last or first)
         if not begin <= end < world:
-            raise UnknownWord("log-ranks", text, known)
+            raise UnknownOptionValue("log-ranks", text, known)
         found.update(range(begin, end + 1))
     return frozenset(found)
 

@@ -45,7 +45,7 @@ STYLES: Final[Mapping[str, str]] = {
     "incident-closed": "green",
     "notice": "yellow",
     "refused": "red",
-    "remark": "cyan",
+    "note": "cyan",
 }
 """How a terminal shows what happened."""
 
@@ -77,7 +77,7 @@ class Screen(Protocol):
 def screen_for(*, as_json: bool, hint: str) -> Screen:
     """Return the screen that suits who reads: a program, a person at a terminal, or a file."""
     if as_json:
-        return JsonLines()
+        return JsonScreen()
     return Picture(hint) if on_terminal() else PlainLines()
 
 
@@ -138,7 +138,7 @@ class PlainLines:
         """Do nothing: there is nothing to mend."""
 
 
-class JsonLines(PlainLines):
+class JsonScreen(PlainLines):
     """One JSON object a change."""
 
     def tell(self, change: JobChange) -> None:
@@ -244,7 +244,7 @@ def _bring_back(number: int, before: list[Any]) -> None:
 def fitted(change: JobChange, width: int) -> list[str]:
     """Return the change as lines of at most *width* columns; a note that is longer than two of them goes on in the history."""
     lines = [part for line in lines_of(change) for part in wrapped(line, width, indent=hanging(line) or FURTHER)]
-    if change.event != "remark" or len(lines) <= NOTE_LINES:
+    if change.event != "note" or len(lines) <= NOTE_LINES:
         return lines
     last = lines[NOTE_LINES - 1]
     while cell_len(last) > width - 2:

@@ -17,8 +17,8 @@ from holdfast.cli.job_view import JobView, find_job, live_jobs
 from holdfast.cli.output import say
 from holdfast.cli.rank_output import RankOutput
 from holdfast.cli.screens import Screen, screen_for
-from holdfast.errors import HistoryTrouble, NoJob
-from holdfast.exit_codes import FLOW_DIED, HANDED_OVER, INTERRUPTED, REFUSED, status_of
+from holdfast.errors import HistoryError, NoJob
+from holdfast.exit_codes import CONTROLLER_DIED, DETACHED, INTERRUPTED, OPERATOR_ERROR, status_of
 from holdfast.history import queries
 from holdfast.history.lease import this_host
 from holdfast.history.models import Job, Request
@@ -112,7 +112,7 @@ class JobWatcher:
             if status is not None or time.monotonic() >= self._next_look or self._follows_closely():
                 self._next_look = time.monotonic() + LOOK
                 self._look()
-        except HistoryTrouble as error:
+        except HistoryError as error:
             if not self._blind:
                 self.say("notice", f"cannot read the history now, trying on; the job does not need it. {error}")
             self._blind = True
@@ -181,7 +181,7 @@ class JobWatcher:
         assert self.job is not None
         try:
             request_stop(self.history, self.job)
-        except HistoryTrouble:
+        except HistoryError:
             return False
         return True
 
@@ -208,13 +208,13 @@ class JobWatcher:
         """Tell what the end of the flow means while the history shows no end of the job."""
         assert self.flow is not None
         status, name = self.flow.wait(0), self.flow.job
-        if status == REFUSED and (refusal := self.flow.refusal()):
+        if status == OPERATOR_ERROR and (refusal := self.flow.refusal()):
             self.say("refused", refusal)
-            return REFUSED
-        if status == HANDED_OVER:
+            return OPERATOR_ERROR
+        if status == DETACHED:
             whose = "It had not begun it yet" if self.outlook is None else whose_it_is(name)
             self.say("handed-over", f"this flow has let go of job '{name}', as it was told to. {whose}")
-            return HANDED_OVER
+            return DETACHED
         if self.stopping and self.outlook is None:
             self.say("notice", f"stopped before job '{name}' began")
             return INTERRUPTED
@@ -227,7 +227,7 @@ class JobWatcher:
         self.say(
             "flow-died", f"{how}. Training goes on under its agents; the same `holdfast run` adopts it, `holdfast stop {name}` ends it"
         )
-        return FLOW_DIED
+        return CONTROLLER_DIED
 
 
 def follow(reference: str | None, *, as_json: bool) -> int:

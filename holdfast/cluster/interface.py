@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from detectors.evidence import SchedulerWord
+from detectors.evidence import SchedulerNodeState
 from holdfast.agent.node.epochs import FencingToken
 from holdfast.errors import HoldfastError
 from holdfast.protocol import Message
@@ -25,7 +25,7 @@ class NodeView:
     """What can be seen of a node from outside: its agent, and the job that holds it."""
 
     name: str
-    standing: str
+    status: str
     """``up``: its agent serves; ``idle``: it answers and runs no agent; ``off``: it does not answer."""
     job: str | None = None
     agent: str = "down"
@@ -91,7 +91,7 @@ class Allocator(Protocol):
         """
         ...
 
-    def wish(self, wish: AllocationRequest) -> None:
+    def request(self, request: AllocationRequest) -> None:
         """Learn what the job needs from now on."""
         ...
 
@@ -99,31 +99,31 @@ class Allocator(Protocol):
         """Return the nodes that the job has been given and may go on using."""
         ...
 
-    def has(self, node: str) -> bool:
+    def is_allocated(self, node: str) -> bool:
         """Tell whether the job has been given *node*, and it was not taken back."""
         ...
 
-    def lent_since(self, node: str) -> float | None:
+    def allocated_since(self, node: str) -> float | None:
         """Return since when the job has been lent *node* (seconds since 1970), where that is known."""
         ...
 
-    def leaving(self, node: str, now: float) -> Leaving | None:
+    def drain_reason(self, node: str, now: float) -> Leaving | None:
         """Return why *node* is to be left, once that is near."""
         ...
 
-    def over_at(self) -> float | None:
+    def ends_at(self) -> float | None:
         """Return when the time of this very process is over, where it runs on what was lent."""
         ...
 
-    def words_of(self) -> list[SchedulerWord]:
+    def scheduler_states(self) -> list[SchedulerNodeState]:
         """Return what is said of the nodes that the job has."""
         ...
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Say what was given, and why not more."""
         ...
 
-    def news(self) -> list[str]:
+    def new_messages(self) -> list[str]:
         """Return what there is to tell since the last time."""
         ...
 
@@ -138,7 +138,7 @@ class Allocator(Protocol):
 
 
 class NodeBackend(Protocol):
-    """A cluster's nodes. One whose nodes have to be asked for has a `Allocator`, as ``lender``."""
+    """A cluster's nodes. One whose nodes have to be asked for has a `Allocator`, as ``allocator``."""
 
     @property
     def name(self) -> str:
@@ -158,34 +158,34 @@ class NodeBackend(Protocol):
         """Start an agent on *node* and wait until it listens; raise `NodeLost` when that cannot be.
 
         This and the orders below that go past agents are refused with `Superseded` where a newer flow than that of *confirm* has been at
-        work, and with another `NodeTrouble` where they come too late to know. Without it nobody claims the job: for tests, and for chaos.
+        work, and with another `NodeError` where they come too late to know. Without it nobody claims the job: for tests, and for chaos.
         """
         ...
 
     def connect(self, node: str) -> socket.socket:
         """Return a connection to the agent of *node*.
 
-        Raise ``TimeoutError`` when *node* does not answer, another ``OSError`` when it does and nobody listens there, `OtherProtocol`
+        Raise ``TimeoutError`` when *node* does not answer, another ``OSError`` when it does and nobody listens there, `ProtocolMismatch`
         when nobody there speaks ours.
         """
         ...
 
-    def outfit(self, node: str, job: str) -> dict[str, Any]:
+    def node_settings(self, node: str, job: str) -> dict[str, Any]:
         """Return what of the plan of *job* (its name) is different on *node*: fields of ``prepare``, ``environment`` to be added."""
         ...
 
     def answers(self, node: str) -> bool:
-        """Tell whether *node* itself answers, independently of its agent; raise `NotAskable` when that could not be tried."""
+        """Tell whether *node* itself answers, independently of its agent; raise `NodeStateUnknown` when that could not be tried."""
         ...
 
-    def others_answer(self, but: Collection[str]) -> bool:
+    def any_other_reachable(self, but: Collection[str]) -> bool:
         """Tell whether anything of the cluster but these nodes answers now: then the way to it is there."""
         ...
 
     def fence(self, node: str, job: str | None = None, confirm: Confirm | None = None) -> list[int]:
         """Make sure that nothing runs on *node* any more; return the pids that had to be killed.
 
-        With *job* leave a node alone that another job has taken meanwhile: nothing of *job* can be left there. Raise a `NodeTrouble` when
+        With *job* leave a node alone that another job has taken meanwhile: nothing of *job* can be left there. Raise a `NodeError` when
         nobody could be asked: then what runs there is fenced by its generation alone, until its agent's lease ends.
         """
         ...
@@ -193,7 +193,7 @@ class NodeBackend(Protocol):
     def past(self, node: str, job: str) -> list[Message]:
         """Return the newest steps and checkpoints of *job* (its id) that agents on *node* have journaled.
 
-        Raise a `NodeTrouble` or ``OSError``.
+        Raise a `NodeError` or ``OSError``.
         """
         ...
 
@@ -212,14 +212,14 @@ class NodeBackend(Protocol):
     def logs(self, node: str, job: str) -> Logs:
         """Return the logs of the ranks of *job* (its name) in the folder where *node* writes its own, which nodes may share.
 
-        Raise a `NodeTrouble` or ``OSError``.
+        Raise a `NodeError` or ``OSError``.
         """
         ...
 
     def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:
         """Return up to *most* bytes of such a log, or of `agent.log`, from byte *at* on or the last ones.
 
-        Raise a `NodeTrouble` or ``OSError``.
+        Raise a `NodeError` or ``OSError``.
         """
         ...
 
@@ -228,13 +228,13 @@ class NodeBackend(Protocol):
         ...
 
     def bandwidth(self, source: str, to: str, seconds: float) -> float:
-        """Return how many bytes per second go from one node to another, by sending for so long; raise a `NodeTrouble` when none do."""
+        """Return how many bytes per second go from one node to another, by sending for so long; raise a `NodeError` when none do."""
         ...
 
-    def meets(self, source: str, to: str, seconds: float) -> str:
+    def check_connection(self, source: str, to: str, seconds: float) -> str:
         """Say why a connection from one node to another does not come about within *seconds*; empty when it does.
 
-        Raise a `NodeTrouble` when one of them cannot be asked.
+        Raise a `NodeError` when one of them cannot be asked.
         """
         ...
 
@@ -251,7 +251,7 @@ class NodeBackend(Protocol):
         ...
 
 
-def lender_of(source: NodeBackend) -> Allocator | None:
+def allocator_of(source: NodeBackend) -> Allocator | None:
     """Return who lends the nodes of *source*, if they are lent."""
-    lender: Allocator | None = getattr(source, "lender", None)
-    return lender
+    allocator: Allocator | None = getattr(source, "allocator", None)
+    return allocator

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from holdfast import gpu_assignment
 from holdfast.agent import errors
-from holdfast.agent.node.directory import AgentDirectory, NotStarted
+from holdfast.agent.node.directory import AgentDirectory, AgentNotStarted
 from holdfast.agent.node.epochs import FencingToken
 from holdfast.agent.workers import log_files
 from holdfast.cluster.interface import Confirm, Logs, NodeView
-from holdfast.errors import NodeLost, NotAskable, OrderRefused, Superseded
+from holdfast.errors import CommandRejected, NodeLost, NodeStateUnknown, Superseded
 from holdfast.memstore import store_folders
 from holdfast.paths import cluster_directory, job_directory
 from holdfast.process import kill, mark_of
 from holdfast.protocol import Message, connect
-from holdfast.source_tree import of_source_tree
+from holdfast.source_tree import source_tree_env
 
 if TYPE_CHECKING:
     from holdfast.spec import LocalCluster
@@ -75,7 +75,7 @@ class LocalNodes:
         """Tell that nodes are this machine."""
         return False
 
-    def outfit(self, node: str, job: str) -> dict[str, Any]:  # noqa: ARG002 (all nodes are this machine)
+    def node_settings(self, node: str, job: str) -> dict[str, Any]:  # noqa: ARG002 (all nodes are this machine)
         """Return nothing: what holds here holds on each node."""
         return {}
 
@@ -92,14 +92,14 @@ class LocalNodes:
         return "lo"
 
     def bandwidth(self, source: str, to: str, seconds: float) -> float:  # noqa: ARG002 (there is no network in between)
-        """Raise `NotAskable`: between folders of one machine there is nothing to measure."""
-        raise NotAskable(source, "its nodes are folders of one machine")
+        """Raise `NodeStateUnknown`: between folders of one machine there is nothing to measure."""
+        raise NodeStateUnknown(source, "its nodes are folders of one machine")
 
-    def others_answer(self, but: Collection[str]) -> bool:  # noqa: ARG002 (as the interface has it)
+    def any_other_reachable(self, but: Collection[str]) -> bool:  # noqa: ARG002 (as the interface has it)
         """Say that there is a way: folders of one machine have nothing between them."""
         return True
 
-    def meets(self, source: str, to: str, seconds: float) -> str:  # noqa: ARG002 (as above)
+    def check_connection(self, source: str, to: str, seconds: float) -> str:  # noqa: ARG002 (as above)
         """Say that they do: folders of one machine have nothing between them."""
         return ""
 
@@ -112,11 +112,11 @@ class LocalNodes:
         """Return the folder that is *node*, with all that can be done there."""
         gpus = self._gpus(node)
         visible = {} if gpus is None else {gpu_assignment.VISIBLE: ",".join(gpus)}
-        return AgentDirectory(self.folder(node), node, self.name, {**of_source_tree(os.environ), **visible})
+        return AgentDirectory(self.folder(node), node, self.name, {**source_tree_env(os.environ), **visible})
 
     def _gpus(self, node: str) -> tuple[str, ...] | None:
         """Return the GPUs that are *node*'s own; None where this machine has none."""
-        gpus = gpu_assignment.gpus_here()
+        gpus = gpu_assignment.visible_gpus()
         return gpu_assignment.shares(gpus, self.count)[self.names().index(node)] if gpus else None
 
     def _held_by_others(self, node: str) -> str:
@@ -136,7 +136,7 @@ class LocalNodes:
             raise NodeLost(node, held)
         try:
             _in_time(node, "start", self.place(node).start_agent, confirm)
-        except NotStarted as error:
+        except AgentNotStarted as error:
             raise NodeLost(node, str(error)) from error
         if not self.answers(node):  # switched off meanwhile
             self.fence(node)
@@ -194,18 +194,18 @@ class LocalNodes:
 
     def _view(self, node: str) -> NodeView:
         if not self.answers(node):
-            return NodeView(name=node, standing="off")
+            return NodeView(name=node, status="off")
         seen = self.place(node).seen()
         if seen is None:
-            return NodeView(name=node, standing="idle")
-        return NodeView(name=node, standing="up", job=seen.job, agent="up", pid=seen.pid)
+            return NodeView(name=node, status="idle")
+        return NodeView(name=node, status="up", job=seen.job, agent="up", pid=seen.pid)
 
 
 def _in_time(node: str, order: str, act: Callable[[FencingToken | None], T], confirm: Confirm | None) -> T:
-    """Do *act* in the name of who gives the order; raise a `NodeTrouble` where it is refused."""
+    """Do *act* in the name of who gives the order; raise a `NodeError` where it is refused."""
     try:
         return act(confirm() if confirm is not None else None)
-    except errors.Superseded as error:
+    except errors.StaleEpoch as error:
         raise Superseded(node, error.epoch, str(error)) from error
     except errors.Refused as error:
-        raise OrderRefused(node, order, str(error)) from error
+        raise CommandRejected(node, order, str(error)) from error

@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from holdfast.cluster.proxy_schema import complaint, refusal, superseded
-from holdfast.errors import NodeLost, NodeTrouble, NotAskable, OtherProtocol, Superseded
+from holdfast.errors import NodeError, NodeLost, NodeStateUnknown, ProtocolMismatch, Superseded
 from holdfast.process import boot_time
-from holdfast.protocol import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, decode, encode, numbered, whole_lines
+from holdfast.protocol import GREETING, MAX_LINE_BYTES, PROTOCOL, BadLine, Message, complete_lines, decode, encode, numbered
 
 NOISE: Final = 64 * 1024
 """Bytes that a login shell may print before the gate speaks."""
@@ -46,7 +46,7 @@ class ProxyClient:
     """The gate of one node, greeted."""
 
     def __init__(self, node: str, pipe: Pipe, *, directory: str, cluster: str, until: float) -> None:
-        """Greet the gate by *until* (monotonic); raise `NodeLost` when it does not answer, `NotAskable` when it is none of ours."""
+        """Greet the gate by *until* (monotonic); raise `NodeLost` when it does not answer, `NodeStateUnknown` when it is none of ours."""
         self.node, self._pipe = node, pipe
         self._answers: dict[int, queue.SimpleQueue[Message | None]] = {}
         self._streams: dict[int, socket.socket] = {}
@@ -86,9 +86,9 @@ class ProxyClient:
             if not data:
                 why = self._pipe.ended()
                 last = heard.strip().splitlines()[-1].decode("utf-8", "replace")[:160] if heard.strip() else ""
-                raise NotAskable(self.node, why or f"its gate ended before it spoke{f' ({last})' if last else ''}")
+                raise NodeStateUnknown(self.node, why or f"its gate ended before it spoke{f' ({last})' if last else ''}")
             heard += data
-        raise NotAskable(self.node, f"its login shell prints more than {NOISE // 1024} KiB before a command: mend ~/.bashrc there")
+        raise NodeStateUnknown(self.node, f"its login shell prints more than {NOISE // 1024} KiB before a command: mend ~/.bashrc there")
 
     def _check(self, hello: bytes) -> None:
         try:
@@ -96,12 +96,12 @@ class ProxyClient:
         except BadLine:
             spoken = None
         if spoken != PROTOCOL:
-            raise OtherProtocol(self.node, f"the Holdfast there speaks protocol {str(spoken)[:20]}, this one {PROTOCOL}")
+            raise ProtocolMismatch(self.node, f"the Holdfast there speaks protocol {str(spoken)[:20]}, this one {PROTOCOL}")
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Tell whether it can be talked to, as far as is known."""
         return not self._ended
 
@@ -163,9 +163,9 @@ class ProxyClient:
     def _send_on(self, number: int, sock: socket.socket) -> None:
         """Pass on what is said to the agent, until whoever talks to it goes, or it."""
         with suppress(OSError):
-            for lines in whole_lines(sock, CHUNK):
+            for lines in complete_lines(sock, CHUNK):
                 self._say(number, lines)
-        with suppress(NodeTrouble, OSError):
+        with suppress(NodeError, OSError):
             if self._streams.get(number) is sock:
                 self._say(0, encode({"do": "close", "stream": number}))
         self._drop(number)
@@ -195,7 +195,7 @@ class ProxyClient:
         while True:
             *lines, rest = rest.split(b"\n")
             self._take(lines)
-            if len(rest) > LONGEST_LINE:
+            if len(rest) > MAX_LINE_BYTES:
                 raise BadLine("a line that is too long")
             data = self._pipe.recv(CHUNK)
             if not data:

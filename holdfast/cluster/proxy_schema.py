@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from detectors.codec import Misshapen, unpacked
+from detectors.codec import MalformedData, unpacked
 from holdfast.agent.workers.log_files import NAME as LOG
-from holdfast.protocol import LONGEST_LINE, Message
+from holdfast.protocol import MAX_LINE_BYTES, Message
 
 MOST: Final = 2**53
 MOST_LOGS: Final = 2**16
@@ -59,7 +59,7 @@ def _is_duration(seconds: float) -> float:
 
 
 def _is_base64(text: str) -> str:
-    base64.b64decode(_at_most(LONGEST_LINE)(text), validate=True)
+    base64.b64decode(_at_most(MAX_LINE_BYTES)(text), validate=True)
     return text
 
 
@@ -156,7 +156,7 @@ def complaint(verb: str, answer: Message) -> str:
     try:
         if verb in ANSWERS:
             unpacked(ANSWERS[verb], answer, where=verb)
-    except Misshapen as error:
+    except MalformedData as error:
         return _printable(str(error)[:300])
     return ""
 

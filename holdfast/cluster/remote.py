@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from holdfast.cluster.interface import Confirm, Logs, NodeView
 from holdfast.cluster.proxy_client import Pipe, ProxyClient
-from holdfast.errors import NodeLost, NodeTrouble, NotAskable, OtherProtocol
+from holdfast.errors import NodeError, NodeLost, NodeStateUnknown, ProtocolMismatch
 from holdfast.protocol import Message
 
 REACH_SECONDS: Final = 10.0
@@ -43,7 +43,7 @@ class Transport(Protocol):
     def open(self, node: str, until: float, then: float) -> Pipe:
         """Start a gate on *node*, which has until *until* (monotonic) to give a sign of life, and until *then* to let us in.
 
-        Raise `NodeLost` when it does not answer, `NotAskable` when it could not be asked, which says nothing of it.
+        Raise `NodeLost` when it does not answer, `NodeStateUnknown` when it could not be asked, which says nothing of it.
         """
         ...
 
@@ -100,9 +100,9 @@ class KnownAgent:
     """What is known of one node."""
 
     turn: threading.Lock = field(default_factory=threading.Lock)
-    gate: ProxyClient | None = None
+    node_proxy: ProxyClient | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    failed: tuple[float, NodeTrouble] | None = None
+    failed: tuple[float, NodeError] | None = None
     """When it last could not be reached, and why."""
     failures: int = 0
     """Attempts to reach it that failed since it was reached last."""
@@ -142,28 +142,28 @@ class RemoteNodes:
         with self._lock:
             return self._known.setdefault(node, KnownAgent())
 
-    def gate(self, node: str, *, seconds: float = REACH_SECONDS, fresh: bool = False) -> ProxyClient:
-        """Return the gate of *node*, the one that is open or a *fresh* one; raise `NodeLost` or `NotAskable`."""
+    def node_proxy(self, node: str, *, seconds: float = REACH_SECONDS, fresh: bool = False) -> ProxyClient:
+        """Return the gate of *node*, the one that is open or a *fresh* one; raise `NodeLost` or `NodeStateUnknown`."""
         known = self._of(node)
         until, then = time.monotonic() + seconds, time.monotonic() + max(seconds, LATE_SECONDS)
         if not known.turn.acquire(timeout=seconds):
             raise NodeLost(node, f"it could not be reached within {seconds:.1f} s")
         try:
-            present = known.gate
-            if present is not None and present.lives and not fresh:
+            present = known.node_proxy
+            if present is not None and present.is_alive and not fresh:
                 return present
             try:
                 pipe = self._reach.open(node, until, then)
                 opened = ProxyClient(
                     node, pipe, directory=self._directories.get(node, self._cluster.directory), cluster=self.name, until=then
                 )
-            except (NodeLost, NotAskable) as error:
+            except (NodeLost, NodeStateUnknown) as error:
                 known.failed = time.monotonic(), error
                 known.failures += 1
                 if present is not None:  # nobody can tell when it would carry anything again
                     present.close()
                 raise
-            known.gate, known.facts, known.failed, known.failures = opened, opened.facts, None, 0
+            known.node_proxy, known.facts, known.failed, known.failures = opened, opened.facts, None, 0
         finally:
             known.turn.release()
         if present is not None:
@@ -172,19 +172,19 @@ class RemoteNodes:
 
     def facts(self, node: str) -> dict[str, Any]:
         """Return what the node's gate said of it."""
-        return self._of(node).facts or self.gate(node).facts
+        return self._of(node).facts or self.node_proxy(node).facts
 
     def order(self, node: str, verb: str, *, seconds: float = ORDER_SECONDS, **facts: object) -> dict[str, Any]:
-        """Have the node's gate do something; raise a `NodeTrouble` when it cannot be had, ``OSError`` when it says no."""
-        return self.gate(node).order(verb, seconds=seconds, **facts)
+        """Have the node's gate do something; raise a `NodeError` when it cannot be had, ``OSError`` when it says no."""
+        return self.node_proxy(node).order(verb, seconds=seconds, **facts)
 
     def command(self, node: str, verb: str, confirm: Confirm | None, **facts: object) -> dict[str, Any]:
         """Have the node's gate do what no agent could refuse; who gives the order is asked once the way there is open."""
-        gate = self.gate(node)
+        node_proxy = self.node_proxy(node)
         if confirm is not None:
             token = confirm()
-            facts |= {"job": token.job, "epoch": token.epoch, "until": token.until + gate.ahead}
-        return gate.order(verb, seconds=ORDER_SECONDS, **facts)
+            facts |= {"job": token.job, "epoch": token.epoch, "until": token.until + node_proxy.ahead}
+        return node_proxy.order(verb, seconds=ORDER_SECONDS, **facts)
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
@@ -198,20 +198,20 @@ class RemoteNodes:
     def connect(self, node: str) -> socket.socket:
         """Return a connection to the agent of *node*; raise ``ConnectionRefusedError`` when none serves, ``OSError`` when it is away.
 
-        Raise `OtherProtocol` when its gate is of another version.
+        Raise `ProtocolMismatch` when its gate is of another version.
         """
         try:
             known = self._of(node)  # one that has been reached before is soon reached again, if it is there: on a busy node not so soon
             seconds = min(REACH_SECONDS, DOUBT_SECONDS * 2**known.failures) if known.facts else REACH_SECONDS
-            return self.gate(node, seconds=seconds).stream(seconds=REACH_SECONDS)
-        except OtherProtocol:
+            return self.node_proxy(node, seconds=seconds).stream(seconds=REACH_SECONDS)
+        except ProtocolMismatch:
             raise
-        except NodeTrouble as error:
+        except NodeError as error:
             raise TimeoutError(str(error)) from error
         except OSError as error:  # the gate looked: nobody listens there
             raise ConnectionRefusedError(error.strerror or str(error)) from error
 
-    def outfit(self, node: str, job: str) -> dict[str, Any]:
+    def node_settings(self, node: str, job: str) -> dict[str, Any]:
         """Return what of a job's plan is this node's own: its interpreter, and where its logs go."""
         facts = self.facts(node)
         environment = {}
@@ -226,14 +226,14 @@ class RemoteNodes:
     # -- nodes --------------------------------------------------------------------------------------------------------
 
     def answers(self, node: str) -> bool:
-        """Tell whether *node* answers now, by a connection of its own; raise `NotAskable` when that could not be tried."""
+        """Tell whether *node* answers now, by a connection of its own; raise `NodeStateUnknown` when that could not be tried."""
         try:
-            self.gate(node, seconds=DOUBT_SECONDS, fresh=True)
+            self.node_proxy(node, seconds=DOUBT_SECONDS, fresh=True)
         except NodeLost:
             return False
         return True
 
-    def others_answer(self, but: Collection[str]) -> bool:
+    def any_other_reachable(self, but: Collection[str]) -> bool:
         """Tell whether any other node than these answers now; some are tried, taken at random."""
         others = [node for node in self.names() if node not in but]
         with ThreadPoolExecutor(WITNESSES, thread_name_prefix="witnesses") as hands:
@@ -242,7 +242,7 @@ class RemoteNodes:
     def _answers_somehow(self, node: str) -> bool:
         try:
             return self.answers(node)
-        except NotAskable:  # whether that is its trouble or ours is not known
+        except NodeStateUnknown:  # whether that is its trouble or ours is not known
             return False
 
     def fence(self, node: str, job: str | None = None, confirm: Confirm | None = None) -> list[int]:
@@ -272,16 +272,16 @@ class RemoteNodes:
     def _view(self, node: str, seconds: float) -> NodeView:
         failed = self._of(node).failed
         if failed is not None and time.monotonic() - failed[0] < AGAIN:
-            return NodeView(name=node, standing="off", why=failed[1].reason)
+            return NodeView(name=node, status="off", why=failed[1].reason)
         try:
-            agent = self.gate(node, seconds=seconds).order("look", seconds=seconds)["agent"]
-        except NodeTrouble as error:
-            return NodeView(name=node, standing="off", why=error.reason)
+            agent = self.node_proxy(node, seconds=seconds).order("look", seconds=seconds)["agent"]
+        except NodeError as error:
+            return NodeView(name=node, status="off", why=error.reason)
         except OSError as error:
-            return NodeView(name=node, standing="off", why=error.strerror or str(error))
+            return NodeView(name=node, status="off", why=error.strerror or str(error))
         if agent is None:
-            return NodeView(name=node, standing="idle")
-        return NodeView(name=node, standing="up", job=agent["job"], agent="up", pid=agent["pid"])
+            return NodeView(name=node, status="idle")
+        return NodeView(name=node, status="up", job=agent["job"], agent="up", pid=agent["pid"])
 
     def logs(self, node: str, job: str) -> Logs:
         """Return the logs of the ranks of *job* in the folder where *node* writes its own."""
@@ -316,33 +316,33 @@ class RemoteNodes:
             if wanted == one["name"] or _lies_in(one["address"], wanted):
                 return one
         known = ", ".join(f"{one['name']} ({one['network']})" for one in found) or "none"
-        raise NotAskable(node, f"it has no interface {wanted} for training traffic, it has {known}. Mend `interface`")
+        raise NodeStateUnknown(node, f"it has no interface {wanted} for training traffic, it has {known}. Mend `interface`")
 
     def bandwidth(self, source: str, to: str, seconds: float) -> float:
-        """Return how many bytes per second go from one node to another on the interface for training traffic; raise `NodeTrouble`."""
+        """Return how many bytes per second go from one node to another on the interface for training traffic; raise `NodeError`."""
         try:
             door, host = self.order(to, "listen"), self.address(to)
             port, token = door["port"], door["token"]
             told = self.order(source, "measure", host=host, port=port, token=token, during=seconds, source=self.address(source))
         except OSError as error:
-            raise NotAskable(source, f"no traffic from {source} to {to}: {error.strerror or error}") from error
+            raise NodeStateUnknown(source, f"no traffic from {source} to {to}: {error.strerror or error}") from error
         return float(told["bytes"]) / max(1e-6, float(told["seconds"]))
 
-    def meets(self, source: str, to: str, seconds: float) -> str:
+    def check_connection(self, source: str, to: str, seconds: float) -> str:
         """Say why a connection from one node to another does not come about within *seconds*; empty when it does."""
         try:
             port = self.order(to, "listen", seconds=MEETS)["port"]
             ends = {"host": self.address(to), "port": port, "source": self.address(source)}
             told = self.order(source, "meet", seconds=seconds + MEETS, within=seconds, **ends)
         except OSError as error:
-            raise NotAskable(source, f"it does not say whether it reaches {to}: {error.strerror or error}") from error
+            raise NodeStateUnknown(source, f"it does not say whether it reaches {to}: {error.strerror or error}") from error
         return str(told["why"])
 
     def close(self) -> None:
         """Let go of all connections. Agents and what they started go on."""
         for known in list(self._known.values()):
-            if known.gate is not None:
-                known.gate.close()
+            if known.node_proxy is not None:
+                known.node_proxy.close()
         self._reach.close()
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import func
 from sqlmodel import col, select
 
 from holdfast.errors import OperatorError
-from holdfast.history.models import Question
+from holdfast.history.models import ApprovalRequest
 from holdfast.history.store import History
 
 ISOLATE: Final = "isolate"
@@ -32,16 +32,16 @@ class ApprovalAnswer:
 class UnknownApproval(OperatorError):
     """There is no question of that number."""
 
-    def __init__(self, number: int, still_open: tuple[int, ...]) -> None:
-        super().__init__(number, still_open)
-        self.number, self.still_open = number, still_open
+    def __init__(self, number: int, pending_approvals: tuple[int, ...]) -> None:
+        super().__init__(number, pending_approvals)
+        self.number, self.pending_approvals = number, pending_approvals
 
     def __str__(self) -> str:
-        present = ", ".join(map(str, self.still_open))
+        present = ", ".join(map(str, self.pending_approvals))
         return f"there is no question {self.number}. " + (f"Open: {present}." if present else "None is open.")
 
 
-class AnsweredAlready(OperatorError):
+class AlreadyAnswered(OperatorError):
     """Somebody answered before."""
 
     def __init__(self, number: int, how: str) -> None:
@@ -52,7 +52,7 @@ class AnsweredAlready(OperatorError):
         return f"question {self.number} is answered already: {self.how}. `holdfast nodes` shows what is held, and how to change it."
 
 
-class NotAsked(OperatorError):
+class NodeNotRequested(OperatorError):
     """A node was picked that the question is not about."""
 
     def __init__(self, number: int, node: str, asked: tuple[str, ...]) -> None:
@@ -63,64 +63,70 @@ class NotAsked(OperatorError):
         return f"question {self.number} is not about {self.node}. Pick of: {', '.join(self.asked)}."
 
 
-def ask(history: History, question: Question) -> Question:
+def ask(history: History, question: ApprovalRequest) -> ApprovalRequest:
     """Put *question*, and return it with its number; one about the same nodes that is open already is the one."""
     with history.session(immediate=True) as session:
-        present = session.exec(select(Question).where(col(Question.job_id) == question.job_id, col(Question.answered_at).is_(None))).all()
+        present = session.exec(
+            select(ApprovalRequest).where(col(ApprovalRequest.job_id) == question.job_id, col(ApprovalRequest.answered_at).is_(None))
+        ).all()
         same = next((one for one in present if one.about == question.about and one.nodes.keys() == question.nodes.keys()), None)
         if same is not None:
             return same
-        question.number = (session.exec(select(func.max(col(Question.number)))).one() or 0) + 1
+        question.number = (session.exec(select(func.max(col(ApprovalRequest.number)))).one() or 0) + 1
         session.add(question)
         session.flush()
         return question
 
 
-def still_open(history: History) -> list[Question]:
+def pending_approvals(history: History) -> list[ApprovalRequest]:
     """Return the questions that nobody has answered yet, oldest first."""
     with history.session() as session:
-        return list(session.exec(select(Question).where(col(Question.answered_at).is_(None)).order_by(col(Question.number))))
+        return list(
+            session.exec(select(ApprovalRequest).where(col(ApprovalRequest.answered_at).is_(None)).order_by(col(ApprovalRequest.number)))
+        )
 
 
-def of_job(history: History, job_id: str) -> list[Question]:
+def of_job(history: History, job_id: str) -> list[ApprovalRequest]:
     """Return all questions of one job, oldest first."""
     with history.session() as session:
-        return list(session.exec(select(Question).where(col(Question.job_id) == job_id).order_by(col(Question.number))))
+        return list(
+            session.exec(select(ApprovalRequest).where(col(ApprovalRequest.job_id) == job_id).order_by(col(ApprovalRequest.number)))
+        )
 
 
-def of_numbers(history: History, numbers: Collection[int]) -> Mapping[int, Question]:
+def by_number(history: History, numbers: Collection[int]) -> Mapping[int, ApprovalRequest]:
     """Return the questions of these *numbers*."""
     with history.session() as session:
-        return {one.number: one for one in session.exec(select(Question).where(col(Question.number).in_(numbers)))}
+        return {one.number: one for one in session.exec(select(ApprovalRequest).where(col(ApprovalRequest.number).in_(numbers)))}
 
 
-def reply(history: History, number: int, said: ApprovalAnswer, *, now: float) -> Question:
+def reply(history: History, number: int, said: ApprovalAnswer, *, now: float) -> ApprovalRequest:
     """Take the answer to question *number*; raise where it is answered already, or the answer is none to it."""
     with history.session(immediate=True) as session:
-        question = session.exec(select(Question).where(col(Question.number) == number)).first()
+        question = session.exec(select(ApprovalRequest).where(col(ApprovalRequest.number) == number)).first()
         if question is None:
-            left = session.exec(select(col(Question.number)).where(col(Question.answered_at).is_(None))).all()
+            left = session.exec(select(col(ApprovalRequest.number)).where(col(ApprovalRequest.answered_at).is_(None))).all()
             raise UnknownApproval(number, tuple(sorted(left)))
         if question.answered_at is not None:
-            raise AnsweredAlready(number, in_words(question))
+            raise AlreadyAnswered(number, describe(question))
         for node in said.picked:
             if node not in question.nodes:
-                raise NotAsked(number, node, tuple(question.nodes))
+                raise NodeNotRequested(number, node, tuple(question.nodes))
         question.answered_at, question.answer, question.by, question.words = now, said.answer, said.by, said.words
         question.picked = list(said.picked or question.nodes) if said.answer == ISOLATE else []
         session.add(question)
         return question
 
 
-def note_flow_run(history: History, number: int, flow_run: str) -> None:
+def set_flow_run(history: History, number: int, flow_run: str) -> None:
     """Note the paused flow run in which the question is asked."""
     with history.session(immediate=True) as session:
-        question = session.exec(select(Question).where(col(Question.number) == number)).one()
+        question = session.exec(select(ApprovalRequest).where(col(ApprovalRequest.number) == number)).one()
         question.flow_run = flow_run
         session.add(question)
 
 
-def in_words(question: Question) -> str:
+def describe(question: ApprovalRequest) -> str:
     """Return what was answered, by whom and why."""
     kept, isolated = ", ".join(question.nodes), ", ".join(question.picked)
     what = {ISOLATE: f"isolate {isolated}", KEEP: f"keep {kept}"}.get(question.answer, question.answer)
@@ -128,6 +134,6 @@ def in_words(question: Question) -> str:
     return f"{what}{who}{f': {question.words}' if question.words else ''}"
 
 
-def facts(question: Question) -> dict[str, Any]:
+def facts(question: ApprovalRequest) -> dict[str, Any]:
     """Return the question for programs."""
     return question.model_dump(mode="json", exclude={"id"})

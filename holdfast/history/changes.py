@@ -18,7 +18,7 @@ from holdfast.history.sqlite_file import IMMEDIATE
 
 _TABLES: dict[str, Table] = {table.name: table for table in models.TABLES}
 
-_SEEN = frozenset(str(model.__tablename__) for model in (models.Step, models.Checkpoint, models.Remark, models.Snapshots))
+_SEEN = frozenset(str(model.__tablename__) for model in (models.StepRecord, models.Checkpoint, models.JobEvent, models.Snapshots))
 
 SetAside = Callable[["RowChange", Exception], None]
 

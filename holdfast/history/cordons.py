@@ -13,9 +13,9 @@ from sqlalchemy import func, or_
 from sqlmodel import Session, col, select
 
 from detectors.codec import packed, unpacked
-from holdfast.history.models import NodeHold, ServiceMove
+from holdfast.history.models import NodeCordon, ServiceTransition
 from holdfast.history.store import History
-from policies.cordons import Answer, Changed, Cordon, CordonedFault, CordonKind, Node, Owner, QuarantineLimits, Rules, state_of
+from policies.cordons import Answer, Cordon, CordonChanged, CordonedFault, CordonKind, Node, Owner, QuarantineLimits, Rules, state_of
 from policies.node_states import IN_SERVICE, NodeEvent, NodeState
 from policies.quarantine import settle
 
@@ -34,7 +34,7 @@ class CordonTable:
 
 
 def say(history: History, place: CordonTable, node: str, act: Act, *, now: float) -> Answer:
-    """Weigh a word about *node* at *now* (seconds since 1970), and keep what comes of it. Raise `HistoryTrouble` or `NotWritable`.
+    """Weigh a word about *node* at *now* (seconds since 1970), and keep what comes of it. Raise `HistoryError` or `NotWritable`.
 
     What has run out by then comes about first.
     """
@@ -42,7 +42,7 @@ def say(history: History, place: CordonTable, node: str, act: Act, *, now: float
         _one_at_a_time(session, place.cluster)
         present = _settled(session, place, _node(session, place, node, now), now)
         answer = act(present, QuarantineLimits(size=len(place.names), isolated=_isolated(session, place, node), rules=place.rules))
-        if isinstance(answer, Changed):
+        if isinstance(answer, CordonChanged):
             _keep(session, place.cluster, present, answer)
         return answer
 
@@ -53,9 +53,9 @@ def nodes(history: History, place: CordonTable, *, now: float) -> dict[str, Node
     When a node came back to service is told of those alone whose newest move that was.
     """
     with history.session() as session:
-        rows = session.exec(select(NodeHold).where(col(NodeHold.cluster) == place.cluster, col(NodeHold.ended_at).is_(None))).all()
+        rows = session.exec(select(NodeCordon).where(col(NodeCordon.cluster) == place.cluster, col(NodeCordon.ended_at).is_(None))).all()
         newest = _newest_moves(session, place.cluster)
-    holds: dict[str, list[NodeHold]] = {}
+    holds: dict[str, list[NodeCordon]] = {}
     for row in rows:
         holds.setdefault(row.node, []).append(row)
     found = {}
@@ -67,64 +67,69 @@ def nodes(history: History, place: CordonTable, *, now: float) -> dict[str, Node
     return found
 
 
-def holds(history: History, cluster: str, node: str) -> list[NodeHold]:
+def holds(history: History, cluster: str, node: str) -> list[NodeCordon]:
     """Return all holds that *node* ever had, in the order of their numbers."""
-    query = select(NodeHold).where(col(NodeHold.cluster) == cluster, col(NodeHold.node) == node)
+    query = select(NodeCordon).where(col(NodeCordon.cluster) == cluster, col(NodeCordon.node) == node)
     with history.session() as session:
-        return list(session.exec(query.order_by(col(NodeHold.number))))
+        return list(session.exec(query.order_by(col(NodeCordon.number))))
 
 
 # -- reading ------------------------------------------------------------------------------------------------------------
 
 
-def _newest_moves(session: Session, cluster: str) -> dict[str, ServiceMove]:
+def _newest_moves(session: Session, cluster: str) -> dict[str, ServiceTransition]:
     greatest = (
-        select(col(ServiceMove.node).label("node"), func.max(col(ServiceMove.number)).label("number"))
-        .where(col(ServiceMove.cluster) == cluster)
-        .group_by(col(ServiceMove.node))
+        select(col(ServiceTransition.node).label("node"), func.max(col(ServiceTransition.number)).label("number"))
+        .where(col(ServiceTransition.cluster) == cluster)
+        .group_by(col(ServiceTransition.node))
         .subquery()
     )
-    same = (col(ServiceMove.node) == greatest.c.node) & (col(ServiceMove.number) == greatest.c.number)
-    return {one.node: one for one in session.exec(select(ServiceMove).join(greatest, same).where(col(ServiceMove.cluster) == cluster))}
+    same = (col(ServiceTransition.node) == greatest.c.node) & (col(ServiceTransition.number) == greatest.c.number)
+    return {
+        one.node: one
+        for one in session.exec(select(ServiceTransition).join(greatest, same).where(col(ServiceTransition.cluster) == cluster))
+    }
 
 
 def _node(session: Session, place: CordonTable, name: str, now: float) -> Node:
     """Return one node with all that its next move may depend on."""
-    here = (col(NodeHold.cluster) == place.cluster, col(NodeHold.node) == name)
+    here = (col(NodeCordon.cluster) == place.cluster, col(NodeCordon.node) == name)
     since = now - max(place.rules.window, place.rules.doubt_window)
-    rows = session.exec(select(NodeHold).where(*here, or_(col(NodeHold.ended_at).is_(None), col(NodeHold.at) >= since))).all()
-    greatest = session.exec(select(func.max(col(NodeHold.number)), func.max(col(NodeHold.newest_test))).where(*here)).one()
-    moved = (col(ServiceMove.cluster) == place.cluster, col(ServiceMove.node) == name)
-    newest = session.exec(select(ServiceMove).where(*moved).order_by(col(ServiceMove.number).desc()).limit(1)).first()
+    rows = session.exec(select(NodeCordon).where(*here, or_(col(NodeCordon.ended_at).is_(None), col(NodeCordon.at) >= since))).all()
+    greatest = session.exec(select(func.max(col(NodeCordon.number)), func.max(col(NodeCordon.newest_test))).where(*here)).one()
+    moved = (col(ServiceTransition.cluster) == place.cluster, col(ServiceTransition.node) == name)
+    newest = session.exec(select(ServiceTransition).where(*moved).order_by(col(ServiceTransition.number).desc()).limit(1)).first()
 
     def last(*where: object) -> float:
         if newest is None:
             return 0.0
-        return float(session.exec(select(func.max(col(ServiceMove.at))).where(*moved, *where)).one() or 0.0)  # type: ignore[arg-type]
+        return float(session.exec(select(func.max(col(ServiceTransition.at))).where(*moved, *where)).one() or 0.0)  # type: ignore[arg-type]
 
     node = _made(name, [one for one in rows if one.ended_at is None], newest)
-    failed = (col(ServiceMove.event) == NodeEvent.FAILED, col(ServiceMove.at) >= since)
+    failed = (col(ServiceTransition.event) == NodeEvent.FAILED, col(ServiceTransition.at) >= since)
     taken_out = (CordonKind.QUARANTINE, CordonKind.RETIREMENT)
     return Node(
         name=name,
         state=node.state,
         since=node.since,
-        back=last(col(ServiceMove.after) == NodeState.HEALTHY),
+        back=last(col(ServiceTransition.after) == NodeState.HEALTHY),
         moves=node.moves,
         number=max(one or 0 for one in greatest),
         holds=node.holds,
         doubts=_times(one for one in rows if one.kind == CordonKind.DOUBT),
         quarantines=_times(one for one in rows if one.kind in taken_out and not one.person),
-        failures=() if newest is None else tuple(session.exec(select(ServiceMove.at).where(*moved, *failed).order_by(col(ServiceMove.at)))),
-        pardoned=last(col(ServiceMove.before) == NodeState.RETIRED),
+        failures=()
+        if newest is None
+        else tuple(session.exec(select(ServiceTransition.at).where(*moved, *failed).order_by(col(ServiceTransition.at)))),
+        pardoned=last(col(ServiceTransition.before) == NodeState.RETIRED),
     )
 
 
-def _times(rows: Iterable[NodeHold]) -> tuple[float, ...]:
+def _times(rows: Iterable[NodeCordon]) -> tuple[float, ...]:
     return tuple(sorted(one.at for one in rows))
 
 
-def _made(name: str, rows: Iterable[NodeHold], newest: ServiceMove | None) -> Node:
+def _made(name: str, rows: Iterable[NodeCordon], newest: ServiceTransition | None) -> Node:
     held = tuple(_hold(one) for one in sorted(rows, key=lambda one: one.number))
     number = max([0, *(max(one.number, one.test) for one in held)])
     since, count = (newest.at, newest.number) if newest is not None else (0.0, 0)
@@ -133,7 +138,7 @@ def _made(name: str, rows: Iterable[NodeHold], newest: ServiceMove | None) -> No
     return Node(name=name, state=state_of(held), since=since, back=back, moves=count, number=number, holds=held)
 
 
-def _hold(row: NodeHold) -> Cordon:
+def _hold(row: NodeCordon) -> Cordon:
     return Cordon(
         number=row.number,
         kind=CordonKind(row.kind),
@@ -152,7 +157,7 @@ def _hold(row: NodeHold) -> Cordon:
 
 def _isolated(session: Session, place: CordonTable, aside: str) -> int:
     """Return how many nodes of the cluster are out of service, one *aside*."""
-    query = select(NodeHold).where(col(NodeHold.cluster) == place.cluster, col(NodeHold.ended_at).is_(None))
+    query = select(NodeCordon).where(col(NodeCordon.cluster) == place.cluster, col(NodeCordon.ended_at).is_(None))
     held: dict[str, list[Cordon]] = {}
     for row in session.exec(query):
         held.setdefault(row.node, []).append(_hold(row))
@@ -176,7 +181,7 @@ def _settled(session: Session, place: CordonTable, node: Node, now: float) -> No
     return node
 
 
-def _keep(session: Session, cluster: str, before: Node, done: Changed) -> None:
+def _keep(session: Session, cluster: str, before: Node, done: CordonChanged) -> None:
     """Write the difference between *before* and what was done: holds opened, changed and ended, and the move."""
     old, new = {one.number: one for one in before.holds}, {one.number: one for one in done.node.holds}
     for number, hold in new.items():
@@ -193,7 +198,7 @@ def _keep(session: Session, cluster: str, before: Node, done: Changed) -> None:
         row.ended_at, row.ended_by, row.ended_reason, row.test, row.test_until = done.at, done.owner.name, done.reason, 0, None
     for move in done.moves:
         session.add(
-            ServiceMove(
+            ServiceTransition(
                 cluster=cluster,
                 node=before.name,
                 number=done.node.moves,
@@ -210,8 +215,8 @@ def _keep(session: Session, cluster: str, before: Node, done: Changed) -> None:
     session.flush()
 
 
-def _row(cluster: str, node: str, hold: Cordon) -> NodeHold:
-    return NodeHold(
+def _row(cluster: str, node: str, hold: Cordon) -> NodeCordon:
+    return NodeCordon(
         cluster=cluster,
         node=node,
         number=hold.number,
@@ -231,6 +236,6 @@ def _row(cluster: str, node: str, hold: Cordon) -> NodeHold:
     )
 
 
-def _open_row(session: Session, cluster: str, node: str, number: int) -> NodeHold:
-    here = (col(NodeHold.cluster) == cluster, col(NodeHold.node) == node, col(NodeHold.number) == number)
-    return session.exec(select(NodeHold).where(*here)).one()
+def _open_row(session: Session, cluster: str, node: str, number: int) -> NodeCordon:
+    here = (col(NodeCordon.cluster) == cluster, col(NodeCordon.node) == node, col(NodeCordon.number) == number)
+    return session.exec(select(NodeCordon).where(*here)).one()

@@ -11,11 +11,11 @@ from typing import Final
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError, StatementError
 
 from holdfast.errors import (
+    HistoryAccessDenied,
     HistoryCorrupt,
-    HistoryFull,
+    HistoryError,
     HistoryLocked,
-    HistoryRefused,
-    HistoryTrouble,
+    HistoryTooManyConnections,
     HistoryUnreachable,
     NotWritable,
     OperatorError,
@@ -32,7 +32,7 @@ _POSTGRESQL: Final[tuple[tuple[tuple[str, ...], type[OperatorError]], ...]] = (
     (("55P03", "40P01"), HistoryLocked),
     (("XX001", "XX002", "42P01", "42P07", "42703"), HistoryCorrupt),
     (("42501", "25006", "53100"), NotWritable),
-    (("53300",), HistoryFull),
+    (("53300",), HistoryTooManyConnections),
 )
 """Beginnings of PostgreSQL's SQLSTATEs (https://www.postgresql.org/docs/current/errcodes-appendix.html)."""
 _FULL: Final = re.compile(r"too many (?:clients|connections)|remaining connection slots")
@@ -69,13 +69,13 @@ def trouble(url: str, error: Exception) -> OperatorError | None:
     return NotWritable("the history", url, reason) if kind is NotWritable else kind(url, reason)
 
 
-def _refusal(url: str, said: str) -> HistoryRefused | None:
+def _refusal(url: str, said: str) -> HistoryAccessDenied | None:
     """Return what it means that a server does not let us in; nothing when it said nothing of the kind."""
     for line in said.splitlines():
         words = line.partition("FATAL:")[2].strip() or line.strip()
         for pattern, cure in _REFUSALS:
             if pattern.search(words):
-                return HistoryRefused(url, words, cure)
+                return HistoryAccessDenied(url, words, cure)
     return None
 
 
@@ -88,7 +88,7 @@ def _kind(root: BaseException) -> type[OperatorError] | None:
     else:
         code, table = getattr(root, "sqlstate", None) or "", _POSTGRESQL
         if not code and _FULL.search(str(root)):
-            return HistoryFull
+            return HistoryTooManyConnections
     return next((kind for beginnings, kind in table if code.startswith(beginnings)), None)
 
 
@@ -103,7 +103,7 @@ def refuses_the_row(error: Exception) -> bool:
     return isinstance(error, (StatementError, TypeError, ValueError, OverflowError))
 
 
-def may_pass(error: HistoryTrouble) -> bool:
+def is_transient(error: HistoryError) -> bool:
     """Tell whether *error* may be over by itself: the database is away or busy, and not misnamed, damaged or of another version."""
     return isinstance(error, HistoryLocked) or (
         isinstance(error, HistoryUnreachable) and isinstance(error.__cause__, (DBAPIError, sqlite3.Error))

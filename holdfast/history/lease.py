@@ -55,7 +55,7 @@ def take(history: History, job: Job, *, holder: str, flow_run: str = "", flow_ru
         return session.merge(Lease(**{**own, **_outbox_of(before), "flow_run": flow_run, "flow_run_url": flow_run_url}))
 
 
-def wait_take(history: History, job: Job, *, holder: str, seconds: float, **flow_run: str) -> Lease:
+def acquire_when_free(history: History, job: Job, *, holder: str, seconds: float, **flow_run: str) -> Lease:
     """Take the lease as soon as it is free; raise `JobAlreadyRunning` when it is not for so many *seconds*."""
     until = time.monotonic() + seconds
     while True:
@@ -88,7 +88,7 @@ def flow_run_url(history: History, job_id: str) -> str:
         return "" if lease is None else lease.flow_run_url
 
 
-def give_back(history: History, lease: Lease) -> None:
+def release_lease(history: History, lease: Lease) -> None:
     """Let *lease* expire now, if it is still its holder's. The row stays: the epoch must never fall."""
     with history.session(immediate=True) as session:
         lock_briefly(session.connection())
@@ -97,7 +97,7 @@ def give_back(history: History, lease: Lease) -> None:
             present.expires_at = 0.0
 
 
-class LeaseKeeper:
+class LeaseRenewer:
     """Renew a lease twice a second in a thread, until it is released or taken over.
 
     A database that is away costs nothing as long as nobody else takes the lease: it is renewed when the database is back.
@@ -135,14 +135,14 @@ class LeaseKeeper:
             self._thread.join()
         if not self._given_up:
             self._given_up = True
-            self._try(lambda: give_back(self._history, self.lease))
+            self._try(lambda: release_lease(self._history, self.lease))
 
     def _keep(self) -> None:
         """Renew until it is over."""
         while not self._over.wait(RENEW_SECONDS):
             self._try(self._renew)
 
-    def outrank(self, epoch: int) -> Lease:
+    def raise_epoch(self, epoch: int) -> Lease:
         """Give this flow an epoch above *epoch* in the history, and return its lease; raise `LeaseLost` if another flow has the job.
 
         Agents may remember greater epochs than a history that was restored from a backup: to be the newest by its row is what counts.

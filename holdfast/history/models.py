@@ -94,7 +94,7 @@ class Lease(SQLModel, table=True):
     """All that flows before that epoch left with agents, and that one before that row, is settled: offered again, it is refused."""
 
 
-class StandbyFlow(SQLModel, table=True):
+class StandbyHeartbeat(SQLModel, table=True):
     """A flow that stands by for the job of that name, as it last said of itself: one a host."""
 
     __tablename__: ClassVar[Any] = "standby_flow"
@@ -102,12 +102,14 @@ class StandbyFlow(SQLModel, table=True):
     host: str = Field(primary_key=True)
     pid: int
     at: float
-    trouble: str = ""
+    problem: str = ""
     """What keeps it from steering now."""
 
 
-class Move(SQLModel, table=True):
+class JobTransition(SQLModel, table=True):
     """One move of a job's state machine; the newest row is the state."""
+
+    __tablename__: ClassVar[Any] = "move"
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -140,7 +142,7 @@ class Generation(SQLModel, table=True):
     """What a flow that comes later must know of its processes: since when each holds its rank, the store, the roles of the job."""
 
 
-class NodeMove(SQLModel, table=True):
+class NodeStatusChange(SQLModel, table=True):
     """One change of a node's standing (``healthy``, ``suspect``, ``lost``, ``excluded``); the newest row is the standing."""
 
     __tablename__: ClassVar[Any] = "node_move"
@@ -148,12 +150,12 @@ class NodeMove(SQLModel, table=True):
     cluster: str = Field(index=True)
     node: str = Field(index=True)
     at: float
-    standing: str
+    status: str
     reason: str
     job_id: str | None = None
 
 
-class NodeVerdict(SQLModel, table=True):
+class NodeHealthChange(SQLModel, table=True):
     """A change of what is thought of a node from outside (`policies.node_health`), or of what is held against it."""
 
     __tablename__: ClassVar[Any] = "node_verdict"
@@ -169,7 +171,7 @@ class NodeVerdict(SQLModel, table=True):
     """The faults that are `new` and `over`, each with kind, part and quote."""
 
 
-class NodeHold(SQLModel, table=True):
+class NodeCordon(SQLModel, table=True):
     """One hold on a node (`policies.cordons`): why it is not, or not gladly, given to jobs. Open while *ended_at* is empty."""
 
     __tablename__: ClassVar[Any] = "node_hold"
@@ -202,7 +204,7 @@ class NodeHold(SQLModel, table=True):
     ended_reason: str = ""
 
 
-class ServiceMove(SQLModel, table=True):
+class ServiceTransition(SQLModel, table=True):
     """One move of a node's state machine (`policies.node_states`); the one with the greatest number is its state."""
 
     __tablename__: ClassVar[Any] = "service_move"
@@ -222,7 +224,7 @@ class ServiceMove(SQLModel, table=True):
     """The number of the hold that it is about."""
 
 
-class LastLook(SQLModel, table=True):
+class HealthSample(SQLModel, table=True):
     """The last look at a node, and what is thought of it since: written anew by each sweep, as the next one compares with it."""
 
     __tablename__: ClassVar[Any] = "last_look"
@@ -253,7 +255,7 @@ class Incident(SQLModel, table=True):
     """When the fault happened, as its observer saw it."""
     detected_at: float
     """When the flow knew."""
-    ordered_at: float | None = None
+    commands_sent_at: float | None = None
     """When the first order of the recovery went out."""
     closed_at: float | None = None
     generation_before: int
@@ -278,8 +280,10 @@ class Incident(SQLModel, table=True):
         return (self.facts or {}).get(DOWN_UNTIL) == STARTED
 
 
-class Fault(SQLModel, table=True):
+class FaultRecord(SQLModel, table=True):
     """A catalogue kind seen on a subject."""
+
+    __tablename__: ClassVar[Any] = "fault"
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -297,8 +301,10 @@ class Fault(SQLModel, table=True):
     evidence: dict[str, Any] = _json()
 
 
-class Verdict(SQLModel, table=True):
+class IncidentDiagnosis(SQLModel, table=True):
     """What an incident was taken for, and the explanations that were weighed; each diagnosis of one incident adds a row."""
+
+    __tablename__: ClassVar[Any] = "verdict"
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -314,8 +320,10 @@ class Verdict(SQLModel, table=True):
     """The explanations, the likeliest first (see `holdfast.control.faults.diagnosis_inputs.record`)."""
 
 
-class Decision(SQLModel, table=True):
+class DecisionRecord(SQLModel, table=True):
     """What a policy answered, and why."""
+
+    __tablename__: ClassVar[Any] = "decision"
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -353,8 +361,10 @@ class Phase(SQLModel, table=True):
     seconds: float
 
 
-class Step(SQLModel, table=True):
+class StepRecord(SQLModel, table=True):
     """A step that rank 0 reported."""
+
+    __tablename__: ClassVar[Any] = "step"
 
     __table_args__ = (Index("ix_step_job_at", "job_id", "at"),)
     job_id: str = Field(primary_key=True)
@@ -379,7 +389,7 @@ class Checkpoint(SQLModel, table=True):
     """Bytes: more than 32 bits hold."""
     beside: float | None = None
     """Seconds for which it was written while training went on; empty where training stood for all of it, which `seconds` says."""
-    trouble: str | None = None
+    problem: str | None = None
     """Catalogue kind of what is wrong with it; empty for a whole one."""
     reason: str = ""
 
@@ -408,7 +418,7 @@ class Snapshots(SQLModel, table=True):
     """Bytes of one snapshot of all ranks."""
     copied_s: float = 0.0
     """Seconds of copying."""
-    hidden_s: float = 0.0
+    overlapped_s: float = 0.0
     """Seconds of it while training waited anyway."""
     cost_s: float = 0.0
     """Seconds by which snapshots made the ranks' steps longer, measured beside steps without one."""
@@ -422,7 +432,7 @@ class Snapshots(SQLModel, table=True):
     @property
     def hidden(self) -> float | None:
         """Return the share of the copying that took place while training waited anyway."""
-        return min(1.0, self.hidden_s / self.copied_s) if self.copied_s else None
+        return min(1.0, self.overlapped_s / self.copied_s) if self.copied_s else None
 
     @property
     def cost(self) -> float | None:
@@ -447,8 +457,10 @@ class Request(SQLModel, table=True):
     """What came of it, in words."""
 
 
-class Weighing(SQLModel, table=True):
+class StragglerDecision(SQLModel, table=True):
     """What was decided about a rank that holds the others up (`policies.slowness`), and from what."""
+
+    __tablename__: ClassVar[Any] = "weighing"
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -463,8 +475,10 @@ class Weighing(SQLModel, table=True):
     """The case, so that another policy can be asked the same."""
 
 
-class Question(SQLModel, table=True):
+class ApprovalRequest(SQLModel, table=True):
     """What a person is asked before a program may isolate nodes. Open while *answered_at* is empty."""
+
+    __tablename__: ClassVar[Any] = "question"
 
     id: str = Field(default_factory=new_id, primary_key=True)
     number: int = Field(unique=True)
@@ -496,8 +510,10 @@ class Question(SQLModel, table=True):
     """Why, in the words of who answered."""
 
 
-class Remark(SQLModel, table=True):
+class JobEvent(SQLModel, table=True):
     """Something worth telling that is no fault: a warning, an adoption, a script that ended at once."""
+
+    __tablename__: ClassVar[Any] = "remark"
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -506,8 +522,9 @@ class Remark(SQLModel, table=True):
 
 
 _MODELS: Final = (
-    Job, Lease, Move, Generation, NodeMove, NodeVerdict, NodeHold, ServiceMove, LastLook, Incident, Fault, Verdict, Decision, DecidedCase,
-    Phase, Step, Checkpoint, Snapshots, Request, Weighing, Question, Remark, StandbyFlow,
+    Job, Lease, JobTransition, Generation, NodeStatusChange, NodeHealthChange, NodeCordon, ServiceTransition, HealthSample, Incident,
+    FaultRecord, IncidentDiagnosis, DecisionRecord, DecidedCase,
+    Phase, StepRecord, Checkpoint, Snapshots, Request, StragglerDecision, ApprovalRequest, JobEvent, StandbyHeartbeat,
 )  # fmt: skip
 TABLES: Final = [SQLModel.metadata.tables[str(model.__tablename__)] for model in _MODELS]
 """Every table of the history; a program around us may have SQLModel tables of its own."""

@@ -32,52 +32,52 @@ def as_records(changes: Sequence[RowChange], fence: Fence | None = None) -> list
     return [change.as_record() | by for change in changes]
 
 
-def spill_out(spill: Path, changes: Sequence[RowChange], fence: Fence | None = None) -> None:
+def append_to_outbox(outbox_path: Path, changes: Sequence[RowChange], fence: Fence | None = None) -> None:
     """Append *changes* to the file, and to the disk under it."""
-    _append(spill, as_records(changes, fence))
+    _append(outbox_path, as_records(changes, fence))
 
 
-def forget(spill: Path) -> None:
+def forget(outbox_path: Path) -> None:
     """Remove the file: all that it holds has been written after all."""
-    with _locked(spill, create=False) as file:
+    with _locked(outbox_path, create=False) as file:
         if file is not None:
-            spill.unlink()
+            outbox_path.unlink()
 
 
-def set_aside(spill: Path, change: RowChange, error: Exception) -> None:
+def set_aside(outbox_path: Path, change: RowChange, error: Exception) -> None:
     """Keep a change that the database refuses for what it is, with the reason, and let those behind it pass."""
     reason = str(getattr(error, "orig", None) or error)
-    note(log, "history.refused", level=logging.ERROR, table=change.table, reason=reason, kept=_refused(spill))
-    _append(_refused(spill), [change.as_record() | {"reason": reason}])
+    note(log, "history.refused", level=logging.ERROR, table=change.table, reason=reason, kept=_refused(outbox_path))
+    _append(_refused(outbox_path), [change.as_record() | {"reason": reason}])
 
 
-def absorb(history: History, spill: Path) -> int:
-    """Write to *history* what a recorder left in *spill*, remove the file, and return the number of changes.
+def absorb(history: History, outbox_path: Path) -> int:
+    """Write to *history* what a recorder left in *outbox_path*, remove the file, and return the number of changes.
 
     Safe at any time and any number of times: a crash in between means that the same rows are written again, which
     changes nothing. A last line that was torn by a crash, and any that is no change, goes to the file ``.refused``.
     """
-    with _locked(spill, create=False) as file:
+    with _locked(outbox_path, create=False) as file:
         if file is None:
             return 0
         runs, unreadable = _read(file)
         if unreadable:
-            note(log, "history.spill-damaged", level=logging.WARNING, lines=len(unreadable), kept=_refused(spill))
-            _append(_refused(spill), unreadable)
+            note(log, "history.outbox-damaged", level=logging.WARNING, lines=len(unreadable), kept=_refused(outbox_path))
+            _append(_refused(outbox_path), unreadable)
         with translated(history.url):
             for fence, changes in runs:
-                _write(history, spill, changes, fence)
-        spill.unlink()
+                _write(history, outbox_path, changes, fence)
+        outbox_path.unlink()
     count = sum(len(changes) for _, changes in runs)
-    note(log, "history.absorbed", changes=count, spill=spill)
+    note(log, "history.absorbed", changes=count, outbox_path=outbox_path)
     return count
 
 
-def _write(history: History, spill: Path, changes: list[RowChange], fence: Fence | None) -> None:
+def _write(history: History, outbox_path: Path, changes: list[RowChange], fence: Fence | None) -> None:
     """Write what one flow left; if another one has steered since, only what was seen: its acts are those of the job no more."""
 
     def aside(change: RowChange, error: Exception) -> None:
-        set_aside(spill, change, error)
+        set_aside(outbox_path, change, error)
 
     try:
         write(history.engine, changes, aside, fence)
@@ -85,12 +85,12 @@ def _write(history: History, spill: Path, changes: list[RowChange], fence: Fence
         write(history.engine, [change for change in changes if change.is_seen], aside)
         for change in changes:
             if not change.is_seen:
-                set_aside(spill, change, error)
+                set_aside(outbox_path, change, error)
 
 
-def _refused(spill: Path) -> Path:
+def _refused(outbox_path: Path) -> Path:
     """Return where refused changes are kept."""
-    return spill.with_name(spill.name + ".refused")
+    return outbox_path.with_name(outbox_path.name + ".refused")
 
 
 def _read(file: BufferedRandom) -> tuple[list[tuple[Fence | None, list[RowChange]]], list[dict[str, Any]]]:

@@ -12,20 +12,20 @@ from sqlmodel import SQLModel, col, select
 from holdfast.errors import UnknownIncident, UnknownJob
 from holdfast.history.models import (
     Checkpoint,
-    Decision,
-    Fault,
+    DecisionRecord,
+    FaultRecord,
     Generation,
     Incident,
+    IncidentDiagnosis,
     Job,
-    Move,
-    NodeMove,
+    JobEvent,
+    JobTransition,
+    NodeStatusChange,
     Phase,
-    Remark,
     Request,
     Snapshots,
-    Step,
-    Verdict,
-    Weighing,
+    StepRecord,
+    StragglerDecision,
 )
 from holdfast.history.store import History
 
@@ -63,14 +63,14 @@ def has_ended(history: History, job_id: str) -> bool:
     return state is not None and state.after in TERMINAL
 
 
-def state_of(history: History, job_id: str) -> Move | None:
+def state_of(history: History, job_id: str) -> JobTransition | None:
     """Return the newest move of the job: its `after` is the state. Empty before the first."""
-    return _newest(history, Move, col(Move.job_id) == job_id)
+    return _newest(history, JobTransition, col(JobTransition.job_id) == job_id)
 
 
-def moves(history: History, job_id: str) -> list[Move]:
+def moves(history: History, job_id: str) -> list[JobTransition]:
     """Return the job's moves in the order they were made."""
-    return _rows(history, Move, col(Move.job_id) == job_id)
+    return _rows(history, JobTransition, col(JobTransition.job_id) == job_id)
 
 
 def generations(history: History, job_id: str) -> list[Generation]:
@@ -97,8 +97,13 @@ def held(history: History, job_id: str) -> dict[str, set[int]]:
 
 def faulty(history: History, job_id: str, *, most: int) -> list[str]:
     """Return up to *most* nodes that faults of a job were seen on, the newest first."""
-    newest = func.max(col(Fault.id))
-    query = select(Fault.node).where(Fault.job_id == job_id, col(Fault.node).is_not(None)).group_by(col(Fault.node)).order_by(newest.desc())
+    newest = func.max(col(FaultRecord.id))
+    query = (
+        select(FaultRecord.node)
+        .where(FaultRecord.job_id == job_id, col(FaultRecord.node).is_not(None))
+        .group_by(col(FaultRecord.node))
+        .order_by(newest.desc())
+    )
     with history.session() as session:
         return [node for node in session.exec(query.limit(most)) if node is not None]
 
@@ -127,56 +132,67 @@ def open_incident(history: History, job_id: str) -> Incident | None:
     return _newest(history, Incident, col(Incident.job_id) == job_id, col(Incident.closed_at).is_(None))
 
 
-def faults(history: History, job_id: str | None = None, *, incident_id: str | None = None) -> list[Fault]:
+def faults(history: History, job_id: str | None = None, *, incident_id: str | None = None) -> list[FaultRecord]:
     """Return the faults of a job, or of one incident, in the order they were recorded."""
-    return _rows(history, Fault, *_of(Fault, job_id, incident_id))
+    return _rows(history, FaultRecord, *_of(FaultRecord, job_id, incident_id))
 
 
-def faults_of_kinds(history: History, kinds: Collection[str]) -> list[Fault]:
+def faults_of_kinds(history: History, kinds: Collection[str]) -> list[FaultRecord]:
     """Return the faults of these *kinds*, whatever job they befell, in the order they were recorded."""
-    return _rows(history, Fault, col(Fault.kind).in_(kinds))
+    return _rows(history, FaultRecord, col(FaultRecord.kind).in_(kinds))
 
 
-def faults_of_hardware(history: History, cluster: str, *, since: float, but: str, limit: int = 2000) -> list[Fault]:
+def faults_of_hardware(history: History, cluster: str, *, since: float, but: str, limit: int = 2000) -> list[FaultRecord]:
     """Return what GPUs and nodes of *cluster* were blamed for since a time as the root of an incident, in all jobs *but* one, oldest first.
 
     At most *limit* of them, the newest.
     """
     of_cluster = select(Job.id).where(col(Job.cluster)["name"].as_string() == cluster, col(Job.id) != but)
     where = (
-        col(Fault.job_id).in_(of_cluster),
-        col(Fault.root).is_(True),
-        col(Fault.at) >= since,
-        col(Fault.blame).in_(("gpu", "node")),
-        col(Fault.node).is_not(None),
+        col(FaultRecord.job_id).in_(of_cluster),
+        col(FaultRecord.root).is_(True),
+        col(FaultRecord.at) >= since,
+        col(FaultRecord.blame).in_(("gpu", "node")),
+        col(FaultRecord.node).is_not(None),
     )
-    return _rows(history, Fault, *where, newest_first=True, limit=limit)[::-1]
+    return _rows(history, FaultRecord, *where, newest_first=True, limit=limit)[::-1]
 
 
 def fault_in_other_jobs(history: History, cluster: str, kind: str, *, since: float, but: str) -> bool:
     """Tell whether a job of *cluster* other than *but* has had a fault of that kind since then."""
     of_cluster = select(Job.id).where(col(Job.cluster)["name"].as_string() == cluster, col(Job.id) != but)
-    return bool(_rows(history, Fault, col(Fault.kind) == kind, col(Fault.at) >= since, col(Fault.job_id).in_(of_cluster), limit=1))
+    return bool(
+        _rows(
+            history,
+            FaultRecord,
+            col(FaultRecord.kind) == kind,
+            col(FaultRecord.at) >= since,
+            col(FaultRecord.job_id).in_(of_cluster),
+            limit=1,
+        )
+    )
 
 
-def newest_fault(history: History, job_id: str, kinds: Collection[str]) -> Fault | None:
+def newest_fault(history: History, job_id: str, kinds: Collection[str]) -> FaultRecord | None:
     """Return the job's newest fault of one of these *kinds*."""
-    return _newest(history, Fault, col(Fault.job_id) == job_id, col(Fault.kind).in_(kinds))
+    return _newest(history, FaultRecord, col(FaultRecord.job_id) == job_id, col(FaultRecord.kind).in_(kinds))
 
 
-def faults_within(history: History, job_id: str, generation: int, kinds: Collection[str]) -> list[Fault]:
+def faults_within(history: History, job_id: str, generation: int, kinds: Collection[str]) -> list[FaultRecord]:
     """Return the faults of these *kinds* that one generation of the job had, in the order they were recorded."""
-    return _rows(history, Fault, col(Fault.job_id) == job_id, col(Fault.generation) == generation, col(Fault.kind).in_(kinds))
+    return _rows(
+        history, FaultRecord, col(FaultRecord.job_id) == job_id, col(FaultRecord.generation) == generation, col(FaultRecord.kind).in_(kinds)
+    )
 
 
-def verdicts(history: History, job_id: str | None = None, *, incident_id: str | None = None) -> list[Verdict]:
+def verdicts(history: History, job_id: str | None = None, *, incident_id: str | None = None) -> list[IncidentDiagnosis]:
     """Return the verdicts on a job's incidents, or on one incident, in the order they were come to."""
-    return _rows(history, Verdict, *_of(Verdict, job_id, incident_id))
+    return _rows(history, IncidentDiagnosis, *_of(IncidentDiagnosis, job_id, incident_id))
 
 
-def decisions(history: History, job_id: str | None = None, *, incident_id: str | None = None) -> list[Decision]:
+def decisions(history: History, job_id: str | None = None, *, incident_id: str | None = None) -> list[DecisionRecord]:
     """Return the decisions of a job, or of one incident, in the order they were made."""
-    return _rows(history, Decision, *_of(Decision, job_id, incident_id))
+    return _rows(history, DecisionRecord, *_of(DecisionRecord, job_id, incident_id))
 
 
 def phases(history: History, incident_id: str | None = None, *, job_id: str | None = None) -> list[Phase]:
@@ -185,42 +201,53 @@ def phases(history: History, incident_id: str | None = None, *, job_id: str | No
     return sorted(found, key=lambda phase: (phase.incident_id, phase.position))
 
 
-def steps(history: History, job_id: str, *, after: float | None = None, generation: int | None = None) -> list[Step]:
+def steps(history: History, job_id: str, *, after: float | None = None, generation: int | None = None) -> list[StepRecord]:
     """Return every step reported, those lost to a rollback included, by generation and number.
 
     With *after*, those reported since then; with *generation*, those of that one.
     """
-    only = [] if after is None else [col(Step.at) > after]
-    only += [] if generation is None else [col(Step.generation) == generation]
+    only = [] if after is None else [col(StepRecord.at) > after]
+    only += [] if generation is None else [col(StepRecord.generation) == generation]
     with history.session() as session:
-        found = session.exec(select(Step).where(col(Step.job_id) == job_id, *only).order_by(col(Step.generation), col(Step.step)))
+        found = session.exec(
+            select(StepRecord).where(col(StepRecord.job_id) == job_id, *only).order_by(col(StepRecord.generation), col(StepRecord.step))
+        )
         return list(found)
 
 
-def curve(history: History, job_id: str) -> list[Step]:
+def curve(history: History, job_id: str) -> list[StepRecord]:
     """Return one row a step, by number: the newest generation that computed it wins."""
     newest = (
-        select(col(Step.step).label("step"), func.max(col(Step.generation)).label("generation"))
-        .where(col(Step.job_id) == job_id)
-        .group_by(col(Step.step))
+        select(col(StepRecord.step).label("step"), func.max(col(StepRecord.generation)).label("generation"))
+        .where(col(StepRecord.job_id) == job_id)
+        .group_by(col(StepRecord.step))
         .subquery()
     )
-    both = and_(col(Step.step) == newest.c.step, col(Step.generation) == newest.c.generation)
+    both = and_(col(StepRecord.step) == newest.c.step, col(StepRecord.generation) == newest.c.generation)
     with history.session() as session:
-        return list(session.exec(select(Step).join(newest, both).where(col(Step.job_id) == job_id).order_by(col(Step.step))))
+        return list(
+            session.exec(select(StepRecord).join(newest, both).where(col(StepRecord.job_id) == job_id).order_by(col(StepRecord.step)))
+        )
 
 
-def last_step(history: History, job_id: str) -> Step | None:
+def last_step(history: History, job_id: str) -> StepRecord | None:
     """Return the greatest step of the newest generation that reported one: where the job stands."""
-    query = select(Step).where(col(Step.job_id) == job_id).order_by(col(Step.generation).desc(), col(Step.step).desc()).limit(1)
+    query = (
+        select(StepRecord)
+        .where(col(StepRecord.job_id) == job_id)
+        .order_by(col(StepRecord.generation).desc(), col(StepRecord.step).desc())
+        .limit(1)
+    )
     with history.session() as session:
         return session.exec(query).first()
 
 
-def node_standings(history: History, cluster: str) -> dict[str, NodeMove]:
+def node_statuses(history: History, cluster: str) -> dict[str, NodeStatusChange]:
     """Return each node's newest move, by node name; a node never spoken of is not there."""
-    newest = select(func.max(col(NodeMove.id))).where(col(NodeMove.cluster) == cluster).group_by(col(NodeMove.node))
-    return {move.node: move for move in _rows(history, NodeMove, col(NodeMove.id).in_(newest), order=col(NodeMove.node))}
+    newest = select(func.max(col(NodeStatusChange.id))).where(col(NodeStatusChange.cluster) == cluster).group_by(col(NodeStatusChange.node))
+    return {
+        move.node: move for move in _rows(history, NodeStatusChange, col(NodeStatusChange.id).in_(newest), order=col(NodeStatusChange.node))
+    }
 
 
 def checkpoints(history: History, job_id: str) -> list[Checkpoint]:
@@ -250,9 +277,9 @@ def request(history: History, number: str) -> Request | None:
         return session.get(Request, number)
 
 
-def remarks(history: History, job_id: str) -> list[Remark]:
+def job_events(history: History, job_id: str) -> list[JobEvent]:
     """Return the job's remarks in the order they were made."""
-    return _rows(history, Remark, col(Remark.job_id) == job_id)
+    return _rows(history, JobEvent, col(JobEvent.job_id) == job_id)
 
 
 def _by_number(history: History, number: int, of_job: list[ColumnElement[bool]]) -> list[Incident]:
@@ -290,13 +317,19 @@ def _rows(
         return list(session.exec(query))
 
 
-def weighings(history: History, job_id: str) -> list[Weighing]:
+def straggler_decisions(history: History, job_id: str) -> list[StragglerDecision]:
     """Return what was decided about slow ranks of a job, in order."""
     with history.session() as session:
-        return list(session.exec(select(Weighing).where(col(Weighing.job_id) == job_id).order_by(col(Weighing.at), col(Weighing.id))))
+        return list(
+            session.exec(
+                select(StragglerDecision)
+                .where(col(StragglerDecision.job_id) == job_id)
+                .order_by(col(StragglerDecision.at), col(StragglerDecision.id))
+            )
+        )
 
 
-def moves_asked(history: History, job_id: str) -> list[Request]:
+def finished_migrations(history: History, job_id: str) -> list[Request]:
     """Return the planned moves of a job that came to an end, in the order of their ends."""
     query = select(Request).where(col(Request.job_id) == job_id, col(Request.kind) == "migrate", col(Request.handled_at).is_not(None))
     with history.session() as session:

@@ -21,7 +21,7 @@ from sqlmodel import SQLModel
 
 from holdfast.history.changes import RowChange, added, amended, write
 from holdfast.history.fence import Fence, FenceLost
-from holdfast.history.outbox_file import absorb, as_records, forget, set_aside, spill_out
+from holdfast.history.outbox_file import absorb, append_to_outbox, as_records, forget, set_aside
 from holdfast.history.store import History
 from holdfast.log import note
 
@@ -59,9 +59,9 @@ class Outbox(Protocol):
 class Recorder:
     """A queue before the history. Order is kept, nothing is dropped, and no caller waits or sees a database's error."""
 
-    def __init__(self, history: History, spill: Path, fence: Fence | None = None) -> None:
-        """Write to *history* in the name of the lease *fence*, and put what cannot be written into *spill*."""
-        self._history, self._spill, self.fence = history, spill, fence
+    def __init__(self, history: History, outbox_path: Path, fence: Fence | None = None) -> None:
+        """Write to *history* in the name of the lease *fence*, and put what cannot be written into *outbox_path*."""
+        self._history, self._spill, self.fence = history, outbox_path, fence
         self._writing = threading.Lock()
         self.elsewhere: Outbox | None = None
         self._waiting: deque[tuple[float, RowChange]] = deque()
@@ -143,8 +143,8 @@ class Recorder:
         if not changes:
             return
         try:
-            spill_out(self._spill, changes, self.fence)
-            note(log, "history.spilled", level=logging.WARNING, changes=len(changes), spill=self._spill)
+            append_to_outbox(self._spill, changes, self.fence)
+            note(log, "history.outbox-written", level=logging.WARNING, changes=len(changes), outbox_path=self._spill)
         except Exception as error:  # noqa: BLE001 (the last place left is the log)
             note(log, "history.lost", level=logging.ERROR, error=error, changes=[change.as_record() for change in changes])
 
@@ -177,11 +177,11 @@ class Recorder:
             self._refuse(batch, error)
         except Exception as error:  # noqa: BLE001 (whatever the database has, the rows must be written when it is back)
             if not self._away:
-                note(log, "history.away", level=logging.WARNING, history=self._history.url, error=error)
+                note(log, "history.unreachable", level=logging.WARNING, history=self._history.url, error=error)
             self._away = True
             return False
         if self._away:
-            note(log, "history.back", history=self._history.url, waiting=len(self._waiting))
+            note(log, "history.reachable", history=self._history.url, waiting=len(self._waiting))
         self._away = False
         with self._changed:
             for _ in batch if not self._over else ():
@@ -235,10 +235,10 @@ class Recorder:
             until = self._first + len(self._waiting)
         self._kept = True
         try:
-            spill_out(self._spill, fresh, self.fence)
+            append_to_outbox(self._spill, fresh, self.fence)
         except Exception as error:  # noqa: BLE001 (a disk that is full or gone: the rows wait in memory, and that is told)
             if not self._unsafe:
-                note(log, "history.spill-failing", level=logging.ERROR, spill=self._spill, error=error, cure="free space there")
+                note(log, "history.outbox-failing", level=logging.ERROR, outbox_path=self._spill, error=error, cure="free space there")
             self._unsafe = str(error)
         else:
             self._stowed, self._unsafe = until, ""
@@ -264,7 +264,7 @@ class Recorder:
         try:
             forget(self._spill)
         except OSError as error:
-            note(log, "history.spill-stays", level=logging.WARNING, spill=self._spill, error=error)
+            note(log, "history.outbox-not-removed", level=logging.WARNING, outbox_path=self._spill, error=error)
         if self.elsewhere is not None:
             with self._changed:
                 first = self._first

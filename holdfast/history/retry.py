@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from holdfast.errors import HistoryTrouble
-from holdfast.history.errors import may_pass
+from holdfast.errors import HistoryError
+from holdfast.history.errors import is_transient
 from holdfast.log import note
 
 T = TypeVar("T")
@@ -20,14 +20,14 @@ AGAIN: Final = 1.0
 """Seconds between two attempts."""
 
 
-def patiently(act: Callable[[], T], waits: Callable[[HistoryTrouble], None]) -> T:
-    """Return what *act* does, however long the database is away: then *waits* is called, once. Raise `HistoryTrouble` for anything else."""
+def wait_for_history(act: Callable[[], T], waits: Callable[[HistoryError], None]) -> T:
+    """Return what *act* does, however long the database is away: then *waits* is called, once. Raise `HistoryError` for anything else."""
     said = False
     while True:
         try:
             return act()
-        except HistoryTrouble as error:
-            if not may_pass(error):
+        except HistoryError as error:
+            if not is_transient(error):
                 raise
             if not said:
                 waits(error)

@@ -9,7 +9,7 @@ from typing import Final
 
 from sqlmodel import col, select
 
-from holdfast.history.models import Job, StandbyFlow
+from holdfast.history.models import Job, StandbyHeartbeat
 from holdfast.history.store import History
 
 EVERY: Final = 5.0
@@ -18,22 +18,22 @@ FRESH: Final = 30.0
 """Seconds without one after which it is taken for gone."""
 
 
-def attend(history: History, job: str, trouble: str = "") -> None:
+def record_heartbeat(history: History, job: str, problem: str = "") -> None:
     """Say that this process stands by for the job called *job*, and what keeps it from steering now."""
     with history.session(immediate=True) as session:
-        session.merge(StandbyFlow(job=job, host=platform.node(), pid=os.getpid(), at=time.time(), trouble=trouble))
+        session.merge(StandbyHeartbeat(job=job, host=platform.node(), pid=os.getpid(), at=time.time(), problem=problem))
 
 
 def leave(history: History, job: str) -> None:
     """Say that this process stands by no more."""
     with history.session(immediate=True) as session:
-        row = session.get(StandbyFlow, (job, platform.node()))
+        row = session.get(StandbyHeartbeat, (job, platform.node()))
         if row is not None and row.pid == os.getpid():
             session.delete(row)
 
 
-def standing_by(history: History, job: Job) -> list[StandbyFlow]:
+def standby_heartbeats(history: History, job: Job) -> list[StandbyHeartbeat]:
     """Return the flows that stand by for *job*, or did so last, by host."""
-    mine = select(StandbyFlow).where(col(StandbyFlow.job) == job.name, col(StandbyFlow.at) >= job.at)
+    mine = select(StandbyHeartbeat).where(col(StandbyHeartbeat.job) == job.name, col(StandbyHeartbeat.at) >= job.at)
     with history.session() as session:
-        return list(session.exec(mine.order_by(col(StandbyFlow.host))))
+        return list(session.exec(mine.order_by(col(StandbyHeartbeat.host))))

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import func
 from sqlmodel import Session, col, select
 
-from holdfast.history.models import Checkpoint, Fault, Generation, Incident, Job, Lease, Move, Phase, Step
+from holdfast.history.models import Checkpoint, FaultRecord, Generation, Incident, Job, JobTransition, Lease, Phase, StepRecord
 from holdfast.history.queries import TERMINAL
 from holdfast.history.store import History
 
@@ -63,7 +63,7 @@ class StepStatistics:
     """Saves that were measured."""
     save_s: float | None = None
     """Median seconds that training stood for one."""
-    beside_s: float | None = None
+    overlapped_s: float | None = None
     """Median seconds for which one was written beside training; empty where the ranks write themselves."""
     steps: int = 0
     step_s: float | None = None
@@ -87,7 +87,7 @@ class Costs:
 
     saves: int
     save_s: float | None
-    beside_s: float | None
+    overlapped_s: float | None
 
 
 def costs_of(saves: Collection[SaveStatistics]) -> Costs:
@@ -97,7 +97,7 @@ def costs_of(saves: Collection[SaveStatistics]) -> Costs:
     return Costs(
         saves=len(seconds),
         save_s=median(seconds) if seconds else None,
-        beside_s=median(one.beside or 0.0 for one in beside) if beside else None,
+        overlapped_s=median(one.beside or 0.0 for one in beside) if beside else None,
     )
 
 
@@ -134,7 +134,11 @@ def work(history: History, name: str) -> StepStatistics:
 def _node_hours(session: Session, now: float) -> float:
     """Return the hours that nodes were in generations; one that nobody ended lasts until its job's end, or while it is seen to live."""
     ends: dict[str, float] = dict(
-        session.exec(select(Move.job_id, func.max(Move.at)).where(col(Move.after).in_(TERMINAL)).group_by(col(Move.job_id))).all()
+        session.exec(
+            select(JobTransition.job_id, func.max(JobTransition.at))
+            .where(col(JobTransition.after).in_(TERMINAL))
+            .group_by(col(JobTransition.job_id))
+        ).all()
     )
     held = set(session.exec(select(Lease.job_id).where(col(Lease.expires_at) > now)))
     found = list(session.exec(select(Generation).order_by(col(Generation.job_id), col(Generation.number))))
@@ -151,13 +155,15 @@ def _node_hours(session: Session, now: float) -> float:
 
 def _last_seen(session: Session, job: str, generation: int) -> float | None:
     """Return when a generation reported its newest step."""
-    mine = (col(Step.job_id) == job, col(Step.generation) == generation)
-    return session.exec(select(Step.at).where(*mine).order_by(col(Step.step).desc()).limit(1)).first()
+    mine = (col(StepRecord.job_id) == job, col(StepRecord.generation) == generation)
+    return session.exec(select(StepRecord.at).where(*mine).order_by(col(StepRecord.step).desc()).limit(1)).first()
 
 
 def _interruptions(session: Session) -> list[Incident]:
     """Return the incidents that count as faults of the fleet, oldest first."""
-    ours = select(Fault.incident_id).where(col(Fault.root).is_(True), col(Fault.level) == USER_ERROR, col(Fault.incident_id).is_not(None))
+    ours = select(FaultRecord.incident_id).where(
+        col(FaultRecord.root).is_(True), col(FaultRecord.level) == USER_ERROR, col(FaultRecord.incident_id).is_not(None)
+    )
     found = session.exec(select(Incident).where(col(Incident.id).not_in(ours)).order_by(col(Incident.id)))
     return [one for one in found if one.outcome not in NO_FAULT]
 
@@ -184,13 +190,18 @@ def _phases(session: Session, recovered: Sequence[Incident]) -> dict[str, float]
 
 def _saved(session: Session, runs: Sequence[str]) -> list[Checkpoint]:
     """Return the newest whole checkpoints of *runs*, newest first."""
-    mine = (col(Checkpoint.job_id).in_(runs), col(Checkpoint.trouble).is_(None), col(Checkpoint.seconds).is_not(None))
+    mine = (col(Checkpoint.job_id).in_(runs), col(Checkpoint.problem).is_(None), col(Checkpoint.seconds).is_not(None))
     return list(session.exec(select(Checkpoint).where(*mine).order_by(col(Checkpoint.id).desc()).limit(SAVES)))
 
 
 def _step_seconds(session: Session, job: str) -> list[float]:
     """Return the seconds of the newest steps of *job*."""
-    query = select(Step.seconds).where(col(Step.job_id) == job).order_by(col(Step.generation).desc(), col(Step.step).desc()).limit(STEPS)
+    query = (
+        select(StepRecord.seconds)
+        .where(col(StepRecord.job_id) == job)
+        .order_by(col(StepRecord.generation).desc(), col(StepRecord.step).desc())
+        .limit(STEPS)
+    )
     return list(session.exec(query))
 
 

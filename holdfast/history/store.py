@@ -58,7 +58,7 @@ class History:
         """Open the history at *url* (default: `paths.history_url`) with its tables up to date.
 
         With *create* off, a database that is not there reads as an empty history, until it is there.
-        Wait up to *patience* seconds for locks and servers; raise `HistoryTrouble` or `NotWritable`.
+        Wait up to *patience* seconds for locks and servers; raise `HistoryError` or `NotWritable`.
         """
         return cls(url or paths.history_url(), create=create, patience=patience)
 

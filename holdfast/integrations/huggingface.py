@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from transformers import Trainer, TrainerCallback, TrainerState
 
-from holdfast.runtime.groups.membership import assembly
+from holdfast.runtime.groups.membership import membership
 from holdfast.runtime.session import Session, Step, session
 from holdfast.runtime.state import rng
 
@@ -41,7 +41,7 @@ class HoldfastCallback(TrainerCallback):
             raise TypeError(f"HoldfastCallback needs the Trainer of transformers 5: this one has no {missing[0]}()")
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise ValueError("HoldfastCallback keeps models that each rank holds whole: FSDP and DeepSpeed are not supported yet")
-        if assembly() is not None:
+        if membership() is not None:
             raise RuntimeError(
                 "HoldfastCallback keeps a Trainer's state, and the Trainer cannot do a step again in its process: leave holdfast.join() out"
             )
@@ -109,7 +109,7 @@ class HoldfastCallback(TrainerCallback):
         """Give the scheduler its state, now that it is there, and begin the first step."""
         trainer, restored = self._trainer, self._generators is not None
         assert self._session is not None
-        self._session.settled(trainer.model_wrapped)
+        self._session.stabilize_ddp(trainer.model_wrapped)
         self._position.scheduler_of(trainer.lr_scheduler)
         for group, settings in zip(trainer.optimizer.param_groups, self._settings, strict=bool(self._settings)):
             group.update(settings)  # the making of the scheduler has set the learning rate of step 1

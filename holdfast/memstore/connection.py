@@ -58,23 +58,23 @@ class MemstoreConnection:
 
     def ask_in(self, token: str) -> None:
         """Prove as a client that we know *token*, and see that the server does; raise ``PermissionError`` when it does not."""
-        theirs = self.exactly(len(HELLO) + NONCE)
+        theirs = self.receive_exactly(len(HELLO) + NONCE)
         if theirs[: len(HELLO)] != HELLO:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "who listens there is no memory server of this version")
         ours = os.urandom(NONCE)
         self.socket.sendall(ours + _proof(token, b"client", theirs[len(HELLO) :], ours))
         try:
-            answer = self.exactly(PROOF)
+            answer = self.receive_exactly(PROOF)
         except ConnectionError as error:
             raise PermissionError(errno.EACCES, "the memory server does not know us: it serves another job") from error
         if not hmac.compare_digest(answer, _proof(token, b"server", theirs[len(HELLO) :], ours)):
             raise PermissionError(errno.EACCES, "who listens there does not know the job's token")
 
-    def let_in(self, token: str) -> None:
+    def authenticate_client(self, token: str) -> None:
         """Have a client prove that it knows *token*, and prove it too; raise ``PermissionError`` for a stranger."""
         ours = os.urandom(NONCE)
         self.socket.sendall(HELLO + ours)
-        told = self.exactly(NONCE + PROOF)
+        told = self.receive_exactly(NONCE + PROOF)
         if not hmac.compare_digest(told[NONCE:], _proof(token, b"client", ours, told[:NONCE])):
             raise PermissionError(errno.EACCES, "a stranger, or one of another job")
         self.socket.sendall(_proof(token, b"server", ours, told[:NONCE]))
@@ -88,11 +88,11 @@ class MemstoreConnection:
 
     def hear(self) -> dict[str, Any]:
         """Return the next message; raise ``ConnectionError`` when what comes is none."""
-        (length,) = _LENGTH.unpack(self.exactly(_LENGTH.size))
+        (length,) = _LENGTH.unpack(self.receive_exactly(_LENGTH.size))
         if length > LONGEST_MESSAGE:
             raise ConnectionAbortedError(errno.ECONNABORTED, f"a message of {length} bytes is too long")
         try:
-            message = json.loads(self.exactly(length))
+            message = json.loads(self.receive_exactly(length))
         except (ValueError, RecursionError) as error:
             raise ConnectionAbortedError(errno.ECONNABORTED, "a message is not JSON") from error
         if not isinstance(message, dict):
@@ -107,7 +107,7 @@ class MemstoreConnection:
             raise RequestRefused(str(answer.get("why", "the memory server refused without a word"))[:500])
         return answer
 
-    def exactly(self, size: int) -> bytes:
+    def receive_exactly(self, size: int) -> bytes:
         """Return the next *size* bytes; raise ``ConnectionError`` when the connection ends before."""
         data = bytearray(size)
         with memoryview(data) as view:

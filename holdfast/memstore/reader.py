@@ -12,14 +12,14 @@ from typing import Protocol
 
 from holdfast.memstore import shared_memory
 from holdfast.memstore.connection import LONGEST_TAIL, connect
-from holdfast.memstore.shared_memory import Label, Slot, Snapshot, Unusable
+from holdfast.memstore.shared_memory import Label, Slot, Snapshot, UnusableSnapshot
 
 
 class MemstoreReader(Protocol):
     """The memory store of one node."""
 
     def labels(self) -> dict[str, Label]:
-        """Return the labels of the whole snapshots by the name of their file; raise ``OSError`` or `Unusable` when they cannot be read."""
+        """Return the labels of the complete snapshots by file name; raise ``OSError`` or `UnusableSnapshot` when they cannot be read."""
         ...
 
     def damaged(self) -> dict[str, str]:
@@ -27,7 +27,7 @@ class MemstoreReader(Protocol):
         ...
 
     def fetch(self, name: str, label: Label, into: Path) -> None:
-        """Copy the snapshot with that *label* to the file *into*; raise ``OSError`` when that cannot be, `Unusable` when it is another."""
+        """Copy the snapshot with that *label* to the file *into*; raise ``OSError`` on failure, `UnusableSnapshot` if it is another."""
         ...
 
 
@@ -50,7 +50,7 @@ class LocalMemstore:
                     page = file.read(shared_memory.PAGE)
                 try:
                     shared_memory.read_label(page)
-                except Unusable as error:
+                except UnusableSnapshot as error:
                     if shared_memory.is_sealed(page):
                         found[path.name] = error.why
         return found
@@ -59,7 +59,7 @@ class LocalMemstore:
         """Copy the file, locked meanwhile: training takes another one, and would run out of them if it were read here for long."""
         with Snapshot(self.folder / name) as held:
             if held.label != label:
-                raise Unusable(shared_memory.REPLACED)
+                raise UnusableSnapshot(shared_memory.REPLACED)
             with os.fdopen(os.dup(held.fileno()), "rb") as source, into.open("xb") as target:
                 source.seek(0)
                 shutil.copyfileobj(source, target, 2**20)
@@ -83,7 +83,7 @@ class RemoteMemstore:
             line.until = until
             found = line.request({"do": "labels"}).get("labels")
         if not isinstance(found, dict):
-            raise Unusable("the answer of the memory server names no snapshots")
+            raise UnusableSnapshot("the answer of the memory server names no snapshots")
         return {name: shared_memory.label_of(label) for name, label in found.items()}
 
     def damaged(self) -> dict[str, str]:
@@ -99,14 +99,14 @@ class RemoteMemstore:
             request = {"do": "get", "name": name, "step": label.step, "lineage": label.lineage, "digest": label.digest}
             size = line.request(request).get("size")
             if size != label.file_size or label.tail > LONGEST_TAIL:
-                raise Unusable(f"a file of {size} bytes is not the snapshot that was asked for")
-            if shared_memory.read_label(line.exactly(shared_memory.PAGE)) != label:
-                raise Unusable("it is not the snapshot that was asked for")
+                raise UnusableSnapshot(f"a file of {size} bytes is not the snapshot that was asked for")
+            if shared_memory.read_label(line.receive_exactly(shared_memory.PAGE)) != label:
+                raise UnusableSnapshot("it is not the snapshot that was asked for")
             slot = Slot(into, fresh=True)
             try:
                 slot.begin(replace(label, tail=0, digest=""))
                 line.into(slot.data)
-                slot.adopt(label, line.exactly(label.tail))
+                slot.seal_copy(label, line.receive_exactly(label.tail))
             except BaseException:
                 slot.discard()
                 with suppress(OSError):

@@ -36,7 +36,7 @@ from holdfast.tensor_layout import contiguous, is_dense
 FORMAT: Final = 2
 """Raised to 2 when checksums became position-dependent; it is part of the magic, so that an older snapshot is refused by name."""
 PAGE: Final = 4096
-CUT: Final = 2**20
+SLICE_BYTES: Final = 2**20
 """Bytes of a slice: at the speed of memory some tenth of a millisecond, so that who waits for the end of one waits for nothing."""
 SUFFIX: Final = ".snap"
 LARGEST: Final = 2**62
@@ -56,10 +56,10 @@ _SLICE_ROOM: Final = 64
 
 
 REPLACED: Final = "another one has taken its place"
-"""Why a snapshot is `Unusable` whose file holds another one by now."""
+"""Why a snapshot is `UnusableSnapshot` whose file holds another one by now."""
 
 
-class Unusable(Exception):
+class UnusableSnapshot(Exception):
     """A snapshot that must not be used, and *why*."""
 
     def __init__(self, why: str) -> None:
@@ -85,7 +85,7 @@ class Label:
     """The generation that last went back to an earlier step: state of two lineages does not go together, be the step the same."""
     rank: int
     world: int
-    piece: str
+    shard: str
     """The piece of the training that the rank holds; ranks that are copies of each other have the same."""
     part: int
     """Which share of the piece's slices this is, counted from 0, out of `parts`."""
@@ -132,7 +132,7 @@ GRAIN: Final = 16
 """Bytes: no element of any type is cut in two where the share of one part ends and that of the next begins."""
 
 
-def deal(sizes: Sequence[int], part: int, parts: int, cut: int = CUT) -> list[tuple[Slice, ...]]:
+def slices_of_part(sizes: Sequence[int], part: int, parts: int, cut: int = SLICE_BYTES) -> list[tuple[Slice, ...]]:
     """Return the slices of *part* out of *parts* of tensors of these *sizes* in bytes, in the order in which they lie in the file.
 
     The tensors are taken for one long row of bytes, of which each part is a stretch, cut every *cut* bytes; a slice goes through as many
@@ -166,15 +166,16 @@ def _bound(row: Sequence[int], part: int, parts: int, cut: int) -> int:
 # -- checksums ----------------------------------------------------------------------------------------------------------
 
 SPREAD: Final = 0x9E3779B97F4A7C15
-"""Odd; what is longer than `CUT` is summed in stretches of that length: the sum so far is multiplied by it before the next is added."""
+"""Odd; what is longer than `SLICE_BYTES` is summed in stretches of that length: the sum so far is multiplied by it before the next is
+added."""
 
 
 @cache
 def weights() -> tuple[bytes, bytes]:
-    """Return the weights of `word_sum`: two rows of odd little-endian 64-bit numbers, one for each word of a stretch of `CUT` bytes."""
-    drawn = bytearray(hashlib.shake_128(b"holdfast: weights of snapshot checksums").digest(2 * CUT))
+    """Return the weights of `word_sum`: two rows of odd little-endian 64-bit numbers, one a word of `SLICE_BYTES` bytes."""
+    drawn = bytearray(hashlib.shake_128(b"holdfast: weights of snapshot checksums").digest(2 * SLICE_BYTES))
     drawn[::8] = bytes(byte | 1 for byte in drawn[::8])
-    return bytes(drawn[:CUT]), bytes(drawn[CUT:])
+    return bytes(drawn[:SLICE_BYTES]), bytes(drawn[SLICE_BYTES:])
 
 
 @cache
@@ -205,8 +206,8 @@ def word_sum(data: bytes | bytearray | memoryview) -> int:
 def sum_words(data: memoryview, dot: Callable[[memoryview, Any], int], rows: tuple[Any, Any]) -> int:
     """Return the `word_sum` of *data*, given both rows of `weights` and the *dot* product of whole words and the begin of a row."""
     total, (first, second) = 0, rows
-    for begin in range(0, len(data), CUT):
-        part = data[begin : begin + CUT]
+    for begin in range(0, len(data), SLICE_BYTES):
+        part = data[begin : begin + SLICE_BYTES]
         total = total * SPREAD + _row_sum(part, dot, first) + _row_sum(part[4:], dot, second)
     return total & _MASK
 
@@ -217,7 +218,7 @@ def _row_sum(part: memoryview, dot: Callable[[memoryview, Any], int], row: Any) 
     return total + (int.from_bytes(part[-rest:], "little") * int(row[count]) if rest else 0)
 
 
-def tail_limit(data: int, index: int, blobs: Mapping[str, bytes], cut: int = CUT) -> int:
+def tail_limit(data: int, index: int, blobs: Mapping[str, bytes], cut: int = SLICE_BYTES) -> int:
     """Return how many bytes a tail has at most: over *data* bytes in slices of *cut*, with an *index* of so many bytes of JSON."""
     names = len(json.dumps({name: len(blob) for name, blob in blobs.items()}))
     return _TAIL_HEAD + _SLICE_ROOM * -(-data // cut) + index + names + sum(map(len, blobs.values()))
@@ -308,10 +309,10 @@ class Slot:
         tail = b"".join([struct.pack("<QQ", len(table), len(head)), table, head, *blobs.values()])
         return self._seal(replace(label, tail=len(tail), digest=hashlib.sha256(tail).hexdigest()), tail)
 
-    def adopt(self, label: Label, tail: bytes | bytearray) -> None:
-        """Make a copy of another snapshot whole, whose data are here; raise `Unusable` unless *tail* is the one that its *label* names."""
+    def seal_copy(self, label: Label, tail: bytes | bytearray) -> None:
+        """Complete a copy of a snapshot whose data are here; raise `UnusableSnapshot` unless *tail* is the one that its *label* names."""
         if label.size != len(self.data):
-            raise Unusable(f"its label speaks of {label.size} bytes of data, and {len(self.data)} are here")
+            raise UnusableSnapshot(f"its label speaks of {label.size} bytes of data, and {len(self.data)} are here")
         parse_tail(bytes(tail), label)
         self._seal(label, tail)
 
@@ -352,20 +353,20 @@ class Slot:
 
 
 def read_label(page: bytes, *, draft: bool = False) -> Label:
-    """Return the label in the first page of a snapshot; raise `Unusable` unless it is sealed (or a *draft*) and as it was written."""
+    """Return the label in the first page of a snapshot; raise `UnusableSnapshot` unless it is sealed (or a *draft*) and as it was written."""
     if len(page) < _HEAD.size:
-        raise Unusable("it is no snapshot")
+        raise UnusableSnapshot("it is no snapshot")
     magic, told, length, digest = _HEAD.unpack_from(page)
     if magic.startswith(_OTHERS) and magic not in (_SEALED, _DRAFT):
-        raise Unusable(f"its format is not the one of this version ({FORMAT})")
+        raise UnusableSnapshot(f"its format is not the one of this version ({FORMAT})")
     if magic != _SEALED and not (draft and magic == _DRAFT):
-        raise Unusable("it is not whole" if magic in (_DRAFT, _BLANK) else "it is no snapshot")
+        raise UnusableSnapshot("it is not whole" if magic in (_DRAFT, _BLANK) else "it is no snapshot")
     body = page[_HEAD.size : _HEAD.size + length]
     if hashlib.sha256(body).digest() != digest:
-        raise Unusable("its label was changed")
+        raise UnusableSnapshot("its label was changed")
     label = label_of(body)
     if magic == _SEALED and told != label.size:
-        raise Unusable("its first page was changed")
+        raise UnusableSnapshot("its first page was changed")
     return label
 
 
@@ -373,7 +374,7 @@ _KINDS: Final[dict[str, type | tuple[type, ...]]] = {"int": int, "str": str, "fl
 
 
 def label_of(body: bytes | str | Mapping[str, Any]) -> Label:
-    """Return the label that is written in *body* as JSON, or as its fields; raise `Unusable` unless each is there and can be."""
+    """Return the label that is written in *body* as JSON, or as its fields; raise `UnusableSnapshot` unless each is there and can be."""
     try:
         told = body if isinstance(body, Mapping) else json.loads(body)
         label = Label(**told)
@@ -384,12 +385,12 @@ def label_of(body: bytes | str | Mapping[str, Any]) -> Label:
             fit
             and max(*counts, label.parts, label.cut, label.world) < 2**62
             and math.isfinite(label.time)
-            and len(label.piece) <= PAGE // 4
+            and len(label.shard) <= PAGE // 4
         )
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise Unusable(f"its label is not one of this version ({FORMAT})") from error
+        raise UnusableSnapshot(f"its label is not one of this version ({FORMAT})") from error
     if not fit:
-        raise Unusable(f"its label is not one of this version ({FORMAT})")
+        raise UnusableSnapshot(f"its label is not one of this version ({FORMAT})")
     return label
 
 
@@ -407,7 +408,7 @@ class Snapshot:
     """A sealed snapshot, opened to be read; it is not written anew as long as it is open."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file; raise `Unusable` when it holds no sealed snapshot, ``OSError`` when it cannot be read."""
+        """Open the file; raise `UnusableSnapshot` when it holds no sealed snapshot, ``OSError`` when it cannot be read."""
         self.path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -428,7 +429,7 @@ class Snapshot:
 
     def slices(self) -> Iterator[tuple[tuple[Slice, ...], memoryview, int]]:
         """Yield every slice of this file: what of which tensors it is, its bytes, and the sum that they must have."""
-        dealt = deal([entry.size for entry in self.entries], self.label.part, self.label.parts, self.label.cut)
+        dealt = slices_of_part([entry.size for entry in self.entries], self.label.part, self.label.parts, self.label.cut)
         lengths = [sum(one.length for one in met) for met in dealt]
         for met, length, end, told in zip(dealt, lengths, accumulate(lengths), self.sums, strict=True):
             yield met, self.data[end - length : end], told
@@ -437,7 +438,7 @@ class Snapshot:
         """Return what this file has of each tensor: its number, from which byte to which, and where in the data."""
         found: list[tuple[int, int, int, int]] = []
         place = 0
-        for met in deal([entry.size for entry in self.entries], self.label.part, self.label.parts, self.label.cut):
+        for met in slices_of_part([entry.size for entry in self.entries], self.label.part, self.label.parts, self.label.cut):
             for one in met:
                 if found and found[-1][0] == one.tensor:
                     tensor, begin, _, there = found.pop()
@@ -448,14 +449,14 @@ class Snapshot:
         return found
 
     def checked(self, checksum: Callable[[memoryview], int] = word_sum) -> Iterator[tuple[tuple[Slice, ...], memoryview]]:
-        """Yield every slice and its bytes; raise `Unusable` at one that is not as it was written. *checksum*: a faster `word_sum`."""
+        """Yield every slice and its bytes; raise `UnusableSnapshot` at one that is not as it was written. *checksum*: a faster `word_sum`."""
         for met, data, told in self.slices():
             if checksum(data) != told:
-                raise Unusable(f"{self.named(met)} was changed in memory: its sum is not the one it had when it was copied")
+                raise UnusableSnapshot(f"{self.named(met)} was changed in memory: its sum is not the one it had when it was copied")
             yield met, data
 
     def verify(self, checksum: Callable[[memoryview], int] = word_sum) -> None:
-        """Read everything; raise `Unusable` when a byte is not as it was written."""
+        """Read everything; raise `UnusableSnapshot` when a byte is not as it was written."""
         for _ in self.checked(checksum):
             pass
 
@@ -480,16 +481,16 @@ class Snapshot:
 
 
 def _tail(file: int, label: Label) -> tuple[tuple[int, ...], list[Entry], dict[str, bytes]]:
-    """Return sums, entries and blobs; raise `Unusable` when the tail is not the one that was sealed."""
+    """Return sums, entries and blobs; raise `UnusableSnapshot` when the tail is not the one that was sealed."""
     if os.fstat(file).st_size < label.file_size:
-        raise Unusable("it is cut off")
+        raise UnusableSnapshot("it is cut off")
     return parse_tail(os.pread(file, label.tail, PAGE + label.size), label)
 
 
 def parse_tail(tail: bytes, label: Label) -> tuple[tuple[int, ...], list[Entry], dict[str, bytes]]:
-    """Return the sums, entries and blobs in *tail*; raise `Unusable` when it is not the one that *label* names."""
+    """Return the sums, entries and blobs in *tail*; raise `UnusableSnapshot` when it is not the one that *label* names."""
     if len(tail) != label.tail or hashlib.sha256(tail).hexdigest() != label.digest:
-        raise Unusable("its index was changed")
+        raise UnusableSnapshot("its index was changed")
     try:
         table, head = struct.unpack_from("<QQ", tail)
         sums = struct.unpack_from(f"<{table // 8}Q", tail, 16)
@@ -497,13 +498,13 @@ def parse_tail(tail: bytes, label: Label) -> tuple[tuple[int, ...], list[Entry],
         entries = [_entry(*one) for one in told["entries"]]
         sizes = {str(name): _count(size) for name, size in told["blobs"].items()}
     except (struct.error, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        raise Unusable(f"its index is not one of this version ({FORMAT})") from error  # whole, and not what we write
+        raise UnusableSnapshot(f"its index is not one of this version ({FORMAT})") from error  # whole, and not what we write
     if 16 + table + head + sum(sizes.values()) != len(tail):
-        raise Unusable("its index does not fit its length")
+        raise UnusableSnapshot("its index does not fit its length")
     row = list(accumulate((one.size for one in entries), initial=0))
     size = _bound(row, label.part + 1, label.parts, label.cut) - _bound(row, label.part, label.parts, label.cut)
     if size != label.size or len(sums) != -(-size // label.cut):  # before anybody deals them out: their number may be any
-        raise Unusable("it has not a sum for every slice")
+        raise UnusableSnapshot("it has not a sum for every slice")
     blobs: dict[str, bytes] = {}
     begin = 16 + table + head
     for name, length in sizes.items():
@@ -539,6 +540,6 @@ def labels(memstore: Path) -> dict[Path, Label]:
     found: dict[Path, Label] = {}
     with suppress(OSError):
         for path in sorted(memstore.glob(f"*{SUFFIX}")):
-            with suppress(OSError, Unusable), path.open("rb") as file:
+            with suppress(OSError, UnusableSnapshot), path.open("rb") as file:
                 found[path] = read_label(file.read(PAGE))
     return found

@@ -34,12 +34,12 @@ def memstores_of(node: str) -> list[Path]:
 
 
 def root() -> Path:
-    """Return the folder of this user's memory stores: below ``HOLDFAST_VAULTS``, or the memory file system.
+    """Return the folder of this user's memory stores: below ``HOLDFAST_MEMSTORE_ROOT``, or the memory file system.
 
     Anybody may make folders there. Where somebody else has taken the name, this user's folder has one that nobody can guess: the first
     of those that there are, so that all processes find the same.
     """
-    place = Path(os.environ.get("HOLDFAST_VAULTS") or ROOT)
+    place = Path(os.environ.get("HOLDFAST_MEMSTORE_ROOT") or ROOT)
     usual = place / f"holdfast-{os.getuid()}"
     if not _is_anothers(usual):
         return usual
@@ -72,7 +72,7 @@ def make(memstore: Path) -> None:
     """Make the folder *memstore* for this user alone; raise ``OSError`` when it cannot be, or belongs to somebody else."""
     for folder in (memstore.parent, memstore):
         folder.mkdir(
-            parents="HOLDFAST_VAULTS" in os.environ, exist_ok=True, mode=0o700
+            parents="HOLDFAST_MEMSTORE_ROOT" in os.environ, exist_ok=True, mode=0o700
         )  # a missing /dev/shm is not made: it would be a disk
         if not _is_ours(folder):
             raise PermissionError(errno.EPERM, f"{folder} is open to others, or belongs to one")

@@ -158,13 +158,13 @@ _KINDS: Final = (
     ),
     *(
         EventKind(
-            name=f"holdfast.node.{standing}",
+            name=f"holdfast.node.{status}",
             about=NODE,
             related=_OF_NODE,
-            meaning=f"A health check found the node {standing}; it was something else before",
+            meaning=f"A health check found the node {status}; it was something else before",
             fields={**_NODE_MOVE, "kinds": "fault kinds that are new"},
         )
-        for standing in NodeHealthState
+        for status in NodeHealthState
     ),
     *(
         EventKind(

@@ -85,7 +85,7 @@ def named() -> str | None:
     return (os.environ[STANDS_IN] or None) if STANDS_IN in os.environ else configured()
 
 
-def stands_in() -> bool:
+def is_temporary_server() -> bool:
     """Tell whether the server in use is one of our own, which ends with this process: no link to it would last."""
     return STANDS_IN in os.environ
 
@@ -107,7 +107,7 @@ def auth_string() -> str:
     return os.environ.get(NAMED_AUTH, "") if STANDS_IN in os.environ and named() else setting("PREFECT_API_AUTH_STRING")
 
 
-def why_away(url: str, seconds: float = PATIENCE) -> str:
+def unreachable_reason(url: str, seconds: float = PATIENCE) -> str:
     """Return why the server at *url*, or its database, cannot be used, if that is so for so many *seconds*; empty when it can."""
     until, why = time.monotonic() + seconds, ""
     while True:
@@ -229,7 +229,7 @@ def _read(path: Path) -> str:
 def main(arguments: list[str]) -> int:
     """Become ``python -m`` *arguments*, with a Prefect server to talk to; who is told to let go meanwhile has nothing to let go of."""
     handover, environment, known = heed_from_now_on(), dict(os.environ), configured()
-    away = why_away(known) if known else ""
+    away = unreachable_reason(known) if known else ""
     if away or not known:
         try:
             folder = own_folder("PREFECT_HOME", environment.get("PREFECT_HOME") or "~/.prefect")
@@ -246,9 +246,9 @@ def main(arguments: list[str]) -> int:
     command = [sys.executable, "-P", "-m", *arguments]
     with held_back():
         if handover.why:
-            from holdfast.exit_codes import HANDED_OVER  # noqa: PLC0415 (with the history it takes half a second, which others need not wait for)
+            from holdfast.exit_codes import DETACHED  # noqa: PLC0415 (with the history it takes half a second, which others need not wait for)
 
-            return HANDED_OVER
+            return DETACHED
         return os.execve(sys.executable, command, environment)  # noqa: S606 (the same process: the server dies with it)
 
 

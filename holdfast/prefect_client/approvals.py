@@ -23,7 +23,7 @@ from holdfast.control.nodes.approvals import how_to_answer
 from holdfast.errors import OperatorError
 from holdfast.history import History, approvals
 from holdfast.history.approvals import ISOLATE, KEEP, ApprovalAnswer
-from holdfast.history.models import Question
+from holdfast.history.models import ApprovalRequest
 from holdfast.log import note
 
 log = logging.getLogger("holdfast.publish")
@@ -59,7 +59,7 @@ class ApprovalRuns:
         self._history = History.open()
         self._job_id = ""
         self._over = threading.Event()
-        self._known: dict[int, Question] = {}
+        self._known: dict[int, ApprovalRequest] = {}
         self._failing = False
         self._thread: threading.Thread | None = None
 
@@ -89,7 +89,7 @@ class ApprovalRuns:
                 self._failing = False
             except Exception as error:  # noqa: BLE001 (the UI or the history may be away for hours; the command line answers as well)
                 if not self._failing:
-                    note(log, "prefect.cannot-ask", level=logging.WARNING, why=error)
+                    note(log, "prefect.approval-not-shown", level=logging.WARNING, why=error)
                 self._failing = True
         self._history.close()
 
@@ -106,11 +106,11 @@ class ApprovalRuns:
             for one in present:
                 self._known[one.number] = one
                 if one.flow_run is None:
-                    approvals.note_flow_run(self._history, one.number, _put(client, one))
+                    approvals.set_flow_run(self._history, one.number, _put(client, one))
                 else:
                     self._take(client, one)
 
-    def _take(self, client: SyncPrefectClient, one: Question) -> None:
+    def _take(self, client: SyncPrefectClient, one: ApprovalRequest) -> None:
         """Take the answer from the run, if somebody gave one there."""
         state = client.read_flow_run(UUID(one.flow_run)).state
         if state is None or state.is_paused():
@@ -127,10 +127,10 @@ class ApprovalRuns:
         try:
             _close(client, approvals.reply(self._history, one.number, said, now=time.time()))
         except OperatorError as error:  # somebody was first
-            note(log, "prefect.answer-late", why=error)
+            note(log, "prefect.answer-too-late", why=error)
 
 
-def _form(one: Question) -> type[Approval]:
+def _form(one: ApprovalRequest) -> type[Approval]:
     names = list(one.nodes)
     against = "\n".join(f"- **{node}**: {told['reason']}" for node, told in one.nodes.items())
     description = f"**Job {one.job}, question {one.number}**\n\n{one.reason}\n\n{against}\n\n{how_to_answer(one)}"
@@ -138,15 +138,15 @@ def _form(one: Question) -> type[Approval]:
     return picked.with_initial_data(description=description)
 
 
-def _paused(one: Question) -> Any:  # noqa: ANN401 (Prefect's state, generic over results)
+def _paused(one: ApprovalRequest) -> Any:  # noqa: ANN401 (Prefect's state, generic over results)
     return Paused(timeout_seconds=FOREVER, pause_key=f"question-{one.number}")
 
 
-def _keyset(one: Question) -> Any:  # noqa: ANN401 (a dictionary with literal keys that Prefect does not export)
+def _keyset(one: ApprovalRequest) -> Any:  # noqa: ANN401 (a dictionary with literal keys that Prefect does not export)
     return keyset_from_paused_state(_paused(one))
 
 
-def _put(client: SyncPrefectClient, one: Question) -> str:
+def _put(client: SyncPrefectClient, one: ApprovalRequest) -> str:
     """Make the paused run of a question; return its id."""
     words = f"may {', '.join(one.nodes)} be isolated?"
     parameters = {"question": one.number, "job": one.job, "words": one.reason}
@@ -158,13 +158,13 @@ def _put(client: SyncPrefectClient, one: Question) -> str:
     return str(run.id)
 
 
-def _close(client: SyncPrefectClient, one: Question) -> None:
+def _close(client: SyncPrefectClient, one: ApprovalRequest) -> None:
     """End the run of a question that is answered."""
     if one.flow_run is None:
         return
-    words = approvals.in_words(one)
+    words = approvals.describe(one)
     state: Any = Completed(message=words) if one.answer in {ISOLATE, KEEP} else Cancelled(message=words)
     try:
         client.set_flow_run_state(UUID(one.flow_run), state, force=True)
     except ObjectNotFound:
-        note(log, "prefect.run-gone", question=one.number)
+        note(log, "prefect.run-missing", question=one.number)

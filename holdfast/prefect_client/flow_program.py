@@ -19,9 +19,9 @@ from prefect.exceptions import CancelledRun, FailedRun, Pause
 from holdfast import exit_codes
 from holdfast.control.supervisor import former_jobs
 from holdfast.control.supervisor.detach import held_back, present
-from holdfast.errors import HistoryTrouble, HoldfastError, LeaseLost, OperatorError
+from holdfast.errors import HistoryError, HoldfastError, LeaseLost, OperatorError
 from holdfast.history import History, queries
-from holdfast.history.errors import may_pass
+from holdfast.history.errors import is_transient
 from holdfast.log import line
 from holdfast.prefect import server
 from holdfast.prefect.output import prepare_output
@@ -50,7 +50,7 @@ def main(arguments: list[str], steer: Callable[..., FlowState]) -> int:
 def _no_server() -> str:
     """Say why no flow can begin with the Prefect server that was named; nothing when it can."""
     known = server.configured()
-    away = server.why_away(known) if known else ""
+    away = server.unreachable_reason(known) if known else ""
     cure = "Start it and its database, or unset PREFECT_API_URL: `holdfast run` then brings a server of its own."
     return f"the Prefect server at {shown(known)} cannot be used: {away}. {cure}" if away else ""
 
@@ -60,9 +60,11 @@ def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) ->
     try:
         steer()
     except OperatorError as error:
-        if again is not None and isinstance(error, HistoryTrouble) and may_pass(error):  # between two questions: who starts it again helps
+        if (
+            again is not None and isinstance(error, HistoryError) and is_transient(error)
+        ):  # between two questions: who starts it again helps
             print(line("flow.failed", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
-            return exit_codes.FLOW_DIED
+            return exit_codes.CONTROLLER_DIED
         return _refuse(str(error))
     except (FailedRun, CancelledRun, Pause):
         pass  # the verdict on the job, told below
@@ -81,25 +83,25 @@ def _begin_anew(arguments: list[str]) -> int:
     """Become a fresh process that stands by again, unless this one was told to let go."""
     with held_back():
         if present().why:
-            return exit_codes.HANDED_OVER
+            return exit_codes.DETACHED
         return os.execv(sys.executable, [sys.executable, "-P", "-m", "flows.training_job", *arguments])  # noqa: S606 (this very program)
 
 
 def _refuse(why: str) -> int:
     print(line("refused", f"holdfast: {why}", level="error"), file=sys.stderr)  # noqa: T201
-    return exit_codes.REFUSED
+    return exit_codes.OPERATOR_ERROR
 
 
 def _verdict(job: str) -> int:
     """Return the exit status that the history's last word on the job asks for, unless this flow was told to let go of it."""
     if former_jobs.was_handed_over(job):
-        return exit_codes.HANDED_OVER
+        return exit_codes.DETACHED
     try:
         with closing(History.open()) as history:
             move = queries.state_of(history, queries.newest_job(history, job).id)
     except OperatorError as error:
         print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
-        return exit_codes.FLOW_DIED
+        return exit_codes.CONTROLLER_DIED
     return exit_codes.status_of(move)
 
 

@@ -18,7 +18,7 @@ from prefect.exceptions import Pause
 from prefect.states import Completed
 
 from holdfast.control.supervisor.controller import JobController
-from holdfast.errors import HandedOver
+from holdfast.errors import JobDetached
 from holdfast.prefect_client.supervised_job import SupervisedJob
 from policies.case import RecoveryAction
 from policies.states import Event, State, Transition
@@ -61,7 +61,7 @@ def job_task(name: str, title: Title) -> Callable[[Work], JobTask]:
             begin = time.monotonic()
             try:
                 transition = work(run.controller)
-            except HandedOver as error:
+            except JobDetached as error:
                 return Completed(name="Detached", message=f"training continues: {error.why}")
             _rename(title(run.controller, transition, time.monotonic() - begin))
             state_name = STATE_NAMES.get(transition.event, transition.event.capitalize())

@@ -14,7 +14,7 @@ from pydantic import Field, SkipValidation, WithJsonSchema
 from holdfast import paths
 from holdfast.errors import UnknownCluster
 from holdfast.spec import Cluster, LocalCluster, load_cluster
-from holdfast.spec.load import YAML, cluster_in
+from holdfast.spec.load import YAML, parse_cluster
 
 LOCAL: Final = re.compile(r"local(?::([0-9]{1,4}))?")
 VARIABLE: Final = "variable:"
@@ -39,14 +39,14 @@ def chosen(said: Cluster | str | Mapping[str, Any], *, nodes: int = 1) -> Cluste
     `local` alone has as many nodes as it takes for *nodes*. Raise `UnknownCluster` with the known ones, or `BadFile`.
     """
     if isinstance(said, Mapping):
-        return cluster_in(said, "cluster")
+        return parse_cluster(said, "cluster")
     if not isinstance(said, str):
         return said
     said = said.strip()
     if said.startswith("{"):
-        return cluster_in(said, "cluster")
+        return parse_cluster(said, "cluster")
     if found := LOCAL.fullmatch(said):
-        return cluster_in({"nodes": int(found[1])}, said) if found[1] else LocalCluster(nodes=max(nodes, LocalCluster().nodes))
+        return parse_cluster({"nodes": int(found[1])}, said) if found[1] else LocalCluster(nodes=max(nodes, LocalCluster().nodes))
     if "/" in said or Path(said).suffix.lower() in {*YAML, ".py"}:
         return load_cluster(_absolute(said))
     return _saved(said)
@@ -80,9 +80,9 @@ def _saved(said: str) -> Cluster:
                 return load_cluster(file)
     with get_client(sync_client=True) as client:
         if kind != BLOCK and (variable := client.read_variable_by_name(name)) is not None:
-            return cluster_in(variable.value, VARIABLE + name)
+            return parse_cluster(variable.value, VARIABLE + name)
         if kind != VARIABLE and (saved := _block(client, name)) is not None:
-            return cluster_in(saved, BLOCK + name)
+            return parse_cluster(saved, BLOCK + name)
         known = ["local", *_known(client)]
     cure = f'Known here, blocks aside: {", ".join(known)}. Save others: `prefect variable set NAME "$(cat FILE)"`'
     raise UnknownCluster(said, "", cure)

@@ -24,7 +24,7 @@ from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.log import note
 from holdfast.prefect.links import ui_link
-from holdfast.prefect.server import stands_in
+from holdfast.prefect.server import is_temporary_server
 
 log = logging.getLogger("holdfast.publish")
 
@@ -44,7 +44,7 @@ class OwnFlowRun:
         own = context.flow_run if context is not None else None
         self.flow_run = FlowRun()
         if own is not None:
-            self.flow_run = FlowRun(id=str(own.id), url="" if stands_in() else ui_link("flow-run", own.id))
+            self.flow_run = FlowRun(id=str(own.id), url="" if is_temporary_server() else ui_link("flow-run", own.id))
         self._own = own
         self._lineage: list[UUID] = []
         """This flow run and its parents, innermost first, once they are known."""

@@ -22,14 +22,14 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from holdfast.control.nodes.approvals import how_to_answer
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.errors import BadSetting
-from holdfast.history.approvals import in_words
-from holdfast.history.models import Fault, Question
+from holdfast.history.approvals import describe
+from holdfast.history.models import ApprovalRequest, FaultRecord
 from holdfast.log import note
 from holdfast.prefect.event_kinds import CLUSTER, HEARTBEAT, HEARTBEAT_SECONDS, INCIDENT, JOB, NODE
 from holdfast.prefect.links import incident_key, job_key, progress_key, ui_link
 from holdfast.prefect_client import events, heartbeat_alerts
 from holdfast.prefect_client.events import Resource
-from holdfast.report import incident_words as words
+from holdfast.report import incident_text as words
 from holdfast.report import notifications as told
 from holdfast.report.case import IncidentCase, newest_cases
 from holdfast.report.job_page import MOST_INCIDENTS, JobFacts, description, job_page, progress_words
@@ -159,7 +159,7 @@ class Publisher:
             act()
         except Exception as error:  # noqa: BLE001 (as above)
             if not self._failing:
-                note(log, "prefect.away", level=logging.WARNING, why=repr(error))
+                note(log, "prefect.unreachable", level=logging.WARNING, why=repr(error))
             self._failing = True
 
     def _last(self) -> None:
@@ -227,7 +227,7 @@ class Publisher:
             if self._open is None and self._last_case is not None:
                 self._show_incident(self._last_case)
 
-    def _fault(self, fault: Fault) -> None:
+    def _fault(self, fault: FaultRecord) -> None:
         now, name = time.monotonic(), (fault.kind, fault.subject)
         if now - self._faults.get(name, -FAULT_SECONDS) < FAULT_SECONDS:
             return
@@ -280,15 +280,15 @@ class Publisher:
         page.cases = [*before[1 - MOST_INCIDENTS :], case]
         page.incidents, self._is_news = max(page.incidents, case.incident.number), True
 
-    def _asked(self, question: Question) -> None:
+    def _asked(self, question: ApprovalRequest) -> None:
         self._facts.question, self._is_news = question, True
         self._emit("holdfast.approval.asked", number=question.number, nodes=list(question.nodes), reason=question.reason)
         for notification in self._notifications.asked(question, how_to_answer(question)):
             self._notify(notification)
 
-    def _answered(self, question: Question) -> None:
+    def _answered(self, question: ApprovalRequest) -> None:
         self._facts.question, self._is_news = None, True
-        summary, nodes = in_words(question), list(question.nodes)
+        summary, nodes = describe(question), list(question.nodes)
         answer = {"answer": question.answer, "by": question.by, "summary": summary}
         self._emit("holdfast.approval.answered", number=question.number, nodes=nodes, reason=question.reason, **answer)
         for notification in self._notifications.answered(question, summary):

@@ -8,11 +8,11 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from detectors.evidence import Blind
-from detectors.probe_result import Found, Missed, NodeLook
+from detectors.evidence import Unknown
+from detectors.probe_result import NodeProbe, ProbeOutcome, UnansweredProbe
 from detectors.readings import NodeReading
 from holdfast.cluster.local import LocalNodes
-from holdfast.errors import NotOutsideOfJobs
+from holdfast.errors import AllocationRequired
 from holdfast.probe.readers.local import seen
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Sweeper(Protocol):
         """Return the nodes' names, in the cluster's order."""
         ...
 
-    def sweep(self, deadline: float = DEADLINE, nodes: Collection[str] | None = None) -> dict[str, NodeLook]:
+    def sweep(self, deadline: float = DEADLINE, nodes: Collection[str] | None = None) -> dict[str, NodeProbe]:
         """Return a look at each node (or each of *nodes*), in the cluster's order; one attempt takes *deadline* seconds at most."""
         ...
 
@@ -47,7 +47,7 @@ def open_sweeper(cluster: Cluster) -> Sweeper:
     if cluster.kind == "local":
         return LocalSweeper(cluster)
     if cluster.kind == "slurm":
-        raise NotOutsideOfJobs("a look from outside", cluster.name)
+        raise AllocationRequired("a look from outside", cluster.name)
     from holdfast.cluster.ssh import SshSweeper  # noqa: PLC0415 (paramiko takes 0.1 s, and most clusters need none of it)
 
     return SshSweeper(cluster)
@@ -73,18 +73,18 @@ class LocalSweeper:
         """Return the nodes' names."""
         return self._source.names()
 
-    def sweep(self, deadline: float = DEADLINE, nodes: Collection[str] | None = None) -> dict[str, NodeLook]:
+    def sweep(self, deadline: float = DEADLINE, nodes: Collection[str] | None = None) -> dict[str, NodeProbe]:
         """Return a look at each node (or each of *nodes*)."""
         names = [name for name in self.nodes() if nodes is None or name in nodes]
         on = {name for name in names if self._source.answers(name)}
         begun = time.monotonic()
         found = seen(os.uname().nodename, seconds=deadline) if on else None
         at, seconds = time.time(), time.monotonic() - begun
-        return {name: NodeLook(node=name, at=at, seconds=seconds, found=self._of(name, found if name in on else None)) for name in names}
+        return {name: NodeProbe(node=name, at=at, seconds=seconds, found=self._of(name, found if name in on else None)) for name in names}
 
-    def _of(self, node: str, found: NodeReading | Blind | None) -> Found:
+    def _of(self, node: str, found: NodeReading | Unknown | None) -> ProbeOutcome:
         """Return what this machine's look means for *node*; nothing was found for one that is switched off."""
         self._misses[node] = self._misses.get(node, 0) + 1 if found is None else 0
         if found is None:
-            return Missed(times=self._misses[node], why="it is switched off")
-        return found if isinstance(found, Blind) else dataclasses.replace(found, node=node)
+            return UnansweredProbe(times=self._misses[node], why="it is switched off")
+        return found if isinstance(found, Unknown) else dataclasses.replace(found, node=node)

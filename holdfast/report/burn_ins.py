@@ -11,7 +11,7 @@ from typing import Final
 
 from detectors.burn_in_results import Check, CheckMark
 from holdfast.report.wording import duration, plural, visible
-from policies.burn_in import BurnInOutcome, figures_of, in_a_word, stays_out
+from policies.burn_in import BurnInOutcome, explain_still_isolated, figures_of, node_result
 from policies.node_states import NodeState
 
 _SPECIAL: Final = re.compile(r"[\\*\[\]|~]|(?<!\w)_|_(?!\w)")
@@ -24,7 +24,7 @@ _ORDER: Final = (CheckMark.FAILED, CheckMark.SKIPPED, CheckMark.PASSED)
 def burn_ins_markdown(outcomes: Mapping[str, BurnInOutcome], left: Mapping[str, str], states: Mapping[str, NodeState]) -> str:
     """Return *outcomes* by node, the nodes that were *left* out and why, and the *states* of all of them now."""
     found = sorted(outcomes.values(), key=lambda one: _ORDER.index(one.mark))
-    lines = [_node(one.node, in_a_word(one.mark), states[one.node], one.reason) for one in found]
+    lines = [_node(one.node, node_result(one.mark), states[one.node], one.reason) for one in found]
     lines += [_node(node, "not tested", states[node], why) for node, why in left.items() if node not in outcomes]
     blocks = ["\n".join(lines)]
     to_do = [f"- {_plain(words)}" for one in found if (words := _to_do(one, states[one.node]))]
@@ -38,7 +38,7 @@ def burn_ins_markdown(outcomes: Mapping[str, BurnInOutcome], left: Mapping[str, 
 def in_a_sentence(outcomes: Mapping[str, BurnInOutcome], left: int) -> str:
     """Return a run in a sentence, with the nodes that stay out first."""
     marks = [one.mark for one in outcomes.values()]
-    counted = [f"{marks.count(mark)} {in_a_word(mark)}" for mark in reversed(_ORDER) if mark in marks]
+    counted = [f"{marks.count(mark)} {node_result(mark)}" for mark in reversed(_ORDER) if mark in marks]
     words = ", ".join([plural(len(outcomes), "node"), *counted, *([f"{left} not tested"] if left else [])])
     reasons = [f"{one.node}: {one.reason}" for one in outcomes.values() if one.mark is not CheckMark.PASSED]
     return "; ".join([words, *reasons[:3], *([f"and {len(reasons) - 3} more"] if len(reasons) > 3 else [])])  # noqa: PLR2004 (three fit a line)
@@ -46,7 +46,7 @@ def in_a_sentence(outcomes: Mapping[str, BurnInOutcome], left: int) -> str:
 
 def _to_do(one: BurnInOutcome, state: NodeState) -> str:
     if one.mark is CheckMark.SKIPPED and state is NodeState.QUARANTINED:
-        return stays_out(one, str(state))
+        return explain_still_isolated(one, str(state))
     if one.mark is not CheckMark.FAILED:
         return ""
     if state in {NodeState.HEALTHY, NodeState.SUSPECT}:

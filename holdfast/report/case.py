@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.history import History, queries
-from holdfast.history.models import Decision, Fault, Incident, Phase, Verdict
+from holdfast.history.models import DecisionRecord, FaultRecord, Incident, IncidentDiagnosis, Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,10 +14,10 @@ class IncidentCase:
     """One incident with everything that hangs on it."""
 
     incident: Incident
-    faults: Sequence[Fault]
-    decisions: Sequence[Decision]
+    faults: Sequence[FaultRecord]
+    decisions: Sequence[DecisionRecord]
     phases: Sequence[Phase]
-    verdicts: Sequence[Verdict] = ()
+    verdicts: Sequence[IncidentDiagnosis] = ()
 
 
 def newest_cases(history: History, job_id: str, most: int) -> Iterator[IncidentCase]:

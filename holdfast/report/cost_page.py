@@ -71,8 +71,8 @@ def _tables(bill: Bill) -> Iterator[tuple[str, str, str, Sequence[str], list[lis
             "The kind of the root of each incident, most expensive first.",
             *_table(cost_table.kinds(bill)),
         )
-    if bill.lemons:
-        yield "nodes", "Nodes", _NODES, *_table(cost_table.lemons(bill))
+    if bill.bad_nodes:
+        yield "nodes", "Nodes", _NODES, *_table(cost_table.bad_nodes(bill))
     if len(bill.jobs) > 1:
         yield "jobs", "Jobs", "The largest first.", *_table(cost_table.jobs(bill))
 

@@ -111,7 +111,7 @@ def kinds(bill: Bill) -> Table:
     ]
 
 
-def lemons(bill: Bill) -> Table:
+def bad_nodes(bill: Bill) -> Table:
     """Return what nodes cost."""
     lost = bill.hours(Use.LOST)
     return ("NODE", "FAULTS", "INCIDENTS", "BLAMED", "TIME", "OF LOST", "QUARANTINE", "MOSTLY"), [
@@ -125,7 +125,7 @@ def lemons(bill: Bill) -> Table:
             "yes" if one.to_quarantine else "no",
             one.worst or NOTHING,
         ]
-        for one in bill.lemons
+        for one in bill.bad_nodes
     ]
 
 
@@ -174,7 +174,7 @@ def record(bill: Bill) -> dict[str, Any]:
                 "worst": one.worst or None,
                 "to_quarantine": one.to_quarantine,
             }
-            for one in bill.lemons
+            for one in bill.bad_nodes
         ],
         "jobs": [
             {

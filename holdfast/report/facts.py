@@ -113,8 +113,8 @@ def _usual_downtime(story: Story) -> str:
 
 def _checkpoints(story: Story) -> Tile:
     """Count the checkpoints on disk; what is wrong with snapshots in memory stands with those."""
-    on_disk = [one for one in story.checkpoints if one.trouble not in IN_MEMORY]
-    whole = [one for one in on_disk if one.trouble is None]
+    on_disk = [one for one in story.checkpoints if one.problem not in IN_MEMORY]
+    whole = [one for one in on_disk if one.problem is None]
     written = [one.seconds for one in whole if one.seconds is not None]
     usual = f"{wording.duration(median(written))} each, in the median" if written else "none written"
     troubled = len(on_disk) - len(whole)

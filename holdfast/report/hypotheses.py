@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.history.models import Verdict
+from holdfast.history.models import IncidentDiagnosis
 from holdfast.report import wording
 
 NAMED: Final = 3
@@ -28,7 +28,7 @@ class WeighedHypothesis:
     """When, by whom, and what was told."""
 
 
-def explanations(verdicts: Sequence[Verdict]) -> Iterator[WeighedHypothesis]:
+def explanations(verdicts: Sequence[IncidentDiagnosis]) -> Iterator[WeighedHypothesis]:
     """Yield what the newest of *verdicts* weighed, the likeliest first; nothing for an incident from before it was kept."""
     for one in verdicts[-1].candidates if verdicts else ():
         yield WeighedHypothesis(

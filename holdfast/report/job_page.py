@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.history.models import Question
-from holdfast.report import incident_words as words
+from holdfast.history.models import ApprovalRequest
+from holdfast.report import incident_text as words
 from holdfast.report import wording
 from holdfast.report.case import IncidentCase
 from holdfast.report.markdown import plain, table
@@ -49,7 +49,7 @@ class JobFacts:
     """Node to how many hot spares are ready on it."""
     isolated: Mapping[str, str] = field(default_factory=dict)
     """Nodes out of service, and why."""
-    question: Question | None = None
+    question: ApprovalRequest | None = None
     """What a person is asked now."""
     cases: list[IncidentCase] = field(default_factory=list)
     """The newest incidents, oldest first."""

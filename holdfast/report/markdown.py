@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from holdfast.history.models import Decision, Fault, Incident, Phase, Verdict
-from holdfast.report import incident_words as words
+from holdfast.history.models import DecisionRecord, FaultRecord, Incident, IncidentDiagnosis, Phase
+from holdfast.report import incident_text as words
 from holdfast.report import wording
 from holdfast.report.case import IncidentCase
 from holdfast.report.evidence import pieces
@@ -133,13 +133,13 @@ def _time(phases: Sequence[Phase]) -> Iterator[str]:
 
 def _inside(incident: Incident) -> Iterator[str]:
     """Yield what the recovery did inside the workers, where that is known."""
-    sentences = wording.taken_over(incident.facts)
+    sentences = wording.recovery_details(incident.facts)
     if sentences:
         yield "## What the recovery did"
         yield "\n".join(f"- {plain(sentence)}" for sentence in sentences)
 
 
-def _seen(faults: Sequence[Fault]) -> Iterator[str]:
+def _seen(faults: Sequence[FaultRecord]) -> Iterator[str]:
     """Yield the root cause with its evidence, then the secondary failures, a line each."""
     ordered = sorted(faults, key=lambda fault: not fault.root)
     roots, others = [one for one in ordered if one.root] or ordered[:1], [one for one in ordered if not one.root]
@@ -166,7 +166,7 @@ def _seen(faults: Sequence[Fault]) -> Iterator[str]:
         yield _folded(f"{wording.plural(len(others), 'secondary failure')}", lines)
 
 
-def _explained(verdicts: Sequence[Verdict], root: tuple[str, str]) -> Iterator[str]:
+def _explained(verdicts: Sequence[IncidentDiagnosis], root: tuple[str, str]) -> Iterator[str]:
     """Yield the hypotheses that were weighed: the likeliest with its evidence, the others folded; nothing where *root* was the only one."""
     found = list(explanations(verdicts))
     if not found:
@@ -186,7 +186,7 @@ def _explained(verdicts: Sequence[Verdict], root: tuple[str, str]) -> Iterator[s
         yield _folded(summary, [f"{wording.share(one.weight)} {one.kind} of {one.subject}" for one in others])
 
 
-def _decided(decisions: Sequence[Decision]) -> Iterator[str]:
+def _decided(decisions: Sequence[DecisionRecord]) -> Iterator[str]:
     """Yield the decisions in order, each with its reason; what was considered before is folded."""
     for decision in decisions:
         yield f"**{plain(decision.action)}**: {plain(decision.reason)}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
-from holdfast.history.models import Fault, Snapshots
+from holdfast.history.models import FaultRecord, Snapshots
 from holdfast.report.wording import count, duration, plural, share
 
 NO_SNAPSHOTS: Final = frozenset({"memory-none", "snapshot-no-memory"})
@@ -26,14 +26,14 @@ def last(row: Snapshots) -> str:
     return f"given back; at the end step {count(row.step)}, {plural(row.age_steps or 0, 'step')} old"
 
 
-def newest(row: Snapshots, fault: Fault | None, spec: Mapping[str, Any], now: float) -> str:
+def newest(row: Snapshots, fault: FaultRecord | None, spec: Mapping[str, Any], now: float) -> str:
     """Say which snapshot is the newest, how old it is, and whether another node has it; *fault* is the newest of `FAULTS`."""
     told = f", as told {duration(now - row.at)} ago" if now - row.at > STALE else ""
     age = f"{plural(row.age_steps or 0, 'step')} ({duration(row.age_s)}) old"
     return f"step {count(row.step)}, {age}{told}; {_elsewhere(row, fault, spec)}"
 
 
-def _elsewhere(row: Snapshots, fault: Fault | None, spec: Mapping[str, Any]) -> str:
+def _elsewhere(row: Snapshots, fault: FaultRecord | None, spec: Mapping[str, Any]) -> str:
     if row.replica_step is not None:
         return "also on another node" if row.replica_step == row.step else f"on another node up to step {count(row.replica_step)}"
     if _plan(spec).get("replicas") == 0:
@@ -57,7 +57,7 @@ def upkeep(rows: Sequence[Snapshots]) -> str:
 
 def total(rows: Sequence[Snapshots]) -> Snapshots:
     """Return the sums over generations; what is not a sum is the newest's."""
-    sums = {name: sum(getattr(row, name) for row in rows) for name in ("copied_s", "hidden_s", "cost_s", "trained_s")}
+    sums = {name: sum(getattr(row, name) for row in rows) for name in ("copied_s", "overlapped_s", "cost_s", "trained_s")}
     ages: Counter[str] = Counter()
     for row in rows:
         ages.update({name: int(number) for name, number in row.ages.items()})
@@ -74,7 +74,7 @@ def usual_age(row: Snapshots) -> str:
     return f"in the median {plural(usual, 'step')} old" + (f", at most {ages[-1][0]:,}" if ages[-1][0] > usual else "")
 
 
-def why_none(row: Snapshots | None, fault: Fault | None, spec: Mapping[str, Any], *, ended: bool) -> str:
+def why_none(row: Snapshots | None, fault: FaultRecord | None, spec: Mapping[str, Any], *, ended: bool) -> str:
     """Say why there is no snapshot; empty where there is one, and of a job that ended before anybody kept a record of that."""
     if row is not None and row.step is not None:
         return ""
@@ -87,7 +87,7 @@ def why_none(row: Snapshots | None, fault: Fault | None, spec: Mapping[str, Any]
     return "" if ended else "none yet: they begin a few steps after `holdfast.session` does"
 
 
-def _quoted(fault: Fault) -> str:
+def _quoted(fault: FaultRecord) -> str:
     quote = str(fault.evidence.get("quote") or "")
     return f"{fault.kind} on {fault.subject}" + (f" ({quote})" if quote else "")
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from holdfast.probe.health import Checkup
 from holdfast.report.wording import plural
-from policies.node_health import HealthChange, HealthVerdict, worst_first
+from policies.node_health import HealthAssessment, HealthChange, worst_first
 
 HEALTH: Final = {"ok": "healthy", "unhealthy": "unhealthy"}
 """The words of the table for standings that the history calls otherwise."""
@@ -27,9 +27,9 @@ def summary(checkup: Checkup) -> str:
     return f"{plural(len(checkup.verdicts), 'node')} in {checkup.seconds:.1f} s: {counted}"
 
 
-def rows(verdict: HealthVerdict) -> list[dict[str, str]]:
+def rows(verdict: HealthAssessment) -> list[dict[str, str]]:
     """Return a node's rows: one a finding, the worst first; what is longer than a cell goes on in the row below."""
-    told = {"node": verdict.node, "health": HEALTH.get(verdict.standing, verdict.standing)}
+    told = {"node": verdict.node, "health": HEALTH.get(verdict.status, verdict.status)}
     since = datetime.fromtimestamp(verdict.since, tz=UTC).strftime("%m-%d %H:%M")
     found = [("", verdict.reason)] if verdict.reason else []
     found += [(one.kind, one.quote) for one in worst_first(verdict.findings)]

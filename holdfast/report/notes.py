@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from holdfast.history.models import Remark
+from holdfast.history.models import JobEvent
 from holdfast.report.wording import plural, some
 
 _NUMBER: Final = re.compile(
@@ -47,10 +47,10 @@ def cause_of(text: str, nodes: Collection[str] = ()) -> str:
     return _NUMBER.sub("#", _RANK_THERE.sub("rank # on ", unnamed))
 
 
-def collapsed(remarks: Iterable[Remark], nodes: Collection[str] = ()) -> list[Note]:
+def collapsed(job_events: Iterable[JobEvent], nodes: Collection[str] = ()) -> list[Note]:
     """Return the notes in the order in which each came first; of those with one cause only the first text, counted."""
     found: dict[str, Note] = {}
-    for remark in remarks:
+    for remark in job_events:
         key = cause_of(remark.text, nodes)
         known = found.get(key)
         if known is None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from holdfast.history.models import Question
-from holdfast.report import incident_words, wording
+from holdfast.history.models import ApprovalRequest
+from holdfast.report import incident_text, wording
 from holdfast.report.case import IncidentCase
 from policies.node_health import NodeHealthState
 from policies.node_states import NodeState
@@ -146,15 +146,15 @@ class Notifications:
         """Learn that a node of the job was quarantined."""
         self._quarantined[node] = reason
 
-    def asked(self, question: Question, how: str) -> list[Notification]:
+    def asked(self, question: ApprovalRequest, how: str) -> list[Notification]:
         """Learn that a person is asked; *how* says how to answer."""
         return [self._of_question(question, "asked", NotificationLevel.ATTENTION, paragraphs(question.reason, f"Answer: {how}"))]
 
-    def answered(self, question: Question, words: str) -> list[Notification]:
+    def answered(self, question: ApprovalRequest, words: str) -> list[Notification]:
         """Learn that a question needs no answer any more."""
         return [self._of_question(question, "over", NotificationLevel.RESOLVED, f"Answered: {words}")]
 
-    def _of_question(self, question: Question, state: str, level: NotificationLevel, text: str) -> Notification:
+    def _of_question(self, question: ApprovalRequest, state: str, level: NotificationLevel, text: str) -> Notification:
         nodes = tuple(question.nodes)
         subject = f"question {question.number}: may {wording.some(nodes)} be isolated?"
         ident = f"question {question.number}"
@@ -186,7 +186,7 @@ class Notifications:
             return [*self._gathered(now), self._of_incident(over, "ended", NotificationLevel.ATTENTION)]
         found = [*(self._over(now) if over is not None else []), *self._gathered(now), *self._rest()]
         level = NotificationLevel.ATTENTION if state is State.FAILED else NotificationLevel.INFO
-        ident, text = f"job {self.sender.name}", incident_words.brief(reason, 1000)
+        ident, text = f"job {self.sender.name}", incident_text.brief(reason, 1000)
         return [*found, self.sender.sign(Notification(id=ident, state="ended", level=level, subject=state.lower(), text=text))]
 
     def _rest(self) -> list[Notification]:
@@ -208,22 +208,22 @@ class Notifications:
     def _of_incident(self, case: IncidentCase, state: str, level: NotificationLevel) -> Notification:
         quarantined, self._quarantined = self._quarantined, {}
         incident, job = case.incident, self.sender.job
-        subject = f"incident {incident.number}: {incident_words.short(case)}" if state == "over" else _failed(case)
+        subject = f"incident {incident.number}: {incident_text.short(case)}" if state == "over" else _failed(case)
         subject += "".join(f"; {node} quarantined" for node in quarantined)
-        quote = incident_words.root_quote(case)
+        quote = incident_text.root_quote(case)
         draft = Notification(
             id=f"incident {incident.id}",
             state=state,
             level=level,
             subject=subject,
             text=paragraphs(
-                f"{incident_words.with_time(case, ' UTC:')}.",
+                f"{incident_text.with_time(case, ' UTC:')}.",
                 f"Seen: {quote}" if quote else "",
-                f"Why: {why}" if (why := incident_words.why_failed(case)) else "",
-                f"Action: {incident_words.to_do(case, job, quarantined)}.",
+                f"Why: {why}" if (why := incident_text.why_failed(case)) else "",
+                f"Action: {incident_text.to_do(case, job, quarantined)}.",
                 f"All of it: `holdfast show {incident.number} --job {job}`",
             ),
-            nodes=tuple(dict.fromkeys([*incident_words.all_nodes(case), *quarantined])),
+            nodes=tuple(dict.fromkeys([*incident_text.all_nodes(case), *quarantined])),
         )
         return self.sender.sign(draft, self.sender.incident_page(incident.number))
 
@@ -231,19 +231,19 @@ class Notifications:
         assert self._open is not None
         case, self._open = self._open[0], None
         self._told = case.incident.id
-        subject = f"incident {case.incident.number}: {incident_words.what(case)}, not recovered after {wording.duration(PATIENCE)}"
+        subject = f"incident {case.incident.number}: {incident_text.what(case)}, not recovered after {wording.duration(PATIENCE)}"
         quarantined, self._quarantined = self._quarantined, {}
         draft = Notification(
             id=f"incident {case.incident.id}",
             state="open",
             level=NotificationLevel.ATTENTION,
-            subject=incident_words.brief(subject, 200),
+            subject=incident_text.brief(subject, 200),
             text=paragraphs(
-                f"{incident_words.with_time(case, ' UTC:')}.",
-                f"Now: {incident_words.brief(self._reason, 500)}",
-                ". ".join(incident_words.of_quarantine(node, reason) for node, reason in quarantined.items()),
+                f"{incident_text.with_time(case, ' UTC:')}.",
+                f"Now: {incident_text.brief(self._reason, 500)}",
+                ". ".join(incident_text.of_quarantine(node, reason) for node, reason in quarantined.items()),
             ),
-            nodes=tuple(dict.fromkeys([*incident_words.all_nodes(case), *quarantined])),
+            nodes=tuple(dict.fromkeys([*incident_text.all_nodes(case), *quarantined])),
         )
         return self.sender.sign(draft, self.sender.incident_page(case.incident.number))
 
@@ -254,7 +254,7 @@ class Notifications:
             state="over",
             level=NotificationLevel.ATTENTION,
             subject=f"{wording.some(nodes)} quarantined",
-            text="\n".join(f"{incident_words.of_quarantine(node, reason)}." for node, reason in nodes.items()),
+            text="\n".join(f"{incident_text.of_quarantine(node, reason)}." for node, reason in nodes.items()),
             nodes=tuple(nodes),
         )
         return self.sender.sign(draft)
@@ -282,7 +282,7 @@ class Notifications:
 
 def _failed(case: IncidentCase) -> str:
     """Return the subject of a job that an incident ended."""
-    return f"job failed: {incident_words.brief(incident_words.what(case), 120)} (incident {case.incident.number})"
+    return f"job failed: {incident_text.brief(incident_text.what(case), 120)} (incident {case.incident.number})"
 
 
 def without_controller(sender: NotificationSource, *, state: str, step: int | None, at: float) -> Notification:
@@ -292,7 +292,7 @@ def without_controller(sender: NotificationSource, *, state: str, step: int | No
         id=controller_id(sender),
         state="open",
         level=NotificationLevel.ATTENTION,
-        subject=f"no controller since {incident_words.time_of_day(at)} UTC; training continues",
+        subject=f"no controller since {incident_text.time_of_day(at)} UTC; training continues",
         text=paragraphs(
             f"The controller on {sender.host or 'its host'} sent its last heartbeat when the job was {state}{reached}. "
             "Training continues under the agents on the nodes, but nobody would answer the next fault.",
@@ -324,7 +324,7 @@ def of_nodes(cluster: str, changes: Mapping[str, tuple[str, str]], *, host: str,
         return None
     states = list(dict.fromkeys(state for state, _ in found.values()))
     counted = ", ".join(f"{wording.some([node for node, (now, _) in found.items() if now == state], 5)} {state}" for state in states)
-    lines = [f"{node} is {state}: {incident_words.brief(reason, 400)}" for node, (state, reason) in list(found.items())[:MOST_NODES]]
+    lines = [f"{node} is {state}: {incident_text.brief(reason, 400)}" for node, (state, reason) in list(found.items())[:MOST_NODES]]
     left = len(found) - len(lines)
     lines += [f"and {wording.count(left)} more"] if left else []
     lines += ["", f"Cluster {cluster}, seen from {host}", *([f"Run: {link}"] if link else [])]

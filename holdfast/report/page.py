@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 import detectors.all_kinds  # enters every kind into the catalogue
 import detectors.catalogue
-from holdfast.history.models import Checkpoint, Fault, Generation, NodeMove
+from holdfast.history.models import Checkpoint, FaultRecord, Generation, NodeStatusChange
 from holdfast.report import evidence, facts, hypotheses, loss, memory, phases, recoveries, timeline, wording
 from holdfast.report.case import IncidentCase
 from holdfast.report.notes import collapsed
@@ -81,7 +81,7 @@ def page(story: Story) -> str:
         nodes=_standings(story),
         checkpoints=_checkpoints(story),
         loose_faults=_loose_faults(story),
-        notes=collapsed(story.remarks, {node for one in story.generations for node in one.ranks}),
+        notes=collapsed(story.job_events, {node for one in story.generations for node in one.ranks}),
         memory=_memory(story),
         most_rows=MOST_ROWS,
         titles={kind: entry.title for kind, entry in detectors.catalogue.CATALOGUE.items()},
@@ -89,7 +89,7 @@ def page(story: Story) -> str:
         pieces=lambda found: list(evidence.pieces(found, longest=longest)),
         parts=phases.parts,
         explained=lambda verdicts: list(hypotheses.explanations(verdicts)),
-        taken_over=wording.taken_over,
+        recovery_details=wording.recovery_details,
         source=wording.source,
         open_case=_open_case(story),
     )
@@ -175,7 +175,7 @@ def _membership(story: Story, place: int, most: int) -> MembershipRow:
 class Standings:
     """The nodes to list, how many healthy ones are not, and the ranks that each holds at the end."""
 
-    moves: list[NodeMove]
+    moves: list[NodeStatusChange]
     more: int
     holds: dict[str, str]
 
@@ -184,22 +184,22 @@ def _standings(story: Story) -> Standings:
     """Return the newest standing of each node; where they are many, those in trouble and those of this job come first."""
     newest = {move.node: move for move in story.node_moves}
     holds = {node: wording.ranks(ranks) for node, ranks in (story.generations[-1].ranks if story.generations else {}).items()}
-    ordered = sorted(newest.values(), key=lambda move: (move.standing == "healthy", move.node not in holds, move.node))
+    ordered = sorted(newest.values(), key=lambda move: (move.status == "healthy", move.node not in holds, move.node))
     return Standings(moves=sorted(ordered[:MOST_ROWS], key=lambda move: move.node), more=len(ordered[MOST_ROWS:]), holds=holds)
 
 
 def _checkpoints(story: Story) -> dict[str, Any]:
     """Return the checkpoints on disk, newest first: a few to show at once, the older ones, and before those every one in trouble."""
-    rows = [one for one in story.checkpoints if one.trouble not in memory.IN_MEMORY]
+    rows = [one for one in story.checkpoints if one.problem not in memory.IN_MEMORY]
     newest = rows[-NEWEST_CHECKPOINTS:]
-    troubled = [one for one in rows[:-NEWEST_CHECKPOINTS] if one.trouble is not None][-MOST_ROWS:]
+    troubled = [one for one in rows[:-NEWEST_CHECKPOINTS] if one.problem is not None][-MOST_ROWS:]
     shown = [*troubled, *newest][::-1]
     return {"rows": shown[:FIRST_CHECKPOINTS], "older": shown[FIRST_CHECKPOINTS:], "more": len(rows) - len(shown)}
 
 
 def _loose_faults(story: Story) -> dict[str, Any]:
     """Return the faults that no incident answers, one row a kind: the first one, how often it came and on whom."""
-    kinds: dict[str, list[Fault]] = {}
+    kinds: dict[str, list[FaultRecord]] = {}
     for fault in story.loose_faults:
         kinds.setdefault(fault.kind, []).append(fault)
     rows = [
@@ -213,11 +213,11 @@ def _troubles_in_memory(story: Story) -> list[dict[str, Any]]:
     """Return what was wrong with snapshots, one entry a kind with how often it came: none of it concerns a checkpoint on disk."""
     kinds: dict[str, list[Checkpoint]] = {}
     for one in story.checkpoints:
-        if one.trouble in memory.IN_MEMORY:
-            kinds.setdefault(str(one.trouble), []).append(one)
+        if one.problem in memory.IN_MEMORY:
+            kinds.setdefault(str(one.problem), []).append(one)
     return [
         {
-            "trouble": kind,
+            "problem": kind,
             "times": len(found),
             "first": found[0].at,
             "step": found[0].step,

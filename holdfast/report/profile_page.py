@@ -9,7 +9,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from holdfast.report import profile_words as words
+from holdfast.report import profile_text as words
 from holdfast.report import schedule
 from holdfast.report.profiles import JobProfile
 from holdfast.report.svg_theme import pens

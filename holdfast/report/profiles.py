@@ -32,7 +32,7 @@ class Copying(NamedTuple):
 
     begin: float
     end: float
-    hidden: bool
+    overlapped: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +109,9 @@ class RankProfile:
         return self.counts["copied"] / taken if taken else None
 
     @property
-    def hidden(self) -> float | None:
+    def overlapped(self) -> float | None:
         """Return which share of all copying was done while training waited."""
-        return min(1.0, self.counts["hidden"] / self.counts["copied"]) if self.counts["copied"] else None
+        return min(1.0, self.counts["overlapped"] / self.counts["copied"]) if self.counts["copied"] else None
 
     @property
     def predicted_overhead(self) -> float | None:
@@ -249,7 +249,7 @@ def _parsed(raw: Mapping[str, Any]) -> RankProfile:
         took=float(raw["took"]) or float(raw["seconds"]),
         began=float(raw["began"]),
         waits=[ProfileWait(float(begin), float(end), str(kind), int(number)) for begin, end, kind, number in raw["timeline"]],
-        copies=[Copying(float(begin), float(end), bool(hidden)) for begin, end, hidden in raw["copies"]],
+        copies=[Copying(float(begin), float(end), bool(overlapped)) for begin, end, overlapped in raw["copies"]],
         predicted=predicted,
         told=ProfileFacts(
             operations=[(str(what), int(peer)) for what, peer in raw["operations"]],
@@ -262,4 +262,4 @@ def _parsed(raw: Mapping[str, Any]) -> RankProfile:
     )
 
 
-_COUNTS: Final = ("steps", "taken", "given_up", "copied", "hidden", "paused", "prepared", "slowed", "trained", "size")
+_COUNTS: Final = ("steps", "taken", "given_up", "copied", "overlapped", "paused", "prepared", "slowed", "trained", "size")

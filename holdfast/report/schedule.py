@@ -67,15 +67,15 @@ def work(one: RankProfile, start: float) -> list[ScheduleSpan]:
 
 def copies(one: RankProfile, start: float) -> list[ScheduleSpan]:
     """Return when *one* copied, from its *start*."""
-    return [ScheduleSpan(start + copy.begin, start + copy.end, *(_HIDDEN if copy.hidden else _BARE)) for copy in one.copies]
+    return [ScheduleSpan(start + copy.begin, start + copy.end, *(_HIDDEN if copy.overlapped else _BARE)) for copy in one.copies]
 
 
 def legend(profile: JobProfile) -> list[tuple[SvgTheme, str]]:
     """Return the colours that are in the picture, with what each stands for."""
     seen = {wait.kind if wait.kind in KINDS else "collective" for one in profile.ranks for wait in one.waits}
     found = [_COMPUTES, *(entry for kind, entry in KINDS.items() if kind in seen)]
-    copied = {copy.hidden for one in profile.ranks for copy in one.copies}
-    return found + [entry for entry, hidden in ((_HIDDEN, True), (_BARE, False)) if hidden in copied]
+    copied = {copy.overlapped for one in profile.ranks for copy in one.copies}
+    return found + [entry for entry, overlapped in ((_HIDDEN, True), (_BARE, False)) if overlapped in copied]
 
 
 def shown(profile: JobProfile) -> list[RankProfile]:

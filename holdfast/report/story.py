@@ -18,15 +18,15 @@ from holdfast.history import queries
 from holdfast.history.lease import flow_run_url
 from holdfast.history.models import (
     Checkpoint,
-    Fault,
+    FaultRecord,
     Generation,
     Incident,
     Job,
-    Move,
-    NodeMove,
-    Remark,
+    JobEvent,
+    JobTransition,
+    NodeStatusChange,
     Snapshots,
-    Step,
+    StepRecord,
 )
 from holdfast.history.queries import TERMINAL
 from holdfast.history.store import History
@@ -82,16 +82,16 @@ class Story:
 
     job: Job
     now: float
-    moves: Sequence[Move]
+    moves: Sequence[JobTransition]
     generations: Sequence[Generation]
     cases: Sequence[IncidentCase]
-    loose_faults: Sequence[Fault]
+    loose_faults: Sequence[FaultRecord]
     """Faults that no incident answers."""
-    node_moves: Sequence[NodeMove]
+    node_moves: Sequence[NodeStatusChange]
     checkpoints: Sequence[Checkpoint]
     snapshots: Sequence[Snapshots]
     """What each generation had in the memory of nodes."""
-    remarks: Sequence[Remark]
+    job_events: Sequence[JobEvent]
     steps: StorySteps
     losses: FailureCosts
     flow_run_url: str = ""
@@ -136,14 +136,14 @@ def gather(history: History, job: Job, *, now: float) -> Story:
         node_moves=_node_moves(history, job, moves[-1].at + 1 if moves and moves[-1].after in TERMINAL else now),
         checkpoints=queries.checkpoints(history, job.id),
         snapshots=queries.snapshots(history, job.id),
-        remarks=queries.remarks(history, job.id),
+        job_events=queries.job_events(history, job.id),
         steps=_steps(history, job, generations),
         losses=losses(history, job, now=now),
         flow_run_url=flow_run_url(history, job.id),
     )
 
 
-def _cases(history: History, job: Job, faults: Mapping[str | None, list[Fault]]) -> list[IncidentCase]:
+def _cases(history: History, job: Job, faults: Mapping[str | None, list[FaultRecord]]) -> list[IncidentCase]:
     decisions = _by_incident(queries.decisions(history, job.id))
     phases = _by_incident(queries.phases(history, job_id=job.id))
     verdicts = _by_incident(queries.verdicts(history, job.id))
@@ -162,19 +162,23 @@ def _by_incident(rows: Iterable[Row]) -> defaultdict[str | None, list[Row]]:
     return found
 
 
-def _node_moves(history: History, job: Job, until: float) -> list[NodeMove]:
+def _node_moves(history: History, job: Job, until: float) -> list[NodeStatusChange]:
     """Return what befell the nodes of the job's cluster before the job ended."""
     cluster = str(job.cluster.get("name", ""))
-    wanted = select(NodeMove).where(NodeMove.cluster == cluster, col(NodeMove.at) <= until).order_by(col(NodeMove.id))
+    wanted = (
+        select(NodeStatusChange)
+        .where(NodeStatusChange.cluster == cluster, col(NodeStatusChange.at) <= until)
+        .order_by(col(NodeStatusChange.id))
+    )
     with history.session() as session:
         return list(session.exec(wanted))
 
 
 def _steps(history: History, job: Job, generations: Sequence[Generation]) -> StorySteps:
     """Read the steps as bare numbers: a million rows as objects would take longer than all the rest."""
-    columns = sqlalchemy.select(*(col(getattr(Step, name)) for name in _COLUMNS.names or ()))
+    columns = sqlalchemy.select(*(col(getattr(StepRecord, name)) for name in _COLUMNS.names or ()))
     with history.session() as session:
-        wanted = columns.where(col(Step.job_id) == job.id).order_by(col(Step.generation), col(Step.step))
+        wanted = columns.where(col(StepRecord.job_id) == job.id).order_by(col(StepRecord.generation), col(StepRecord.step))
         found = session.connection().execute(wanted, execution_options={"yield_per": 20_000})
         table = np.fromiter((tuple(row) for row in found), dtype=_COLUMNS)
     with np.errstate(invalid="ignore"):

@@ -158,6 +158,6 @@ def _troubles(on: Drawing, story: Story, nodes: Sequence[str]) -> None:
     """Mark where a node's standing became anything but healthy."""
     for move in story.node_moves:
         at = move.at - story.job.at
-        if move.node in nodes and move.standing != "healthy" and 0 <= at <= story.wall_seconds:
-            tip, y = on.tip(f"{move.node} {move.standing}: {move.reason}"), nodes.index(move.node) + 1.5
+        if move.node in nodes and move.status != "healthy" and 0 <= at <= story.wall_seconds:
+            tip, y = on.tip(f"{move.node} {move.status}: {move.reason}"), nodes.index(move.node) + 1.5
             on.axes.plot(at, y, "X", color=SvgTheme.INCIDENT, markeredgecolor=SvgTheme.PAPER, markersize=10, zorder=6, gid=tip)

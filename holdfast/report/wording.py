@@ -183,12 +183,12 @@ def _grown(node: str, facts: Mapping[str, Any]) -> str:
     return f"on {node} there grew within {duration(facts['seconds'])}: {counters}"
 
 
-def taken_over(facts: Mapping[str, Any] | None) -> list[str]:
+def recovery_details(facts: Mapping[str, Any] | None) -> list[str]:
     """Say what a recovery did inside the workers, a sentence each; empty where nothing is known of that."""
     if not facts:
         return []
     beside = [f"the newest snapshot in memory was {plural(facts['snapshot_age'], 'step')} old"] if "snapshot_age" in facts else []
-    beside += [_grown(node, one) for node, one in (facts.get("grew") or {}).items()]
+    beside += [_grown(node, one) for node, one in (facts.get("counter_increases") or {}).items()]
     if "rebuilt" not in facts:  # all processes were started anew
         return [*([f"all ranks went on from {_source(facts)}"] if "source" in facts else []), *beside]
     said = [f"{plural(facts.get('rebuilt') or 0, 'group')} built anew, {facts.get('kept') or 0} kept"]

@@ -111,9 +111,9 @@ class AgentLink:
         """
         self._send({"t": "saved", "step": step, "path": str(path), "seconds": seconds, "size": size, **more})
 
-    def trouble(self, kind: str, step: int | None, path: Path, why: str, *, rank: int | None = None) -> None:
+    def storage_error(self, kind: str, step: int | None, path: Path, why: str, *, rank: int | None = None) -> None:
         """Report something wrong with a checkpoint, or with the part of that *rank*."""
-        told = {"t": "trouble", "kind": kind, "step": step, "path": str(path), "why": why}
+        told = {"t": "storage_error", "kind": kind, "step": step, "path": str(path), "why": why}
         self._send(told if rank is None else {**told, "rank": rank})
 
     def exception(self, error: BaseException, step: int | None = None) -> None:
@@ -124,9 +124,9 @@ class AgentLink:
         self._send(describe(error, self.step if step is None else step))
         self.flush(FINAL_CHECKPOINT_SECONDS)
 
-    def bye(self, step: int) -> None:
+    def finished(self, step: int) -> None:
         """Say that all steps are done and exit 0 follows, and wait a moment until it has left."""
-        self._send({"t": "bye", "step": step})
+        self._send({"t": "finished", "step": step})
         self.flush(FINAL_CHECKPOINT_SECONDS)
 
     def want_written(self) -> None:
@@ -137,7 +137,7 @@ class AgentLink:
         """Ask whether this generation (or that one) may still put its checkpoint of *step* in place; without an agent it may."""
         return self._ask({"t": "commit?", "step": step} | ({} if generation is None else {"generation": generation}), seconds)
 
-    def succeeded_by(self, pid: int) -> Leave:
+    def register_successor(self, pid: int) -> Leave:
         """Ask that the process *pid*, a child of this one, count as this worker from now on."""
         return self._ask({"t": "successor?", "pid": pid}, ANSWER_SECONDS)
 

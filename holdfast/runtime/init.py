@@ -38,8 +38,8 @@ def join() -> None:
     if int(environment.get("WORLD_SIZE") or 1) <= 1:
         return
     if environment.get("HOLDFAST_STANDBY"):
-        successor.note_imports()
-        Roles(environment).leave_first()
+        successor.record_imports()
+        Roles(environment).start_with_other_roles()
     token = environment.get("HOLDFAST_TOKEN", "")
     device = world.device_of(environment, torch.cuda.device_count() if torch.cuda.is_available() else 0)
     if not link().attached or not token or not _can_be_managed():
@@ -76,15 +76,15 @@ def _assemble(made: MembershipManager) -> None:
     ddp_determinism.watch()
     comes_later = os.environ.get("HOLDFAST_STANDBY") or os.environ.get("HOLDFAST_FRESH")
     if comes_later:
-        made.sandbox = sandbox = DryRun.from_env(made.groups)
+        made.dry_run = dry_run = DryRun.from_env(made.groups)
         first_exchanges.watch()
-        if sandbox.standby is None:
-            sandbox.record = made.find_record
+        if dry_run.standby is None:
+            dry_run.record = made.find_record
     else:
         made.record()
     link().listen(answering(made.hear))
-    restart_script.hand_to(made.hear)
+    restart_script.forward_to(made.hear)
     if not comes_later:
         made.begin()
-    store = made.reached.prefixed("torch", default_pg_timeout) if made.reached is not None else dist.HashStore()
+    store = made.generation_store.prefixed("torch", default_pg_timeout) if made.generation_store is not None else dist.HashStore()
     dist.init_process_group(BACKEND, store=store, rank=made.generation.rank, world_size=made.generation.world)

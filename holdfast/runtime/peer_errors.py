@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, Final
 
-from holdfast.peer_error_patterns import DEVICE_BROKEN, OWN_SOCKET, PEER_GONE, says_peer_lost
+from holdfast.peer_error_patterns import DEVICE_ERROR, LOCAL_SOCKET_ERROR, PEER_LOST_ERROR, is_peer_lost_message
 
 LONGEST_MESSAGE: Final = 4 * 1024
 """Bytes of an exception's own words that travel to the agent."""
@@ -45,7 +45,7 @@ def _torch_names(error: BaseException) -> set[str]:
 
 
 def _tells_of_the_device(error: BaseException) -> bool:
-    return "AcceleratorError" in _torch_names(error) or (isinstance(error, RuntimeError) and bool(DEVICE_BROKEN.search(str(error))))
+    return "AcceleratorError" in _torch_names(error) or (isinstance(error, RuntimeError) and bool(DEVICE_ERROR.search(str(error))))
 
 
 def _tells_of_lateness(error: BaseException) -> bool:
@@ -54,14 +54,14 @@ def _tells_of_lateness(error: BaseException) -> bool:
 
 def _tells_of_a_peer(error: BaseException) -> bool:
     """Judge one exception by its class and by the words that torch 2.13, gloo and NCCL really use."""
-    if f"{type(error).__module__}.{type(error).__name__}" == PEER_GONE:
+    if f"{type(error).__module__}.{type(error).__name__}" == PEER_LOST_ERROR:
         return True
     words = str(error)
     if _torch_names(error) & {"DistNetworkError", "DistStoreError"}:
-        return not OWN_SOCKET.search(words) and not _tells_of_lateness(error)
+        return not LOCAL_SOCKET_ERROR.search(words) and not _tells_of_lateness(error)
     if not isinstance(error, RuntimeError):
         return False  # a ConnectionResetError of the user's own download is no peer
-    return words == _GLOO_TIMEOUT or says_peer_lost(words)
+    return words == _GLOO_TIMEOUT or is_peer_lost_message(words)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -28,15 +28,15 @@ from holdfast.runtime.checkpoint.save import Keeping, Saver
 from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
 from holdfast.runtime.data.batch_shards import BatchSplit, Share
 from holdfast.runtime.data.loader import Loader
-from holdfast.runtime.groups.membership import assembly
+from holdfast.runtime.groups.membership import membership
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.recorded_collectives import WARM_STEPS
+from holdfast.runtime.groups.recorded_collectives import WARM_UP_STEPS
 from holdfast.runtime.groups.recovery_manager import RecoveryManager
 from holdfast.runtime.process import standby as parking
 from holdfast.runtime.process import successor
-from holdfast.runtime.process.gloo_threads import let_go
+from holdfast.runtime.process.gloo_threads import wait_until_idle
 from holdfast.runtime.process.restart_script import RestartScript
-from holdfast.runtime.process.sigterm import STATUS, SigtermHandler
+from holdfast.runtime.process.sigterm import EXIT_STATUS, SigtermHandler
 from holdfast.runtime.process.standby import OffloadedState, Roles
 from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace, WriteWish
 from holdfast.runtime.snapshots.copy_schedule import PROFILE
@@ -47,7 +47,7 @@ from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.snapshots.stats_reporter import StatsReporter
 from holdfast.runtime.state import rng, tree, unmanaged
 from holdfast.runtime.state.training import Stateful, Training, unwrapped
-from holdfast.runtime.telemetry.ddp_determinism import M, settle_all, settled, sum_up, watch
+from holdfast.runtime.telemetry.ddp_determinism import M, stabilize_all_ddp, stabilize_ddp, sum_up, watch
 from holdfast.runtime.telemetry.rank_status import answering
 from holdfast.runtime.telemetry.replica_checksums import ReplicaChecksums
 from holdfast.runtime.telemetry.sections import section
@@ -98,11 +98,11 @@ class Session(AbstractContextManager["Session"]):
         """The last step that was loaded, saved, or failed to be saved."""
         self._until: int | None = None
         self._made_group = False
-        self._keeper: RecoveryManager | None = None
+        self._recovery: RecoveryManager | None = None
         self._any_rank = any_rank
-        self._final_checkpoint = SigtermHandler()
+        self._sigterm_handler = SigtermHandler()
         self._memory = SnapshotSource.of()
-        self._taker: Snapshotter | None = None
+        self._snapshotter: Snapshotter | None = None
         self._pieces: dict[str, str] = {}
         """What ranks whose groups are not managed have told of their states: copies of one have the same name."""
         self._behind = StorageErrorReporter()
@@ -135,28 +135,28 @@ class Session(AbstractContextManager["Session"]):
         self._made_group = join(_device_of(self._training.model))
         self._world = World.present()
         if self._world.grouped:
-            atexit.register(let_go)
-        if self._keeping is not None and self._keeping.every > 0 and (assembly() is not None or self._world.size == 1):
-            self._final_checkpoint.listen()
+            atexit.register(wait_until_idle)
+        if self._keeping is not None and self._keeping.every > 0 and (membership() is not None or self._world.size == 1):
+            self._sigterm_handler.listen()
         config = SnapshotConfig.of()
         if config is not None and self._training.optimizers:  # else nobody says when the state changes
-            self._taker = Snapshotter(self._training, config)
+            self._snapshotter = Snapshotter(self._training, config)
         elif config is not None:
             self._ledger.why = "the session has no optimizer, so nothing tells when the state changes"
-        managed = assembly()
+        managed = membership()
         if managed is not None:
-            self._keeper = RecoveryManager(self._training, managed, self._whole_steps)
-            self._keeper.final_checkpoint = self._final_checkpoint
-            if managed.sandbox is not None:
-                self._keeper.new = True
+            self._recovery = RecoveryManager(self._training, managed, self._whole_steps)
+            self._recovery.sigterm_handler = self._sigterm_handler
+            if managed.dry_run is not None:
+                self._recovery.new = True
                 self._prepare_saving()
                 return self
             link().report("groups")
         link().mark("group", time.monotonic() - start)
         start = time.monotonic()
         self._restore(self._world)
-        if self._keeper is not None:
-            self._keeper.live = self.step
+        if self._recovery is not None:
+            self._recovery.live = self.step
         link().mark("load", time.monotonic() - start)
         link().resumed(self.step, self.resumed_from, replica=self._from_replica)
         return self
@@ -182,11 +182,11 @@ class Session(AbstractContextManager["Session"]):
             return
         if self._saver is not None and self._is_unsaved() and self._keeping is not None and self._keeping.every > 0:
             self._save(at_once=True)
-        if self._taker is not None:
+        if self._snapshotter is not None:
             self._tell_profile(at_once=True)
-            self._taker.close()
-            self._taker = None
-        link().bye(self.step)
+            self._snapshotter.close()
+            self._snapshotter = None
+        link().finished(self.step)
         if self._made_group:
             atexit.register(_leave_group)
 
@@ -204,8 +204,8 @@ class Session(AbstractContextManager["Session"]):
         while self._goes_on(until):
             step = Step(self, self.step + 1)
             link().step = step.number
-            if self._keeper is not None:
-                self._keeper.begin(step.number)
+            if self._recovery is not None:
+                self._recovery.begin(step.number)
             self._check_copies()
             self._take_snapshot()
             if isinstance(self._training.data, Loader):
@@ -217,54 +217,54 @@ class Session(AbstractContextManager["Session"]):
     def _check_copies(self) -> None:
         """Tell what the parameters are like, if it is time: whoever holds copies of them must have the same."""
         rank = str(World.present().rank)
-        pieces = self._keeper.numbered("pieces") if self._keeper is not None else self._pieces
-        mine = pieces.get(rank, "")
-        if World.present().size > 1 and (not mine or list(pieces.values()).count(mine) > 1):
+        shards = self._recovery.numbered("shards") if self._recovery is not None else self._pieces
+        mine = shards.get(rank, "")
+        if World.present().size > 1 and (not mine or list(shards.values()).count(mine) > 1):
             self._checker.look(self.step, mine)
 
     def _take_snapshot(self) -> None:
         """Begin a snapshot of the present state in the node's memory, if it is time; it ends before the step that begins is applied."""
-        taker, keeper, world = self._taker, self._keeper, World.present()
-        if taker is None:
+        snapshotter, recovery, world = self._snapshotter, self._recovery, World.present()
+        if snapshotter is None:
             return
-        taker.begin_step()
-        if keeper is not None:
-            if keeper.facts:
-                taker.sit(SnapshotPlace.of(world.rank, world.size, keeper.numbered("pieces")), keeper.lineage)
-            keeper.taker, taker.every, taker.held = taker, keeper.agreed.every, keeper.agreed.behind
-            taker.control = keeper.agreed.control
+        snapshotter.begin_step()
+        if recovery is not None:
+            if recovery.facts:
+                snapshotter.sit(SnapshotPlace.of(world.rank, world.size, recovery.numbered("shards")), recovery.lineage)
+            recovery.snapshotter, snapshotter.every, snapshotter.held = snapshotter, recovery.agreed.every, recovery.agreed.behind
+            snapshotter.control = recovery.agreed.control
             self._tell_profile()
-            if taker.due(self.step):
-                taker.take(self.step, keeper.light_now, keeper.buffers)
+            if snapshotter.due(self.step):
+                snapshotter.take(self.step, recovery.initial_rank_state, recovery.buffers)
             return
-        if self.step and (taker.counts.steps in AGREE_FIRST or self.step % AGREE == PROFILE):
-            told = world.gather((self._training.sample(), taker.planning.wanted, taker.planning.control))
-            self._pieces = {str(rank): piece for rank, (piece, *_) in enumerate(told)}
-            taker.sit(SnapshotPlace.of(world.rank, world.size, self._pieces), self._lineage)
-            taker.every = max(every for _, every, _ in told)
-            taker.control = min((control for *_, control in told if control), default=0)
+        if self.step and (snapshotter.counts.steps in AGREE_FIRST or self.step % AGREE == PROFILE):
+            told = world.gather((self._training.sample(), snapshotter.planning.wanted, snapshotter.planning.control))
+            self._pieces = {str(rank): shard for rank, (shard, *_) in enumerate(told)}
+            snapshotter.sit(SnapshotPlace.of(world.rank, world.size, self._pieces), self._lineage)
+            snapshotter.every = max(every for _, every, _ in told)
+            snapshotter.control = min((control for *_, control in told if control), default=0)
             self._tell_profile()
-        if taker.due(self.step):
-            taker.take(self.step, self._training.light(), self._training.copied_buffers())
+        if snapshotter.due(self.step):
+            snapshotter.take(self.step, self._training.rank_state(), self._training.copied_buffers())
 
     def _tell_profile(self, *, at_once: bool = False) -> None:
         """Leave on disk what steps look like and what snapshots cost, now and then."""
-        taker, keeper, world = self._taker, self._keeper, World.present()
-        if taker is None or not (at_once or self._told.due()):
+        snapshotter, recovery, world = self._snapshotter, self._recovery, World.present()
+        if snapshotter is None or not (at_once or self._told.due()):
             return
-        pieces = keeper.numbered("pieces") if keeper is not None else self._pieces
-        roles = keeper.numbered("roles") if keeper is not None else self._pieces
-        groups = keeper.numbered("groups").get(str(world.rank), []) if keeper is not None else []
+        shards = recovery.numbered("shards") if recovery is not None else self._pieces
+        roles = recovery.numbered("roles") if recovery is not None else self._pieces
+        groups = recovery.numbered("groups").get(str(world.rank), []) if recovery is not None else []
         mine = str(world.rank)
         layout = {
-            "piece": pieces.get(mine, ""),
-            "copies": [int(rank) for rank, piece in pieces.items() if piece == pieces.get(mine)],
+            "shard": shards.get(mine, ""),
+            "copies": [int(rank) for rank, shard in shards.items() if shard == shards.get(mine)],
             "role": [int(rank) for rank, role in roles.items() if role == roles.get(mine)],
             "groups": groups,
             "sharded": self._is_sharded(),
         }
         facts = {"rank": world.rank, "world": world.size, "generation": link().generation, "step": self.step, "layout": layout}
-        self._told.tell(taker, facts)
+        self._told.tell(snapshotter, facts)
 
     def shares(self, *, group: dist.ProcessGroup | None = None, most: int | None = None, even: bool = False) -> Iterator[Share]:
         """Hand out what this rank computes of the next step's batch, drawn from the session's `Loader`: one share, as a rule.
@@ -287,8 +287,8 @@ class Session(AbstractContextManager["Session"]):
             raise TypeError("session.shares() hands out the batches of the session's data: give session(data=holdfast.Loader(...))")
         present = World.present()
         place, copies = (present.rank, present.size) if group is None else (dist.get_rank(group), dist.get_world_size(group))
-        if self._keeper is not None and self._keeper.shared_by is None:
-            self._keeper.shared_by = place
+        if self._recovery is not None and self._recovery.model_copy is None:
+            self._recovery.model_copy = place
         if most is None and data.samples_of_a_step:
             most = -(-data.samples_of_a_step // self._copies_of(group, copies))
         data.deal(BatchSplit(place=place, copies=copies, most=most, even=even))
@@ -301,7 +301,7 @@ class Session(AbstractContextManager["Session"]):
 
     def _copies_of(self, group: dist.ProcessGroup | None, present: int) -> int:
         """Return how many members *group* has at the job's full width: places may be vacant, or all ranks have begun on fewer nodes."""
-        managed, everybody = dist.group.WORLD if group is None else group, assembly()
+        managed, everybody = dist.group.WORLD if group is None else group, membership()
         copies = len(managed.everybody) if isinstance(managed, ManagedGroup) else present
         ranks = World.present().size if everybody is None else everybody.width
         return max(copies, copies * int(os.environ.get("HOLDFAST_WIDTH") or 0) // ranks)
@@ -310,20 +310,20 @@ class Session(AbstractContextManager["Session"]):
         """Declare a long section: `holdfast.section`."""
         return section(name, limit)
 
-    def settled(self, model: M) -> M:
+    def stabilize_ddp(self, model: M) -> M:
         """Return *model* (fresh from DDP) with its order of summation settled: needed for losses equal to the bit after a restart."""
-        return settled(model)
+        return stabilize_ddp(model)
 
     def _done(self, number: int, loss: float | None, seconds: float) -> None:
         """Take note of a step that is done; with managed groups, if all ranks have applied it."""
-        if self._keeper is not None and (self._keeper.warming or not self._keeper.end(number)):
+        if self._recovery is not None and (self._recovery.warming_up or not self._recovery.end(number)):
             return
-        if self._keeper is not None:
-            loss = None if self._keeper.damaged else loss  # summed up after the vote, without a peer that was lost meanwhile
-            self._keeper.last = loss, seconds
-        self.step, self.loss = number, loss if loss is not None or self._keeper is None else math.nan
-        pace = self._pace.end() if self._keeper is not None and _device_of(self._training.model).type == "cpu" else None
-        snapshot = self._ledger.said(self._taker, link().generation)
+        if self._recovery is not None:
+            loss = None if self._recovery.damaged else loss  # summed up after the vote, without a peer that was lost meanwhile
+            self._recovery.last = loss, seconds
+        self.step, self.loss = number, loss if loss is not None or self._recovery is None else math.nan
+        pace = self._pace.end() if self._recovery is not None and _device_of(self._training.model).type == "cpu" else None
+        snapshot = self._ledger.said(self._snapshotter, link().generation)
         link().beat(number, loss, seconds, self._until, snapshot=snapshot, pace=pace)
         if self._keeping is not None and (self._keeping.due(number) or (number == self._until and self._keeping.every > 0)):
             self._save(at_once=number == self._until)
@@ -332,20 +332,20 @@ class Session(AbstractContextManager["Session"]):
 
     def _end_if_told(self) -> None:
         """Save the step that is done and end, if any rank was told to end: what lives is saved as a whole, or not at all."""
-        keeper = self._keeper
-        told = self._final_checkpoint.told if keeper is None else keeper.agreed.stop and not keeper.trouble
-        if not told or (keeper is None and World.present().size > 1):  # without a vote nobody knows at which step the others hear of it
+        recovery = self._recovery
+        told = self._sigterm_handler.told if recovery is None else recovery.agreed.stop and not recovery.needs_new_generation
+        if not told or (recovery is None and World.present().size > 1):  # without a vote nobody knows at which step the others hear of it
             return
         if self._is_unsaved():
             self._save(at_once=True)
-        if keeper is None or not keeper.trouble:
+        if recovery is None or not recovery.needs_new_generation:
             _log.warning("told to end: %s", f"step {self.step} is saved" if self.saved == self.step else f"step {self.step} is not saved")
             link().flush(FINAL_CHECKPOINT_SECONDS)
-            raise SystemExit(STATUS)
+            raise SystemExit(EXIT_STATUS)
 
     def _is_unsaved(self) -> bool:
         """Tell whether the present state was not tried to be saved, or is only about to be."""
-        return self.step > self._tried or (self._taker is not None and self._taker.owes)
+        return self.step > self._tried or (self._snapshotter is not None and self._snapshotter.owes)
 
     def _save(self, *, at_once: bool) -> None:
         """Save the present state, in a section of its own: here and *at_once*, or out of its snapshot where that can be."""
@@ -355,19 +355,19 @@ class Session(AbstractContextManager["Session"]):
         if World.present() != self._world:
             _log.warning("step %d is not saved: the process group is not the one the session began with; end the session first", self.step)
             return
-        if self._keeper is not None and self._keeper.must_meet:  # a fresh rank is not at a save: nobody would answer
+        if self._recovery is not None and self._recovery.lost_any_peer:  # a fresh rank is not at a save: nobody would answer
             self._tried = self.saved or 0
             return
         with section("checkpoint"):
             try:
                 self._save_together(self._saver, self._world, at_once=at_once)
             except Exception as error:
-                if self._keeper is None or not self._keeper.lost_peer(error):
+                if self._recovery is None or not self._recovery.lost_peer(error):
                     raise
                 self._tried = self.saved or 0  # the same step is saved again, or a later one, when the ranks are whole again
 
     def _save_together(self, saver: Saver, world: World, *, at_once: bool) -> None:
-        if not at_once and self._taker is not None and self._left_to_writer(self._taker, world):
+        if not at_once and self._snapshotter is not None and self._left_to_writer(self._snapshotter, world):
             return
         state = self._training.collect({"step": self.step, "loss": self.loss}, world.rank)
         if saver.save(state, self.step, lowest=self._training.buffers()):
@@ -375,14 +375,14 @@ class Session(AbstractContextManager["Session"]):
             if self._keeping is not None:
                 self._keeping = self._keeping.following(saver.every)  # all ranks are here, or meet anew before the next step
 
-    def _left_to_writer(self, taker: Snapshotter, world: World) -> bool:
+    def _left_to_writer(self, snapshotter: Snapshotter, world: World) -> bool:
         """Leave the checkpoint of this step to the checkpoint writers, which write it beside training; tell whether all ranks can.
 
         While one of them is still at the checkpoint before, this one is left out: training waits for no disk.
         """
         assert self._keeping is not None
         begin = time.perf_counter()
-        mine: dict[str, Any] = {"ready": taker.readiness(self.step)}
+        mine: dict[str, Any] = {"ready": snapshotter.readiness(self.step)}
         if world.rank == 0:
             mine |= {"every": link().may_commit(self.step).every, "saved": max(self._whole_steps(), default=self.saved)}
         told = world.gather(mine)
@@ -396,84 +396,86 @@ class Session(AbstractContextManager["Session"]):
             return True
         self._behind.forget()
         stood = time.perf_counter() - begin
-        taker.wish(WriteWish(step=self.step, directory=self._keeping.directory, keep=self._keeping.keep, loss=self.loss, stood=stood))
+        snapshotter.wish(WriteWish(step=self.step, directory=self._keeping.directory, keep=self._keeping.keep, loss=self.loss, stood=stood))
         return True
 
     def _goes_on(self, until: int | None) -> bool:
         """Come to a whole set of ranks first, if it is not; tell whether there is another step to do."""
-        if self._keeper is not None and (self._keeper.new or self._keeper.trouble):
-            self._mend(self._keeper)
+        if self._recovery is not None and (self._recovery.new or self._recovery.needs_new_generation):
+            self._recover(self._recovery)
         return until is None or self.step < until
 
     # -- standing by --------------------------------------------------------------------------------------------------
 
     def _rehearsal(self) -> Iterator[Step]:
         """Hand out the steps of a warm-up, in a process that is no rank yet: nothing of them stays."""
-        keeper = self._keeper
-        if keeper is None:
+        recovery = self._recovery
+        if recovery is None:
             return
-        all_settled, sandbox = settle_all(), keeper.assembly.sandbox
-        keeper.begin_steps()
-        standby = sandbox is not None and sandbox.standby is not None
+        all_settled, dry_run = stabilize_all_ddp(), recovery.membership.dry_run
+        recovery.begin_steps()
+        standby = dry_run is not None and dry_run.standby is not None
         # Who comes to ranks that have done something only once, in their first step, must do that by itself before: pipelines agree on
         # shapes, sharded modules on much else. Settled DDP over one group has nothing left to do.
-        simple = all_settled and len(keeper.assembly.groups) == 1 and not self._is_sharded()
-        for number in range(WARM_STEPS if standby else int(keeper.new and not simple)):
-            keeper.warming = True
+        simple = all_settled and len(recovery.membership.groups) == 1 and not self._is_sharded()
+        for number in range(WARM_UP_STEPS if standby else int(recovery.new and not simple)):
+            recovery.warming_up = True
             yield Step(self, number + 1)
         if standby:
-            self._park(keeper)
-        keeper.warming = False
+            self._park(recovery)
+        recovery.warming_up = False
 
     def _is_sharded(self) -> bool:
         """Tell whether the model's parameters are sharded: what a rank holds of them then depends on which rank it is."""
         return any(hasattr(one, "device_mesh") for one in self._training.model.parameters())
 
-    def _park(self, keeper: RecoveryManager) -> None:
+    def _park(self, recovery: RecoveryManager) -> None:
         """Wait for a rank with memory given back; come back as that rank, or have the script run again for it."""
-        roles, managed, data = Roles(), keeper.assembly, self._training.data
-        roles.go_on(done=True)
+        roles, managed, data = Roles(), recovery.membership, self._training.data
+        roles.run_next_role(done=True)
         parked = OffloadedState(self._training)
         link().report(
             "parked",
             roles=roles.roles,
-            role=roles.park,
+            role=roles.waiting_role,
             seconds=parking.since_start(),
-            rss=parking.resident(),
-            coverage=parking.coverage_of(managed.sandbox),
+            rss=parking.resident_bytes(),
+            coverage=parking.coverage_of(managed.dry_run),
         )
-        successor.learn()
+        successor.send_imports()
         order = managed.wait_for("regroup", "prepare")
         rank = int(order["rank"])
         follows = not isinstance(data, Loader) or data.can_take_rank(managed.generation.world)
         alike = self._any_rank and follows and not self._is_sharded() and rank in roles.roles[roles.now]
-        parking.promote(order)
+        parking.activate(order)
         managed.put_back(order)
         same = rank == managed.generation.rank and not roles.warmed  # it has never been in another place
-        kept_by = unmanaged.of_libraries(rank, managed.generation.world)
-        if kept_by or not (alike or same) or not managed.began_alike():
+        kept_by = unmanaged.libraries_with_other_rank(rank, managed.generation.world)
+        if kept_by or not (alike or same) or not managed.startup_matches():
             raise RestartScript({"RANK": str(rank), "HOLDFAST_FRESH": "1"})
-        parked.unpark()
+        parked.reallocate()
 
-    def _mend(self, keeper: RecoveryManager) -> None:
+    def _recover(self, recovery: RecoveryManager) -> None:
         """Come into the next generation together with the other ranks, and go on from the newest step that they hold."""
-        is_new = keeper.new
-        if self._taker is not None:
-            self._taker.give_up()  # the state may be replaced
-        verdict = keeper.mend()
+        is_new = recovery.new
+        if self._snapshotter is not None:
+            self._snapshotter.give_up()  # the state may be replaced
+        verdict = recovery.recover()
         self._pace.begin()
         self._world = World.present()
         if self._keeping is not None:
-            self._keeping = self._keeping.following(keeper.assembly.generation.every)  # here, where all ranks change over between two steps
+            self._keeping = self._keeping.following(
+                recovery.membership.generation.every
+            )  # here, where all ranks change over between two steps
         if self._saver is not None and self._keeping is not None:
             self._saver = Saver(self._keeping, self._world, link().generation)
         if verdict["checkpoint"] is not None:
             self._restore(self._world, memory=False)
-            keeper.live = self.step
+            recovery.live = self.step
             if self._generators is not None:
                 rng.apply(self._generators)
                 self._generators = None
-        self.step = keeper.live
+        self.step = recovery.live
         link().resumed(self.step, self.resumed_from if verdict["checkpoint"] is not None else None)
         if is_new and self.step and verdict.get("told"):
             loss, seconds = verdict["told"]  # the process before may have ended before it could tell of its last step
@@ -485,7 +487,7 @@ class Session(AbstractContextManager["Session"]):
         if self._keeping is None:
             return []
         with suppress(OSError):
-            return list(manifest.whole_steps(self._keeping.directory, self._off))
+            return list(manifest.complete_steps(self._keeping.directory, self._off))
         return []
 
     def _prepare_saving(self) -> None:
@@ -518,7 +520,7 @@ class Session(AbstractContextManager["Session"]):
         """Go on from the memory of nodes if that has a newer step than the disk; tell whether it had."""
         if not link().attached:
             return False
-        found = from_memory(self._training, self._memory, world, world.told(max(self._whole_steps(), default=0)), self._give_light)
+        found = from_memory(self._training, self._memory, world, world.told(max(self._whole_steps(), default=0)), self._apply_rank_state)
         if found is None:
             return False
         if world.rank == 0 and self._saver is not None:
@@ -532,13 +534,13 @@ class Session(AbstractContextManager["Session"]):
     def _begin_lineage(self) -> None:
         """Have all that is made from now on be known from what was made of the same steps before; forget that on this node."""
         self._lineage = link().generation
-        if self._keeper is not None:
-            self._keeper.lineage = self._lineage
+        if self._recovery is not None:
+            self._recovery.lineage = self._lineage
         self._memory.forget_newer(self.step, self._lineage)
 
-    def _give_light(self, light: bytes) -> None:
+    def _apply_rank_state(self, rank_state: bytes) -> None:
         """Take the position in the data now, the generators when the steps begin."""
-        told = tree.unpickled(light)
+        told = tree.unpickled(rank_state)
         if self._training.data is not None and told["data"] is not None:
             self._training.data.load_state_dict(told["data"])
         self._generators = told["rng"]
@@ -640,7 +642,7 @@ def _device_of(model: nn.Module) -> torch.device:
 def _announce() -> None:
     """Say hello to the agent; where `join` has not begun to hear its orders, have its questions answered from now on."""
     link().hello()
-    if assembly() is None and link().attached:
+    if membership() is None and link().attached:
         link().listen(answering())
 
 

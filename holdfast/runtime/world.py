@@ -101,7 +101,7 @@ def _bytes(row: Tensor) -> bytes:
 
 def _control_tree() -> ControlTree | None:
     """Return the ranks' own way to talk, where groups are managed: a loss of a peer ends it at once."""
-    present = membership.assembly()
+    present = membership.membership()
     return None if present is None else present.control_tree
 
 

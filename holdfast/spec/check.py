@@ -111,7 +111,7 @@ def short_of_gpus(job: TrainingJob, cluster: Cluster) -> frozenset[str]:
     """Return the nodes of a local cluster that have fewer GPUs of their own than *job* has ranks on a node."""
     if not isinstance(cluster, LocalCluster):
         return frozenset()
-    few = gpu_assignment.too_few(gpu_assignment.gpus_here(), cluster.nodes, job.nodes.ranks, job.environment)
+    few = gpu_assignment.too_few(gpu_assignment.visible_gpus(), cluster.nodes, job.nodes.ranks, job.environment)
     return frozenset(cluster.names[place] for place in few)
 
 
@@ -119,12 +119,12 @@ def gpu_problems(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
     """Say whether local nodes have too few GPUs of their own: two ranks on one GPU end in words that nobody understands."""
     if not isinstance(cluster, LocalCluster):
         return
-    said = gpu_assignment.gpus_here({gpu_assignment.VISIBLE: job.environment.get(gpu_assignment.VISIBLE, "")})
-    if said and gpu_assignment.gpus_here() and job.nodes.wanted + job.nodes.spare > 1:
+    said = gpu_assignment.visible_gpus({gpu_assignment.VISIBLE: job.environment.get(gpu_assignment.VISIBLE, "")})
+    if said and gpu_assignment.visible_gpus() and job.nodes.wanted + job.nodes.spare > 1:
         reason = f"{gpu_assignment.VISIBLE} would show all local nodes the same GPUs, {', '.join(said)}, and no two may share one"
         cure = f"Remove it; to leave some GPUs out start Holdfast with {gpu_assignment.VISIBLE}: it shares out those"
         yield Problem(field="environment", reason=reason, cure=cure)
-    gpus, wanted = gpu_assignment.gpus_here(), job.nodes.wanted + job.nodes.spare
+    gpus, wanted = gpu_assignment.visible_gpus(), job.nodes.wanted + job.nodes.spare
     if cluster.nodes - len(short_of_gpus(job, cluster)) < wanted:
         each = len(gpu_assignment.shares(gpus, cluster.nodes)[0])
         reason = (

@@ -22,10 +22,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from holdfast import paths
-from holdfast.secrets import is_elsewhere
+from holdfast.secrets import is_secret_reference
 from holdfast.spec.burn_in import BurnInSettings
 from holdfast.spec.job import NAME, FilledText, Part
-from holdfast.spec.planned import Maintenance, Notice, check_plan
+from holdfast.spec.maintenance import Maintenance, Notice, check_plan
 from holdfast.spec.quarantine import Quarantine
 from holdfast.spec.ranges import names_in
 from holdfast.spec.slurm import SlurmCluster
@@ -35,7 +35,7 @@ from policies.maintenance import MaintenanceWindow
 
 def _says_where_it_is(text: str) -> str:
     """Refuse what may be a passphrase itself, and do not show it."""
-    if not is_elsewhere(text) and "/" not in text:
+    if not is_secret_reference(text) and "/" not in text:
         cure = "Write `env:VARIABLE`, `block:NAME`, or a file with its folder (`./passphrase`); never the passphrase itself"
         raise PydanticCustomError("spelling", "it does not say where the passphrase is", {"cure": cure})
     return text

@@ -41,7 +41,7 @@ def job_of(fields: Mapping[str, Any], advanced: Mapping[str, Any]) -> TrainingJo
         said = {**advanced, "nodes": {**nodes, "wanted": fields["nnodes"], "ranks": fields["nproc_per_node"]}}
         job = TrainingJob.model_validate({**said, "name": fields["name"], **program})
     except ValidationError as error:
-        raise BadParameters(tuple(in_the_form(problems_in(error, TrainingJob)))) from None
+        raise BadParameters(tuple(as_form_problems(problems_in(error, TrainingJob)))) from None
     return job.model_copy(update={"policy": str(job.inside(job.policy))}) if is_policy_file(job.policy) else job
 
 
@@ -69,7 +69,7 @@ def parameters_of(job: TrainingJob, cluster: Any = None, *, standby: bool = Fals
     }
 
 
-def in_the_form(problems: list[Problem]) -> Iterator[Problem]:
+def as_form_problems(problems: list[Problem]) -> Iterator[Problem]:
     """Yield the *problems* of a job by the names that its fields have in the form."""
     for problem in problems:
         reason, cure = problem.reason, problem.cure

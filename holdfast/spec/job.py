@@ -95,7 +95,7 @@ class Nodes(Part):
     )
 
     @property
-    def fewest(self) -> int:
+    def min_nodes(self) -> int:
         """Return the fewest nodes the job may run on."""
         return self.wanted if self.least is None else self.least
 

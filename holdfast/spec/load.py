@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from holdfast.errors import BadFile, Problem
-from holdfast.secrets import is_elsewhere
+from holdfast.secrets import is_secret_reference
 from holdfast.spec.check import checks
 from holdfast.spec.cluster import KINDS, Cluster, LocalCluster, SshHop, SshHost, kind_of
 from holdfast.spec.job import TrainingJob, contradictions, is_policy_file
@@ -57,7 +57,7 @@ def load_cluster(path: str | os.PathLike[str]) -> Cluster:
     return draft.cluster
 
 
-def cluster_in(said: str | Mapping[str, Any] | object, source: str) -> Cluster:
+def parse_cluster(said: str | Mapping[str, Any] | object, source: str) -> Cluster:
     """Return the cluster that *said* describes, as YAML, JSON or fields; *source* is what a message calls it.
 
     Files that it names relatively are seen from the home of who runs this.
@@ -220,7 +220,7 @@ def _way_at_home(way: list[SshHop] | None, home: Path) -> list[SshHop] | None:
 def _absolute(model: BaseModel, home: Path, *names: str) -> dict[str, str]:
     """Return the fields of *names* that name a file, as seen from *home*."""
     given = {name: getattr(model, name) for name in names}
-    files = {name: value for name, value in given.items() if value is not None and not is_elsewhere(value)}
+    files = {name: value for name, value in given.items() if value is not None and not is_secret_reference(value)}
     return {name: str(Path(home, Path(value).expanduser())) for name, value in files.items()}
 
 

@@ -120,7 +120,7 @@ class SlowRanks(Part):
     window: Window | None = Field(default=None, description="Within which moves are counted; at most 30 days; else 1d.")
 
 
-class BadLoss(Part):
+class LossRecovery(Part):
     """What is done when the loss has become no number for good; `levels: {loss-lost: watch}` only tells, `user-error` stops at once."""
 
     same_data: StrictInt | None = Field(
@@ -170,7 +170,7 @@ class PolicyFile(Part):
     frequent: FrequentFault = Field(default=FrequentFault(), description="The same fault too often on one node.")
     flapping: FlappingFault = Field(default=FlappingFault(), description="A fault that comes and goes on one node.")
     slowness: SlowRanks = Field(default=SlowRanks(), description="Ranks that hold the others up.")
-    bad_loss: BadLoss = Field(default=BadLoss(), description="The loss has become no number for good.")
+    bad_loss: LossRecovery = Field(default=LossRecovery(), description="The loss has become no number for good.")
 
     @field_validator("actions")
     @classmethod

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from holdfast.spec.burn_in import BurnInSettings
 from holdfast.spec.durations import Duration, PositiveDuration, lasting
 from holdfast.spec.job import NAME, FilledText, Part
-from holdfast.spec.planned import Maintenance, Notice, check_plan
+from holdfast.spec.maintenance import Maintenance, Notice, check_plan
 from holdfast.spec.quarantine import Quarantine
 from holdfast.spec.ranges import names_in
 from holdfast.spec.spelling import Inner, NodeNames, Program, contradiction, spelled

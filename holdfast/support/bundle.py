@@ -36,10 +36,11 @@ FAULTY: Final = 32
 """Nodes with the newest faults, whose logs come first."""
 LOGS: Final = ("*.log", "*.jsonl", "*.old", "*.before", "agent.json", "policy*.yaml", "*.refused")
 OF_JOB: Final = (
-    models.Move, models.Generation, models.Incident, models.Fault, models.Verdict, models.Decision, models.Phase, models.Step,
-    models.Checkpoint, models.Snapshots, models.Request, models.Weighing, models.Question, models.Remark, models.Lease,
+    models.JobTransition, models.Generation, models.Incident, models.FaultRecord, models.IncidentDiagnosis, models.DecisionRecord,
+    models.Phase, models.StepRecord, models.Checkpoint, models.Snapshots, models.Request, models.StragglerDecision,
+    models.ApprovalRequest, models.JobEvent, models.Lease,
 )  # fmt: skip
-OF_CLUSTER: Final = (models.NodeMove, models.NodeVerdict, models.NodeHold, models.ServiceMove)
+OF_CLUSTER: Final = (models.NodeStatusChange, models.NodeHealthChange, models.NodeCordon, models.ServiceTransition)
 
 UNTOLD: Final = {"outbox_key"}
 """Columns that nobody who helps needs: who has that key and a node of the job could write rows of it."""

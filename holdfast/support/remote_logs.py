@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from holdfast.agent.workers.log_files import AGENT
 from holdfast.cluster import Logs, NodeBackend
-from holdfast.cluster.interface import lender_of
+from holdfast.cluster.interface import allocator_of
 from holdfast.report.wording import plural
 from holdfast.support.archive import TAIL, Bundle
 
@@ -70,9 +70,9 @@ class RemoteLogs:
         except Exception as error:  # noqa: BLE001 (a bundle is wanted most where much is broken)
             self.bundle.fail("nodes", error)
             names = mattered
-        known, lender = set(names), lender_of(self.source)
+        known, allocator = set(names), allocator_of(self.source)
         mattered = [node for node in mattered if node in known]
-        others = [node for node in names if lender is None or lender.has(node)]
+        others = [node for node in names if allocator is None or allocator.is_allocated(node)]
         if left := mattered[MOST_NODES:]:
             self.bundle.lacks("nodes", f"{plural(len(left), 'node')} that held ranks: `holdfast logs --node NODE` shows what lies there")
         return list(dict.fromkeys([*mattered, *others]))[:MOST_NODES]

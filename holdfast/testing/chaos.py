@@ -72,7 +72,7 @@ class Chaos:
         looks = 1
         while True:
             try:
-                return {view.name: self.ask(view.name) for view in self._nodes.survey() if view.standing == "up"}
+                return {view.name: self.ask(view.name) for view in self._nodes.survey() if view.status == "up"}
             except NodeLost:
                 if looks == LOOKS:
                     raise

@@ -11,7 +11,7 @@ import pytest
 from holdfast.accounting.bill import NO_INCIDENT, bill
 from holdfast.accounting.ledger import HOUR, Use
 from holdfast.accounting.losses import losses
-from holdfast.history import Checkpoint, Generation, History, Lease, NodeMove, Phase, Snapshots, queries
+from holdfast.history import Checkpoint, Generation, History, Lease, NodeStatusChange, Phase, Snapshots, queries
 from holdfast.report.story import gather
 from tests.history.rows import a_fault, a_job, a_move, a_step, an_incident
 from tests.report import filled
@@ -62,14 +62,17 @@ def hours(seconds: float) -> Any:
 def test_an_empty_history_costs_nothing(history: History) -> None:
     """Zeros and blanks, no error; and no lonely numbers."""
     found = bill(history)
-    assert (found.whole, found.ettr, found.phases, found.losses, found.lemons) == (0.0, None, {}, [], [])
+    assert (found.whole, found.ettr, found.phases, found.losses, found.bad_nodes) == (0.0, None, {}, [], [])
     assert (found.mttf.seconds, found.mttf.n, found.mttr.seconds) == (None, 0, None)
 
 
 def test_the_bill_of_a_job_adds_up_to_what_it_held(history: History) -> None:
     """Four ranks for 40 seconds, two idle places for 35: by use, by phase, by fault, by node, and by job."""
     write(history, a_job("gpt", id="j", at=0.0, spec={"nodes": {"ranks": 2}}), a_move("j", "COMPLETED", at=40.0))
-    write(history, *(NodeMove(cluster="c", node=node, at=5.0, standing="healthy", reason="", job_id="j") for node in ("n0", "n1", "n2")))
+    write(
+        history,
+        *(NodeStatusChange(cluster="c", node=node, at=5.0, status="healthy", reason="", job_id="j") for node in ("n0", "n1", "n2")),
+    )
     write(history, a_generation("j", 1, 5.0), a_generation("j", 2, 18.0, resumed_step=6), a_generation("j", 3, 32.0, resumed_step=12))
     write(history, *trained("j", 1, 1, 8, 8.0), *trained("j", 2, 7, 12, 19.0), *trained("j", 3, 13, 18, 33.0))
     write(history, *recovered("j", 1, 16.0, 4.0), *recovered("j", 2, 25.0, 9.0, kind="gpu-off-bus", blame="gpu", level="evict-now"))
@@ -86,7 +89,7 @@ def test_the_bill_of_a_job_adds_up_to_what_it_held(history: History) -> None:
     assert sum(amount.devices for amount in found.ledger.booked.values()) == round(found.whole * HOUR)
     assert [(one.kind, one.incidents) for one in found.losses] == [("gpu-off-bus", 1), ("worker-sigkill", 1)]
     assert sum(one.hours for one in found.losses) == pytest.approx(found.hours(Use.LOST))
-    lemon, other = found.lemons
+    lemon, other = found.bad_nodes
     assert (lemon.node, lemon.faults, lemon.incidents, lemon.blamed, lemon.worst, lemon.to_quarantine) == (
         "n0",
         2,
@@ -142,16 +145,16 @@ def test_a_users_error_is_no_failure_of_the_fleet_and_blames_no_node(history: Hi
     found = bill(history)
     assert (found.mttf.n, found.mttr.n, found.user_errors) == (2, 2, 1)
     assert next(one for one in found.losses if one.kind == "user-error").hours == hours(4 * 8)
-    assert next(one for one in found.lemons if one.node == "n0").incidents == 3
+    assert next(one for one in found.bad_nodes if one.node == "n0").incidents == 3
 
 
 def test_a_node_that_is_blamed_often_is_a_case_for_quarantine(history: History) -> None:
     """Three times, whatever was asked for; twice is not often."""
     write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=90.0), a_generation("j", 1, 0.0))
     write(history, *recovered("j", 1, 10.0, 4.0, blame="node"), *recovered("j", 2, 20.0, 4.0, blame="gpu"))
-    assert not bill(history).lemons[0].to_quarantine
+    assert not bill(history).bad_nodes[0].to_quarantine
     write(history, *recovered("j", 3, 30.0, 4.0, blame="node"))
-    assert bill(history).lemons[0].to_quarantine
+    assert bill(history).bad_nodes[0].to_quarantine
 
 
 def test_a_node_that_merely_ended_is_none(history: History) -> None:
@@ -159,7 +162,7 @@ def test_a_node_that_merely_ended_is_none(history: History) -> None:
     write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=90.0), a_generation("j", 1, 0.0))
     for number in range(1, 5):
         write(history, *recovered("j", number, 10.0 * number, 4.0, kind="node-lost", level="evict-now", blame="node"))
-    lemon = bill(history).lemons[0]
+    lemon = bill(history).bad_nodes[0]
     assert (lemon.node, lemon.blamed, lemon.to_quarantine) == ("n0", 4, False)
 
 
@@ -193,8 +196,8 @@ def test_saves_and_snapshots_are_told_apart(history: History) -> None:
     write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=12.0), a_generation("j", 1, 0.0, world_size=2, ranks={"n0": [0, 1]}))
     write(history, *trained("j", 1, 1, 5, 0.0), *trained("j", 1, 6, 10, 7.0))
     write(history, Snapshots(job_id="j", generation=1, at=9.0, cost_s=2.0, trained_s=20.0))
-    for trouble in (None, "checkpoint-corrupt"):
-        write(history, Checkpoint(job_id="j", at=6.5, step=5, generation=1, path="/c", seconds=1.0, trouble=trouble))
+    for problem in (None, "checkpoint-corrupt"):
+        write(history, Checkpoint(job_id="j", at=6.5, step=5, generation=1, path="/c", seconds=1.0, problem=problem))
     found = bill(history)
     by_use = {use: found.hours(use) for use in Use if found.hours(use)}
     assert by_use == {Use.PRODUCTIVE: hours(18), Use.SNAPSHOTS: hours(2), Use.CHECKPOINTS: hours(2), Use.BESIDE: hours(2)}

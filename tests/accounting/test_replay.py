@@ -11,13 +11,13 @@ from sqlmodel import select
 
 from detectors.codec import packed
 from holdfast.accounting.replay import NOT_KEPT, replay
-from holdfast.errors import UnknownWord
-from holdfast.history import DecidedCase, Decision, Generation, History, Incident, Phase
-from holdfast.history.models import Weighing
+from holdfast.errors import UnknownOptionValue
+from holdfast.history import DecidedCase, DecisionRecord, Generation, History, Incident, Phase
+from holdfast.history.models import StragglerDecision
 from policies.case_codec import VERSION, act_of, to_record
 from policies.escalation import POLICIES, Case, RecoveryAction, decide
 from policies.policy import NAMED
-from policies.slowness import SlowRank
+from policies.slowness import StragglerCase
 from tests.history.rows import a_job, an_incident
 from tests.policies.cases import a_case
 from tests.report import filled
@@ -46,7 +46,7 @@ def decided(number: int, case: Case, policy: str = "balanced", seconds: float | 
     if incident is None:
         incident = an_incident("j", number, action=str(answer.decision.action), outcome=outcome, kind=case.diagnosis.root.kind)
         rows.append(incident)
-    made = Decision(
+    made = DecisionRecord(
         job_id="j",
         incident_id=incident.id,
         at=float(number),
@@ -115,7 +115,7 @@ def test_an_end_is_not_weighed_against_a_recovery(history: History) -> None:
     """One of the jobs is over: there is no time to compare."""
     write(history, *decided(1, KILLED, seconds=8.0), *decided(2, LOST, seconds=6.0))
     with history.session() as session:
-        made = session.exec(select(Decision).where(Decision.at == 1.0)).one()
+        made = session.exec(select(DecisionRecord).where(DecisionRecord.at == 1.0)).one()
         made.action, made.act = "give-up", {}
     (one,) = replay(history, "balanced").differences
     assert (one.decided, one.would.action, one.hours) == ("give-up", RecoveryAction.RESTART_IN_PLACE, None)
@@ -160,18 +160,22 @@ def test_only_what_was_asked_for_is_replayed(history: History) -> None:
 
 def test_an_unknown_policy_is_refused_with_those_there_are(history: History) -> None:
     """By name; the sentence has the choice."""
-    with pytest.raises(UnknownWord, match="patient, balanced, aggressive"):
+    with pytest.raises(UnknownOptionValue, match="patient, balanced, aggressive"):
         replay(history, "bold")
 
 
 def test_what_was_decided_about_slow_ranks_is_asked_again(history: History) -> None:
     """A move that pays for one policy does not for a more patient one; a record that nobody can read is said to be one."""
-    slow = SlowRank(now=5.0, kind="straggler-gpu", rank=1, node="a", step=0.4, lost=0.1, remaining=2_000, spares=("d",), pauses=(0.5,))
+    slow = StragglerCase(now=5.0, kind="straggler-gpu", rank=1, node="a", step=0.4, lost=0.1, remaining=2_000, spares=("d",), pauses=(0.5,))
     weighed = NAMED["balanced"].slowness(slow)
     facts: dict[str, Any] = {"job_id": "j", "kind": slow.kind, "rank": 1, "node": "a", "policy": "balanced", "reason": weighed.reason}
-    write(history, Weighing(at=5.0, act=weighed.act, record=packed(slow), **facts), Weighing(at=6.0, act="move", record={}, **facts))
+    write(
+        history,
+        StragglerDecision(at=5.0, act=weighed.act, record=packed(slow), **facts),
+        StragglerDecision(at=6.0, act="move", record={}, **facts),
+    )
     same = replay(history, "balanced")
-    assert (same.weighings, same.slow, list(same.unreadable.values())) == (2, [], [1])
+    assert (same.straggler_decisions, same.slow, list(same.unreadable.values())) == (2, [], [1])
     (other,) = replay(history, "patient").slow
     assert (other.decided, other.would, other.rank, other.job) == ("move", "stay", 1, "gpt")
     assert "left there, as a move has to bring 10 min at least" in other.reason

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 from holdfast.checkpoints.checksum import fast_sum
 from holdfast.memstore import notification, shared_memory, store_folders
-from holdfast.memstore.shared_memory import CUT, Entry, Label, Slot, Snapshot, Unusable, deal
+from holdfast.memstore.shared_memory import SLICE_BYTES, Entry, Label, Slot, Snapshot, UnusableSnapshot, slices_of_part
 from holdfast.protocol import LineBuffer, Message, encode
 from tests.waiting import wait_until
 
@@ -104,7 +104,7 @@ class MemoryNode:
         """Return the snapshot; True once the next one has begun in its place, False while whoever begins it has the file."""
         try:
             return Snapshot(path)
-        except (OSError, Unusable):
+        except (OSError, UnusableSnapshot):
             return shared_memory.labels(self.memstore).get(path) != label
 
     def keeps(self, step: int, rank: int = 3, seconds: float = SECONDS) -> None:
@@ -165,16 +165,16 @@ class Writer:
             slot.close()
 
 
-def label_of(step: int, data: bytes, *, rank: int = 3, lineage: int = 1, cut: int = CUT) -> Label:
+def label_of(step: int, data: bytes, *, rank: int = 3, lineage: int = 1, cut: int = SLICE_BYTES) -> Label:
     """Return the label of a draft."""
-    facts: dict[str, Any] = {"world": 4, "piece": "p", "part": 0, "parts": 1, "size": len(data), "cut": cut, "tail": TAIL}
+    facts: dict[str, Any] = {"world": 4, "shard": "p", "part": 0, "parts": 1, "size": len(data), "cut": cut, "tail": TAIL}
     return Label(step=step, lineage=lineage, rank=rank, time=time.time(), **facts)
 
 
 def seal(slot: Slot, label: Label, data: bytes) -> Label:
     """Seal a snapshot of one tensor."""
     entries = [Entry("w", (len(data),), "uint8", len(data))]
-    sums = [fast_sum(memoryview(data)[one.begin : one.begin + one.length]) for (one,) in deal([len(data)], 0, 1, label.cut)]
+    sums = [fast_sum(memoryview(data)[one.begin : one.begin + one.length]) for (one,) in slices_of_part([len(data)], 0, 1, label.cut)]
     return slot.seal(label, sums, entries, {"rng": b"some state"})
 
 

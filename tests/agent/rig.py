@@ -18,7 +18,7 @@ from holdfast.process import NODE_MARK, children_of, mark_of, marked, sweep
 from holdfast.protocol import PROTOCOL, LineBuffer, Message, connect, encode
 from tests.waiting import wait_until
 
-KEPT: Final = ("HOLDFAST_VAULTS", "HOLDFAST_KERNEL_LOG")
+KEPT: Final = ("HOLDFAST_MEMSTORE_ROOT", "HOLDFAST_KERNEL_LOG")
 
 ROOT: Final = Path(__file__).parents[2]
 SECONDS: Final = 60.0
@@ -46,7 +46,7 @@ class Flow:
         self.epoch, self.job = epoch, job
         self.socket = connect(path, seconds=SECONDS)
         self.events: list[Message] = []
-        self.beats: list[Message] = []
+        self.heartbeats: list[Message] = []
         self.answers: dict[Any, Message] = {}
         self.gone = False
         self._lines, self._number = LineBuffer(), 0
@@ -107,7 +107,7 @@ class Flow:
             if "event" not in message:
                 self.answers[message["re"]] = message
             else:
-                (self.beats if message["event"] == "beats" else self.events).append(message)
+                (self.heartbeats if message["event"] == "heartbeats" else self.events).append(message)
 
     def wait(self, event: str, **facts: Any) -> Message:
         """Wait for an event with these facts."""
@@ -142,7 +142,7 @@ class Flow:
     def stop(self, generation: int, number: int = signal.SIGKILL, grace: float = 0.0) -> None:
         """Stop workers and wait until all are gone."""
         self.ok("stop", generation=generation, signal=int(number), grace=grace)
-        self.wait("workers.gone", generation=generation)
+        self.wait("workers.exited", generation=generation)
 
     def pid(self, rank: int = 0, *, generation: int = 1) -> int:
         """Return the pid of a worker once it is started."""

@@ -35,14 +35,14 @@ def test_attaching_since_a_number_tells_exactly_what_was_missed(node: Node, flow
     """Whatever the number, and whatever comes after goes on without a gap."""
     flow.prepare(node, [sys.executable, node.script(TALKER), "50"])
     flow.start(1)
-    last = flow.wait("bye")["seq"]
+    last = flow.wait("finished")["seq"]
     for since in (0, 1, last // 2, last - 1, last, last + 50):
         with node.flow().attach(since) as late:
             late.ok("ping")
             assert numbers(late) == list(range(min(since, last) + 1, last + 1))
     with node.flow().attach(last) as late:
         flow.stop(1)
-        late.wait("workers.gone")
+        late.wait("workers.exited")
         assert numbers(late) == list(range(last + 1, last + 1 + len(late.events)))
 
 
@@ -50,7 +50,7 @@ def test_an_answer_comes_after_the_events_of_the_past(node: Node, flow: Flow) ->
     """A flow that adopts a job asks a second time to know that it has been told everything."""
     flow.prepare(node, [sys.executable, node.script(TALKER), "2000"])
     flow.start(1)
-    last = flow.wait("bye")["seq"]
+    last = flow.wait("finished")["seq"]
     with node.flow() as late:
         orders = [{"id": 1, "do": "attach", "since": 0, "protocol": PROTOCOL, "epoch": 1}, {"id": 2, "do": "ping", "epoch": 1}]
         late.raw(b"".join(map(encode, orders)))
@@ -65,10 +65,10 @@ def test_a_reader_that_stalls_misses_nothing_and_costs_no_memory(node: Node, flo
         before = _resident(node.agent)
         flow.prepare(node, [sys.executable, node.script(TALKER), "8000"])
         flow.start(1)
-        last = flow.wait("bye")["seq"]
+        last = flow.wait("finished")["seq"]
         assert _resident(node.agent) - before < 3 * (16 << 20), "4096 events of 4 KiB are kept in memory, and as many milestones at most"
         flow.ok("ping")
-        slow.wait("bye")
+        slow.wait("finished")
         assert numbers(slow) == list(range(1, last + 1))
         flow.stop(1)
         assert slow.exited()["seq"] == last + 1
@@ -83,7 +83,7 @@ def test_a_reader_that_comes_and_goes_is_told_each_event_once(node: Node, flow: 
     flow.prepare(node, [sys.executable, node.script(TALKER), "3000"])
     flow.start(1)
     seen: list[int] = []
-    while not any(event["event"] == "bye" for event in flow.events):
+    while not any(event["event"] == "finished" for event in flow.events):
         with node.flow().attach(seen[-1] if seen else 0) as reader:
             reader.hear(0.05)
             seen += numbers(reader)
@@ -91,15 +91,15 @@ def test_a_reader_that_comes_and_goes_is_told_each_event_once(node: Node, flow: 
     with node.flow().attach(seen[-1]) as reader:
         reader.ok("ping")
         seen += numbers(reader)
-    assert seen == list(range(1, flow.wait("bye")["seq"] + 1))
+    assert seen == list(range(1, flow.wait("finished")["seq"] + 1))
 
 
 def test_beats_skip_a_reader_that_is_behind(node: Node, flow: Flow) -> None:
     """An old beat is worth nothing: they neither pile up nor hold events back."""
     flow.prepare(node, [sys.executable, node.script(SPEAKING + "hello(); heard.read()")])
     flow.start(1)
-    flow.until(lambda: len(flow.beats) > 2)
-    beat = flow.beats[-1]["ranks"]["0"]
+    flow.until(lambda: len(flow.heartbeats) > 2)
+    beat = flow.heartbeats[-1]["ranks"]["0"]
     assert beat["process"] in {"R", "S"}
     assert beat["pid"] == flow.pid()
     assert (beat["step"], beat["section"], beat["managed"]) == (None, None, False)
@@ -135,10 +135,10 @@ def test_on_a_full_disk_events_keep_flowing(on_a_full_disk: Node) -> None:
     with node.flow().attach(0) as flow:
         flow.prepare(node, [sys.executable, node.script(TALKER), "200"])
         flow.start(1)
-        last = flow.wait("bye")["seq"]
+        last = flow.wait("finished")["seq"]
         flow.stop(1)
         with node.flow().attach(0) as late:
-            late.wait("workers.gone")
+            late.wait("workers.exited")
             assert numbers(late) == list(range(1, late.events[-1]["seq"] + 1))
             assert late.events[-1]["seq"] > last
         flow.start(2)
@@ -152,5 +152,5 @@ def test_the_journal_on_disk_is_what_was_told(node: Node, flow: Flow) -> None:
     flow.prepare(node, [sys.executable, "-c", ""])
     flow.start(1)
     flow.exited()
-    first, *stored = list[Message](LineBuffer().feed((node.folder / "journal.jsonl").read_bytes()))
+    first, *stored = list[Message](LineBuffer().feed((node.folder / "event-log.jsonl").read_bytes()))
     assert (first, stored) == ({"held": "job"}, flow.events)

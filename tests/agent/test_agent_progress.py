@@ -27,14 +27,14 @@ def test_a_question_reaches_the_ranks_and_their_answers_the_flow_but_no_journal(
     flow.start(1, ranks=[0, 1])
     flow.until(lambda: len([one for one in flow.events if one["event"] == "resumed"]) == 2)
     assert flow.ok("ask", generation=1, question={"do": "roll-call"}, ranks=[1])["asked"] == [1]
-    told = flow.wait("worker.standing", rank=1)
+    told = flow.wait("worker.rank-status", rank=1)
     assert told["said"] == {"step": 7, "waits": "vote", "seconds": 1.5, "groups": [], "place": "roll-call"}
     assert sorted(flow.ok("ask", generation=1, question={"do": "roll-call"})["asked"]) == [0, 1]
-    flow.wait("worker.standing", rank=0)
+    flow.wait("worker.rank-status", rank=0)
     refused = flow.order("ask", generation=2, question={"do": "roll-call"})
     assert (refused["ok"], refused["why"]) == (False, "generation 2 is not the current one, that is 1")
     assert flow.order("ask", generation=1, question="where are you?")["ok"] is False
-    assert "worker.standing" not in (node.folder / "journal.jsonl").read_text()
+    assert "worker.rank-status" not in (node.folder / "event-log.jsonl").read_text()
 
 
 def test_beats_carry_the_newest_paces_and_digests(node: Node, flow: Flow) -> None:
@@ -51,9 +51,9 @@ time.sleep(600)
 """
     flow.prepare(node, [sys.executable, node.script(SPEAKING + tells)])
     flow.start(1)
-    beat = flow.until(lambda: next((one["ranks"]["0"] for one in flow.beats if one["ranks"]["0"]["checks"]), None))
+    beat = flow.until(lambda: next((one["ranks"]["0"] for one in flow.heartbeats if one["ranks"]["0"]["checks"]), None))
     assert beat["paces"] == [[0, 0.25, 0.5, 0.0], [1, 0.25, 0.5, 0.0]]
-    assert beat["checks"] == [{"step": 16, "digest": "def", "piece": "p"}]
+    assert beat["checks"] == [{"step": 16, "digest": "def", "shard": "p"}]
 
 
 def test_a_loss_that_is_no_number_is_told_once_until_it_is_one_again(node: Node, flow: Flow) -> None:
@@ -65,7 +65,7 @@ hello()
 say(t="resumed", step=0, path=None)
 for step, loss in enumerate([{losses}], 1):
     say(t="beat", step=step, loss=loss, seconds=0.1, until=None, generation=1)
-say(t="bye", step=7)
+say(t="finished", step=7)
 """
     flow.prepare(node, [sys.executable, node.script(SPEAKING + tells)])
     flow.start(1)
@@ -87,7 +87,7 @@ time.sleep(600)
 """
     flow.prepare(node, [sys.executable, node.script(SPEAKING + tells)])
     flow.start(1)
-    beat = flow.until(lambda: next((one["ranks"]["0"] for one in flow.beats if one["ranks"]["0"]["step"] == 2), None))
+    beat = flow.until(lambda: next((one["ranks"]["0"] for one in flow.heartbeats if one["ranks"]["0"]["step"] == 2), None))
     assert beat["paces"] == []
 
 

@@ -92,7 +92,7 @@ print(json.dumps(ask(step=2)), flush=True)
 def test_steps_are_on_record_before_leave_is_given_to_save_them(node: Node, flow: Flow) -> None:
     """Else a checkpoint could be newer than the newest step that anybody knows of."""
     code = """
-journal = os.path.join(os.path.dirname(os.environ["HOLDFAST_SOCKET"]), "journal.jsonl")
+journal = os.path.join(os.path.dirname(os.environ["HOLDFAST_SOCKET"]), "event-log.jsonl")
 hello()
 for step in range(1, 30):
     say(t="beat", step=step, seconds=0.1, loss=1 / step)
@@ -180,10 +180,10 @@ time.sleep(600)
 """
     flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
     flow.start(1)
-    beat = flow.until(lambda: next((one for one in flow.beats if one["ranks"]["0"]["snapshot"].get("step") == 8), None))
+    beat = flow.until(lambda: next((one for one in flow.heartbeats if one["ranks"]["0"]["snapshot"].get("step") == 8), None))
     told = beat["ranks"]["0"]
     age = told["snapshot"].pop("age")
-    assert told["snapshot"] == {"step": 8, "every": 1, "copied": 2.0, "hidden": 1.5}
+    assert told["snapshot"] == {"step": 8, "every": 1, "copied": 2.0, "overlapped": 1.5}
     assert 50 <= age < 100
     assert told["step"] == 9
     assert told["replica"] is None
@@ -196,11 +196,11 @@ def test_a_generation_begins_with_no_word_of_snapshots(node: Node, flow: Flow) -
     code = 'hello()\nsay(t="beat", step=8, seconds=0.1, snapshot={"step": 7, "at": 1.0})\ntime.sleep(600)'
     flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
     flow.start(1)
-    flow.until(lambda: any(one["ranks"]["0"]["snapshot"].get("step") == 7 for one in flow.beats))
+    flow.until(lambda: any(one["ranks"]["0"]["snapshot"].get("step") == 7 for one in flow.heartbeats))
     flow.stop(1)
     flow.prepare(node, [sys.executable, node.script(SPEAKING + "hello(); time.sleep(600)")])
     flow.start(2)
-    beat = flow.until(lambda: next((one for one in flow.beats if one["generation"] == 2), None))
+    beat = flow.until(lambda: next((one for one in flow.heartbeats if one["generation"] == 2), None))
     assert beat["ranks"]["0"]["snapshot"] == {}
 
 
@@ -209,7 +209,7 @@ def test_a_worker_of_another_protocol_is_told_of_and_not_listened_to(node: Node,
     code = 'say(t="hello", protocol=2)\nsay(t="beat", step=1, seconds=1)\nprint(json.dumps(ask(step=1)), flush=True)'
     flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
     flow.start(1)
-    assert "it speaks protocol 2, this agent 1: install the same Holdfast for both" in flow.wait("worker.stranger")["why"]
+    assert "it speaks protocol 2, this agent 1: install the same Holdfast for both" in flow.wait("worker.protocol-mismatch")["why"]
     end = flow.exited()
     assert (end["code"], end["step"]) == (0, None)
     answer = json.loads(node.output().splitlines()[-1])
@@ -227,7 +227,7 @@ heard.readline()
 """
     flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
     flow.start(1)
-    beat = flow.until(lambda: next((one["ranks"]["0"] for one in flow.beats if one["ranks"]["0"]["section"]), None))
+    beat = flow.until(lambda: next((one["ranks"]["0"] for one in flow.heartbeats if one["ranks"]["0"]["section"]), None))
     assert (beat["step"], beat["section"], beat["section_limit"], beat["managed"]) == (41, "evaluation", 12.5, True)
     assert 0 <= beat["age"] < 10
     assert 0 <= beat["output_age"] < 10
@@ -246,21 +246,32 @@ line.section("evaluation", None, begin=False)
 line.beat(4, 0.25, 0.1, 10)
 assert line.may_commit(4) == type(line.may_commit(4))(ok=True, why="")
 line.saved(4, Path("/c/4"), 0.1, 1000)
-line.trouble("checkpoint-torn", 2, Path("/c/2"), "half of it")
+line.storage_error("checkpoint-torn", 2, Path("/c/2"), "half of it")
 try:
     raise OSError(28, "No space left on device")
 except OSError as error:
     line.exception(error)
-line.bye(4)
+line.finished(4)
 """
     flow.prepare(node, [sys.executable, node.script(code)], environment={"PYTHONPATH": str(ROOT)})
     flow.start(1)
     end = flow.exited()
     assert end["code"] == 0, end["output"]
-    names = ["worker.started", "worker.hello", "mark", "resumed", "worker.stepped", "steps", "saved", "trouble", "worker.raised", "bye"]
+    names = [
+        "worker.started",
+        "worker.hello",
+        "mark",
+        "resumed",
+        "worker.stepped",
+        "steps",
+        "saved",
+        "storage_error",
+        "worker.raised",
+        "finished",
+    ]
     assert [event["event"] for event in flow.events] == [*names, "worker.exited"]
     facts = {event["event"]: event for event in flow.events}
     assert facts["resumed"]["path"] == "/c/3"
     assert facts["steps"]["steps"][0][::2] == [4, 0.1]
-    assert facts["trouble"]["kind"] == "checkpoint-torn"
+    assert facts["storage_error"]["kind"] == "checkpoint-torn"
     assert (facts["worker.raised"]["raised"]["errno"], facts["worker.raised"]["raised"]["type"]) == (28, "OSError")

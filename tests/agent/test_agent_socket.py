@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from holdfast.process import is_alive
-from holdfast.protocol import LONGEST_LINE, PROTOCOL, connect, encode
+from holdfast.protocol import MAX_LINE_BYTES, PROTOCOL, connect, encode
 from tests.agent.rig import SPEAKING, Flow, Node
 
 # "end" is left out: it means it
@@ -30,9 +30,9 @@ WORDS = (
     "beat",
     "section",
     "saved",
-    "trouble",
+    "storage_error",
     "exception",
-    "bye",
+    "finished",
     "commit?",
     "commit",
     "successor?",
@@ -257,7 +257,7 @@ def test_garbage_is_told_what_the_socket_takes(steered: tuple[Node, Flow, int]) 
 def test_a_line_without_end_is_cut_off(steered: tuple[Node, Flow, int]) -> None:
     """It would fill the agent's memory."""
     node, flow, pid = steered
-    assert b"too long" in whisper(node, b"x" * (LONGEST_LINE + (2 << 20)))
+    assert b"too long" in whisper(node, b"x" * (MAX_LINE_BYTES + (2 << 20)))
     unharmed(node, flow, pid)
 
 

@@ -31,7 +31,7 @@ def test_nobody_else_may_look_into_a_node_or_open_its_socket(node: Node) -> None
     """Whoever can connect can have commands run."""
     assert stat.S_IMODE(node.folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((node.folder / "agent.sock").stat().st_mode) == 0o600
-    assert stat.S_IMODE((node.folder / "journal.jsonl").stat().st_mode) == 0o600
+    assert stat.S_IMODE((node.folder / "event-log.jsonl").stat().st_mode) == 0o600
 
 
 def test_a_folder_that_was_open_to_all_is_closed(unborn: Node) -> None:
@@ -130,10 +130,10 @@ def test_an_agent_that_cannot_have_its_folder_says_why(tmp_path: Path) -> None:
     assert refused.ended() == 2
 
 
-@pytest.mark.parametrize("name", ["agent.sock", "agent.json", "journal.jsonl", "agent.lock"])
+@pytest.mark.parametrize("name", ["agent.sock", "agent.json", "event-log.jsonl", "agent.lock"])
 def test_an_agent_whose_files_cannot_be_written_says_why(unborn: Node, name: str) -> None:
     """A folder in a file's place stands for everything that can be wrong with it."""
-    for place in (name, "journal.before" if name == "journal.jsonl" else name):
+    for place in (name, "event-log.before" if name == "event-log.jsonl" else name):
         (unborn.folder / place / "full").mkdir(parents=True, exist_ok=True)
     unborn.begin()
     assert unborn.said["ready"] is False
@@ -158,8 +158,10 @@ def test_an_agent_is_deaf_to_a_callers_ignored_and_blocked_signals(unborn: Node)
         flow.start(1)
         assert flow.exited()["signal"] == signal.SIGHUP
         unborn.guardian.send_signal(signal.SIGTERM)
-        told = flow.until(lambda: next((one["event"] for one in flow.events if one["event"] in {"agent.leaving", "agent.ended"}), None))
-        if told == "agent.leaving":  # its worker has just ended: by the same signal, for all it knows
+        told = flow.until(
+            lambda: next((one["event"] for one in flow.events if one["event"] in {"agent.preemption-notice", "agent.ended"}), None)
+        )
+        if told == "agent.preemption-notice":  # its worker has just ended: by the same signal, for all it knows
             flow.ok("end")
     assert unborn.ended() == 0
 
@@ -203,7 +205,7 @@ def test_a_termination_of_the_guardian_gives_the_flow_time_to_leave(node: Node, 
     flow.start(1)
     flow.wait("worker.hello")
     os.kill(node.guardian_pid, signal.SIGTERM)
-    assert flow.wait("agent.leaving")["seconds"] == LEAVE_SECONDS
+    assert flow.wait("agent.preemption-notice")["seconds"] == LEAVE_SECONDS
     assert flow.ok("about", protocol=PROTOCOL)["workers"]
     if how == "by the flow":
         flow.ok("end")
@@ -223,7 +225,7 @@ def test_a_termination_of_all_processes_at_once_gives_the_flow_time_to_leave(nod
     before = set(node.remains()) - {flow.pid()}
     for pid in node.remains():
         os.kill(pid, signal.SIGTERM)
-    assert flow.wait("agent.leaving")["seconds"] == LEAVE_SECONDS
+    assert flow.wait("agent.preemption-notice")["seconds"] == LEAVE_SECONDS
     assert flow.exited()["code"] == 143
     assert flow.ok("about", protocol=PROTOCOL)["workers"] == {}
     assert before <= set(node.remains()), "helpers work for the agent, and it has work for them still"

@@ -114,7 +114,7 @@ def test_a_stop_and_a_continuation_are_seen(runs: Runs) -> None:
     pid = runs.flow.pid(generation=generation)
     os.kill(pid, signal.SIGSTOP)
     assert runs.flow.wait("worker.stopped", generation=generation)["signal"] == signal.SIGSTOP
-    runs.flow.until(lambda: runs.flow.beats and runs.flow.beats[-1]["ranks"].get("0", {}).get("process") == "T")
+    runs.flow.until(lambda: runs.flow.heartbeats and runs.flow.heartbeats[-1]["ranks"].get("0", {}).get("process") == "T")
     os.kill(pid, signal.SIGCONT)
     runs.flow.wait("worker.continued", generation=generation)
     runs.flow.stop(generation)
@@ -254,7 +254,7 @@ def test_stopping_twice_or_stopping_nothing_is_answered_the_same(runs: Runs) -> 
     for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
         before = len(runs.flow.events)
         runs.flow.ok("stop", generation=generation, signal=int(number), grace=5.0)
-        runs.flow.until(lambda: any(event["event"] == "workers.gone" for event in runs.flow.events[before:]))  # noqa: B023 (at once)
+        runs.flow.until(lambda: any(event["event"] == "workers.exited" for event in runs.flow.events[before:]))  # noqa: B023 (at once)
 
 
 def test_a_harder_stop_overtakes_a_gentle_one(runs: Runs) -> None:

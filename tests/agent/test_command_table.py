@@ -13,7 +13,7 @@ from holdfast.agent.commands import COMMANDS
 from holdfast.control.agents.answers import ANSWERS
 from tests.test_arrows import ROOT
 
-GIVE = frozenset({"order", "send", "later", "orders", "orders_later", "each"})
+GIVE = frozenset({"send_command", "send", "send_command_async", "send_commands", "send_commands_async", "each"})
 """Names of what gives a command in the controller's modules; the command's name is among the arguments."""
 
 

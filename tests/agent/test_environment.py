@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.agent.node.directory import _inherited
 from holdfast.agent.workers import error_file
-from holdfast.control.config.worker_env import how_to_run, rank_environments, seat_environment
+from holdfast.control.config.worker_env import prepare_fields, rank_environments, seat_environment
 from holdfast.control.state.rank_table import RankTable
 from holdfast.history import Job
 from holdfast.own_variables import with_added, without_added
@@ -62,7 +62,7 @@ def ours(folder: Path, node: Node, flow: Flow) -> list[dict[str, Any]]:
         "environment": {"SHOWN": str(folder / "ours")},
     })  # fmt: skip
     job = cast("Job", SimpleNamespace(id="j", name="shown", directory=str(folder / "job")))
-    plan = how_to_run(spec, LocalCluster(), job)
+    plan = prepare_fields(spec, LocalCluster(), job)
     places = rank_environments({"node-0": [0, 1]}, generation=1, rank_table=RankTable(store=("127.0.0.1", 29501)), job="j")["node-0"]
     order = {name: plan[name] for name in ("warm", "preload", "argv", "directory", "environment", "defaults")}
     flow.prepare(node, plan["argv"], **{name: value for name, value in order.items() if name != "argv"})

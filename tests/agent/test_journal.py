@@ -35,17 +35,17 @@ def filled(path: Path, count: int, *, largest: int = 1 << 20, remembered: int = 
 @pytest.mark.parametrize("since", [0, 1, 57, 89, 90, 91, 99, 100])
 def test_whatever_was_missed_is_told_in_order(tmp_path: Path, since: int) -> None:
     """From memory, from the file, and from both."""
-    assert told(filled(tmp_path / "journal.jsonl", 100), since) == list(range(since + 1, 101))
+    assert told(filled(tmp_path / "event-log.jsonl", 100), since) == list(range(since + 1, 101))
 
 
 def test_a_journal_that_was_just_begun_tells_nothing(tmp_path: Path) -> None:
     """There is no event zero."""
-    assert told(EventLog(tmp_path / "journal.jsonl"), 0) == []
+    assert told(EventLog(tmp_path / "event-log.jsonl"), 0) == []
 
 
 def test_after_rotation_the_older_file_is_told_too(tmp_path: Path) -> None:
     """Two files of bounded size hold a contiguous past."""
-    event_log = filled(tmp_path / "journal.jsonl", 100, largest=2000)
+    event_log = filled(tmp_path / "event-log.jsonl", 100, largest=2000)
     numbers = told(event_log, 0)
     assert numbers == list(range(numbers[0], 101))
     assert 0 < numbers[0] < 80
@@ -54,7 +54,7 @@ def test_after_rotation_the_older_file_is_told_too(tmp_path: Path) -> None:
 
 def test_milestones_outlive_the_files(tmp_path: Path) -> None:
     """A flow that adopts the job after days of steps must still learn that its workers were started."""
-    event_log = EventLog(tmp_path / "journal.jsonl", largest=2000, remembered=10)
+    event_log = EventLog(tmp_path / "event-log.jsonl", largest=2000, remembered=10)
     event_log.add({"event": "of an old generation"})
     event_log.begin_generation()
     event_log.add({"event": "worker.started"})
@@ -70,7 +70,7 @@ def test_milestones_outlive_the_files(tmp_path: Path) -> None:
 
 def test_a_journal_of_an_earlier_agent_is_set_aside(tmp_path: Path) -> None:
     """Its numbers mean nothing now; neither do those of its rotated file."""
-    path = tmp_path / "journal.jsonl"
+    path = tmp_path / "event-log.jsonl"
     filled(path, 100, largest=2000)
     assert path.with_suffix(".old").exists()
     event_log = filled(path, 20, remembered=5)
@@ -80,7 +80,7 @@ def test_a_journal_of_an_earlier_agent_is_set_aside(tmp_path: Path) -> None:
 
 def test_a_reader_that_is_slow_misses_nothing_when_files_are_rotated_under_it(tmp_path: Path) -> None:
     """It holds the files open that it was reading, and goes on from memory."""
-    event_log = filled(tmp_path / "journal.jsonl", 60, largest=4000)
+    event_log = filled(tmp_path / "event-log.jsonl", 60, largest=4000)
     reader = event_log.since(0)
     first = [next(reader)[0] for _ in range(5)]
     for _ in range(60):
@@ -98,7 +98,7 @@ def test_reading_while_writing_tells_each_event_once(
     tmp_path_factory: pytest.TempPathFactory, plan: list[int], reads: list[int], largest: int
 ) -> None:
     """Writes and reads take turns in any way; as long as the files hold what was missed, nothing is lost or told twice."""
-    event_log = EventLog(tmp_path_factory.mktemp("j") / "journal.jsonl", largest=largest, remembered=4)
+    event_log = EventLog(tmp_path_factory.mktemp("j") / "event-log.jsonl", largest=largest, remembered=4)
     seen: list[int] = []
     reader: Iterator[tuple[int, bytes]] = iter(())
     for writes, many in zip(plan, reads * len(plan), strict=False):
@@ -131,7 +131,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_costs_the_file_and_not_the_events(small_disk: Path) -> None:
     """They are in memory; once there is room again the file goes on with whole lines."""
-    event_log = EventLog(small_disk / "journal.jsonl", remembered=50)
+    event_log = EventLog(small_disk / "event-log.jsonl", remembered=50)
     while event_log.failing is None:
         event_log.add({"event": "x", "filling": "y" * 500}, milestone=False)
     last_on_disk = event_log.seq - 1
@@ -139,16 +139,16 @@ def test_a_full_disk_costs_the_file_and_not_the_events(small_disk: Path) -> None
         event_log.add({"event": "x", "filling": "y" * 500})
     assert event_log.failing == "No space left on device"
     assert told(event_log, 0) == list(range(1, last_on_disk + 7))
-    os.truncate(small_disk / "journal.jsonl", 0)
+    os.truncate(small_disk / "event-log.jsonl", 0)
     event_log.add({"event": "x"})
     assert event_log.failing is None
-    (line,) = (small_disk / "journal.jsonl").read_bytes().splitlines()
+    (line,) = (small_disk / "event-log.jsonl").read_bytes().splitlines()
     assert decode(line)["seq"] == event_log.seq
 
 
 def test_what_agents_of_one_job_have_journaled_is_found_after_their_end(tmp_path: Path) -> None:
     """Through a chain of them, another job in between, and damage; nothing of other jobs, and only what is no state of the node's."""
-    path = tmp_path / "journal.jsonl"
+    path = tmp_path / "event-log.jsonl"
 
     def agent(job: str, *steps: int, again: bool = False) -> None:
         event_log = EventLog(path)

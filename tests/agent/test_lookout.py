@@ -121,15 +121,15 @@ def test_what_happens_to_a_node_is_told_as_it_happens(broken: Broken) -> None:
         assert fault(flow, "nic-link-down", "interface counters")["part"] == "eth1", "the first look has been taken"
         broken.write(f"{NIC}/statistics/rx_crc_errors", "65")
         os.kill(flow.pid(generation=3), signal.SIGKILL)
-        grew = flow.wait("node.grew", over=3)["grew"]
-        assert grew == {"network.nics[eth0].counters.rx_crc_errors": 60}
+        counter_increases = flow.wait("node.counter-increases", over=3)["counter_increases"]
+        assert counter_increases == {"network.nics[eth0].counters.rx_crc_errors": 60}
         assert fault(flow, "nic-errors", "interface counters")["part"] == "eth0"
         _kill_listener(first)
-        assert flow.wait("node.deaf")["why"] == "the process that listens to it was ended by SIGKILL"
+        assert flow.wait("node.gpu-events-lost")["why"] == "the process that listens to it was ended by SIGKILL"
         broken.happens(0, 79)
         assert fault(flow, "gpu-off-bus", "GPU driver events"), "another one listens"
         _kill_listener(first)
-        assert [one["event"] for one in flow.events].count("node.deaf") == 1, "once is enough"
+        assert [one["event"] for one in flow.events].count("node.gpu-events-lost") == 1, "once is enough"
         wait_until(lambda: not [pid for pid in children_of(first) if state_of(pid) == "Z"], seconds=20)  # of three looks and two listeners
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: broken.lookout() not in {None, first}, seconds=60)

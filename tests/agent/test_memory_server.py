@@ -20,7 +20,7 @@ from holdfast.agent.memstore.server.handler import STRANGERS
 from holdfast.memstore import shared_memory, store_folders
 from holdfast.memstore.connection import DATA, FRAME, HELLO, NONCE, TAIL, MemstoreConnection, connect
 from holdfast.memstore.reader import RemoteMemstore
-from holdfast.memstore.shared_memory import PAGE, Snapshot, Unusable
+from holdfast.memstore.shared_memory import PAGE, Snapshot, UnusableSnapshot
 from tests.agent.memory_rig import SECONDS, TOKEN, MemoryNode, Writer, label_of, noise
 from tests.waiting import wait_until
 
@@ -62,7 +62,7 @@ def test_only_the_very_snapshot_that_was_asked_for_is_taken(node: MemoryNode, tm
     """Its worker may have written the next one there since the label was read."""
     writer = Writer(node)
     label = replace(writer.snapshot(7, noise(1000)), **change)  # type: ignore[arg-type]
-    with pytest.raises((OSError, Unusable)):
+    with pytest.raises((OSError, UnusableSnapshot)):
         RemoteMemstore(node.address, TOKEN).fetch("rank-00003.0.snap", label, tmp_path / "got.snap")
     assert not (tmp_path / "got.snap").exists()
     writer.close()
@@ -303,7 +303,7 @@ def test_a_replica_whose_tail_has_no_room_is_not_taken(small: MemoryNode) -> Non
     label, _, _ = replica(4096, 8 * ROOM)
     with connect(small.address, TOKEN, seconds=SECONDS) as line:
         assert "do not fit" in offer(line, label)["why"]
-    wait_until(lambda: small.told("memory.full"), seconds=SECONDS)
+    wait_until(lambda: small.told("memstore.full"), seconds=SECONDS)
 
 
 def test_a_tail_longer_than_was_announced_is_not_taken(small: MemoryNode) -> None:

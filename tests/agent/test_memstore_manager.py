@@ -22,10 +22,10 @@ KEEPER = """
 import os, time
 from pathlib import Path
 from holdfast.memstore.shared_memory import Label, Slot, word_sum
-place = Path(os.environ["HOLDFAST_VAULT"])
-print("limit", os.environ["HOLDFAST_VAULT_LIMIT"], flush=True)
+place = Path(os.environ["HOLDFAST_MEMSTORE"])
+print("limit", os.environ["HOLDFAST_MEMSTORE_LIMIT"], flush=True)
 slot = Slot(place / f"rank-{int(os.environ['RANK']):05}.0.snap")
-label = Label(step=7, lineage=1, rank=int(os.environ["RANK"]), world=1, piece="p", part=0, parts=1, size=8, cut=2**20, time=time.time())
+label = Label(step=7, lineage=1, rank=int(os.environ["RANK"]), world=1, shard="p", part=0, parts=1, size=8, cut=2**20, time=time.time())
 slot.begin(label)
 slot.data[:] = b"whatever"
 slot.seal(label, [word_sum(b"whatever")], [("w", (8,), "uint8", 8)], {})
@@ -127,12 +127,12 @@ def test_the_next_job_on_a_node_wipes_what_a_killed_agent_left(unborn: Node) -> 
 def test_without_a_place_in_memory_training_goes_on(unborn: Node, tmp_path: Path) -> None:
     """One event says why; no variable is set."""
     (tmp_path / "file").touch()
-    node = unborn.begin(HOLDFAST_VAULTS=str(tmp_path / "file"))
+    node = unborn.begin(HOLDFAST_MEMSTORE_ROOT=str(tmp_path / "file"))
     with node.flow() as flow:
         flow.attach(0)
         script = node.script("import os; print(sorted(name for name in os.environ if 'VAULT' in name and name != 'HOLDFAST_VAULTS'))")
         assert flow.prepare(node, [sys.executable, script], memory=MEMORY)["memory"] is None
-        why = flow.wait("memory.none", what="vault")["why"]
+        why = flow.wait("memstore.unavailable", what="vault")["why"]
         assert str(tmp_path / "file") in why
         flow.start(1)
         assert flow.exited()["code"] == 0
@@ -147,12 +147,12 @@ def test_a_folder_of_somebody_else_is_not_taken(unborn: Node, tmp_path: Path) ->
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").touch()
-    node = unborn.begin(HOLDFAST_VAULTS=str(tmp_path))
+    node = unborn.begin(HOLDFAST_MEMSTORE_ROOT=str(tmp_path))
     (root / store_folders.memstore_of(mark_of(node.folder), "old").name).symlink_to(precious)
     with node.flow() as flow:
         flow.attach(0)
         assert flow.prepare(node, ["true"], memory=MEMORY)["memory"] is None
-        assert "open to others" in flow.wait("memory.none")["why"]
+        assert "open to others" in flow.wait("memstore.unavailable")["why"]
     assert (precious / "file").exists()
 
 

@@ -87,12 +87,12 @@ def test_a_file_that_comes_is_a_notice_and_one_that_goes_takes_it_back(node: Nod
     prepared(node, flow, file=str(tmp_path / "{node}.leaving"))
     path = tmp_path / "node.leaving"
     path.write_text("host maintenance at noon\n")
-    told = flow.wait("agent.leaving")
+    told = flow.wait("agent.preemption-notice")
     assert told["seconds"] == 90.0
     assert told["why"] == f"{path} says that it will go: host maintenance at noon"
     path.unlink()
-    flow.wait("agent.staying")
-    assert sum(one["event"] == "agent.leaving" for one in flow.events) == 1
+    flow.wait("agent.preemption-cancelled")
+    assert sum(one["event"] == "agent.preemption-notice" for one in flow.events) == 1
 
 
 def test_an_answer_that_says_so_is_a_notice(node: Node, flow: Flow, metadata: Metadata) -> None:
@@ -101,20 +101,20 @@ def test_an_answer_that_says_so_is_a_notice(node: Node, flow: Flow, metadata: Me
     prepared(node, flow, url=metadata.url + "/{node}", pattern="^TRUE$", headers={"Metadata-Flavor": "Google"})
     wait_until(lambda: len(metadata.asked) > 2, seconds=30)
     flow.ok("ping")
-    assert not [one for one in flow.events if one["event"] == "agent.leaving"]
+    assert not [one for one in flow.events if one["event"] == "agent.preemption-notice"]
     assert metadata.asked[0]["Metadata-Flavor"] == "Google"
     assert metadata.asked[0]["path"] == "/spot/node"
     metadata.status = 503
-    assert "answered with status 503" in flow.wait("notice.blind")["why"]
+    assert "answered with status 503" in flow.wait("notice.unknown")["why"]
     metadata.status, metadata.body = 200, "TRUE"
-    assert flow.wait("agent.leaving")["why"] == f"{metadata.url}/node says that it will go: TRUE"
+    assert flow.wait("agent.preemption-notice")["why"] == f"{metadata.url}/node says that it will go: TRUE"
 
 
 def test_a_metadata_service_that_wants_a_token_is_asked_for_one(node: Node, flow: Flow, metadata: Metadata) -> None:
     """Once, and again when it takes that one no more; without one its refusal is told, and is no notice."""
     metadata.wants_token = True
     prepared(node, flow, url=metadata.url)
-    assert "answered with status 401" in flow.wait("notice.blind")["why"]
+    assert "answered with status 401" in flow.wait("notice.unknown")["why"]
     token_url = metadata.url.replace("/spot", "/latest/api/token")
     prepared(node, flow, url=metadata.url, token_url=token_url)
     wait_until(lambda: sum(one["token"] == "token-0" for one in metadata.asked) > 3, seconds=30)
@@ -122,7 +122,7 @@ def test_a_metadata_service_that_wants_a_token_is_asked_for_one(node: Node, flow
     metadata.tokens.append("token-given-to-somebody-else")  # ours has run out
     wait_until(lambda: metadata.asked[-1]["token"] == "token-2", seconds=30)
     metadata.status, metadata.body = 200, '{"action": "terminate"}'
-    assert flow.wait("agent.leaving")["why"] == f'{metadata.url} says that it will go: {{"action": "terminate"}}'
+    assert flow.wait("agent.preemption-notice")["why"] == f'{metadata.url} says that it will go: {{"action": "terminate"}}'
     assert len(metadata.tokens) == 3
 
 
@@ -133,14 +133,14 @@ def test_an_agent_looks_elsewhere_when_it_is_told_to(node: Node, flow: Flow, tmp
     assert not flow.order("notice", notice={**PLAN, "every": "soon"})["ok"]
     (tmp_path / "before").touch()
     (tmp_path / "after").touch()
-    assert flow.wait("agent.leaving")["why"] == f"{tmp_path}/after says that it will go"
+    assert flow.wait("agent.preemption-notice")["why"] == f"{tmp_path}/after says that it will go"
 
 
 def test_a_signal_of_the_cluster_s_own_is_a_notice(node: Node, flow: Flow) -> None:
     """The agent goes on all the same."""
     prepared(node, flow, signals=[int(signal.SIGUSR1)])
     os.kill(node.agent, signal.SIGUSR1)
-    assert flow.wait("agent.leaving")["why"] == "it was told to go by SIGUSR1"
+    assert flow.wait("agent.preemption-notice")["why"] == "it was told to go by SIGUSR1"
     assert flow.ok("about", protocol=1)["pid"] == node.agent
 
 

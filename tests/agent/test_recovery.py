@@ -222,7 +222,7 @@ def test_who_lives_is_told_after_what_was_said_and_seen_of_ends(team: Team) -> N
 def test_a_flow_that_comes_later_is_told_the_new_generation_alone(team: Team) -> None:
     """And learns of what came before from the agent itself."""
     team.train(0, 1)
-    team.say({"t": "roles", "roles": [[0], [1]], "tapes": "/tapes"}, ranks=[0])
+    team.say({"t": "roles", "roles": [[0], [1]], "recordings": "/tapes"}, ranks=[0])
     team.flow.wait("worker.roles")
     team.stand_by(1, 2)
     team.abandon(1, kill=[1], lost=[1])
@@ -236,7 +236,7 @@ def test_a_flow_that_comes_later_is_told_the_new_generation_alone(team: Team) ->
         assert later.wait("worker.started", rank=1, generation=2)["standby"] == 2
         later.wait("worker.stepped", rank=1, generation=2)
         assert {event.get("generation", 2) for event in later.events if event["event"] != "worker.exited"} == {2}
-    assert (about["roles"], about["grouped"]) == ({"roles": [[0], [1]], "tapes": "/tapes"}, [0, 1])
+    assert (about["roles"], about["grouped"]) == ({"roles": [[0], [1]], "recordings": "/tapes"}, [0, 1])
     assert {key: one["ready"] for key, one in about["standbys"].items()} == {"1": True}
 
 
@@ -317,12 +317,12 @@ def test_a_standby_that_dies_is_told_of(team: Team) -> None:
     team.stand_by(1, 2)
     team.say({"t": "exception", "type": "ValueError", "message": "no room", "traceback": "", "step": None, "errno": 12}, standbys=[1])
     team.flow.ok("tell", ranks=[], standbys=[1], message={"do": "exit", "code": 3})
-    gone = team.flow.wait("standby.gone", id=1)
+    gone = team.flow.wait("standby.exited", id=1)
     assert (gone["code"], gone["signal"], gone["ordered"], gone["raised"]["message"]) == (3, None, False, "no room")
     before = int(team.flow.wait("standby.started", id=2)["pid"])
     assert team.flow.ok("standby", standbys=[{"id": 2, "environment": places()}])["started"] == []
     assert team.flow.ok("drop", standbys=[2, 5])["dropped"] == [2]
-    gone = team.flow.wait("standby.gone", id=2)
+    gone = team.flow.wait("standby.exited", id=2)
     assert (gone["signal"], gone["ordered"]) == (signal.SIGKILL, True)
     assert team.about()["standbys"] == {}
     assert not is_alive(before, None)
@@ -345,7 +345,7 @@ os._exit(4)
     flow.ok("standby", standbys=[{"id": 1, "environment": places()}])
     flow.wait("standby.ready", id=1)
     flow.ok("regroup", generation=1, membership={"node": [5]}, facts=FACTS, workers=[from_standby(5, 1)])
-    cannot = flow.wait("worker.cannot", rank=5, generation=1)
+    cannot = flow.wait("worker.recovery-failed", rank=5, generation=1)
     assert (cannot["why"], cannot["for_generation"]) == ("no way", 1)
     end = flow.exited(5)
     assert (end["code"], end["ordered"], end["finished"], end["output"]) == (4, False, False, "no way\n")
@@ -389,7 +389,7 @@ def test_a_standby_may_leave_its_place_to_a_child_of_its_own(node: Node, flow: F
     flow.wait("standby.ready", id=1)
     before = int(flow.wait("standby.started", id=1)["pid"])
     flow.ok("regroup", generation=1, membership={"node": [5]}, facts=FACTS, workers=[from_standby(5, 1)])
-    pid = int(flow.wait("worker.succeeded", rank=5, generation=1)["pid"])
+    pid = int(flow.wait("worker.pid-changed", rank=5, generation=1)["pid"])
     answers = [event["answer"]["ok"] for event in flow.events if "answer" in event]
     flow.until(lambda: len([event for event in flow.events if "answer" in event]) == 3, "three answers")
     answers = [event["answer"]["ok"] for event in flow.events if "answer" in event]
@@ -398,7 +398,7 @@ def test_a_standby_may_leave_its_place_to_a_child_of_its_own(node: Node, flow: F
     (node.work / "go").touch()
     flow.until(lambda: [event for event in flow.events if event.get("heard", {}).get("do") == "abandon"], "the order, heard by the child")
     flow.until(lambda: not is_alive(before, None), "the end of the standby")
-    assert [event for event in flow.events if event["event"] in ("worker.exited", "standby.gone")] == []
+    assert [event for event in flow.events if event["event"] in ("worker.exited", "standby.exited")] == []
     os.kill(pid, signal.SIGKILL)
     end = flow.exited(5)
     assert (end["pid"], end["signal"], end["ordered"]) == (pid, signal.SIGKILL, False)
@@ -415,10 +415,10 @@ def test_standbys_are_forked_or_not_had(node: Node, flow: Flow) -> None:
     flow.prepare(node, [node.script(GROUPED)], warm=True, preload=["slow"], environment={"PYTHONPATH": str(node.work)})
     flow.ok("standby", standbys=[{"id": 1, "environment": places()}, {"id": 2, "environment": places()}])
     flow.ok("drop", standbys=[2])
-    assert flow.wait("standby.gone", id=2)["ordered"] is True
+    assert flow.wait("standby.exited", id=2)["ordered"] is True
     (fork_server,) = [pid for pid in node.remains() if b"slow" in _command(pid)]
     os.kill(fork_server, signal.SIGKILL)
-    gone = flow.wait("standby.gone", id=1)
+    gone = flow.wait("standby.exited", id=1)
     assert (gone["pid"], gone["ordered"], gone["why"]) == (None, False, "there is no warm starter to fork it from")
 
 
@@ -461,7 +461,7 @@ def test_a_stop_takes_what_workers_left_and_spares_standbys_in_any_state(team: T
         assert [pid for pid in (*workers, *apart) if is_alive(pid, None)] == []
         team.flow.wait("standby.ready", id=generation)
     assert len(team.about()["standbys"]) == 5
-    assert team.named("standby.gone") == []
+    assert team.named("standby.exited") == []
 
 
 def test_an_order_among_the_last_words_of_a_worker_changes_nothing(node: Node, flow: Flow) -> None:
@@ -496,7 +496,7 @@ def test_a_planned_switch_is_put_on_record_without_a_word(team: Team) -> None:
     team.say(*switched, {"t": "commit?", "id": 77, "step": 6}, ranks=[0], standbys=[3])
     team.say({"t": "left", "step": 5}, ranks=[1])
     team.flow.ok("tell", ranks=[1], standbys=[], message={"do": "exit", "code": 0})
-    assert team.flow.wait("worker.left", rank=1)["step"] == 5
+    assert team.flow.wait("worker.departed", rank=1)["step"] == 5
     assert (team.flow.exited(1)["code"], team.flow.exited(1)["ordered"]) == (0, True)
     assert team.flow.wait("worker.switched", rank=0)["for_generation"] == 2
     team.flow.wait("standby.switched", id=3)
@@ -571,7 +571,7 @@ def test_nothing_is_left_of_standbys_and_leavers(team: Team, whom: str) -> None:
         os.kill(team.node.agent if whom == "agent" else team.node.guardian_pid, signal.SIGKILL)
     team.node.wait_until_empty()
     assert [pid for pid in pids if is_alive(pid, None)] == []
-    event_log = [json.loads(line) for line in (team.node.folder / "journal.jsonl").read_text().splitlines()]
+    event_log = [json.loads(line) for line in (team.node.folder / "event-log.jsonl").read_text().splitlines()]
     if whom in {"end", "lease"}:
-        ends = [event["ordered"] for event in event_log if event.get("event") in {"standby.gone", "worker.exited"}]
+        ends = [event["ordered"] for event in event_log if event.get("event") in {"standby.exited", "worker.exited"}]
         assert ends == [True] * 4

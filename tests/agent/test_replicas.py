@@ -181,9 +181,9 @@ def test_what_does_not_fit_is_not_taken_and_told_once(make: MakeNode) -> None:
         big.snapshot(step, noise(2 * BIG, step))
         small.snapshot(step, noise(1000, step))
         there.keeps(step, rank=4)
-    wait_until(lambda: there.told("memory.full"), seconds=SECONDS)
+    wait_until(lambda: there.told("memstore.full"), seconds=SECONDS)
     time.sleep(0.2)
-    (told,) = there.told("memory.full")
+    (told,) = there.told("memstore.full")
     assert "rank 3" in told["why"]
     assert there.copied_steps(rank=3) == []
     for writer in (own, big, small):
@@ -209,8 +209,8 @@ def test_a_home_that_is_gone_is_told_once_and_so_is_its_return(make: MakeNode) -
     try:
         back.begin()
         back.keeps(7)
-        wait_until(lambda: here.told("replica.kept"), seconds=SECONDS)
-        assert [len(here.told(event)) for event in ("replica.lost", "replica.kept")] == [1, 1]
+        wait_until(lambda: here.told("replica.restored"), seconds=SECONDS)
+        assert [len(here.told(event)) for event in ("replica.lost", "replica.restored")] == [1, 1]
         assert here.told("replica.lost")[0]["peer"] == f"{there.address[0]}:{there.address[1]}"
     finally:
         back.end()
@@ -328,7 +328,7 @@ sys.path.insert(0, {root!r})
 from pathlib import Path
 from tests.agent.memory_rig import *
 class Place:
-    memstore = Path(os.environ["HOLDFAST_VAULT"])
+    memstore = Path(os.environ["HOLDFAST_MEMSTORE"])
     _bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     def ring(self): notification.notify(self.memstore, self._bell)
 writer = Writer(Place(), rank=int(os.environ["RANK"]))
@@ -373,7 +373,7 @@ def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> N
         for rank, flow in enumerate(flows):  # a flow hears of it with the beats
 
             def known(flow: Flow = flow, rank: str = str(rank)) -> bool:
-                return any((one["ranks"][rank]["replica"] or 0) >= 2 for one in flow.beats)
+                return any((one["ranks"][rank]["replica"] or 0) >= 2 for one in flow.heartbeats)
 
             flow.until(known, "a word on replicas")
         server = servers_of(nodes[1])[0]
@@ -422,7 +422,7 @@ def test_an_address_that_is_not_the_nodes_is_told_and_its_memory_stays_its_own(n
     told = flow.prepare(node, ["true"], environment={"HOLDFAST_TOKEN": TOKEN}, memory={"address": "127.0.0.1", "limit": None})
     assert told["memory"]["port"]
     flow.ok("prepare", **{**_plan(node), "memory": {"address": "203.0.113.7", "limit": None}})
-    assert "203.0.113.7" in flow.wait("memory.none", what="server")["why"]
+    assert "203.0.113.7" in flow.wait("memstore.unavailable", what="server")["why"]
     assert flow.ok("about", protocol=1)["memory"]["port"] is None
     assert not flow.order("replicate", to=[], bandwidth=None)["ok"]
 

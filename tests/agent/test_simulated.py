@@ -57,9 +57,9 @@ class Talk:
         self.event_queue, self.answers, self.events = EventQueue(), dict[str, Message](), list[Message]()
         self.channel = AgentClient("node", connected, self.event_queue, epoch=1, job="job")
 
-    def order(self, verb: str, **facts: Any) -> None:
+    def send_command(self, verb: str, **facts: Any) -> None:
         """Give an order that has to be carried out."""
-        self.answers[verb] = self.channel.order(verb, seconds=SECONDS, **facts)
+        self.answers[verb] = self.channel.send_command(verb, seconds=SECONDS, **facts)
 
     def wait(self, event: str, **facts: Any) -> Message:
         """Wait for an event."""
@@ -73,38 +73,38 @@ class Talk:
         """Start two ranks, lose one, go on with a fresh one in its place, and stop."""
         self.answers["about"] = self.channel.about()
         self.channel.attach(since=0)
-        self.order("ping")
-        self.order("prepare", **plan)
-        self.order("port")
+        self.send_command("ping")
+        self.send_command("prepare", **plan)
+        self.send_command("port")
         places = {"WORLD_SIZE": "2", "HOLDFAST_GENERATION": "1"}
         workers = [{"rank": rank, "environment": {**places, "RANK": str(rank)}} for rank in (0, 1)]
-        self.order("start", generation=1, membership={"node": [0, 1]}, first=0, workers=workers)
+        self.send_command("start", generation=1, membership={"node": [0, 1]}, first=0, workers=workers)
         pid = self.wait("worker.started", rank=1)["pid"]
         self.wait("worker.roles")
-        self.wait("beats")
-        self.order("living")
+        self.wait("heartbeats")
+        self.send_command("living")
         kill(pid)
         self.wait("worker.exited", rank=1, ordered=False)
-        self.order("abandon", generation=1, lost=[1], kill=[])
+        self.send_command("abandon", generation=1, lost=[1], kill=[])
         if not any(one["event"] == "worker.broken" for one in self.events):
             self.wait("worker.broken", rank=0)
         facts = {"world": 2, "incarnations": [[0, 0, 1], [1, 1, 2]], "changed": [1], "since": 1}
         fresh = {"RANK": "1", "HOLDFAST_FRESH": "1", "HOLDFAST_GENERATION": "2"}
         seats = [{"rank": 0, "from": "kept", "environment": {}}, {"rank": 1, "from": "fresh", "environment": fresh}]
-        self.order("regroup", generation=2, membership={"node": [0, 1]}, first=0, facts=facts, workers=seats)
+        self.send_command("regroup", generation=2, membership={"node": [0, 1]}, first=0, facts=facts, workers=seats)
         stepped: set[int] = set()
         while stepped != {0, 1}:
             stepped.add(self.wait("worker.stepped", generation=2)["rank"])
-        self.order("stop", generation=2, signal=int(signal.SIGKILL), grace=0.0)
-        self.wait("workers.gone", generation=2)
-        self.order("end")
+        self.send_command("stop", generation=2, signal=int(signal.SIGKILL), grace=0.0)
+        self.wait("workers.exited", generation=2)
+        self.send_command("end")
 
     def shapes(self) -> dict[str, dict[str, set[str]]]:
         """Return for each verb and event the fields that were told, and the types of their values."""
         found: dict[str, dict[str, set[str]]] = {}
         named = [*((f"answer to {verb}", one) for verb, one in self.answers.items()), *((one["event"], one) for one in self.events)]
         for name, message in named:
-            ranks = list(message["ranks"].values()) if name == "beats" else []
+            ranks = list(message["ranks"].values()) if name == "heartbeats" else []
             for kind, one in [(name, message), *(("a rank of beats", rank) for rank in ranks)]:
                 for field, value in one.items():
                     found.setdefault(kind, {}).setdefault(field, set()).add(type(value).__name__)
@@ -145,7 +145,7 @@ def test_a_simulated_agent_says_what_a_real_one_says(node: Node, simulated: Simu
         played.go_through({**plan}, lambda _: simulated.ask(do="kill", nodes=[name], rank=1))
     theirs, ours = real.shapes(), played.shapes()
     assert ours.keys() <= theirs.keys()
-    assert theirs.keys() - ours.keys() <= {"node.grew", "node.fault", "notice.blind"}
+    assert theirs.keys() - ours.keys() <= {"node.counter-increases", "node.fault", "notice.unknown"}
     for kind, fields in ours.items():
         assert fields.keys() == theirs[kind].keys(), kind
         for field, types in fields.items():

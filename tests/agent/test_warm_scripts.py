@@ -59,7 +59,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     node = Node(tmp_path_factory.mktemp("n")).begin()
     with node.flow() as flow:
         yield Both(node, flow.attach(0))
-        assert not any(event["event"] == "starter.gone" for event in flow.events)
+        assert not any(event["event"] == "fork-server.exited" for event in flow.events)
     node.end()
 
 

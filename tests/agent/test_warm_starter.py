@@ -52,10 +52,10 @@ def test_workers_that_end_in_the_instant_they_were_forked_are_not_lost(node: Nod
 def test_a_starter_that_is_lost_while_idle_is_replaced(node: Node, flow: Flow) -> None:
     """The next recovery is to be quick again."""
     flow.prepare(node, [node.script("import json, sys; print('warm' if 'multiprocessing.process' in sys.modules else 'cold')")], warm=True)
-    flow.wait("starter.ready")
+    flow.wait("fork-server.ready")
     first = fork_server_of(node)
     os.kill(first, signal.SIGKILL)
-    flow.until(lambda: [event["event"] for event in flow.events] == ["starter.ready", "starter.gone", "starter.ready"])
+    flow.until(lambda: [event["event"] for event in flow.events] == ["fork-server.ready", "fork-server.exited", "fork-server.ready"])
     assert fork_server_of(node) != first
     flow.start(1)
     flow.exited()
@@ -66,13 +66,13 @@ def test_a_starter_that_is_lost_over_and_over_is_given_up(node: Node, flow: Flow
     """Something on this node wants it gone; workers start cold then."""
     flow.prepare(node, [node.script("print('here')")], warm=True)
     for lost in range(spawner.MOST_STARTERS):
-        wait_for_count(flow, "starter.ready", lost + 1)
+        wait_for_count(flow, "fork-server.ready", lost + 1)
         os.kill(fork_server_of(node), signal.SIGKILL)
-        wait_for_count(flow, "starter.gone", lost + 1)
+        wait_for_count(flow, "fork-server.exited", lost + 1)
     flow.start(1)
     assert flow.exited()["code"] == 0
     assert node.output().endswith("here\n")
-    assert sum(event["event"] == "starter.ready" for event in flow.events) == spawner.MOST_STARTERS
+    assert sum(event["event"] == "fork-server.ready" for event in flow.events) == spawner.MOST_STARTERS
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_starter_that_is_lost_with_starts_waiting_is_stood_in_for(node: Node, 
     os.kill(fork_server_of(node), signal.SIGKILL)
     for rank in (0, 1):
         flow.wait("worker.hello", rank=rank)
-    assert not any(event["event"] in {"start.failed", "starter.ready"} for event in flow.events)
+    assert not any(event["event"] in {"start.failed", "fork-server.ready"} for event in flow.events)
     flow.stop(1)
     assert children_of(node.agent) == []
 
@@ -101,9 +101,9 @@ def test_a_stop_does_not_wait_for_a_starter_that_is_not_ready(node: Node, flow: 
     flow.start(1, (0, 1))
     flow.stop(1, signal.SIGTERM, 600.0)
     os.kill(fork_server_of(node), signal.SIGKILL)
-    flow.wait("starter.gone")
+    flow.wait("fork-server.exited")
     flow.ok("ping")
-    assert [event["event"] for event in flow.events] == ["workers.gone", "starter.gone"]
+    assert [event["event"] for event in flow.events] == ["workers.exited", "fork-server.exited"]
 
 
 def test_an_end_does_not_wait_for_a_starter_either(node: Node, flow: Flow, slow: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ def test_an_end_does_not_wait_for_a_starter_either(node: Node, flow: Flow, slow:
 def test_a_stop_right_after_a_start_leaves_nothing(node: Node, flow: Flow) -> None:
     """Whatever the starter was just about."""
     flow.prepare(node, [node.script(QUIET)], warm=True)
-    flow.wait("starter.ready")
+    flow.wait("fork-server.ready")
     for generation in range(1, 31):
         flow.start(generation, range(3))
         flow.stop(generation, signal.SIGTERM if generation % 2 else signal.SIGKILL, 5.0)
@@ -130,7 +130,7 @@ def test_a_starter_killed_in_the_middle_of_starts_loses_no_rank_and_doubles_none
     """Each rank is forked or started cold, and there is one of it."""
     flow.prepare(node, [node.script(SPEAKING + "hello(); time.sleep(600)")], warm=True)
     for generation in range(1, 9):
-        wait_for_count(flow, "starter.ready", generation)
+        wait_for_count(flow, "fork-server.ready", generation)
         fork_server = fork_server_of(node)
         flow.ok("ping")
         flow.start(generation, range(4))
@@ -139,7 +139,7 @@ def test_a_starter_killed_in_the_middle_of_starts_loses_no_rank_and_doubles_none
         os.kill(fork_server, signal.SIGKILL)
         for rank in range(4):
             flow.wait("worker.hello", rank=rank, generation=generation)
-        wait_for_count(flow, "starter.ready", generation + 1)
+        wait_for_count(flow, "fork-server.ready", generation + 1)
         workers = {flow.pid(rank, generation=generation) for rank in range(4)}
         assert len(workers) == 4
         assert workers < set(children_of(node.agent))
@@ -175,8 +175,8 @@ def test_a_starter_that_stands_still_is_given_up(tmp_path: Path, monkeypatch: py
             assert due is not None
             nursery.tick(due)
             assert list(born) == [3]
-            assert events == ["starter.ready", "starter.gone"]
-            wait_until(lambda: told()[2:] == ["starter.ready"], seconds=60)
+            assert events == ["fork-server.ready", "fork-server.exited"]
+            wait_until(lambda: told()[2:] == ["fork-server.ready"], seconds=60)
         finally:
             nursery.end()
             sweep(NODE_MARK, mark_of(tmp_path))
@@ -197,11 +197,11 @@ def test_what_cannot_be_imported_ahead_is_left_to_the_script(node: Node, flow: F
         preload=preload,
         environment=environment,
     )
-    assert flow.wait("starter.ready")["preloaded"] == ["fine"]
+    assert flow.wait("fork-server.ready")["preloaded"] == ["fine"]
     flow.start(1)
     flow.exited()
     assert node.output().splitlines()[1:] == ["True False"], "what was printed ahead is not printed again"
-    assert "broken is not imported ahead: ZeroDivisionError" in (node.folder / "starter.log").read_text()
+    assert "broken is not imported ahead: ZeroDivisionError" in (node.folder / "fork-server.log").read_text()
 
 
 def test_an_interpreter_without_holdfast_is_served_too(node: Node, flow: Flow, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ raise ValueError("told")
     flow.prepare(
         node, [node.script(code)], warm=True, python=python, environment={"PYTHONPATH": ""}, preload=["json", "holdfast.runtime.session"]
     )
-    assert flow.wait("starter.ready")["preloaded"] == ["json"]
+    assert flow.wait("fork-server.ready")["preloaded"] == ["json"]
     flow.start(1)
     assert flow.exited()["raised"]["message"] == "told"
     assert node.output().splitlines()[1] == f"{tmp_path / 'bare'} None True"
@@ -226,10 +226,10 @@ raise ValueError("told")
 def test_an_interpreter_that_is_none_is_tried_once(node: Node, flow: Flow) -> None:
     """A starter that dies at once would do so again; the script's own start then says what is wrong."""
     flow.prepare(node, [node.script("")], warm=True, python="/bin/true")
-    flow.wait("starter.gone")
+    flow.wait("fork-server.exited")
     flow.start(1)
     assert flow.exited()["code"] == 0
-    assert [event["event"] for event in flow.events] == ["starter.gone", "worker.started", "worker.exited"]
+    assert [event["event"] for event in flow.events] == ["fork-server.exited", "worker.started", "worker.exited"]
 
 
 def test_an_interpreter_that_is_missing_is_refused(node: Node, flow: Flow) -> None:
@@ -279,7 +279,7 @@ def torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Torch]:
         flow.attach(0).prepare(
             node, [node.script("")], warm=True, preload=["numpy", "torch", "torch.distributed"], environment={"PYTHONUNBUFFERED": "1"}
         )
-        flow.wait("starter.ready")
+        flow.wait("fork-server.ready")
         yield Torch(node, flow)
     node.end()
 

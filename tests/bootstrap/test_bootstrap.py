@@ -17,7 +17,7 @@ import yaml
 
 from holdfast.bootstrap import Hosts, NodeWheel, installer, node_wheel
 from holdfast.cluster import open_cluster
-from holdfast.errors import NotAskable
+from holdfast.errors import NodeStateUnknown
 from holdfast.spec import SshCluster, cluster_of
 from tests.bootstrap.wheels import newer
 from tests.cli.conftest import Command, holdfast  # noqa: F401 (a fixture)
@@ -113,11 +113,11 @@ def test_a_look_at_hosts_says_what_runs_there_now(rack: Rack, holdfast: Command,
     """Only where it is asked for: to log in everywhere takes time. A host that is away is off, with the reason."""
     name = described(rack, tmp_path, directory="hf")
     holdfast("nodes", "bootstrap", name)
-    assert [one["standing"] for one in json.loads(holdfast("nodes", name, "--json").stdout)["nodes"]] == [None] * 3
+    assert [one["status"] for one in json.loads(holdfast("nodes", name, "--json").stdout)["nodes"]] == [None] * 3
     rack[2].server.stop()
     looked = json.loads(holdfast("nodes", name, "--now", "--json").stdout)["nodes"]
     rack[2].server.start()
-    assert [(one["name"], one["standing"]) for one in looked] == [("n0", "idle"), ("n1", "idle"), ("n2", "off")]
+    assert [(one["name"], one["status"]) for one in looked] == [("n0", "idle"), ("n1", "idle"), ("n2", "off")]
     assert "refused" in looked[2]["why"]
 
 
@@ -139,7 +139,7 @@ def test_a_host_may_have_its_own_interpreter_folder_and_interface(rack: Rack) ->
     try:
         assert (nodes.interface("n0"), nodes.address("n0")) == ("eth0", rack[0].address)
         assert nodes.folder("n0") == rack[0].home / "own/nodes/n0"
-        with pytest.raises(NotAskable, match=r"no interface 10\.99\.0\.0/16"):
+        with pytest.raises(NodeStateUnknown, match=r"no interface 10\.99\.0\.0/16"):
             nodes.interface("n1")
     finally:
         nodes.close()

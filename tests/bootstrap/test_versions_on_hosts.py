@@ -18,7 +18,7 @@ from holdfast.control.agents.pool import AgentPool
 from holdfast.control.backup.prerequisites import BackupPrerequisites
 from holdfast.control.supervisor.launch import reasons
 from holdfast.control.supervisor.reattach import refuse_another_version
-from holdfast.errors import LeaseLost, OtherProtocol, OtherVersion
+from holdfast.errors import LeaseLost, ProtocolMismatch, VersionMismatch
 from holdfast.protocol import PROTOCOL
 from holdfast.spec import SshCluster, cluster_of
 from tests.bootstrap.wheels import newer
@@ -85,7 +85,7 @@ def test_hosts_without_holdfast_are_told_of_once_with_the_cure(rack: Rack) -> No
     fleet = fleet_of(raw, 1)
     try:
         assert fleet.free() == []
-        (told,) = reasons(fleet.of_no_use)
+        (told,) = reasons(fleet.unusable_nodes)
     finally:
         fleet.close(end=False)
     assert told.startswith("n0, n1: there is no Holdfast in hf-never-set-up/env")
@@ -100,18 +100,20 @@ def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rac
     talk = fleet.bring_up("n0")
     put(cluster, newer(OTHER))
     assert (rack[0].home / cluster.directory / "env").readlink().name.startswith("9.9-"), "the other one is in use"
-    before = source.gate("n0")
+    before = source.node_proxy("n0")
     before.close()
     wait_until(
-        lambda: source.gate("n0") is not before and talk.away_since is None and not talk.gone, seconds=60, explain=lambda: f"{talk.gone}"
+        lambda: source.node_proxy("n0") is not before and talk.disconnected_since is None and not talk.gone,
+        seconds=60,
+        explain=lambda: f"{talk.gone}",
     )
-    assert talk.order("about", protocol=PROTOCOL)["job"] == "job", "the connection came back"
+    assert talk.send_command("about", protocol=PROTOCOL)["job"] == "job", "the connection came back"
     wait_until(lambda: source.answers("n0"), seconds=60)  # a second look
     fleet.bring_up("n1")
     assert [version_of(host, cluster) for host in rack] == ["0.1.0", "0.1.0"]
     heir = fleet_of(cluster, 2)
     try:
-        assert heir.adopt("n0")["job"] == "job"
+        assert heir.reattach("n0")["job"] == "job"
         for late in (fleet.fence, fleet.wipe):
             with pytest.raises(LeaseLost, match=r"a newer flow \(epoch 2\)"):
                 late("n0")
@@ -133,12 +135,12 @@ def test_a_flow_of_another_version_is_refused_with_both_and_takes_no_node_for_lo
         monkeypatch.setattr(module, "PROTOCOL", OTHER)
     other = fleet_of(cluster, 2)
     try:
-        answers = other.each(["n0"], other.adopt)
-        with pytest.raises(OtherVersion) as refused:
+        answers = other.each(["n0"], other.reattach)
+        with pytest.raises(VersionMismatch) as refused:
             refuse_another_version("gpt", answers)
         for words in (f"speaks protocol {PROTOCOL}, this one {OTHER}", "on n0", "It trains on", "holdfast stop gpt"):
             assert words in str(refused.value)
-        with pytest.raises(OtherProtocol, match="holdfast nodes bootstrap"):
+        with pytest.raises(ProtocolMismatch, match="holdfast nodes bootstrap"):
             other.source.fence("n1")
         assert version_of(rack[0], cluster) == "0.1.0"
         wait_until(lambda: f"speaks protocol {PROTOCOL}, this one {OTHER}" in told_by_a_standby(cluster), seconds=60)

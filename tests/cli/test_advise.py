@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.history.models import Checkpoint, Generation, Move, Phase, Step
+from holdfast.history.models import Checkpoint, Generation, JobTransition, Phase, StepRecord
 from holdfast.history.store import History
 from policies.checkpoint_interval import PUBLISHED, IntervalCase, IntervalLimits, advise, daly, rate_of, waste
 from tests.cli.conftest import Command
@@ -24,7 +24,7 @@ def a_long_job(book: History, *, faults: int = 4, saves: int = 12, steps: int = 
     author.job.spec["checkpoint"] = plan or {"every": 50}
     ranks = {"n0": [0, 1, 2, 3], "n1": [4, 5, 6, 7]}
     one = Generation(job_id=author.job.id, number=1, at=author.zero, ended_at=author.zero + 50 * 3600, world_size=8, ranks=ranks)
-    author.write(one, *(Step(job_id=author.job.id, generation=1, step=step, at=NOW, seconds=2.0) for step in range(1, steps + 1)))
+    author.write(one, *(StepRecord(job_id=author.job.id, generation=1, step=step, at=NOW, seconds=2.0) for step in range(1, steps + 1)))
     author.write(
         *(
             Checkpoint(job_id=author.job.id, at=NOW, step=50 * number, generation=1, path=f"/c/{number}", seconds=3.0)
@@ -33,7 +33,9 @@ def a_long_job(book: History, *, faults: int = 4, saves: int = 12, steps: int = 
     )
     for number in range(1, faults + 1):
         author.incident(number, "node-lost", "node n1", seconds=number * 600, action="replace-node")
-    author.write(Move(job_id=author.job.id, at=NOW, before="RUNNING", event="finished", after="COMPLETED", reason="done", generation=1))
+    author.write(
+        JobTransition(job_id=author.job.id, at=NOW, before="RUNNING", event="finished", after="COMPLETED", reason="done", generation=1)
+    )
     return author
 
 
@@ -56,7 +58,7 @@ def test_the_figures_are_those_of_the_history(here: Command, long: Author) -> No
     assert told["rate"]["per_node_hour"] == pytest.approx(4.5 / 100)
     assert told["rate"]["between_s"] == pytest.approx(3600 / 0.045 / 2)
     case = IntervalCase(save_s=3.0, step_s=2.0, between_s=rate.between_s(2), rollback=4.5 / 5, recovery_s=DOWN)
-    known = {"save_s": 3.0, "step_s": 2.0, "between_s": 40_000, "rollback": 0.9, "recovery_s": DOWN, "beside_s": 0}
+    known = {"save_s": 3.0, "step_s": 2.0, "between_s": 40_000, "rollback": 0.9, "recovery_s": DOWN, "overlapped_s": 0}
     assert told["case"] == pytest.approx(known)
     best = advise(case, IntervalLimits(least=10, most=10_000))
     assert told["advised"]["steps"] == best.steps == pytest.approx(daly(3.0, 40_000 / 0.9) / 2, abs=1)

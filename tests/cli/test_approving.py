@@ -8,7 +8,7 @@ import time
 import pytest
 
 from holdfast.history import History, approvals
-from holdfast.history.models import Question
+from holdfast.history.models import ApprovalRequest
 from tests.cli.conftest import Command
 
 
@@ -16,7 +16,7 @@ def asked(book: History, *nodes: str, about: str = "share") -> int:
     """Have a job ask about nodes; return the question's number."""
     against = {node: {"reason": f"gpu-off-bus: Xid 79 on {node}", "seen": 1.0, "evidence": []} for node in nodes}
     now = time.time()
-    question = Question(
+    question = ApprovalRequest(
         number=0,
         cluster="lab",
         job_id="j1",
@@ -66,4 +66,4 @@ def test_what_cannot_be_answered_is_refused_with_the_cure(here: Command, book: H
     refused = here(*words)
     assert refused.returncode == 2
     assert why in refused.stderr
-    assert [one.number for one in approvals.still_open(book)] == [1]
+    assert [one.number for one in approvals.pending_approvals(book)] == [1]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from holdfast.cli.flow_process import FlowProcessStep
-from holdfast.history import LeaseKeeper, take
-from holdfast.history.models import Job, Move
+from holdfast.history import LeaseRenewer, take
+from holdfast.history.models import Job, JobTransition
 from holdfast.history.store import History
 from tests.cli.conftest import PROGRAM, ROOT, Command, environment
 from tests.cli.written_history import Author
@@ -143,7 +143,7 @@ def test_a_database_server_that_does_not_answer_is_told(holdfast: Command) -> No
 def test_a_job_name_that_runs_already_is_refused(here: Command, files: Any, book: History, holdfast_home: Path) -> None:
     """The lease decides; the message says who holds it and what to do."""
     job = Job(name="a", spec={}, cluster={}, directory="/", at=time.time())
-    keeper = LeaseKeeper(book, take(book, job, holder="another flow"), lambda _: None)
+    keeper = LeaseRenewer(book, take(book, job, holder="another flow"), lambda _: None)
     done = here("run", files(JOB))
     keeper.release()
     assert done.returncode == 2
@@ -347,7 +347,9 @@ def test_two_commands_at_once_take_turns(holdfast_home: Path) -> None:
 
 def test_moves_of_an_unknown_kind_are_shown_as_they_are(here: Command, running: Author, book: History) -> None:
     """A newer Holdfast may have written them."""
-    running.write(Move(job_id=running.job.id, at=time.time(), before="X", event="y", after="TELEPORTING", reason="why not", generation=1))
+    running.write(
+        JobTransition(job_id=running.job.id, at=time.time(), before="X", event="y", after="TELEPORTING", reason="why not", generation=1)
+    )
     done = here("status")
     assert done.returncode == 0
     assert "TELEPORTING" in done.stdout

@@ -40,7 +40,7 @@ def test_nodes_over_ssh_are_judged_and_what_changed_is_told(holdfast: Command, s
 
     assert done.stdout.count("(last seen ") >= len(told["off"]["evidence"]), "what it was found with before it fell silent is of then"
     listed = json.loads(holdfast("nodes", name, "--json").stdout)
-    assert {(one["standing"], one["agent"]) for one in listed["nodes"]} == {(None, None)}, "no agent is there to be asked"
+    assert {(one["status"], one["agent"]) for one in listed["nodes"]} == {(None, None)}, "no agent is there to be asked"
     health = {one["name"]: one["health"]["verdict"] for one in listed["nodes"]}
     assert health == {"well": told["well"]["verdict"], "off": "unreachable", "strange": "unknown"}
 

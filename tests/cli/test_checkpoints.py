@@ -20,7 +20,7 @@ from holdfast.cli.commands import checkpoints
 from holdfast.cluster.local import LocalNodes
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.config.worker_env import token_of
-from holdfast.history.models import Generation, Move, Step
+from holdfast.history.models import Generation, JobTransition, StepRecord
 from holdfast.history.store import History
 from holdfast.memstore import shared_memory, store_folders
 from holdfast.memstore.reader import RemoteMemstore
@@ -59,7 +59,7 @@ class Scene:
         with book.session() as session:
             session.merge(job)
         self.author.write(Generation(job_id=job.id, number=1, at=time.time() - 50, world_size=2, ranks={"node-0": [0], "node-1": [1]}))
-        self.author.write(Step(job_id=job.id, generation=1, step=14, at=time.time(), seconds=0.1))
+        self.author.write(StepRecord(job_id=job.id, generation=1, step=14, at=time.time(), seconds=0.1))
         self._move("RUNNING", "it trains")
         self.memstores = [store_folders.memstore_of(mark_of(cluster_directory("local") / f"node-{number}"), job.id) for number in range(2)]
         for rank, place in enumerate(self.memstores):
@@ -68,7 +68,9 @@ class Scene:
                 shutil.copyfile(path, place / path.name)
 
     def _move(self, after: str, reason: str) -> None:
-        self.author.write(Move(job_id=self.author.job.id, at=time.time(), before="X", event="x", after=after, reason=reason, generation=1))
+        self.author.write(
+            JobTransition(job_id=self.author.job.id, at=time.time(), before="X", event="x", after=after, reason=reason, generation=1)
+        )
 
     def end(self) -> None:
         """End the job, as a flow does: memory goes with it."""
@@ -120,11 +122,11 @@ def test_all_tiers_are_listed_newest_first(here: Command, scene: Scene) -> None:
     """Each with its step and wholeness; one line says where a recovery would go on."""
     scene.replicate()
     told = record(here)
-    assert [(one["step"], one["standing"], one["world_size"]) for one in told["disk"]] == [(12, "whole", 2), (11, "whole", 2)]
-    assert [(one["step"], one["lineage"], one["standing"]) for one in told["memory"]] == [
-        (11, 0, "whole"),
-        (10, 0, "whole"),
-        (9, 0, "whole"),
+    assert [(one["step"], one["status"], one["world_size"]) for one in told["disk"]] == [(12, "complete", 2), (11, "complete", 2)]
+    assert [(one["step"], one["lineage"], one["status"]) for one in told["memory"]] == [
+        (11, 0, "complete"),
+        (10, 0, "complete"),
+        (9, 0, "complete"),
     ]
     assert {(one["tier"], one["node"], one["rank"]) for one in told["memory"][0]["snapshots"]} == {
         ("memory", "node-0", 0), ("memory", "node-1", 1), ("replicas", "node-1", 0),
@@ -146,8 +148,8 @@ def test_a_person_reads_it_in_80_columns(here: Command, scene: Scene) -> None:
         assert lines[1].split() == ["TIER", "STEP", "LINEAGE", "STATE", "AGE", "SIZE", "WHERE"]
         assert lines[2].startswith(f"disk      11    {NOTHING}        whole")
         tiers = [line.split()[:4] for line in lines[3:]]
-        assert ["memory", "11", "0", "whole"] in tiers
-        assert ["replicas", "11", "0", "whole"] in tiers
+        assert ["memory", "11", "0", "complete"] in tiers
+        assert ["replicas", "11", "0", "complete"] in tiers
         assert "would go on from step 11, out of the checkpoint; 3 steps would be computed again." in " ".join(done.stdout.split())
     assert "memory, step 10, lineage 0: damaged" in lines
     assert "  proven  the progress of every rank says step 11, as the manifest does" in lines
@@ -168,7 +170,7 @@ def test_memory_that_is_newer_than_the_disk_is_what_a_recovery_takes(here: Comma
     assert record(here)["recovery"] == {"tier": "memory", "step": 11, "steps_again": 3}
     scene.file(1, 11).unlink()
     told = record(here)
-    assert [one["standing"] for one in told["memory"]] == ["partial", "whole", "whole"]
+    assert [one["status"] for one in told["memory"]] == ["partial", "complete", "complete"]
     assert "rank" in told["memory"][0]["lack"]
     assert told["recovery"]["step"] == 10
     scene.file(1, 10).unlink()
@@ -187,7 +189,7 @@ def test_torn_and_corrupt_ones_are_named(here: Command, scene: Scene) -> None:
     """Without reading the files: sizes and manifests tell."""
     cut(biggest(scene.made.directory / "step-00000012"))
     told = record(here, status=1)
-    assert told["disk"][0]["standing"] == "torn"
+    assert told["disk"][0]["status"] == "torn"
     assert "is cut off" in told["disk"][0]["broken"][0]
     assert told["recovery"]["step"] == 11
     done = here("checkpoints", "gpt")
@@ -203,7 +205,7 @@ def test_everything_is_proven_of_what_is_sound_and_nothing_is_changed(here: Comm
     before = brought(folders)
     told = record(here, "--verify")
     assert told["sound"]
-    assert [one["standing"] for one in told["disk"] + told["memory"]] == ["whole"] * 5
+    assert [one["status"] for one in told["disk"] + told["memory"]] == ["complete"] * 5
     assert any("SHA-256" in line for line in told["disk"][0]["proven"])
     assert any("progress of every rank says step 12" in line for line in told["disk"][0]["proven"])
     compared = [any("equal to the bit" in line for line in one["proven"]) for one in told["memory"]]
@@ -219,11 +221,11 @@ def test_bits_and_bytes_that_changed_are_found_by_reading(here: Command, scene: 
     """
     disk, page = biggest(scene.made.directory / "step-00000012"), scene.file(1, 9)
     flip_a_bit(disk)
-    assert record(here)["disk"][0]["standing"] == "whole"
+    assert record(here)["disk"][0]["status"] == "complete"
     flip_a_bit(page, 200 / page.stat().st_size)
     reseal(scene.file(0, 11), lambda data, _blobs, _label: data.__setitem__(5, data[5] ^ 1))
     told = record(here, "--verify", status=1)
-    assert told["disk"][0]["standing"] == "corrupt"
+    assert told["disk"][0]["status"] == "corrupt"
     assert told["disk"][0]["broken"] == [f"{disk.name} was changed: its SHA-256 is not the one in the manifest"]
     assert told["spoilt"] == [f"{page.name} in the memory of node-1: its label was changed"], "nobody knows then of which step it was"
     assert told["memory"][0]["broken"] == ["'model.0.weight' of rank 0 is not the same in memory and on the disk"]
@@ -239,7 +241,7 @@ def test_a_bit_in_memory_is_found_by_reading(here: Command, scene: Scene) -> Non
     flip_a_bit(tail, (shared_memory.PAGE + label.size + 40.5) / tail.stat().st_size)
     told = record(here, "--verify", status=1)
     for moment, file, words in zip(told["memory"], (data, tail), ("was changed in memory", "its index was changed"), strict=False):
-        assert moment["standing"] == "damaged"
+        assert moment["status"] == "damaged"
         (line,) = moment["broken"]
         assert line.startswith(f"{file.name} (rank 0) in the memory of node-0: ")
         assert words in line
@@ -257,7 +259,7 @@ def test_memory_of_other_machines_is_read_through_its_server(original: Made) -> 
         stores = {node.name: RemoteMemstore(node.address, TOKEN) for node in nodes}
         with VerifierProcess(sys.executable) as verifier:
             memory = MemoryVerifier(stores, 2, [], verifier)
-            assert [(one.step, one.status) for one in memory.snapshot_sets()] == [(11, "whole"), (10, "whole"), (9, "whole")]
+            assert [(one.step, one.status) for one in memory.snapshot_sets()] == [(11, "complete"), (10, "complete"), (9, "complete")]
             newest = next(path for path, label in shared_memory.labels(nodes[0].memstore).items() if label.step == STEP)
             flip_a_bit(newest, (shared_memory.PAGE + 100.5) / newest.stat().st_size)
             assert next((one.step, one.status) for one in memory.snapshot_sets()) == (11, "damaged")
@@ -301,7 +303,7 @@ def test_memory_of_other_machines_is_found_through_their_agents(here: Command, s
     scene.forget_disk()
     told = record(here, "--verify")
     assert isinstance(reach(elsewhere, scene.author.job).stores["node-0"], RemoteMemstore)
-    assert [(one["step"], one["standing"]) for one in told["memory"]] == [(11, "whole"), (10, "whole"), (9, "whole")]
+    assert [(one["step"], one["status"]) for one in told["memory"]] == [(11, "complete"), (10, "complete"), (9, "complete")]
     assert {(one["node"], one["rank"]) for one in told["memory"][0]["snapshots"]} == {("node-0", 0), ("node-1", 1)}
     assert (told["sound"], told["away"]) == (True, {})
     assert any("equal to the bit" in line for line in told["memory"][0]["proven"])
@@ -313,7 +315,7 @@ def test_memory_of_other_machines_is_found_through_their_agents(here: Command, s
     told = record(here, status=1)
     assert list(told["away"]) == ["node-1"]
     assert "switched off" in told["away"]["node-1"]
-    assert [one["standing"] for one in told["memory"]] == ["partial"] * 3
+    assert [one["status"] for one in told["memory"]] == ["partial"] * 3
     assert "memory of node-1 cannot be reached" in here("checkpoints", "gpt").stdout
 
 

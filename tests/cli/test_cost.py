@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.history import DecidedCase, Decision, queries
+from holdfast.history import DecidedCase, DecisionRecord, queries
 from holdfast.history.store import History
 from policies.case_codec import act_of, to_record
 from policies.escalation import POLICIES, decide
@@ -128,7 +128,7 @@ def decided(book: History, job: str, kind: str = "worker-sigkill") -> None:
     answer, incident = decide(POLICIES["balanced"], case), queries.incidents(book, job)[0]
     made: dict[str, Any] = {"action": answer.decision.action, "rule": answer.rule, "reason": answer.decision.reason}
     with book.session() as session:
-        row = Decision(job_id=job, incident_id=incident.id, at=time.time(), act=act_of(answer.decision), **made)
+        row = DecisionRecord(job_id=job, incident_id=incident.id, at=time.time(), act=act_of(answer.decision), **made)
         session.add_all([row, DecidedCase(decision_id=row.id, job_id=job, record=to_record(case))])
 
 

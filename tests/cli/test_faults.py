@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from detectors.all_kinds import CATALOGUE, by_place
-from holdfast.history import Fault
+from holdfast.history import FaultRecord
 from holdfast.history.store import History
 from tests.cli.conftest import PROGRAM, Command, environment
 from tests.cli.written_history import Author
@@ -18,9 +18,9 @@ from tests.cli.written_history import Author
 OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen off the bus."
 
 
-def a_fault(author: Author, **evidence: str) -> Fault:
+def a_fault(author: Author, **evidence: str) -> FaultRecord:
     """Return the end of a worker for which there is no better kind."""
-    return Fault(
+    return FaultRecord(
         job_id=author.job.id, at=1.0, kind="worker-exit-code", level="restart-process", subject="rank 1 on n0", blame="process", node="n0",
         generation=1, evidence=evidence,
     )  # fmt: skip

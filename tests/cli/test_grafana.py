@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from holdfast.history.models import Checkpoint, LastLook, Lease
+from holdfast.history.models import Checkpoint, HealthSample, Lease
 from holdfast.history.store import History
 from holdfast.report.metrics.families import collect
 from policies.states import TERMINAL, State
@@ -182,7 +182,7 @@ def record(book: History) -> Author:
     a_job(book, "paused", ago=600).move("SUSPENDED", "suspended in Prefect", seconds=30, event="suspend-asked")
     quiet = a_job(book, "quiet", ago=60)
     recovering = a_running_job(book, "recovering", time.time() - 50)
-    say(book, lease_of(quiet), lease_of(recovering), LastLook(cluster="local", node="node-2", at=1.0, verdict={"standing": "healthy"}))
+    say(book, lease_of(quiet), lease_of(recovering), HealthSample(cluster="local", node="node-2", at=1.0, verdict={"status": "healthy"}))
     say(book, moved(1, "healthy", "quarantined"))
     return a_job(book, "live", ago=30)
 
@@ -224,7 +224,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 
             wait_for('count_over_time(holdfast_job_step{job="live"}[1h]) > 1')
             seconds = time.time() - live.zero
-            live.checkpoint(60, seconds=seconds, trouble="checkpoint-disk-full")
+            live.checkpoint(60, seconds=seconds, problem="checkpoint-disk-full")
             fault_at = live.incident(1, "worker-sigkill", "rank 1 on n0", seconds=seconds).fault_at
             wait_for('sum(holdfast_incidents_total{job="live"}) == 1')
             metrics.restart(lambda: wait_for("up == 0"))

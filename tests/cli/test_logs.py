@@ -16,7 +16,7 @@ from holdfast.history.store import History
 from holdfast.paths import job_directory
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
-from tests.cluster.gates import Boxes, ChildReach
+from tests.cluster.proxies import Boxes, ChildReach
 from tests.waiting import wait_until
 
 
@@ -56,7 +56,9 @@ def test_a_log_that_is_followed_shows_lines_as_they_come_until_the_job_ends(
         file.write("o\nthree\n")
     with book.session() as session:
         job = running.job.id
-        session.add(models.Move(job_id=job, at=1e10, before="RUNNING", event="finished", after="COMPLETED", reason="done", generation=3))
+        session.add(
+            models.JobTransition(job_id=job, at=1e10, before="RUNNING", event="finished", after="COMPLETED", reason="done", generation=3)
+        )
         session.commit()
     reader.join(60)
     assert done[0].returncode == 0

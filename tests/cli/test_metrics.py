@@ -24,7 +24,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from sqlmodel import SQLModel
 
-from holdfast.history.models import LastLook, NodeMove, Question, ServiceMove, Snapshots
+from holdfast.history.models import ApprovalRequest, HealthSample, NodeStatusChange, ServiceTransition, Snapshots
 from holdfast.history.store import History
 from holdfast.report.metrics.families import collect
 from holdfast.report.metrics.samples import add_histogram
@@ -82,9 +82,9 @@ def say(history: History, *rows: SQLModel) -> None:
         session.add_all(rows)
 
 
-def moved(number: int, before: str, after: str) -> ServiceMove:
+def moved(number: int, before: str, after: str) -> ServiceTransition:
     """Return a move of a node's state."""
-    return ServiceMove(
+    return ServiceTransition(
         cluster="local",
         node="node-1",
         number=number,
@@ -103,12 +103,12 @@ def test_what_the_history_knows_is_told(here: Command, book: History, running: A
     """Each number is that of the history; the parser finds nothing wrong."""
     say(
         book,
-        *(NodeMove(cluster="local", node=f"node-{number}", at=1.0, standing="healthy", reason="") for number in range(3)),
+        *(NodeStatusChange(cluster="local", node=f"node-{number}", at=1.0, status="healthy", reason="") for number in range(3)),
         moved(1, "healthy", "suspect"),
         moved(2, "suspect", "quarantined"),
-        LastLook(cluster="lab", node="w1", at=1.0, verdict={"standing": "unhealthy"}),
+        HealthSample(cluster="lab", node="w1", at=1.0, verdict={"status": "unhealthy"}),
         Snapshots(job_id=running.job.id, generation=9, at=1.0, step=3, age_steps=2, trained_s=10.0, cost_s=0.1, size=4096),
-        Question(number=1, cluster="local", job_id="", job="", about="share", nodes={}, reason="", otherwise="keep", at=0, until=0),
+        ApprovalRequest(number=1, cluster="local", job_id="", job="", about="share", nodes={}, reason="", otherwise="keep", at=0, until=0),
     )
     told = parsed(here("metrics").stdout)
     look = json.loads(here("status", "gpt-small", "--json").stdout)
@@ -156,7 +156,7 @@ def test_every_counter_of_a_job_begins_at_zero(book: History) -> None:
     assert all(samples and not any(samples.values()) for samples in counters.values()), counters
     author.incident(1, "worker-sigkill", "rank 1 on n0", seconds=0)
     author.incident(2, "a kind of a later version", "rank 1 on n0", seconds=0, action="a later action")
-    author.checkpoint(1, seconds=0, trouble="checkpoint-torn")
+    author.checkpoint(1, seconds=0, problem="checkpoint-torn")
     author.incident(3, "worker-sigkill", "rank 1 on n0", seconds=0, is_open=True)
     later = counted(book)
     grown = {

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from detectors.codec import packed
-from holdfast.history.models import Decision, Incident, Weighing
+from holdfast.history.models import DecisionRecord, Incident, StragglerDecision
 from holdfast.history.store import History
 from policies.policy import NAMED
-from policies.slowness import SlowRank
+from policies.slowness import StragglerCase
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
 
@@ -78,10 +78,10 @@ def test_check_tells_of_every_file_and_every_problem(here: Command, tmp_path: Pa
     assert told[1]["problems"][1]["field"] == "actions[0]"
 
 
-def an_attempt(running: Author, one: Incident, seconds: float, action: str) -> Decision:
+def an_attempt(running: Author, one: Incident, seconds: float, action: str) -> DecisionRecord:
     """Return a further decision about an incident, as a flow records it now."""
     act = {"policy": "/where/mine.yaml", "noted": {"LeaveWhenRecurring": "too often, the node leaves"}, "seats": []}
-    return Decision(
+    return DecisionRecord(
         job_id=running.job.id, incident_id=one.id, at=one.fault_at + seconds, action=action, rule="ReplaceNode(on_echo=True)",
         reason="n2 takes the place of n0", act=act, passed_over={"RestartWorkers": "n0 cannot hold ranks"},
     )  # fmt: skip
@@ -132,10 +132,10 @@ def test_an_incident_that_passed_by_itself_was_not_decided_about(here: Command, 
 def test_what_was_decided_about_slow_ranks_is_explained_with_its_sum(here: Command, running: Author) -> None:
     """For people and programs; a replay tells what another policy makes of it."""
     assert "No rank of job 'gpt-small' was found to hold the others up." in here("policy", "explain", "slow").stderr
-    slow = SlowRank(now=running.job.at, kind="straggler-gpu", rank=1, node="n0", step=0.4, lost=0.1, remaining=2_000, spares=("n3",))
+    slow = StragglerCase(now=running.job.at, kind="straggler-gpu", rank=1, node="n0", step=0.4, lost=0.1, remaining=2_000, spares=("n3",))
     weighed = NAMED["aggressive"].slowness(slow)
     running.write(
-        Weighing(
+        StragglerDecision(
             job_id=running.job.id, at=slow.now, kind=slow.kind, rank=1, node="n0", act=weighed.act, reason=weighed.reason,
             policy="aggressive", record=packed(slow),
         )

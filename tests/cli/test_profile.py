@@ -62,7 +62,7 @@ def test_a_program_reads_the_same(here: Command, files: list[dict[str, Any]]) ->
     found = json.loads(here("profile", "--json", "-o", "p.svg").stdout)
     assert (found["job"], found["layout"]["schedule"], found["layout"]["microbatches"]) == ("gpt", "interleaved", 8)
     assert [one["stage"] for one in found["ranks"]] == [0, 1, 2, 3]
-    assert found["ranks"][1]["copies"][1] == {"begin": 0.17, "end": 0.18, "hidden": False}
+    assert found["ranks"][1]["copies"][1] == {"begin": 0.17, "end": 0.18, "overlapped": False}
     assert Path(found["picture"]).read_text().startswith("<?xml")
 
 

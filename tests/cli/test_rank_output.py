@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.rank_output import BEHIND, LINES, PIECE, Line, RankOutput, ranks_in
-from holdfast.errors import UnknownWord
+from holdfast.errors import UnknownOptionValue
 from holdfast.history.models import Job
 from holdfast.paths import job_directory
 from tests.waiting import wait_until
@@ -156,7 +156,7 @@ def test_ranks_are_written_as_for_slurm(text: str, ranks: set[int] | None) -> No
 @pytest.mark.parametrize("text", ["", "4", "-1", "1-", "3-2", "one", "0,,1", "0-99999999999999999999999999", "²", "0x1"])
 def test_what_names_no_ranks_is_rejected_with_what_does(text: str) -> None:
     """Those that the job has are named."""
-    with pytest.raises(UnknownWord, match="ranks from 0 to 3"):
+    with pytest.raises(UnknownOptionValue, match="ranks from 0 to 3"):
         ranks_in(text, 4)
 
 

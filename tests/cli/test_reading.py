@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.history import Fault, queries, take
+from holdfast.history import FaultRecord, queries, take
 from holdfast.history.health_samples import keep
 from holdfast.history.store import History
-from policies.node_health import FRESH, HealthVerdict
+from policies.node_health import FRESH, HealthAssessment
 from tests.cli.conftest import Command
 from tests.cli.written_history import TRACEBACK, Author, a_verdict
 
@@ -63,8 +63,8 @@ def test_status_tells_of_nodes_that_are_thought_to_be_sick(here: Command, runnin
     now = time.time()
     cluster = running.job.cluster["name"]
     told = {
-        node: HealthVerdict(node=node, standing=standing, since=at, at=at, seen=at, reason=f"{node} is not well")
-        for node, standing, at in (("n0", "unhealthy", now), ("n1", "unhealthy", now), ("n2", "unreachable", now - 2 * FRESH))
+        node: HealthAssessment(node=node, status=status, since=at, at=at, seen=at, reason=f"{node} is not well")
+        for node, status, at in (("n0", "unhealthy", now), ("n1", "unhealthy", now), ("n2", "unreachable", now - 2 * FRESH))
     }
     keep(book, cluster, told, [], {})
     text = here("status", "gpt-small").stdout
@@ -96,7 +96,7 @@ def test_status_says_why_there_is_no_snapshot(here: Command, running: Author) ->
     """The fault that keeps state out of memory, with its evidence; of an old job that has ended, nothing."""
     quote = {"quote": "no memory store can be made in /dev/shm: No space left on device"}
     known: dict[str, Any] = {"level": "watch", "blame": "storage", "generation": 3, "evidence": quote}
-    running.write(Fault(job_id=running.job.id, at=running.zero, kind="memory-none", subject="node n0", **known))
+    running.write(FaultRecord(job_id=running.job.id, at=running.zero, kind="memory-none", subject="node n0", **known))
     why = f"none: memory-none on node n0 ({quote['quote']})"
     assert f"memory      {why}" in here("status", "gpt-small").stdout
     assert json.loads(here("status", "gpt-small", "--json").stdout)["no_snapshots"] == why
@@ -153,7 +153,7 @@ def test_a_loss_that_is_no_number_is_null_for_programs(here: Command, book: Hist
 def test_a_checkpoint_found_corrupt_is_not_the_newest(here: Command, running: Author) -> None:
     """The one before it is."""
     running.checkpoint(200, seconds=30)
-    running.checkpoint(200, seconds=40, trouble="checkpoint-corrupt")
+    running.checkpoint(200, seconds=40, problem="checkpoint-corrupt")
     assert json.loads(here("status", "gpt-small", "--json").stdout)["checkpoint"]["step"] == 100
 
 
@@ -165,7 +165,7 @@ def test_the_goal_is_what_the_newest_generation_said(here: Command, running: Aut
 
 def test_history_of_a_job_tells_its_life_in_order(here: Command, running: Author) -> None:
     """Moves, generations, decisions with their reason, remarks; then the incidents."""
-    running.checkpoint(200, seconds=20, trouble="checkpoint-corrupt")
+    running.checkpoint(200, seconds=20, problem="checkpoint-corrupt")
     lines = here("history", "gpt-small").stdout.splitlines()
     life = [line.split(maxsplit=1)[1] for line in lines if line.startswith("  ") and ":" in line]
     assert life[0] == "LAUNCHING: submitted"
@@ -179,7 +179,7 @@ def test_history_of_a_job_tells_its_life_in_order(here: Command, running: Author
 def test_history_for_programs_holds_every_row(here: Command, running: Author) -> None:
     """By kind."""
     told = json.loads(here("history", "gpt-small", "--json").stdout)
-    assert [len(told[kind]) for kind in ("generations", "moves", "decisions", "checkpoints", "remarks")] == [3, 5, 3, 1, 1]
+    assert [len(told[kind]) for kind in ("generations", "moves", "decisions", "checkpoints", "job_events")] == [3, 5, 3, 1, 1]
     assert json.loads(here("history", "--json").stdout)[0]["job"] == "gpt-small"
 
 
@@ -239,7 +239,7 @@ def test_show_quotes_a_traceback_once(here: Command, running: Author, book: Hist
     """Each fault that it speaks for names it; a page of the same text hides what differs."""
     incident = queries.incidents(book, running.job.id)[2]
     (fault,) = queries.faults(book, incident_id=incident.id)
-    running.write(Fault(**{**fault.model_dump(), "id": "f" * 24, "kind": "user-error", "at": fault.at + 1}))
+    running.write(FaultRecord(**{**fault.model_dump(), "id": "f" * 24, "kind": "user-error", "at": fault.at + 1}))
     text = here("show", "3", "--job", "gpt-small").stdout
     assert text.count(TRACEBACK.splitlines()[-1]) == 1
     assert "detail: as of worker-exception on rank 3 on n2 above" in text
@@ -256,7 +256,7 @@ def test_nodes_tells_what_is_seen_and_what_is_known(here: Command, running: Auth
     assert "hangs too often" in row
     told = json.loads(here("nodes", "--json").stdout)["nodes"]
     assert [node["agent"] for node in told] == ["down"] * 4
-    assert told[1]["history"]["standing"] == "excluded"
+    assert told[1]["history"]["status"] == "excluded"
 
 
 def test_a_report_is_written_where_it_was_asked_for(here: Command, running: Author) -> None:
@@ -280,7 +280,7 @@ def test_a_job_that_tells_no_steps_says_where_its_words_are(here: Command, book:
 def test_a_life_marks_incidents_and_counts_notes_that_came_again(holdfast: Command, running: Author) -> None:
     """Begin and end of each incident stand out; eleven notes of one cause are one line with the time of the last."""
     for number in range(11):
-        running.remark(f"rank 1 on n0 (host-overloaded): watched; staying costs {15 + number} ms a step", seconds=20 + number)
+        running.record_event(f"rank 1 on n0 (host-overloaded): watched; staying costs {15 + number} ms a step", seconds=20 + number)
     lines = holdfast("history", "gpt-small").stdout.splitlines()
     notes = [line for line in lines if "host-overloaded" in line]
     assert len(notes) == 1

@@ -14,14 +14,14 @@ from sqlmodel import SQLModel
 
 from holdfast.cluster.interface import Logs, NodeBackend
 from holdfast.cluster.remote import RemoteNodes
-from holdfast.history.models import Fault, Lease, Remark
+from holdfast.history.models import FaultRecord, JobEvent, Lease
 from holdfast.history.store import History
 from holdfast.support.archive import TAIL, Bundle
 from holdfast.support.redactor import Redactor
 from holdfast.support.remote_logs import AHEAD, MOST_BYTES, MOST_OF_NODE, RemoteLogs, in_turn
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
-from tests.cluster.gates import Boxes, ChildReach
+from tests.cluster.proxies import Boxes, ChildReach
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 SECRETS = {
@@ -78,14 +78,14 @@ def plant(home: Path, book: History, author: Author, monkeypatch: pytest.MonkeyP
         "environment": {"WANDB": SECRETS["job"], "NCCL_DEBUG": "INFO", "WANDB_OFFLINE": "false", "DATA": str(home)},
     }
     (folder / "spec.json").write_text(json.dumps({"job": spec, "cluster": {"kind": "local"}}))
-    for path in (folder / "flow.log", folder / "logs" / "rank-0.log", node / "agent.log", folder / "history.spill.jsonl.refused"):
+    for path in (folder / "flow.log", folder / "logs" / "rank-0.log", node / "agent.log", folder / "history.outbox.jsonl.refused"):
         path.write_text(SAID)
-    (node / "journal.jsonl").write_text(json.dumps({"seq": 1, "event": "worker.raised", "raised": {"traceback": SAID}}) + "\n")
+    (node / "event-log.jsonl").write_text(json.dumps({"seq": 1, "event": "worker.raised", "raised": {"traceback": SAID}}) + "\n")
     (node / "link.log").symlink_to("/etc/passwd")
     os.mkfifo(node / "pipe.log")
-    remark = Remark(job_id=author.job.id, at=1.0, text=SAID)
+    remark = JobEvent(job_id=author.job.id, at=1.0, text=SAID)
     evidence = {"quote": SAID, "webhook": "https://example.org/" + SECRETS["webhook"], "password": SECRETS["plain"]}
-    fault = Fault(job_id=author.job.id, at=1.0, kind="x", level="record", subject="", blame="", generation=1, evidence=evidence)
+    fault = FaultRecord(job_id=author.job.id, at=1.0, kind="x", level="record", subject="", blame="", generation=1, evidence=evidence)
     rows: list[SQLModel] = [remark, fault]
     with book.session() as session:
         session.add_all(rows)

@@ -93,7 +93,7 @@ def test_jump_hosts_come_first_and_then_what_lies_behind(holdfast: Command, site
     hosts = [{"name": "inner", "address": inner.address, "port": inner.port}]
     name = described(site, tmp_path, hosts=hosts, jump=[f"{gate.address}:{gate.port}"])
     asked = holdfast("nodes", "trust", name, "--json")
-    found = {one: (told["standing"], told["trusted"]) for one, told in machines(asked).items()}
+    found = {one: (told["status"], told["trusted"]) for one, told in machines(asked).items()}
     assert found == {"jump": ("unknown", False), "inner": (None, False)}
     assert "unknown host key" in machines(asked)["inner"]["reason"]
     assert (asked.returncode, gate.logins()) == (1, 0)

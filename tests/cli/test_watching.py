@@ -131,7 +131,7 @@ def test_no_word_is_broken_and_no_line_too_long(
     now = time.time() - running.zero
     running.incident(4, "cuda-uncorrectable-ecc", "rank 2 on gpu-node-with-a-long-name-17", seconds=now)
     for number in range(5):
-        running.remark(LONG_NOTE.replace("9.2", f"{number + 9}.2"), seconds=now + 0.1 * number)
+        running.record_event(LONG_NOTE.replace("9.2", f"{number + 9}.2"), seconds=now + 0.1 * number)
     wait_until(lambda: "node-1: The processors" in terminal.text, seconds=SECONDS, explain=lambda: terminal.text)
     end(running, book, reason="all of the 2,000 steps that were asked for are done and the newest checkpoint is whole")
     assert ended(terminal) == 0

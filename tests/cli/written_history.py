@@ -11,19 +11,19 @@ from sqlmodel import SQLModel
 
 from holdfast.history.models import (
     Checkpoint,
-    Decision,
-    Fault,
+    DecisionRecord,
+    FaultRecord,
     Generation,
     Incident,
+    IncidentDiagnosis,
     Job,
+    JobEvent,
+    JobTransition,
     Lease,
-    Move,
-    NodeMove,
+    NodeStatusChange,
     Phase,
-    Remark,
     Snapshots,
-    Step,
-    Verdict,
+    StepRecord,
 )
 from holdfast.history.store import History
 
@@ -63,7 +63,9 @@ class Author:
     def move(self, after: str, reason: str, *, seconds: float, event: str = "started", generation: int = 1) -> None:
         """Write a move of the state."""
         at = self.zero + seconds
-        self.write(Move(job_id=self.job.id, at=at, before=self.state, event=event, after=after, reason=reason, generation=generation))
+        self.write(
+            JobTransition(job_id=self.job.id, at=at, before=self.state, event=event, after=after, reason=reason, generation=generation)
+        )
         self.state = after
 
     def generation(self, number: int, ranks: dict[str, list[int]], *, seconds: float, until: int | None = 10_000) -> None:
@@ -78,7 +80,7 @@ class Author:
         """Write the steps from *first* to *last*, the first of them *seconds* after the start."""
         self.write(
             *(
-                Step(
+                StepRecord(
                     job_id=self.job.id,
                     generation=generation,
                     step=step,
@@ -90,22 +92,22 @@ class Author:
             )
         )
 
-    def checkpoint(self, step: int, *, seconds: float, trouble: str | None = None) -> None:
+    def checkpoint(self, step: int, *, seconds: float, problem: str | None = None) -> None:
         """Write a checkpoint, or trouble with one."""
         row = Checkpoint(job_id=self.job.id, at=self.zero + seconds, step=step, generation=1, path=f"/somewhere/step-{step}", seconds=0.1)
-        row.trouble, row.reason = trouble, "checksum differs" if trouble else ""
+        row.problem, row.reason = problem, "checksum differs" if problem else ""
         self.write(row)
 
     def snapshots(self, generation: int, *, step: int, replica_step: int | None = None) -> None:
         """Write what a generation told just now of its snapshots in memory."""
-        costs: dict[str, Any] = {"copied_s": 2.0, "hidden_s": 1.9, "cost_s": 0.2, "trained_s": 40.0}
+        costs: dict[str, Any] = {"copied_s": 2.0, "overlapped_s": 1.9, "cost_s": 0.2, "trained_s": 40.0}
         row = Snapshots(job_id=self.job.id, generation=generation, at=time.time(), step=step, age_steps=1, age_s=0.1, every=1, **costs)
         row.replica_step, row.size, row.ages = replica_step, 10_000_000, {"1": 40}
         self.write(row)
 
-    def remark(self, text: str, *, seconds: float) -> None:
+    def record_event(self, text: str, *, seconds: float) -> None:
         """Write a remark."""
-        self.write(Remark(job_id=self.job.id, at=self.zero + seconds, text=text))
+        self.write(JobEvent(job_id=self.job.id, at=self.zero + seconds, text=text))
 
     def incident(
         self,
@@ -122,18 +124,18 @@ class Author:
         at = self.zero + seconds
         reason = f"restart {number} of 3 within 1 h"
         one = Incident(
-            job_id=self.job.id, number=number, kind=kind, subject=subject, fault_at=at, detected_at=at + 0.02, ordered_at=at + 0.03,
+            job_id=self.job.id, number=number, kind=kind, subject=subject, fault_at=at, detected_at=at + 0.02, commands_sent_at=at + 0.03,
             generation_before=number, action=action, step_before=102, reason=reason,
         )  # fmt: skip
         if not is_open:
             one.closed_at, one.outcome, one.downtime_s = at + 0.41, "recovered", 0.31
             one.steps_lost, one.resumed_step, one.generation_after = 2, 100, number + 1
-        fault = Fault(
+        fault = FaultRecord(
             job_id=self.job.id, incident_id=one.id, at=at, kind=kind, level="restart-process", subject=subject, blame="process", rank=1,
             node="n0", generation=number, step=102, root=True,
         )  # fmt: skip
         fault.evidence = {"quote": "ended by signal 9 (SIGKILL)", "signature": "signal 9", "detail": detail, "source": "process exit"}
-        decision = Decision(
+        decision = DecisionRecord(
             job_id=self.job.id, incident_id=one.id, at=at + 0.03, action=action, rule="RestartWorkers(budget=3)", reason=reason,
             passed_over={"FailTheJob()": "the fault is not the user's"},
         )  # fmt: skip
@@ -146,12 +148,12 @@ class Author:
         """Write who steers the job."""
         self.write(lease)
 
-    def node(self, name: str, standing: str, reason: str, *, seconds: float) -> None:
+    def node(self, name: str, status: str, reason: str, *, seconds: float) -> None:
         """Write a change of a node's standing."""
-        self.write(NodeMove(cluster="local", node=name, at=self.zero + seconds, standing=standing, reason=reason, job_id=self.job.id))
+        self.write(NodeStatusChange(cluster="local", node=name, at=self.zero + seconds, status=status, reason=reason, job_id=self.job.id))
 
 
-def a_verdict(incident: Incident, weight: float) -> Verdict:
+def a_verdict(incident: Incident, weight: float) -> IncidentDiagnosis:
     """Return what was weighed of an incident: a GPU that explains it, and a kill beside it."""
     seen = {"at": incident.fault_at, "source": "kernel log on n1", "subject": "node n1", "quote": "NVRM: Xid 79"}
     killed = {"kind": "worker-sigkill", "count": 1, "subjects": ["rank 5 on n2"]}
@@ -165,7 +167,7 @@ def a_verdict(incident: Incident, weight: float) -> Verdict:
         "level": "restart-process", "explains": [], "unexplained": [],
         "evidence": [{**seen, "source": "process exit of rank 5", "subject": "rank 5 on n2", "quote": "ended by signal 9"}],
     }  # fmt: skip
-    return Verdict(
+    return IncidentDiagnosis(
         job_id=incident.job_id, incident_id=incident.id, at=incident.detected_at, kind="gpu-off-bus", subject="node n1", weight=weight,
         reason="gpu-off-bus of node n1: NVRM: Xid 79", candidates=[gpu, kill],
     )  # fmt: skip
@@ -187,7 +189,7 @@ def a_running_job(history: History, name: str, zero: float) -> Author:
     author.incident(2, "node-lost", "node n1", seconds=18, action="replace-node")
     author.generation(3, {"n0": [0, 1], "n2": [2, 3]}, seconds=18.2)
     author.steps(151, 400, generation=3, seconds=18.4)
-    author.remark("spare n3 is gone; 0 spare(s) left", seconds=19)
+    author.record_event("spare n3 is gone; 0 spare(s) left", seconds=19)
     author.incident(3, "worker-exception", "rank 3 on n2", seconds=43.5, is_open=True, detail=TRACEBACK)
     author.move("RESCHEDULING", "restart 3 of 3 within 1 h", seconds=43.6, event="isolated", generation=3)
     return author

@@ -53,8 +53,8 @@ def run_worker(cluster: LocalNodes, node: str) -> int:
     channel.attach()
     log = str(cluster.root / "logs")
     nap = [sys.executable, "-c", "import time; time.sleep(600)"]
-    channel.order("prepare", lease=60.0, warm=False, argv=nap, directory="/", environment={}, log_directory=log)
-    channel.order("start", generation=1, membership={node: [0]}, workers=[{"rank": 0, "environment": {}}])
+    channel.send_command("prepare", lease=60.0, warm=False, argv=nap, directory="/", environment={}, log_directory=log)
+    channel.send_command("start", generation=1, membership={node: [0]}, workers=[{"rank": 0, "environment": {}}])
     name, event = event_queue.get(timeout=SECONDS)
     assert (name, event["event"]) == (node, "worker.started")
     channel.close()
@@ -68,7 +68,7 @@ def test_a_cluster_is_what_its_description_says(holdfast_home: Path, tmp_path: P
     assert source.folder("node-1") == holdfast_home / "clusters" / "mine" / "node-1"
     assert open_cluster(LocalCluster(directory=str(tmp_path))).folder("node-0") == tmp_path / "node-0"
     assert source.address("node-1") == "127.0.0.1"
-    assert source.survey() == [NodeView(name=name, standing="idle") for name in source.names()]
+    assert source.survey() == [NodeView(name=name, status="idle") for name in source.names()]
 
 
 def test_what_is_the_orchestrators_alone_reaches_no_node(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,14 +93,14 @@ def test_an_agent_outlives_whoever_started_it(tmp_path: Path) -> None:
     nodes = LocalNodes("here", tmp_path, 1)
     try:
         (view,) = nodes.survey()
-        assert (view.standing, view.agent, view.job) == ("up", "up", None)
+        assert (view.status, view.agent, view.job) == ("up", "up", None)
         assert view.pid is not None
         assert os.getsid(view.pid) != os.getsid(0)
         run_worker(nodes, "node-0")
         assert nodes.survey()[0].job == "job"
     finally:
         clear(nodes)
-    assert nodes.survey()[0].standing == "idle"
+    assert nodes.survey()[0].status == "idle"
 
 
 def test_eight_agents_come_up_at_once(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_eight_agents_come_up_at_once(tmp_path: Path) -> None:
     try:
         with ThreadPoolExecutor(8) as hands:
             list(hands.map(nodes.start_agent, nodes.names()))
-        assert [view.standing for view in nodes.survey()] == ["up"] * 8
+        assert [view.status for view in nodes.survey()] == ["up"] * 8
         assert len({view.pid for view in nodes.survey()}) == 8
     finally:
         with ThreadPoolExecutor(8) as hands:
@@ -135,7 +135,7 @@ def test_each_node_shows_its_workers_its_own_gpus(tmp_path: Path, monkeypatch: p
 def test_a_machine_without_gpus_shows_its_workers_what_it_did(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable is left alone."""
     monkeypatch.delenv(VISIBLE, raising=False)
-    monkeypatch.setattr(gpu_assignment, "gpus_here", lambda *_: ())
+    monkeypatch.setattr(gpu_assignment, "visible_gpus", lambda *_: ())
     assert VISIBLE not in nodes.place("node-0").environment
 
 
@@ -165,17 +165,17 @@ def test_a_node_that_is_switched_off_is_gone_with_all_it_ran(nodes: LocalNodes) 
     assert not is_alive(pids["node-0"], None)
     assert is_alive(pids["node-1"], None)
     assert not nodes.answers("node-0")
-    assert [view.standing for view in nodes.survey()] == ["off", "up", "idle"]
+    assert [view.status for view in nodes.survey()] == ["off", "up", "idle"]
     with pytest.raises(ConnectionRefusedError, match="switched off"):
         nodes.connect("node-0")
     with pytest.raises(NodeLost, match="it is switched off"):
         nodes.start_agent("node-0")
     nodes.power_on("node-0")
     nodes.power_on("node-0")
-    assert [view.standing for view in nodes.survey()] == ["idle", "up", "idle"]
+    assert [view.status for view in nodes.survey()] == ["idle", "up", "idle"]
     nodes.start_agent("node-0")
     nodes.power_off("node-2")
-    assert [view.standing for view in nodes.survey()] == ["up", "up", "off"]
+    assert [view.status for view in nodes.survey()] == ["up", "up", "off"]
 
 
 def test_a_fence_ends_what_is_left_of_its_own_node_and_nothing_else(nodes: LocalNodes, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_fence_ends_what_is_left_of_its_own_node_and_nothing_else(nodes: Local
         assert set(killed) <= {*killed, pids[0]}
         assert remains(nodes, "node-0") == []
         assert [is_alive(pid, None) for pid in pids] == [False, True, True, True]
-        assert [view.standing for view in nodes.survey()] == ["idle", "up", "idle"]
+        assert [view.status for view in nodes.survey()] == ["idle", "up", "idle"]
         assert nodes.fence("node-0") == nodes.fence("node-2") == []
         nodes.start_agent("node-0")
     finally:
@@ -230,23 +230,23 @@ def test_a_node_may_be_named_by_a_link(tmp_path: Path) -> None:
     by_link, by_name = LocalNodes("a", tmp_path / "link", 1), LocalNodes("b", tmp_path / "real", 1)
     by_link.start_agent("node-0")
     assert len(by_name.fence("node-0")) >= 2
-    assert by_link.survey()[0].standing == "idle"
+    assert by_link.survey()[0].status == "idle"
 
 
-@pytest.mark.parametrize("name", ["", "agent.sock", "agent.log", "journal.jsonl"])
+@pytest.mark.parametrize("name", ["", "agent.sock", "agent.log", "event-log.jsonl"])
 def test_an_agent_that_cannot_start_is_a_lost_node_with_the_reason(nodes: LocalNodes, name: str) -> None:
     """Something is in the way of the folder, or of one of its files."""
     folder = nodes.folder("node-0")
     if name:
         (folder / name / "full").mkdir(parents=True)
-        (folder / "journal.before" / "full").mkdir(parents=True)
+        (folder / "event-log.before" / "full").mkdir(parents=True)
     else:
         folder.parent.mkdir(parents=True)
         folder.write_text("")
     with pytest.raises(NodeLost, match=r"File exists|[Dd]irectory"):
         nodes.start_agent("node-0")
     wait_until(lambda: remains(nodes, "node-0") == [], seconds=SECONDS)
-    assert nodes.survey()[0].standing == "idle"
+    assert nodes.survey()[0].status == "idle"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -295,4 +295,4 @@ def test_facts_that_make_no_sense_are_no_agent(nodes: LocalNodes, text: str) -> 
     """A file torn by a power cut, or of an agent of an earlier boot."""
     nodes.folder("node-0").mkdir(parents=True)
     (nodes.folder("node-0") / "agent.json").write_bytes(text.encode("latin-1"))
-    assert nodes.survey()[0] == NodeView(name="node-0", standing="idle")
+    assert nodes.survey()[0] == NodeView(name="node-0", status="idle")

@@ -16,10 +16,10 @@ import pytest
 from holdfast.agent.event_log import EVENT_LOG, EventLog
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.control.agents.pool import AgentPool
-from holdfast.errors import AgentGone, NodeLost, NotAskable
+from holdfast.errors import AgentDisconnected, NodeLost, NodeStateUnknown
 from holdfast.process import NODE_MARK, mark_of, marked
 from holdfast.protocol import Message
-from tests.cluster.gates import Boxes, ChildReach
+from tests.cluster.proxies import Boxes, ChildReach
 from tests.waiting import wait_until
 
 SECONDS = 60
@@ -66,7 +66,7 @@ class Talk:
         self.channel = self.fleet.bring_up("box-0")
         self.heard: list[Message] = []
         workers = [{"rank": 0, "environment": {}}]
-        self.channel.order("start", generation=1, membership={"box-0": [0]}, workers=workers)
+        self.channel.send_command("start", generation=1, membership={"box-0": [0]}, workers=workers)
         self.pid = int(self.wait("worker.started")["pid"])
 
     def wait(self, name: str, seconds: float = SECONDS) -> Message:
@@ -82,7 +82,7 @@ class Talk:
 def settled(talk: Talk) -> bool:
     """Do what a flow does once a second; tell whether nothing is owed any more."""
     talk.fleet.ping()
-    return not talk.fleet.owed
+    return not talk.fleet.uncleaned
 
 
 @pytest.fixture
@@ -95,24 +95,24 @@ def talk(nodes: RemoteNodes, tmp_path: Path) -> Iterator[Talk]:
 
 def test_a_node_is_looked_at_started_and_fenced_through_its_gate(nodes: RemoteNodes, tmp_path: Path) -> None:
     """The agent is the node's own, with its files in its folder there."""
-    assert [view.standing for view in nodes.survey()] == ["idle", "idle"]
+    assert [view.status for view in nodes.survey()] == ["idle", "idle"]
     nodes.start_agent("box-0")
     assert nodes.folder("box-0") == tmp_path / "hf/nodes/box-0"
-    assert [(view.name, view.standing) for view in nodes.survey()] == [("box-0", "up"), ("box-1", "idle")]
+    assert [(view.name, view.status) for view in nodes.survey()] == [("box-0", "up"), ("box-1", "idle")]
     assert nodes.answers("box-0")
     with pytest.raises(ConnectionRefusedError):
         nodes.connect("box-1")
     killed = nodes.fence("box-0")
     assert killed
     assert remains(nodes, "box-0") == []
-    assert nodes.survey()[0].standing == "idle"
+    assert nodes.survey()[0].status == "idle"
 
 
 def test_a_job_gets_what_is_the_nodes_own(nodes: RemoteNodes) -> None:
     """Its interpreter, and a place for logs there."""
-    outfit = nodes.outfit("box-0", "named")
-    assert outfit["python"] == sys.executable
-    assert outfit["log_directory"].endswith("hf/jobs/named/logs")
+    node_settings = nodes.node_settings("box-0", "named")
+    assert node_settings["python"] == sys.executable
+    assert node_settings["log_directory"].endswith("hf/jobs/named/logs")
 
 
 def test_a_connection_that_ends_is_sought_anew_and_what_was_missed_is_told(talk: Talk, reach: ChildReach) -> None:
@@ -144,7 +144,7 @@ def test_an_order_is_carried_out_once_whatever_its_connection_does(talk: Talk, m
 
     monkeypatch.setattr(channel, "_take", lose)
     workers = [{"rank": 0, "environment": {}}]
-    answer = channel.order("start", seconds=SECONDS, generation=2, membership={"box-0": [0]}, workers=workers)
+    answer = channel.send_command("start", seconds=SECONDS, generation=2, membership={"box-0": [0]}, workers=workers)
     assert answer["started"] == [0]
     assert channel._take == took, "the first answer did not get lost"
 
@@ -152,10 +152,10 @@ def test_an_order_is_carried_out_once_whatever_its_connection_does(talk: Talk, m
 def test_an_agent_that_is_gone_is_not_sought(talk: Talk) -> None:
     """Its node answers and says that nobody listens."""
     os.kill(int(talk.channel.about()["pid"]), signal.SIGKILL)
-    assert "nobody listens" in talk.wait("agent.gone")["why"]
+    assert "nobody listens" in talk.wait("agent.disconnected")["why"]
     assert talk.fleet.gone().keys() == {"box-0"}
-    with pytest.raises(AgentGone):
-        talk.channel.order("ping")
+    with pytest.raises(AgentDisconnected):
+        talk.channel.send_command("ping")
 
 
 def test_another_agent_on_the_node_is_not_taken_for_the_one_before(talk: Talk, nodes: RemoteNodes, reach: ChildReach) -> None:
@@ -167,7 +167,7 @@ def test_another_agent_on_the_node_is_not_taken_for_the_one_before(talk: Talk, n
     other.fence("box-0")
     other.start_agent("box-0")
     talk.channel._connect = lambda: nodes.connect("box-0")
-    assert "another agent" in talk.wait("agent.gone")["why"]
+    assert "another agent" in talk.wait("agent.disconnected")["why"]
     other.close()
 
 
@@ -177,7 +177,7 @@ def test_a_connection_that_stalls_is_replaced_when_its_node_answers(talk: Talk, 
     wait_until(lambda: talk.fleet.silent(1.0), seconds=SECONDS)
     assert not talk.channel.gone
     reach.down = False
-    assert talk.fleet.second_look("box-0") is None
+    assert talk.fleet.recheck("box-0") is None
     assert talk.channel.about()["workers"] == {"0": talk.pid}
 
 
@@ -185,7 +185,7 @@ def test_a_node_that_does_not_answer_a_second_look_is_lost(talk: Talk, reach: Ch
     """Neither over the connection that stalls nor over a new one."""
     reach.stall()
     wait_until(lambda: talk.fleet.silent(1.0), seconds=SECONDS)
-    assert talk.fleet.second_look("box-0") is False
+    assert talk.fleet.recheck("box-0") is False
     reach.down = False
 
 
@@ -194,9 +194,9 @@ def test_a_node_that_was_let_go_of_unreached_is_fenced_once_it_can_be(talk: Talk
     reach.cut()
     wait_until(lambda: talk.channel.missed, seconds=SECONDS)
     talk.fleet.drop("box-0")
-    assert talk.fleet.owed == {"box-0"}
+    assert talk.fleet.uncleaned == {"box-0"}
     assert talk.pid in marked(NODE_MARK, mark_of(nodes.folder("box-0")))
-    assert nodes.survey()[0].standing == "off"
+    assert nodes.survey()[0].status == "off"
     reach.down = False
     wait_until(lambda: settled(talk), seconds=SECONDS)
     assert remains(nodes, "box-0") == []
@@ -206,8 +206,8 @@ def test_a_gate_of_another_version_is_refused_with_the_cure(tmp_path: Path) -> N
     """Both versions are named."""
     reach = ChildReach([sys.executable, "-c", "print('holdfast-gate {\"protocol\": 99}', flush=True); input()"])
     nodes = RemoteNodes(Boxes(str(tmp_path)), reach)
-    with pytest.raises(NotAskable, match=r"speaks protocol 99, this one \d+: `holdfast nodes bootstrap"):
-        nodes.gate("box-0")
+    with pytest.raises(NodeStateUnknown, match=r"speaks protocol 99, this one \d+: `holdfast nodes bootstrap"):
+        nodes.node_proxy("box-0")
     seen = nodes.survey()[0]
     assert "box-0" not in seen.why, "beside the node's name it says the reason alone"
     assert "speaks protocol 99" in seen.why
@@ -221,20 +221,20 @@ def test_what_a_login_shell_prints_is_passed_over(tmp_path: Path) -> None:
     shell = f"import os; print('Welcome!\\n' * 9, flush=True); os.execv(os.sys.executable, {proxy})"
     reach = ChildReach([sys.executable, "-c", shell])
     nodes = RemoteNodes(Boxes(str(tmp_path)), reach)
-    assert nodes.survey()[0].standing == "idle"
+    assert nodes.survey()[0].status == "idle"
     nodes.close()
     reach.bury()
     endless = ChildReach([sys.executable, "-c", "while True: print('Welcome!' * 100, flush=True)"])
-    with pytest.raises(NotAskable, match="login shell prints more than 64 KiB"):
-        RemoteNodes(Boxes(str(tmp_path)), endless).gate("box-0")
+    with pytest.raises(NodeStateUnknown, match="login shell prints more than 64 KiB"):
+        RemoteNodes(Boxes(str(tmp_path)), endless).node_proxy("box-0")
     endless.bury()
 
 
 def test_a_program_that_never_greets_is_a_lost_node(tmp_path: Path) -> None:
     """In time, and its pipe is closed."""
     reach = ChildReach([sys.executable, "-c", "import time; time.sleep(600)"])
-    with pytest.raises((NodeLost, NotAskable)):
-        RemoteNodes(Boxes(str(tmp_path)), reach).gate("box-0", seconds=0.3)
+    with pytest.raises((NodeLost, NodeStateUnknown)):
+        RemoteNodes(Boxes(str(tmp_path)), reach).node_proxy("box-0", seconds=0.3)
     assert reach.pipes[0].child.wait(SECONDS) < 0
     reach.bury()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.cluster import open_cluster
 from holdfast.control.agents.pool import AgentPool
-from holdfast.control.config.worker_env import how_to_run
+from holdfast.control.config.worker_env import prepare_fields
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.detach import Detach
@@ -26,7 +26,7 @@ def bare_controller(
 ) -> Iterator[JobController]:
     """Give the controller of a job in its first generation, whose history is in *place*; *spec*: keys of its job file."""
     history = History.open(f"sqlite:///{place / 'history.db'}")
-    recorder = Recorder(history, place / "spill")
+    recorder = Recorder(history, place / "outbox_path")
     keys = {"name": "j", "command": [sys.executable], "directory": str(place), "nodes": {"wanted": len(membership)}, **spec}
     job_file = TrainingJob.model_validate(keys)
     cluster = cluster or LocalCluster(name="c", nodes=len(membership), directory=str(place))
@@ -40,7 +40,7 @@ def bare_controller(
         cluster=cluster,
         history=history,
         recorder=recorder,
-        agents=AgentPool(open_cluster(cluster), how_to_run(job_file, cluster, job), epoch=1),
+        agents=AgentPool(open_cluster(cluster), prepare_fields(job_file, cluster, job), epoch=1),
         requests=Requests(history, recorder, lease, detach, flow_run),
         detach=detach,
         flow_run=flow_run,
@@ -59,4 +59,4 @@ def bare_controller(
 def recorded_events(controller: JobController) -> list[str]:
     """Return the texts of the events on record, oldest first."""
     assert controller.recorder.flush(10.0)
-    return [one.text for one in queries.remarks(controller.history, controller.job.id)]
+    return [one.text for one in queries.job_events(controller.history, controller.job.id)]

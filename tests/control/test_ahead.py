@@ -12,7 +12,7 @@ from holdfast.cli.commands.status import status
 from holdfast.control.supervisor.supervise import steering
 from holdfast.errors import UnusableFile
 from holdfast.history import History, Lease, take
-from holdfast.history.models import StandbyFlow
+from holdfast.history.models import StandbyHeartbeat
 from holdfast.spec import LocalCluster, TrainingJob, cluster_of
 from tests.history.rows import a_job
 
@@ -44,9 +44,9 @@ def test_a_standby_without_the_key_says_so_before_anybody_needs_it(
     status("gpt", as_json=False)
     assert "cannot steer: the private key" in capsys.readouterr().out
     with history.session() as session:
-        session.add_all(StandbyFlow(job="gpt", host=host, pid=1, at=at) for host, at in (("b", time.time()), ("c", job.at - 600)))
+        session.add_all(StandbyHeartbeat(job="gpt", host=host, pid=1, at=at) for host, at in (("b", time.time()), ("c", job.at - 600)))
     status("gpt", as_json=True)
-    told = {one["host"]: one["trouble"] for one in json.loads(capsys.readouterr().out)["standbys"]}
+    told = {one["host"]: one["problem"] for one in json.loads(capsys.readouterr().out)["standbys"]}
     assert told.pop("b") == ""
     assert "c" not in told, "that was another run of the job"
     assert [why for why in told.values() if "there is no such file" in why]

@@ -28,7 +28,7 @@ def test_steps_are_no_measure_for_a_rank_that_has_still_to_come_to_its_first() -
     """Rank 0 is through with its steps before rank 1, whose node has just come up, has a process: that is no hang."""
     board = GenerationState(1, {"a": [0], "b": [1]})
     told(board, "worker.started", 10.0, rank=0, pid=100)
-    told(board, "beats", 10.0, ranks={"0": BEAT, "1": BEAT | {"managed": False}})
+    told(board, "heartbeats", 10.0, ranks={"0": BEAT, "1": BEAT | {"managed": False}})
     told(board, "worker.stepped", 10.1, rank=0, step=1, until=9)
     told(board, "steps", 10.2, steps=[(1, 10.1, 0.1, 0.5), (2, 10.2, 0.1, 0.5)])
     seen = board.progress(10.3, steps_expected=True)
@@ -67,7 +67,7 @@ def test_a_rank_that_is_never_heard_of_hides_no_standstill_and_is_the_first_susp
 def told_of_a(board: GenerationState, now: float, *, age: float) -> None:
     """Have the agent of node a tell how its rank is: it got on *age* seconds ago."""
     event_table.change_state(
-        board, "a", event_table.parse({"event": "beats", "generation": 1, "at": now, "ranks": {"0": BEAT | {"age": age}}}), now
+        board, "a", event_table.parse({"event": "heartbeats", "generation": 1, "at": now, "ranks": {"0": BEAT | {"age": age}}}), now
     )
 
 
@@ -89,10 +89,10 @@ def test_where_steps_come_by_heartbeat_no_rank_is_waited_for_that_reports_none()
     assert not board.all_stepped()
     told(board, "worker.stepped", 12.0, generation=2, rank=0, step=20, until=None, heartbeat=True)
     assert board.all_stepped()
-    assert (board.first_step_at(), board.resumed_step(), board.went_on_from(before)) == (12.0, None, 10)
+    assert (board.first_step_at(), board.resumed_step(), board.resumed_from_step(before)) == (12.0, None, 10)
     seen = board.progress(12.1, steps_expected=True)
     assert seen is None or seen.ranks
-    assert GenerationState(3, {"a": [0]}).went_on_from(board) is None
+    assert GenerationState(3, {"a": [0]}).resumed_from_step(board) is None
 
 
 def test_ranks_that_have_ended_speak_for_the_job_that_they_leave() -> None:
@@ -102,17 +102,17 @@ def test_ranks_that_have_ended_speak_for_the_job_that_they_leave() -> None:
     for rank, pid in ((0, 100), (1, 101)):
         told(board, "worker.started", 10.0, rank=rank, pid=pid)
     silent = BEAT | {"managed": False, "output_age": 0.0, "printed": False}
-    told(board, "beats", 11.0, ranks={"0": silent, "1": silent})
+    told(board, "heartbeats", 11.0, ranks={"0": silent, "1": silent})
     assert board.startup() is None
     seen = board.progress(60.0, steps_expected=False)
     assert seen is not None
     assert (seen.printed, see([seen], limits)) == (False, []), "it may still be loading"
-    told(board, "beats", 70.0, ranks={"0": silent | {"printed": True}, "1": silent | {"output_age": 60.0}})
+    told(board, "heartbeats", 70.0, ranks={"0": silent | {"printed": True}, "1": silent | {"output_age": 60.0}})
     assert board.startup() == 60.0
     end = {"step": None, "ended": 80.0, "code": 0, "signal": None, "finished": True, "ordered": False, "raised": None}
     told(board, "worker.exited", 80.0, rank=0, oom=None, oom_blind=None, output="", **end)
     for later, kinds in ((139.0, []), (141.0, ["job-end-stuck"])):
-        told(board, "beats", later, ranks={"1": silent | {"output_age": later - 10.0}})
+        told(board, "heartbeats", later, ranks={"1": silent | {"output_age": later - 10.0}})
         seen = board.progress(later, steps_expected=False)
         assert seen is not None
         assert (seen.ended, seen.since_end, seen.output_age) == ((0,), later - 80.0, later - 80.0)
@@ -121,7 +121,7 @@ def test_ranks_that_have_ended_speak_for_the_job_that_they_leave() -> None:
 
 def quiet_for(board: GenerationState, now: float, quiet: float) -> None:
     """Have both ranks be without progress for so long."""
-    told(board, "beats", now, ranks={"0": BEAT | {"age": quiet}, "1": BEAT | {"age": quiet}})
+    told(board, "heartbeats", now, ranks={"0": BEAT | {"age": quiet}, "1": BEAT | {"age": quiet}})
 
 
 def test_a_pause_is_told_of_once_and_gives_later_ones_more_time() -> None:
@@ -133,19 +133,19 @@ def test_a_pause_is_told_of_once_and_gives_later_ones_more_time() -> None:
         told(board, "worker.stepped", 1.0, rank=rank, step=1, until=9)
     told(board, "steps", 1.0, steps=[(1, 1.0, 0.1, 0.5), (2, 1.1, 0.1, 0.5)])
 
-    def look(quiet: float, at: float) -> None:
+    def poll(quiet: float, at: float) -> None:
         quiet_for(board, at, quiet)
         seen = board.progress(at, steps_expected=True)
         assert seen is not None
         assert see([seen], limits) == []
-        pauses.look(board, seen, limits)
+        pauses.poll(board, seen, limits)
 
     now = 10.0
     for pause in (1.0, 40.0, 50.0, 80.0):
         for share in (0.25, 0.5, 1.0):
-            look(share * pause, now + share * pause)
+            poll(share * pause, now + share * pause)
         now += pause
-        look(0.0, now)
+        poll(0.0, now)
     assert [one.split(" (")[0] for one in words] == ["no rank made progress for 10.0 s", "no rank made progress for 80.0 s"]
     assert board.longest_pause == 80.0
     after = GenerationState(2, {"a": [0], "b": [1]})

@@ -46,7 +46,7 @@ def ended(run: JobController, *, by: signal.Signals = signal.SIGTERM, code: int 
 
 def told_to_go(run: JobController) -> None:
     """Have it say that its node will be gone."""
-    says(run, "agent.leaving", seconds=25.0)
+    says(run, "agent.preemption-notice", seconds=25.0)
 
 
 def left(run: JobController) -> list[str]:

@@ -17,7 +17,7 @@ from holdfast.control.backup.outbox import ControllerOutbox, Forged, OutboxColle
 from holdfast.history import History, Job, Lease, Request, models, queries, take
 from holdfast.history.changes import RowChange, added, amended
 from holdfast.history.fence import Fence
-from holdfast.history.lease import give_back
+from holdfast.history.lease import release_lease
 from holdfast.history.outbox_file import as_records
 from tests.history.rows import a_job, a_move, a_step
 
@@ -41,7 +41,7 @@ class Stage:
         self.history, self.folder = history, folder
         self.job = a_job(id="j1")
         self.nodes = LocalNodes("c", folder / "nodes", 2)
-        self.remarks: list[str] = []
+        self.job_events: list[str] = []
         self.lease, self.fleet = self._next()
         for node in self.nodes.names():
             self.fleet.bring_up(node)
@@ -58,17 +58,21 @@ class Stage:
 
     def put(self, *lines: dict[str, Any]) -> None:
         """Write lines into the file of the first node, as the job's script can."""
-        with (self.nodes.folder("node-0") / "deposit.jsonl").open("a") as file:
+        with (self.nodes.folder("node-0") / "outbox.jsonl").open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
     def collect(self, *, settled: bool = True) -> int:
         """Have the next flow take in what was left; it learns that this is settled, unless it dies at once."""
-        give_back(self.history, self.lease)
+        release_lease(self.history, self.lease)
         self.fleet.close(end=False)
         self.lease, self.fleet = self._next()
-        told = self.fleet.adopt_all(self.nodes.names())
+        told = self.fleet.reattach_all(self.nodes.names())
         taken = OutboxCollector(
-            fleet=self.fleet, history=self.history, lease=self.lease, spill=self.folder / "spill", remark=self.remarks.append
+            fleet=self.fleet,
+            history=self.history,
+            lease=self.lease,
+            outbox_path=self.folder / "outbox_path",
+            record_event=self.job_events.append,
         ).collect(told)
         if settled:
             with self.history.session() as session:
@@ -111,9 +115,9 @@ def test_what_a_script_writes_into_its_nodes_file_reaches_no_row_of_the_history(
     assert queries.pending_requests(stage.history, "j2") == []
     assert [one.after for one in queries.moves(stage.history, "j1")] == ["RUNNING"]
     assert [one.step for one in queries.steps(stage.history, "j1")] == [7]
-    assert len(stage.remarks) == 1
-    assert "node-0 gave back rows" in stage.remarks[0]
-    assert "9 rows, the first one: no flow of this job has signed it" in stage.remarks[0]
+    assert len(stage.job_events) == 1
+    assert "node-0 gave back rows" in stage.job_events[0]
+    assert "9 rows, the first one: no flow of this job has signed it" in stage.job_events[0]
 
 
 def test_no_signature_opens_another_job_or_table() -> None:
@@ -130,7 +134,7 @@ def test_no_signature_opens_another_job_or_table() -> None:
         (added(a_step("j2", 1)), own, "adds a row to another job"),
         (added(a_job(id="j1")), own, "no rows of the table 'job'"),
         (amended(models.Lease, "j1", {"epoch": 9}), own, "no rows of the table 'lease'"),
-        (amended(models.Question, "q", {"by": "me"}), own, "no rows of the table 'question'"),
+        (amended(models.ApprovalRequest, "q", {"by": "me"}), own, "no rows of the table 'question'"),
     ):
         with pytest.raises(Forged, match=why):
             opened(row, by)
@@ -154,7 +158,7 @@ def test_rows_that_are_settled_are_not_taken_again(stage: Stage) -> None:
     with stage.history.session() as session:
         session.add(Request(id="r1", job_id="j1", at=1.0, kind="migrate", by="me"))
     stage.leave([amended(Request, "r1", {"outcome": "old"})])
-    kept = (stage.nodes.folder("node-0") / "deposit.jsonl").read_text()
+    kept = (stage.nodes.folder("node-0") / "outbox.jsonl").read_text()
     assert stage.collect(settled=False) == 1
     stage.put(*map(json.loads, kept.splitlines()))
     assert stage.collect() == 1, "the flow before did not live to say that it was settled"
@@ -169,5 +173,5 @@ def test_an_agent_that_gives_rows_without_end_is_not_listened_to_for_ever(stage:
     junk = {"row": "x" * 2**10, "sum": "y"}
     stage.put(*[junk] * 2**13)
     assert stage.collect() == 1
-    assert "more than" in stage.remarks[0]
-    assert not (stage.nodes.folder("node-0") / "deposit.jsonl").exists(), "it was told to forget them"
+    assert "more than" in stage.job_events[0]
+    assert not (stage.nodes.folder("node-0") / "outbox.jsonl").exists(), "it was told to forget them"

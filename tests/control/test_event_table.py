@@ -33,8 +33,8 @@ def sent() -> Iterator[str]:
 
 def test_every_event_that_is_sent_stands_in_the_table_and_every_row_is_sent() -> None:
     """By an agent; by the controller's end of the connection where the agent itself is gone."""
-    assert "agent.gone" in (ROOT / "holdfast" / "control" / "agents" / "client.py").read_text()
-    assert {*sent(), "agent.gone"} == set(EVENTS)
+    assert "agent.disconnected" in (ROOT / "holdfast" / "control" / "agents" / "client.py").read_text()
+    assert {*sent(), "agent.disconnected"} == set(EVENTS)
 
 
 def an_event(name: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from holdfast.control.agents import event_queue
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.faults import event_budget
-from holdfast.control.faults.event_budget import Newest, NodeBudget
+from holdfast.control.faults.event_budget import BoundedDict, NodeEventBudget
 from holdfast.control.supervisor import event_handlers
 from holdfast.control.supervisor.reattach import token_of_members
 from holdfast.history import queries
@@ -63,7 +63,7 @@ class Flooding:
                     sock.sendall(encode({"re": order["id"], "ok": True, "agent": "x", "since": order.get("since", 0)}))
                     if order["do"] == "attach":
                         for number in range(order["since"] + 1, EVENTS + 1):
-                            sock.sendall(encode({"seq": number, "event": "trouble", "padding": "x" * 100}))
+                            sock.sendall(encode({"seq": number, "event": "storage_error", "padding": "x" * 100}))
 
 
 def test_what_waits_of_one_node_is_bounded_and_nothing_of_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,17 +71,17 @@ def test_what_waits_of_one_node_is_bounded_and_nothing_of_it_is_lost(monkeypatch
     monkeypatch.setattr(event_queue, "MOST", 2**19)
     monkeypatch.setattr("holdfast.control.agents.reactor.CHUNK", 2**14)
     waiting, agent = EventQueue(), Flooding()
-    channel = AgentClient("a", agent.connect, waiting, epoch=1)
-    channel.send("attach", lambda _: None, since=0)
-    channel.agent, channel._told = "x", 0
-    wait_until(lambda: channel.away_since is not None, seconds=60)
+    client = AgentClient("a", agent.connect, waiting, epoch=1)
+    client.send("attach", lambda _: None, since=0)
+    client.agent, client._told = "x", 0
+    wait_until(lambda: client.disconnected_since is not None, seconds=60)
     heard = [event["seq"] for _, event in waiting.drain(0.0)]
     assert len(heard) * 100 < event_queue.MOST < EVENTS * 100
     while len(heard) < EVENTS:
         heard += [event["seq"] for _, event in waiting.drain(1.0)]
     assert heard == list(range(1, EVENTS + 1))
     assert agent.connections > 1
-    channel.close()
+    client.close()
     agent.join()
 
 
@@ -92,37 +92,37 @@ def test_a_node_that_tells_of_ever_new_troubles_fills_no_history(told: Told, mon
     monkeypatch.setattr(event_handlers, "REMEMBERED", 100)
     told.hearing._rows._most = at_once = 2000
 
-    def trouble(number: int, node: str) -> None:
-        told.hears("trouble", node=node, kind="checkpoint-damaged", path=f"/c/{number}", step=number, why="w")
+    def storage_error(number: int, node: str) -> None:
+        told.hears("storage_error", node=node, kind="checkpoint-damaged", path=f"/c/{number}", step=number, why="w")
 
     for number in range(at_once + 5000):
-        trouble(number, "a")
-    trouble(10**6, "b")
+        storage_error(number, "a")
+    storage_error(10**6, "b")
     assert told.recorder.flush(60.0)
     rows = queries.checkpoints(told.history, told.job.id)
     assert len(rows) == at_once + 1
-    assert len([one for one in told.remarks if "the agent of a tells more faults, checkpoints and events" in one]) == 1
-    assert len(told.run.generations.state.troubles) <= 100
+    assert len([one for one in told.job_events if "the agent of a tells more faults, checkpoints and events" in one]) == 1
+    assert len(told.run.generations.state.problems) <= 100
     now[0] += 60.0
     for number in range(event_budget.ROWS * 2):
-        trouble(10**7 + number, "a")
+        storage_error(10**7 + number, "a")
     assert told.recorder.flush(60.0)
     assert len(queries.checkpoints(told.history, told.job.id)) == len(rows) + event_budget.ROWS
-    assert len([one for one in told.remarks if "the agent of a tells more" in one]) == 1
+    assert len([one for one in told.job_events if "the agent of a tells more" in one]) == 1
 
 
 def test_steps_are_recorded_up_to_a_budget_of_their_own(told: Told) -> None:
     """A journal of days is within it; steps that no training makes so fast are not."""
-    told.hearing._steps = NodeBudget("steps", 60, 1000, told.run.log.record_event)
+    told.hearing._steps = NodeEventBudget("steps", 60, 1000, told.run.log.record_event)
     told.steps(*((step, 0.5) for step in range(1, 3001)))
     assert 1000 <= len(told.curve()) <= 1010
-    assert any("more steps than" in one for one in told.remarks)
+    assert any("more steps than" in one for one in told.job_events)
     assert event_budget.STEPS_AT_ONCE * 30 > 2 * LARGEST, "a step takes that many bytes of a journal at least, of which there are two files"
 
 
 def test_only_the_newest_keys_are_kept() -> None:
     """One that is set again does not count twice."""
-    kept = Newest[int, None](3)
+    kept = BoundedDict[int, None](3)
     for number in (1, 2, 2, 3, 4):
         kept[number] = None
     assert list(kept) == [2, 3, 4]

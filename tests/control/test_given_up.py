@@ -40,14 +40,14 @@ def run_worker(nodes: LocalNodes, job: str) -> int:
     """Have the agent of node 1 run a worker of *job*, as a flow does from which it is cut off then; return its pid."""
     nodes.start_agent("node-1")
     event_queue = EventQueue()
-    channel = AgentClient("node-1", lambda: nodes.connect("node-1"), event_queue, epoch=1, job=job)
-    channel.attach()
+    client = AgentClient("node-1", lambda: nodes.connect("node-1"), event_queue, epoch=1, job=job)
+    client.attach()
     nap = [sys.executable, "-c", "import time; time.sleep(600)"]
-    channel.order("prepare", lease=60.0, warm=False, argv=nap, directory="/", environment={}, log_directory=str(nodes.root / "logs"))
-    channel.order("start", generation=1, membership=MEMBERSHIP, workers=[{"rank": 1, "environment": {}}])
+    client.send_command("prepare", lease=60.0, warm=False, argv=nap, directory="/", environment={}, log_directory=str(nodes.root / "logs"))
+    client.send_command("start", generation=1, membership=MEMBERSHIP, workers=[{"rank": 1, "environment": {}}])
     _, event = event_queue.get(timeout=60)
     assert event["event"] == "worker.started"
-    channel.close()
+    client.close()
     return int(event["pid"])
 
 

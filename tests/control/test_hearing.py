@@ -27,7 +27,7 @@ class Told:
         self.run, self.hearing, self.history, self.recorder, self.job = run, run.handlers, run.history, run.recorder, run.job
 
     @property
-    def remarks(self) -> list[str]:
+    def job_events(self) -> list[str]:
         """Return the events on record."""
         return recorded_events(self.run)
 
@@ -121,16 +121,16 @@ def test_what_an_agent_told_nobody_before_it_was_killed_is_told_by_the_next_one(
 def test_replicas_that_are_behind_on_many_nodes_are_told_of_in_one_remark(told: Told) -> None:
     """A moment after the first, with the nodes; what comes later is told of its own."""
     for node in ("b", "a", "b"):
-        told.hears("trouble", node=node, kind="replica-behind", path=f"/memory/{node}", why="10 snapshots were left out", step=30)
+        told.hears("storage_error", node=node, kind="replica-behind", path=f"/memory/{node}", why="10 snapshots were left out", step=30)
     for now in (100.0, 100.0 + GATHERED / 2):
-        told.hearing.look(now)
-        assert told.remarks == []
-    told.hearing.look(100.0 + GATHERED)
-    told.hearing.look(200.0)
-    (remark,) = told.remarks
-    assert ": a, b: 10 snapshots were left out. Cure: " in remark
-    told.hears("trouble", node="a", kind="checkpoint-late", path="/ckpt/3", why="late", step=30)
-    assert len(told.remarks) == 2, "whatever else is wrong is told at once"
+        told.hearing.poll(now)
+        assert told.job_events == []
+    told.hearing.poll(100.0 + GATHERED)
+    told.hearing.poll(200.0)
+    (record_event,) = told.job_events
+    assert ": a, b: 10 snapshots were left out. Cure: " in record_event
+    told.hears("storage_error", node="a", kind="checkpoint-late", path="/ckpt/3", why="late", step=30)
+    assert len(told.job_events) == 2, "whatever else is wrong is told at once"
 
 
 @pytest.mark.parametrize(("kind", "lines"), [("local", 1), ("ssh", 2)])
@@ -147,7 +147,7 @@ def test_nodes_of_one_machine_say_one_line_about_it(told: Told, kind: str, lines
         told.hears("node.fault", node=node, seen_at=float(number), **facts)
     assert told.recorder.flush(10.0)
     assert [one.node for one in queries.faults(told.history, told.job.id)] == ["a", "b"]
-    where = [line.partition(":")[0] for line in told.remarks]
+    where = [line.partition(":")[0] for line in told.job_events]
     assert where == (["a, b (one machine)"] if lines == 1 else ["a", "b"])
 
 
@@ -159,4 +159,4 @@ def test_of_jobs_on_a_busy_machine_the_first_says_so_and_the_next_ones_do_not(to
     assert told.recorder.flush(10.0)
     told.hearing.log.cluster = cluster
     told.hears("node.fault", seen_at=at, kind="host-overloaded", part="processors", quote="load 9", source="host check")
-    assert len(told.remarks) == lines
+    assert len(told.job_events) == lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from detectors.evidence import GroupTrouble, ReplaceRanksTrouble, WorkerExit
+from detectors.evidence import GroupFailure, ReplaceRanksFailure, WorkerExit
 from holdfast.control.state.generation import GenerationState
 from holdfast.control.supervisor import event_table
 from holdfast.protocol import Message
@@ -100,10 +100,10 @@ def test_broken_groups_and_refusals_are_evidence() -> None:
     take(after, "a", an_event("worker.broken", 0, 1, step=7, group="0", why="told to"), 11.0)
     assert after.evidence == []
     take(after, "a", an_event("worker.broken", 0, 2, step=7, group="0", why="reset"), 11.0)
-    take(after, "a", an_event("worker.cannot", 1, 2, why="no copy"), 11.0)
+    take(after, "a", an_event("worker.recovery-failed", 1, 2, why="no copy"), 11.0)
     assert after.evidence == [
-        GroupTrouble(node="a", rank=0, at=10.0, why="reset", group="0", step=7),
-        ReplaceRanksTrouble(node="a", rank=1, at=10.0, why="no copy"),
+        GroupFailure(node="a", rank=0, at=10.0, why="reset", group="0", step=7),
+        ReplaceRanksFailure(node="a", rank=1, at=10.0, why="no copy"),
     ]
 
 
@@ -124,6 +124,6 @@ def test_a_rank_that_nobody_could_ask_since_the_job_was_adopted_is_presumed_to_d
         for name in ("worker.started", "worker.groups", "worker.stepped"):
             take(board, "a", an_event(name, rank, 1, step=7, until=None), 10.0)
     assert board.unseen == {2}
-    assert (board.all_started(), board.all_stepped(), board.grouped(), board.at_work()) == (True, True, True, True)
+    assert (board.all_started(), board.all_stepped(), board.grouped(), board.all_running()) == (True, True, True, True)
     take(board, "b", an_event("worker.started", 2, 1), 11.0)
     assert (board.all_started(), board.all_stepped(), board.grouped()) == (True, False, False)

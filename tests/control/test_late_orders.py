@@ -19,10 +19,10 @@ from holdfast.cluster.remote import RemoteNodes
 from holdfast.control.agents import pool as fleets
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.pool import AgentPool
-from holdfast.errors import LeaseLost, NodeTrouble, Superseded, Unconfirmed
+from holdfast.errors import LeaseLost, LeaseUnconfirmed, NodeError, Superseded
 from holdfast.memstore import store_folders
 from holdfast.process import boot_time, is_alive, mark_of
-from tests.cluster.gates import Boxes, ChildReach
+from tests.cluster.proxies import Boxes, ChildReach
 from tests.waiting import wait_until
 
 NAP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -49,7 +49,7 @@ class Flow:
 
     def _is_quiet(self) -> bool:
         """Tell whether nobody listens to a gate any more."""
-        return not any(known.gate is not None and known.gate.lives for known in self.nodes._known.values())
+        return not any(known.node_proxy is not None and known.node_proxy.is_alive for known in self.nodes._known.values())
 
 
 @pytest.fixture
@@ -66,31 +66,31 @@ def flows(tmp_path: Path) -> Iterator[tuple[Flow, Flow]]:
 
 def worker_of(flow: Flow) -> int:
     """Have a worker run, and return its pid."""
-    channel = flow.fleet.bring_up(NODE)
-    channel.order("start", generation=1, membership={NODE: [0]}, workers=[{"rank": 0, "environment": {}}])
+    client = flow.fleet.bring_up(NODE)
+    client.send_command("start", generation=1, membership={NODE: [0]}, workers=[{"rank": 0, "environment": {}}])
     while (event := flow.fleet.event_queue.get(timeout=60)[1])["event"] != "worker.started":
         pass
     return int(event["pid"])
 
 
-@pytest.mark.parametrize("order", ["fence", "wipe"])
-def test_an_order_that_lay_in_a_connection_while_another_flow_took_over_is_refused(flows: tuple[Flow, Flow], order: str) -> None:
+@pytest.mark.parametrize("send_command", ["fence", "wipe"])
+def test_an_order_that_lay_in_a_connection_while_another_flow_took_over_is_refused(flows: tuple[Flow, Flow], send_command: str) -> None:
     """It was given in time; the far end reads it when the new flow steers already, as after a cut of the network that heals."""
     first, second = flows
     pid = worker_of(first)
-    (gate,) = [pipe.child for pipe in first.reach.pipes]
+    (node_proxy,) = [pipe.child for pipe in first.reach.pipes]
     place = store_folders.memstore_of(mark_of(second.nodes.folder(NODE)), "job")
     store_folders.make(place)
-    os.kill(gate.pid, signal.SIGSTOP)
+    os.kill(node_proxy.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as hand:
-        given = hand.submit(getattr(first.fleet, order), NODE)
-        second.fleet.adopt(NODE)
-        os.kill(gate.pid, signal.SIGCONT)
+        given = hand.submit(getattr(first.fleet, send_command), NODE)
+        second.fleet.reattach(NODE)
+        os.kill(node_proxy.pid, signal.SIGCONT)
         with pytest.raises(LeaseLost, match=r"a newer flow \(epoch 2\)"):
             given.result(60)
     assert is_alive(pid, None)
     assert place.is_dir()
-    assert first.fleet.overtaken == 2
+    assert first.fleet.superseded_by == 2
     store_folders.wipe(place)
 
 
@@ -98,16 +98,16 @@ def test_the_newest_epoch_outlives_the_agents_that_heard_of_it(flows: tuple[Flow
     """A late flow ends, starts and wipes nothing on a node whose agents have died since, nor takes a fresh one for its own."""
     first, second = flows
     worker_of(first)
-    second.fleet.adopt(NODE)
+    second.fleet.reattach(NODE)
     assert second.nodes.fence(NODE), "as if all had died of itself"
     for act in (first.fleet.fence, first.fleet.wipe, first.fleet.bring_up):
         with pytest.raises(LeaseLost):
             act(NODE)
-    assert second.nodes.survey()[0].standing == "idle"
+    assert second.nodes.survey()[0].status == "idle"
     second.nodes.start_agent(NODE, lambda: second.fleet.confirm(NODE))
     late = AgentClient(NODE, lambda: first.nodes.connect(NODE), first.fleet.event_queue, epoch=1, job="job")
     with pytest.raises(LeaseLost):
-        late.order("prepare", **PLAN)
+        late.send_command("prepare", **PLAN)
     late.close()
     worker_of(second)
 
@@ -123,9 +123,9 @@ def test_an_order_that_comes_after_its_deadline_is_not_begun(flows: tuple[Flow, 
     local = LocalNodes("boxes", tmp_path / "nodes", 1)  # the same folders, seen without gates
     for source, node in ((first.nodes, NODE), (local, NODE)):
         for act in (lambda: source.fence(node, "job", late), lambda: source.wipe_memory(node, "job", late)):  # noqa: B023 (called at once)
-            with pytest.raises(NodeTrouble, match="after the time for which its flow was sure"):
+            with pytest.raises(NodeError, match="after the time for which its flow was sure"):
                 act()
-        with pytest.raises(NodeTrouble, match="after the time for which its flow was sure"):
+        with pytest.raises(NodeError, match="after the time for which its flow was sure"):
             source.start_agent(node, late)
     assert is_alive(pid, None)
     assert first.nodes.fence(NODE, "job", lambda: first.fleet.confirm(NODE))
@@ -140,15 +140,15 @@ def test_who_cannot_say_whether_the_lease_is_still_his_does_nothing_past_agents(
     monkeypatch.setattr(fleets, "CONFIRM_SECONDS", 0.3)
     sure = first.fleet.lease_until
     first.fleet.lease_until = lambda: 0.0
-    with pytest.raises(Unconfirmed, match="could not be renewed in time, and none of its agents"):
+    with pytest.raises(LeaseUnconfirmed, match="could not be renewed in time, and none of its agents"):
         first.fleet.bring_up(NODE)
-    with pytest.raises(Unconfirmed):  # not "the node does not answer", which would be held against it
-        first.fleet.second_look(NODE)
+    with pytest.raises(LeaseUnconfirmed):  # not "the node does not answer", which would be held against it
+        first.fleet.recheck(NODE)
     first.fleet.lease_until = sure
     first.fleet.bring_up(NODE)
     first.fleet.lease_until = lambda: 0.0
     assert first.fleet.confirm(NODE).until > boot_time()
-    second.fleet.adopt(NODE)
+    second.fleet.reattach(NODE)
     first.fleet._witnessed = 0.0
     with pytest.raises(LeaseLost):
         first.fleet.confirm(NODE)
@@ -187,7 +187,7 @@ def test_what_could_not_be_confirmed_is_done_once_it_can_be(tmp_path: Path, monk
     nodes.start_agent("node-0")
     fleet.lease_until = lambda: 0.0
     fleet.clear("node-0")
-    assert (fleet.owed, nodes.survey()[0].standing, fleet.free()) == ({"node-0"}, "up", [])
+    assert (fleet.uncleaned, nodes.survey()[0].status, fleet.free()) == ({"node-0"}, "up", [])
     fleet.lease_until = sure
 
     def is_free() -> bool:
@@ -195,7 +195,7 @@ def test_what_could_not_be_confirmed_is_done_once_it_can_be(tmp_path: Path, monk
         return fleet.free() == ["node-0"]
 
     wait_until(is_free, seconds=60)
-    assert nodes.survey()[0].standing == "idle"
+    assert nodes.survey()[0].status == "idle"
     fleet.close(end=False)
 
 
@@ -229,11 +229,11 @@ def test_a_gate_that_names_ever_newer_flows_is_a_node_in_trouble_and_ends_nobody
 
     fleet, asked = AgentPool(Lying("c", tmp_path, 1), PLAN, epoch=1), list[int]()
 
-    def outrank(epoch: int) -> int:
+    def raise_epoch(epoch: int) -> int:
         asked.append(epoch)
         return epoch + 1
 
-    fleet.outrank = outrank
+    fleet.raise_epoch = raise_epoch
     fleet.clear("node-0")
-    assert (asked, fleet.owed, fleet.overtaken) == ([2], {"node-0"}, 0)
+    assert (asked, fleet.uncleaned, fleet.superseded_by) == ([2], {"node-0"}, 0)
     fleet.close(end=False)

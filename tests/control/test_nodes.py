@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.control.agents.events import NodeFault, NodeGrew
-from holdfast.control.faults.node_faults import NodeFaultDedup, with_growth
+from holdfast.control.agents.events import NodeCounterIncreases, NodeFaultSeen
+from holdfast.control.faults.node_faults import NodeFaultDedup, with_counter_increases
 
 FAULT = {
     "event": "node.fault",
@@ -20,34 +20,34 @@ FAULT = {
 def test_a_fault_is_taken_once_whoever_tells_it_again() -> None:
     """A flow that adopts a job hears the agents' journals again, and knows from the history what the one before has recorded."""
     news = NodeFaultDedup()
-    fault = news.take("n0", NodeFault.of(FAULT))
+    fault = news.take("n0", NodeFaultSeen.of(FAULT))
     assert fault is not None
     assert (fault.node, fault.at, fault.signature, fault.source) == ("n0", 5.0, "gpu-off-bus GPU 0000:18:00.0", "kernel log on n0")
     assert fault.device == "GPU 0000:18:00.0"
-    assert news.take("n0", NodeFault.of(FAULT)) is None
+    assert news.take("n0", NodeFaultSeen.of(FAULT)) is None
     later = NodeFaultDedup()
     later.remember([(fault.kind, fault.node, fault.at)])
-    assert later.take("n0", NodeFault.of(FAULT)) is None
-    assert later.take("n1", NodeFault.of(FAULT)) is not None, "another node has one of its own"
-    assert later.take("n0", NodeFault.of({**FAULT, "seen_at": 9.0})) is not None
+    assert later.take("n0", NodeFaultSeen.of(FAULT)) is None
+    assert later.take("n1", NodeFaultSeen.of(FAULT)) is not None, "another node has one of its own"
+    assert later.take("n0", NodeFaultSeen.of({**FAULT, "seen_at": 9.0})) is not None
 
 
 def test_a_kind_that_only_a_newer_agent_knows_is_left_alone() -> None:
     """The flow could say nothing of it."""
-    assert NodeFaultDedup().take("n0", NodeFault.of({**FAULT, "kind": "of-next-year"})) is None
+    assert NodeFaultDedup().take("n0", NodeFaultSeen.of({**FAULT, "kind": "of-next-year"})) is None
 
 
-def grown(facts: dict[str, Any]) -> NodeGrew:
+def grown(facts: dict[str, Any]) -> NodeCounterIncreases:
     """Return the event that counters grew while generation 1 ran."""
-    return NodeGrew.of({"event": "node.grew", "over": 1, **facts})
+    return NodeCounterIncreases.of({"event": "node.counter-increases", "over": 1, **facts})
 
 
 def test_growth_of_several_nodes_stands_beside_what_is_known_of_an_incident() -> None:
     """None of it is lost to the next."""
-    facts = with_growth({"rebuilt": 1}, "n0", grown({"seconds": 9.0, "grew": {"eth0.rx_crc_errors": 4}}))
-    facts = with_growth(facts, "n1", grown({"seconds": 8.0, "grew": {"eth1.rx_crc_errors": 5}}))
+    facts = with_counter_increases({"rebuilt": 1}, "n0", grown({"seconds": 9.0, "counter_increases": {"eth0.rx_crc_errors": 4}}))
+    facts = with_counter_increases(facts, "n1", grown({"seconds": 8.0, "counter_increases": {"eth1.rx_crc_errors": 5}}))
     assert facts["rebuilt"] == 1
-    assert {node: one["counters"] for node, one in facts["grew"].items()} == {
+    assert {node: one["counters"] for node, one in facts["counter_increases"].items()} == {
         "n0": {"eth0.rx_crc_errors": 4},
         "n1": {"eth1.rx_crc_errors": 5},
     }

@@ -7,13 +7,13 @@ from typing import Any
 
 from holdfast.control.faults.history import COUNTED, MOST, FaultHistory
 from holdfast.history import History, queries
-from holdfast.history.models import Fault, Job
+from holdfast.history.models import FaultRecord, Job
 
 
-def a_row(kind: str = "gpu-off-bus", at: float = 1.0, **more: Any) -> Fault:
+def a_row(kind: str = "gpu-off-bus", at: float = 1.0, **more: Any) -> FaultRecord:
     """Return a fault as the history has it: the root of incident ``i`` of job ``j``, on node ``a``."""
     fields = {"job_id": "j", "incident_id": "i", "node": "a", "level": "evict-now", "subject": "node a", "blame": "gpu", "generation": 1}
-    return Fault(kind=kind, at=at, **{**fields, "root": True, "evidence": {}, **more})
+    return FaultRecord(kind=kind, at=at, **{**fields, "root": True, "evidence": {}, **more})
 
 
 def test_the_faults_of_the_present_incident_are_no_past() -> None:

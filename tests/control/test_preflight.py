@@ -10,21 +10,21 @@ from holdfast.control.nodes.preflight import Preflight
 from holdfast.history import History
 from holdfast.history.health_samples import keep
 from holdfast.spec import LocalCluster, cluster_of
-from policies.node_health import FRESH, HealthFinding, HealthVerdict, NodeHealthState
+from policies.node_health import FRESH, HealthAssessment, HealthFinding, NodeHealthState
 from tests.waiting import wait_until
 
 CLUSTER = LocalCluster(name="c", nodes=4)
 
 
-def thought(node: str, standing: NodeHealthState, *, ago: float = 0.0) -> HealthVerdict:
+def thought(node: str, status: NodeHealthState, *, ago: float = 0.0) -> HealthAssessment:
     """Return a verdict that is *ago* seconds old."""
     at = time.time() - ago
     finding = HealthFinding(kind="gpu-off-bus", part="gpu 0", quote="Xid 79", since=at, seen=at)
-    findings = (finding,) if standing is NodeHealthState.UNHEALTHY else ()
-    return HealthVerdict(node=node, standing=str(standing), since=at, at=at, seen=at, findings=findings)
+    findings = (finding,) if status is NodeHealthState.UNHEALTHY else ()
+    return HealthAssessment(node=node, status=str(status), since=at, at=at, seen=at, findings=findings)
 
 
-def told(history: History, *verdicts: HealthVerdict) -> None:
+def told(history: History, *verdicts: HealthAssessment) -> None:
     """Have the history say this of nodes."""
     keep(history, "c", {one.node: one for one in verdicts}, [], {})
 
@@ -39,8 +39,8 @@ def test_a_sick_node_comes_last_and_says_why(history: History) -> None:
     )
     preflight = Preflight(CLUSTER, history)
     preflight.remember()
-    assert preflight.by_worth(["node-0", "node-1", "node-2", "node-3"]) == ["node-1", "node-2", "node-3", "node-0"]
-    assert preflight.against("node-0") == "unhealthy: gpu-off-bus: Xid 79"
+    assert preflight.by_preference(["node-0", "node-1", "node-2", "node-3"]) == ["node-1", "node-2", "node-3", "node-0"]
+    assert preflight.objection("node-0") == "unhealthy: gpu-off-bus: Xid 79"
     assert preflight.news(["node-0", "node-1"]) == {"unhealthy: gpu-off-bus: Xid 79": ["node-0"]}
     assert preflight.news(["node-0", "node-1"]) == {}, "told once"
 
@@ -50,7 +50,7 @@ def test_a_verdict_that_is_old_counts_for_nothing(history: History) -> None:
     told(history, thought("node-0", NodeHealthState.UNHEALTHY, ago=FRESH + 60))
     preflight = Preflight(CLUSTER, history)
     preflight.remember()
-    assert preflight.against("node-0") == ""
+    assert preflight.objection("node-0") == ""
 
 
 def test_a_look_of_its_own_counts_as_well(history: History) -> None:
@@ -58,8 +58,8 @@ def test_a_look_of_its_own_counts_as_well(history: History) -> None:
     preflight = Preflight(CLUSTER, history)
     preflight.begin(["node-0"])
     wait_until(lambda: len(preflight._told) == 4, seconds=60)
-    assert preflight._told["node-0"].standing in {"ok", "degraded", "unhealthy"}
-    assert all(bool(preflight.against(node)) == (one.standing == "unhealthy") for node, one in preflight._told.items())
+    assert preflight._told["node-0"].status in {"ok", "degraded", "unhealthy"}
+    assert all(bool(preflight.objection(node)) == (one.status == "unhealthy") for node, one in preflight._told.items())
     before = preflight._told["node-0"].at
     preflight.begin(["node-0"])
     preflight._thread.join()  # type: ignore[union-attr]
@@ -77,8 +77,8 @@ def test_what_cannot_be_looked_at_stops_nobody(history: History) -> None:
     preflight.begin(["a", "b"])
     preflight.finish()
     wait_until(lambda: len(preflight._told) == 2, seconds=60)
-    assert preflight.by_worth(["a", "b"]) == ["a", "b"]
-    assert preflight.against("a") == ""
+    assert preflight.by_preference(["a", "b"]) == ["a", "b"]
+    assert preflight.objection("a") == ""
     preflight.close()
 
 
@@ -89,7 +89,7 @@ def test_switched_off_it_asks_nobody(history: History) -> None:
     preflight.remember()
     preflight.begin(["node-0"])
     assert preflight._thread is None
-    assert preflight.by_worth(["node-0", "node-1"]) == ["node-0", "node-1"]
+    assert preflight.by_preference(["node-0", "node-1"]) == ["node-0", "node-1"]
 
 
 def test_a_history_that_is_away_stops_nobody(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_history_that_is_away_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "other.db").write_bytes(b"no database" * 1000)
     preflight = Preflight(CLUSTER, away)
     preflight.remember()
-    assert preflight.against("node-0") == ""
+    assert preflight.objection("node-0") == ""
     away.close()
 
 
@@ -116,10 +116,10 @@ def test_a_node_that_fails_to_work_comes_last(history: History, tmp_path: Path) 
     preflight = Preflight(a_cluster(tmp_path, 1e9), history)
     preflight.begin(["node-0"])
     wait_until(lambda: "node-0" in preflight._failed, seconds=60)
-    assert preflight.against("node-0").startswith("failed the short burn-in: disk: its disk wrote") or "unhealthy" in preflight.against(
+    assert preflight.objection("node-0").startswith("failed the short burn-in: disk: its disk wrote") or "unhealthy" in preflight.objection(
         "node-0"
     )
-    assert preflight.by_worth(["node-0", "node-9"]) == ["node-9", "node-0"]
+    assert preflight.by_preference(["node-0", "node-9"]) == ["node-9", "node-0"]
     preflight.finish()
     again = Preflight(a_cluster(tmp_path, 0), history, _failed=dict(preflight._failed))
     again.begin(["node-0"])

@@ -14,7 +14,7 @@ from holdfast.cluster import open_cluster
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.supervise import steering
-from holdfast.errors import AgentGone
+from holdfast.errors import AgentDisconnected
 from holdfast.history import History, queries
 from holdfast.history.models import Lease
 from holdfast.spec import LocalCluster, TrainingJob
@@ -44,7 +44,7 @@ def test_a_flow_that_lets_go_has_ended_what_it_was_bringing_up(holdfast_home: Pa
     spec, history = TrainingJob(name="freed", command=["true"], preflight=False), History.open()
 
     def told(words: str) -> bool:
-        return any(words in one.text for one in queries.remarks(history, job))
+        return any(words in one.text for one in queries.job_events(history, job))
 
     def hang_up() -> None:
         wait_until(lambda: told("lets go"), seconds=60)
@@ -55,7 +55,7 @@ def test_a_flow_that_lets_go_has_ended_what_it_was_bringing_up(holdfast_home: Pa
         assert isinstance(run, JobController)
         job = run.job.id
         run.nodes.spare_pool._told = False  # as once all nodes were there
-        run.nodes.spare_pool.look(0.0)
+        run.nodes.spare_pool.poll(0.0)
         asked, _ = silent.accept()
         run.detach.ask("the test says so")
         hanging_up = threading.Thread(target=hang_up)
@@ -77,7 +77,7 @@ def test_a_node_that_was_given_up_is_tried_at_once_when_it_answers_again(
     assert holdfast_home.is_dir()
 
     def tried(run: JobController, at: float) -> bool:
-        run.nodes.spare_pool.look(at)
+        run.nodes.spare_pool.poll(at)
         begun = run.nodes.spare_pool._thread
         if begun is None or not begun.is_alive():
             return False
@@ -88,9 +88,9 @@ def test_a_node_that_was_given_up_is_tried_at_once_when_it_answers_again(
     with steering(TrainingJob(name="short", command=["true"], preflight=False), cluster) as run:
         assert isinstance(run, JobController)
         assert tried(run, 100.0)
-        run.agents.owed.add("node-0")
+        run.agents.uncleaned.add("node-0")
         assert not tried(run, 100.1)
-        run.agents.owed.discard("node-0")
+        run.agents.uncleaned.discard("node-0")
         assert tried(run, 100.2)
         assert not tried(run, 100.3)
 
@@ -100,6 +100,6 @@ def test_who_has_parted_from_all_agents_starts_no_other(cluster: LocalCluster, t
     spec = TrainingJob(name="freed", command=["true"])
     fleet = AgentPool(open_cluster(cluster), {"job": "1", "name": spec.name}, epoch=1)
     fleet.close(end=False)
-    with pytest.raises(AgentGone, match="node-0 is gone: this flow has parted from all agents"):
+    with pytest.raises(AgentDisconnected, match="node-0 is gone: this flow has parted from all agents"):
         fleet.bring_up("node-0")
     assert not (tmp_path / "node-0").exists()

@@ -10,7 +10,7 @@ import pytest
 from holdfast.control.backup import partition_failover
 from holdfast.control.backup.prerequisites import BackupPrerequisites
 from holdfast.control.supervisor.leadership import StandbyController
-from holdfast.history import History, LeaseKeeper, holder_of, queries, take
+from holdfast.history import History, LeaseRenewer, holder_of, queries, take
 from holdfast.ports import free_port
 from holdfast.spec import TrainingJob, cluster_of
 from tests.history.rows import a_job
@@ -33,18 +33,18 @@ def test_a_standby_that_reaches_no_node_either_asks_for_nothing_and_leaves_the_j
     standby = StandbyController(history, spec, BackupPrerequisites(), wanted=cluster)
     deaf = threading.Event()
     deaf.set()
-    with LeaseKeeper(history, lease, lambda _taker: None, deaf.is_set):
+    with LeaseRenewer(history, lease, lambda _taker: None, deaf.is_set):
         wait_until(lambda: getattr(holder_of(history, job.id), "deaf", False), seconds=20)
 
-        def sought() -> bool:
+        def reconnecting() -> bool:
             assert standby.turn() is None
-            return standby.relief.stands_back_until > 0.0
+            return standby.relief.yields_until > 0.0
 
-        wait_until(sought, seconds=60)
+        wait_until(reconnecting, seconds=60)
         assert queries.pending_requests(history, job.id) == []
         deaf.clear()
         wait_until(lambda: not getattr(holder_of(history, job.id), "deaf", True), seconds=20)
     assert standby.ahead.is_ready(cluster), "it is the search alone that keeps it back"
-    assert standby.look() is None
+    assert standby.poll() is None
     assert holder_of(history, job.id) is None
     standby.ahead.close()

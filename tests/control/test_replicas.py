@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.local import LocalNodes
-from holdfast.control.agents.events import MemoryNone, ReplicaKept, ReplicaLost
+from holdfast.control.agents.events import MemstoreUnavailable, ReplicaLost, ReplicaRestored
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.checkpoints.replicas import Replicas
 from holdfast.spec.job import MemoryPlan
@@ -30,28 +30,28 @@ def test_a_trouble_is_news_once_until_it_is_over(fleet: AgentPool) -> None:
     """A home is called by its node's name."""
     replicas, now = Replicas(fleet, MemoryPlan()), time.time()
     lost = {"event": "replica.lost", "at": now + 1, "peer": "127.0.0.1:1001", "why": "refused"}
-    evidence, words = replicas.take_trouble("node-0", ReplicaLost.of(lost))
+    evidence, words = replicas.note_problem("node-0", ReplicaLost.of(lost))
     assert evidence is not None
     assert (evidence.kind, evidence.node, evidence.why) == ("replica-lost", "node-0", "node-1 cannot be reached: refused")
     assert "node-0" in words
-    assert replicas.take_trouble("node-0", ReplicaLost.of({**lost, "at": now + 2})) == (None, "")
-    kept = {"event": "replica.kept", "at": now + 3, "peer": "127.0.0.1:1001"}
-    assert replicas.take_kept("node-0", ReplicaKept.of(kept)) == "the snapshots of node-0 are kept on node-1 again"
-    assert replicas.take_kept("node-0", ReplicaKept.of({**kept, "at": now + 4})) == ""
-    assert replicas.take_trouble("node-0", ReplicaLost.of({**lost, "at": now + 5}))[0] is not None
+    assert replicas.note_problem("node-0", ReplicaLost.of({**lost, "at": now + 2})) == (None, "")
+    kept = {"event": "replica.restored", "at": now + 3, "peer": "127.0.0.1:1001"}
+    assert replicas.note_restored("node-0", ReplicaRestored.of(kept)) == "the snapshots of node-0 are kept on node-1 again"
+    assert replicas.note_restored("node-0", ReplicaRestored.of({**kept, "at": now + 4})) == ""
+    assert replicas.note_problem("node-0", ReplicaLost.of({**lost, "at": now + 5}))[0] is not None
 
 
 def test_what_is_on_record_is_not_told_again(fleet: AgentPool) -> None:
     """A flow that adopts a job hears the journals from before its time."""
     replicas, before = Replicas(fleet, MemoryPlan()), time.time() - 10
     replicas.remember([("replica-lost", "node-0", before), ("worker-sigkill", "node-1", before)])
-    assert replicas.take_trouble("node-0", ReplicaLost.of({"event": "replica.lost", "at": before, "peer": "x", "why": "refused"})) == (
+    assert replicas.note_problem("node-0", ReplicaLost.of({"event": "replica.lost", "at": before, "peer": "x", "why": "refused"})) == (
         None,
         "",
     )
-    assert replicas.take_kept("node-0", ReplicaKept.of({"event": "replica.kept", "at": before + 1, "peer": "x"})) == ""
+    assert replicas.note_restored("node-0", ReplicaRestored.of({"event": "replica.restored", "at": before + 1, "peer": "x"})) == ""
     assert (
-        replicas.take_trouble("node-0", ReplicaLost.of({"event": "replica.lost", "at": before + 2, "peer": "x", "why": "refused"}))[0]
+        replicas.note_problem("node-0", ReplicaLost.of({"event": "replica.lost", "at": before + 2, "peer": "x", "why": "refused"}))[0]
         is not None
     )
 
@@ -60,7 +60,7 @@ def test_nodes_without_memory_are_all_on_record_and_one_is_remarked(fleet: Agent
     """A cluster of containers without /dev/shm is one remark."""
     replicas = Replicas(fleet, MemoryPlan())
     found = [
-        replicas.take_trouble(f"node-{number}", MemoryNone.of({"event": "memory.none", "at": 1.0, "why": "no /dev/shm"}))
+        replicas.note_problem(f"node-{number}", MemstoreUnavailable.of({"event": "memstore.unavailable", "at": 1.0, "why": "no /dev/shm"}))
         for number in range(3)
     ]
     assert [evidence.node for evidence, _ in found if evidence is not None] == ["node-0", "node-1", "node-2"]
@@ -93,21 +93,21 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentPool]:
 def test_a_node_without_any_home_is_told_once_and_gets_the_next_one(pair: AgentPool) -> None:
     """The only other node goes away with the replicas and comes back empty; what is heard of it late is no news."""
     replicas, (host, port) = Replicas(pair, MemoryPlan()), pair.memory["node-1"]
-    assert replicas.keep_up(["node-0"]) == []
-    wait_until(lambda: pair.channels["node-0"].about()["memory"]["to"] == [[host, port]], seconds=60)
+    assert replicas.maintain(["node-0"]) == []
+    wait_until(lambda: pair.clients["node-0"].about()["memory"]["to"] == [[host, port]], seconds=60)
     assert isinstance(pair.source, LocalNodes)
     pair.source.power_off("node-1")
     wait_until(pair.gone, seconds=60)
     assert replicas.servers((), [None]) == {None: {"node-0": list(pair.memory["node-0"])}}
-    ((evidence, words),) = replicas.keep_up(["node-0"])
+    ((evidence, words),) = replicas.maintain(["node-0"])
     assert evidence is not None
     assert (evidence.kind, evidence.node) == ("replica-lost", "node-0")
     assert words == "node-0: node-1, which kept its snapshots, is gone; no other node can keep them"
-    assert replicas.keep_up(["node-0"]) == []
+    assert replicas.maintain(["node-0"]) == []
     pair.drop("node-1")
     late = {"event": "replica.lost", "at": time.time(), "peer": f"{host}:{port}", "why": "refused"}
-    assert replicas.take_trouble("node-0", ReplicaLost.of(late)) == (None, "")
+    assert replicas.note_problem("node-0", ReplicaLost.of(late)) == (None, "")
     pair.source.power_on("node-1")
     pair.bring_up("node-1")
-    assert replicas.keep_up(["node-0"]) == [(None, "the snapshots of node-0 go to node-1 from now on")]
-    assert replicas.keep_up(["node-0"]) == []
+    assert replicas.maintain(["node-0"]) == [(None, "the snapshots of node-0 go to node-1 from now on")]
+    assert replicas.maintain(["node-0"]) == []

@@ -64,7 +64,7 @@ def test_a_decision_has_the_file_looked_at(opened: Open, tmp_path: Path) -> None
     hopes = 0
     for number in range(2, 22):
         (tmp_path / "mine.yaml").write_text(f"budget: {{in_place: {number}}}\n# {'x' * number}\n")
-        book.look_now()
+        book.check_now()
         hopes += book.present.budget.in_place == number
     assert hopes > 0
     wait_until(lambda: book.present.budget.in_place == 21, seconds=60)
@@ -78,7 +78,7 @@ def test_a_bad_file_is_told_of_once_and_changes_nothing(opened: Open, tmp_path: 
     told = hears(book, "stays in force")
     assert f"{file}: 1 problem(s): levels.gpu-of-bus: line 1: no fault kind is called so. Did you mean 'gpu-off-bus'?" in told
     for _ in range(5):
-        book.look_now()
+        book.check_now()
     assert (book.present, book.news()) == (before, [])
     file.write_text("budget: {in_place: 1}\n")
     assert "can be used again" in hears(book, "can be used again")
@@ -106,6 +106,6 @@ def test_without_any_file_that_can_be_used_the_usual_policy_is_in_force(opened: 
 def test_a_named_policy_needs_no_file(tmp_path: Path) -> None:
     """Nothing is watched, and a look costs nothing."""
     book = WatchedPolicy(TrainingJob.model_validate({"name": "a", "script": "b.py", "policy": "patient"}), tmp_path)
-    book.look_now()
+    book.check_now()
     assert (book.present, book.news()) == (NAMED["patient"], [])
     book.close()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from detectors.catalogue import Fault
-from detectors.evidence import StepPace, StepPaces
+from detectors.evidence import StepBreakdown, StepBreakdowns
 from detectors.stragglers import LONG
 from holdfast.agent.workers.step_timing import BLOCK
 from holdfast.control.config.policy_file import WatchedPolicy
@@ -21,9 +21,9 @@ from holdfast.spec import TrainingJob
 from policies.policy import NAMED
 from policies.slowness import StragglerAction
 
-WELL = StepPace(own=0.3, talk=0.05, data=0.0)
-WAITS = StepPace(own=0.3, talk=0.25, data=0.0)
-SLOW = StepPace(own=0.5, talk=0.05, data=0.0)
+WELL = StepBreakdown(own=0.3, talk=0.05, data=0.0)
+WAITS = StepBreakdown(own=0.3, talk=0.25, data=0.0)
+SLOW = StepBreakdown(own=0.5, talk=0.05, data=0.0)
 HOT = Fault(kind="gpu-thermal-throttle", at=1.0, node="n1", quote="slowed down by its temperature", signature="hot")
 NARROW = Fault(kind="ib-rate-low", at=1.0, node="n1", quote="100 of 400 Gb/s", signature="narrow")
 
@@ -33,8 +33,8 @@ class TheRun:
 
     def __init__(self, wanted: str = "auto") -> None:
         self.spec = TrainingJob.model_validate({"name": "a", "script": "b.py", "checks": {"straggler": wanted}})
-        self.paces: StepPaces = paces(WELL, WELL, WELL)
-        self.kept: list[models.Weighing] = []
+        self.paces: StepBreakdowns = paces(WELL, WELL, WELL)
+        self.kept: list[models.StragglerDecision] = []
         self.asked: list[models.Request] = []
         self.said: list[str] = []
         self.requests = SimpleNamespace(ask=self.asked.append, moves=())
@@ -53,33 +53,33 @@ class TheRun:
         )
         self.clock = 0.0
 
-    def look(self, steps: int = (LONG + 1) * BLOCK) -> None:
+    def poll(self, steps: int = (LONG + 1) * BLOCK) -> None:
         """Look again after so many *steps*."""
         self.board.step_before += steps
         self.clock += AGAIN
-        self.ranks.look(self.clock)
+        self.ranks.poll(self.clock)
 
 
-def paces(*now: StepPace, first: StepPace = WELL) -> StepPaces:
+def paces(*now: StepBreakdown, first: StepBreakdown = WELL) -> StepBreakdowns:
     """Return the paces of ranks that all began with *first*."""
     nodes = {rank: f"n{rank}" for rank in range(len(now))}
     blocks: dict[int, Any] = {rank: (one,) * LONG for rank, one in enumerate(now)}
-    return StepPaces(at=0.0, step=100, nodes=nodes, first=dict.fromkeys(nodes, (first,) * LONG), blocks=blocks, roles=((0, 1, 2),))
+    return StepBreakdowns(at=0.0, step=100, nodes=nodes, first=dict.fromkeys(nodes, (first,) * LONG), blocks=blocks, roles=((0, 1, 2),))
 
 
 def test_a_degraded_node_is_left_while_it_costs_nothing_and_left_behind_when_it_does() -> None:
     """Only what is measured after the fault counts; an answer that stays the same is told once."""
     run = TheRun()
     run.ranks.note(HOT)
-    run.look(steps=BLOCK)
+    run.poll(steps=BLOCK)
     assert run.kept == [], "no step since the fault was measured yet"
     for _ in range(3):
-        run.look()
+        run.poll()
     assert [(one.kind, one.node, one.act) for one in run.kept] == [(HOT.kind, "n1", "stay")]
     assert (run.said, run.asked) == ([], []), "what costs nothing is worth no word"
     run.paces = paces(WAITS, SLOW, WAITS)
     for _ in range(3):
-        run.look()
+        run.poll()
     assert [(one.rank, one.act) for one in run.kept[1:]] == [(1, "move")]
     assert run.said == [run.kept[1].reason]
     assert run.said[0].startswith("rank 1 on n1 (gpu-thermal-throttle): staying costs 200 ms a step x ")
@@ -91,7 +91,7 @@ def test_a_fault_of_the_network_counts_what_all_wait_longer() -> None:
     run = TheRun()
     run.ranks.note(NARROW)
     run.paces = paces(WAITS, WAITS, WAITS)
-    run.look()
+    run.poll()
     assert run.kept[0].reason.startswith("rank 1 on n1 (ib-rate-low): ")
     assert run.kept[0].record["lost"] == pytest.approx(0.2)
     assert (run.kept[0].act, len(run.asked)) == ("move", 1)
@@ -103,12 +103,12 @@ def test_nothing_is_weighed_while_a_move_is_in_work_or_of_nodes_that_left() -> N
     run.ranks.note(HOT)
     run.paces = paces(WAITS, SLOW, WAITS)
     run.requests.moves = ("one",)
-    run.look()
+    run.poll()
     assert run.kept == []
     run.requests.moves, run.generations.members = (), ("n0", "n2", "n3")
-    run.look()
+    run.poll()
     run.generations.members = ("n0", "n1", "n2")
-    run.look()
+    run.poll()
     assert run.kept == []
 
 
@@ -118,11 +118,11 @@ def test_a_slow_rank_is_weighed_again_and_told_when_the_answer_changes() -> None
     run.paces = paces(WAITS, SLOW, WAITS)
     run.generations.state.until = lambda: 200
     seen = Fault(kind="straggler-gpu", at=1.0, node="n1", rank=1, quote="slow", signature="slow")
-    run.ranks.weigh(seen)
-    run.look(steps=0)
+    run.ranks.assess(seen)
+    run.poll(steps=0)
     assert [one.act for one in run.kept] == ["stay"]
     run.generations.state.until = lambda: 100_000
-    run.look(steps=0)
+    run.poll(steps=0)
     assert [one.act for one in run.kept] == ["stay", "move"]
     assert len(run.asked) == 1
 
@@ -133,13 +133,13 @@ def test_what_only_goes_on_is_announced_once_and_again_when_it_costs_far_more() 
     run.ranks.cluster_kind = "local"
     for node in ("n0", "n1", "n2"):
         run.ranks.note(Fault(kind="host-overloaded", at=1.0, node=node, quote="load 9 on 2 processors", signature="load"))
-    slower = StepPace(own=0.6, talk=0.05, data=0.0)
+    slower = StepBreakdown(own=0.6, talk=0.05, data=0.0)
     for now in (paces(WAITS, SLOW, WAITS), paces(SLOW, WAITS, WAITS), paces(WAITS, WAITS, SLOW), paces(WAITS, slower, WAITS)) * 3:
         run.paces = now
-        run.look()
+        run.poll()
     assert len(run.kept) > 3
     assert len(run.said) == 1, run.said
-    waits = StepPace(own=0.3, talk=1.75, data=0.0)
-    run.paces = paces(waits, StepPace(own=2.0, talk=0.05, data=0.0), waits)
-    run.look()
+    waits = StepBreakdown(own=0.3, talk=1.75, data=0.0)
+    run.paces = paces(waits, StepBreakdown(own=2.0, talk=0.05, data=0.0), waits)
+    run.poll()
     assert len(run.said) == 2

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.control.agents.events import WorkerRegrouped
-from holdfast.control.checkpoints.recovery_facts import came_back, facts_of
-from holdfast.control.checkpoints.snapshot_stats import SnapshotStats, age_of, row_of
+from holdfast.control.checkpoints.recovery_facts import facts_of, restart_facts
+from holdfast.control.checkpoints.snapshot_stats import SnapshotStats, row_of, snapshot_age
 from holdfast.control.state.generation import GenerationState, RankState
 from holdfast.control.supervisor import event_table
 from holdfast.history import History, Recorder, queries
@@ -29,7 +29,7 @@ def told(board: GenerationState, now: float, ranks: dict[int, dict[str, Any]]) -
     for node, here in board.membership.items():
         own = {str(rank): one for rank, one in ranks.items() if rank in here}
         event_table.change_state(
-            board, node, event_table.parse({"event": "beats", "generation": board.generation, "at": now, "ranks": own}), now
+            board, node, event_table.parse({"event": "heartbeats", "generation": board.generation, "at": now, "ranks": own}), now
         )
     return board
 
@@ -43,7 +43,7 @@ def board() -> GenerationState:
 @pytest.fixture
 def recorder(history: History, tmp_path: Path) -> Iterator[Recorder]:
     """Give what writes it."""
-    recorder = Recorder(history, tmp_path / "spill")
+    recorder = Recorder(history, tmp_path / "outbox_path")
     yield recorder
     recorder.close()
 
@@ -68,7 +68,7 @@ def test_an_old_word_of_a_lost_rank_makes_no_snapshot_older(board: GenerationSta
     """What it said last is of a few steps ago; how far it was behind itself then is what counts."""
     told(board, 1.0, {0: beat(5, step=4, age=0.1), 1: beat(5, step=4, age=0.1)})
     told(board, 2.0, {0: beat(9, step=8, age=0.1)})
-    assert age_of(board) == 1
+    assert snapshot_age(board) == 1
 
 
 def test_why_ranks_take_none_is_kept(board: GenerationState) -> None:
@@ -82,19 +82,19 @@ def test_why_ranks_take_none_is_kept(board: GenerationState) -> None:
 def test_the_history_has_one_row_a_generation_with_the_newest_word(board: GenerationState, history: History, recorder: Recorder) -> None:
     """Ages are counted while the job trains, and go on being counted by the flow that comes next."""
     keeps = SnapshotStats(recorder, "job")
-    keeps.look(board, 0.0, training=True)
+    keeps.poll(board, 0.0, training=True)
     for step in (7, 8, 9):
         told(board, float(step), {rank: beat(step, step=step - 1, age=0.1, **COST) for rank in (0, 1)})
-        keeps.look(board, float(step), training=step < 9)
+        keeps.poll(board, float(step), training=step < 9)
     assert recorder.flush(10)
     (row,) = queries.snapshots(history, "job")
     assert (row.generation, row.at, row.step, row.age_steps, row.ages) == (3, 9.0, 8, 1, {"1": 2})
     later = SnapshotStats(recorder, "job")
-    later.adopt(row)
+    later.reattach(row)
     told(board, 12.0, {rank: beat(12, step=9, age=0.4) for rank in (0, 1)})
-    later.look(board, 12.0, training=True)
+    later.poll(board, 12.0, training=True)
     following = told(GenerationState(4, {"a": [0, 1]}), 13.0, {rank: beat(13, step=12, age=0.1) for rank in (0, 1)})
-    later.look(following, 13.0, training=True)
+    later.poll(following, 13.0, training=True)
     assert recorder.flush(10)
     assert [(one.generation, one.step, one.ages) for one in queries.snapshots(history, "job")] == [
         (3, 9, {"1": 2, "3": 1}),
@@ -108,7 +108,7 @@ def test_the_history_has_one_row_a_generation_with_the_newest_word(board: Genera
 def test_an_agent_of_an_older_version_tells_of_no_snapshots(board: GenerationState) -> None:
     """Its beats have no such fields."""
     told(board, 1.0, {rank: {**BEAT, "step": 5} for rank in (0, 1)})
-    assert age_of(board) is None
+    assert snapshot_age(board) is None
     assert row_of(board, "job", 1.0, {}) is None
 
 
@@ -118,9 +118,9 @@ def test_it_is_known_how_many_ranks_went_on_from_a_replica() -> None:
     def view(rank: int, *, path: str | None = None, replica: bool = False) -> RankState:
         return RankState(rank=rank, node="a", resumed=7, resumed_from=path, resumed_replica=replica)
 
-    assert came_back([view(0), view(1, replica=True)]) == {"source": "memory", "replicas": 1}
-    assert came_back([view(0, path="/c/step-7"), view(1, path="/c/step-7")]) == {"source": "checkpoint", "replicas": 0}
-    assert came_back([RankState(rank=0, node="a", resumed=0)]) is None
+    assert restart_facts([view(0), view(1, replica=True)]) == {"source": "memory", "replicas": 1}
+    assert restart_facts([view(0, path="/c/step-7"), view(1, path="/c/step-7")]) == {"source": "checkpoint", "replicas": 0}
+    assert restart_facts([RankState(rank=0, node="a", resumed=0)]) is None
     facts = facts_of(
         {rank: WorkerRegrouped(event="worker.regrouped", generation=2, rank=rank, source="memory", replica=rank == 0) for rank in (0, 1)},
         {},

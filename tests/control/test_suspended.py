@@ -35,10 +35,10 @@ def test_a_standby_controller_leaves_a_suspended_job_alone(holdfast_home: Path, 
     try:
         other = StandbyController(own, SPEC, BackupPrerequisites(), wanted=cluster, flow_run=FlowRun(id="second"))
         other.ahead.prepare(cluster)
-        assert other.look() is None
+        assert other.poll() is None
         same = StandbyController(own, SPEC, BackupPrerequisites(), wanted=cluster, flow_run=FlowRun(id="first"))
         same.ahead.prepare(cluster)
-        found = same.look()
+        found = same.poll()
         assert isinstance(found, Leadership)
         assert (found.job.id, found.adopted) == (job, True)
     finally:
@@ -53,7 +53,7 @@ def test_whoever_starts_a_suspended_job_again_gets_the_same_job_with_its_past(ho
     history = History.open()
     with history.session() as session:
         session.add(models.Generation(job_id=job, number=4, at=time.time(), world_size=1, ranks={"node-0": [0]}))
-        session.add(models.Step(job_id=job, generation=4, step=17, at=time.time(), seconds=0.1))
+        session.add(models.StepRecord(job_id=job, generation=4, step=17, at=time.time(), seconds=0.1))
     with steering(SPEC, cluster, flow_run=FlowRun(id="second")) as run:
         assert isinstance(run, JobController)
         assert (run.job.id, run.state, run.generations.best, run.generations.newest, run.generations.members) == (

@@ -11,7 +11,7 @@ import pytest
 from holdfast.control.agents import client
 from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.supervisor.reattach import refuse_another_version
-from holdfast.errors import NodeLost, OrderRefused, OtherVersion
+from holdfast.errors import CommandRejected, NodeLost, VersionMismatch
 from holdfast.process import is_alive
 from holdfast.protocol import connect
 from tests.agent.rig import SPEAKING, Node
@@ -35,12 +35,12 @@ def test_a_flow_of_another_version_is_refused_and_the_workers_go_on(node: Node, 
         pid = own.pid()
         monkeypatch.setattr(client, "PROTOCOL", spoken)
         other = client.AgentClient("w1", lambda: connect(node.folder / "agent.sock", seconds=30), EventQueue(), epoch=9, job="job")
-        with pytest.raises(OrderRefused) as about:
+        with pytest.raises(CommandRejected) as about:
             other.about()
-        with pytest.raises(OrderRefused, match=f"this agent speaks protocol 1, the flow {spoken}"):
+        with pytest.raises(CommandRejected, match=f"this agent speaks protocol 1, the flow {spoken}"):
             other.attach()
         other.close()
-        with pytest.raises(OtherVersion) as refused:
+        with pytest.raises(VersionMismatch) as refused:
             refuse_another_version("gpt", {"w0": NodeLost("w0", "gone"), "w1": about.value})
         for words in ("protocol 1", f"the flow {spoken}", "on w1", "It trains on", "holdfast stop gpt"):
             assert words in str(refused.value)
@@ -51,5 +51,5 @@ def test_a_flow_of_another_version_is_refused_and_the_workers_go_on(node: Node, 
 def test_other_refusals_are_no_matter_of_versions() -> None:
     """An agent of another job, or one that is gone."""
     refuse_another_version(
-        "gpt", {"w0": NodeLost("w0", "gone"), "w1": OrderRefused("w1", "attach", "held by job other"), "w2": {"agent": "a"}}
+        "gpt", {"w0": NodeLost("w0", "gone"), "w1": CommandRejected("w1", "attach", "held by job other"), "w2": {"agent": "a"}}
     )

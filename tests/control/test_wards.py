@@ -14,9 +14,9 @@ from holdfast.control.nodes.preflight import Preflight
 from holdfast.history import History, approvals, cordons
 from holdfast.history.approvals import ISOLATE, KEEP, WITHDRAWN, ApprovalAnswer
 from holdfast.history.cordons import CordonTable
-from holdfast.history.models import Job, Question
+from holdfast.history.models import ApprovalRequest, Job
 from holdfast.spec import LocalCluster
-from holdfast.spec.planned import Maintenance
+from holdfast.spec.maintenance import Maintenance
 from policies.cordons import OperatorRequest, Owner, Rules
 from policies.node_faults import NodeFault
 from policies.node_states import NodeState
@@ -37,13 +37,13 @@ def begin() -> Iterator[Begin]:
     made: list[NodeEligibility] = []
 
     def make(history: History, seconds: float = 3600.0, cluster: LocalCluster = CLUSTER) -> tuple[NodeEligibility, list[str]]:
-        remarks: list[str] = []
+        job_events: list[str] = []
         job = Job(name="gpt", spec={}, cluster={"name": "c"}, directory="", at=0.0)
-        asking = Approvals(history, job, seconds, remarks.append, lambda _event, _facts: None)
-        made.append(NodeEligibility(cluster, history, lambda: cluster.names, Owner(name="job gpt"), remarks.append, asking))
+        asking = Approvals(history, job, seconds, job_events.append, lambda _event, _facts: None)
+        made.append(NodeEligibility(cluster, history, lambda: cluster.names, Owner(name="job gpt"), job_events.append, asking))
         asking.begin()
         made[-1].begin()
-        return made[-1], remarks
+        return made[-1], job_events
 
     yield make
     for eligibility in made:
@@ -51,9 +51,9 @@ def begin() -> Iterator[Begin]:
         eligibility.approvals.close(ended=True)
 
 
-def found(node: str, *, grave: bool = True, reason: str = "gpu-off-bus: Xid 79") -> NodeFault:
+def found(node: str, *, severe: bool = True, reason: str = "gpu-off-bus: Xid 79") -> NodeFault:
     """Return what speaks against a node."""
-    return NodeFault(node=node, grave=grave, reason=reason, evidence=(reason,), seen=time.time())
+    return NodeFault(node=node, severe=severe, reason=reason, evidence=(reason,), seen=time.time())
 
 
 def state(history: History, node: str) -> NodeState | None:
@@ -69,14 +69,14 @@ def word() -> OperatorRequest:
 
 def test_what_is_found_bars_a_node_at_once_and_for_all_soon(history: History, begin: Begin) -> None:
     """A person's word lifts it for all, this job included."""
-    eligibility, remarks = begin(history)
+    eligibility, job_events = begin(history)
     assert eligibility.usable(CLUSTER.names) == CLUSTER.names
-    eligibility.accuse([found("node-1")])
+    eligibility.record_faults([found("node-1")])
     assert eligibility.usable(CLUSTER.names) == ["node-0", "node-2", "node-3"]
-    assert "job gpt" in eligibility.bars("node-1")
+    assert "job gpt" in eligibility.why_ineligible("node-1")
     wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)
-    wait_until(lambda: "(hold 1)" in eligibility.bars("node-1"), seconds=60)
-    assert remarks == ["node-1: healthy -> quarantined: gpu-off-bus: Xid 79"]
+    wait_until(lambda: "(hold 1)" in eligibility.why_ineligible("node-1"), seconds=60)
+    assert job_events == ["node-1: healthy -> quarantined: gpu-off-bus: Xid 79"]
     assert [words.partition(":")[0] for words in eligibility.left_out()] == ["node-1 is quarantined by job gpt (hold 1)"]
     assert len(eligibility.news(CLUSTER.names)) == 1
     assert eligibility.news(CLUSTER.names) == [], "told once"
@@ -86,35 +86,35 @@ def test_what_is_found_bars_a_node_at_once_and_for_all_soon(history: History, be
 
 def test_beyond_the_share_a_node_stays_out_of_this_job_and_a_person_is_asked(history: History, begin: Begin) -> None:
     """For all others it is suspect: of four nodes a program takes out one."""
-    eligibility, remarks = begin(history)
-    eligibility.accuse([found("node-1"), found("node-2")])
+    eligibility, job_events = begin(history)
+    eligibility.record_faults([found("node-1"), found("node-2")])
     wait_until(lambda: state(history, "node-2") is NodeState.SUSPECT, seconds=60)
-    assert any(one.startswith("node-2 is not quarantined for gpu-off-bus: Xid 79: 1 of the cluster's 4 node(s)") for one in remarks)
+    assert any(one.startswith("node-2 is not quarantined for gpu-off-bus: Xid 79: 1 of the cluster's 4 node(s)") for one in job_events)
     other, _ = begin(history)
-    assert (other.bars("node-2"), other.doubts("node-2")) == ("", "suspect: gpu-off-bus: Xid 79")
+    assert (other.why_ineligible("node-2"), other.why_suspect("node-2")) == ("", "suspect: gpu-off-bus: Xid 79")
     assert eligibility.usable(CLUSTER.names) == ["node-0", "node-3"]
-    assert "taken out by job gpt" in eligibility.bars("node-2")
+    assert "taken out by job gpt" in eligibility.why_ineligible("node-2")
     cordons.say(history, PLACE, "node-2", lambda node, _: readmit(node, word()), now=time.time())
-    wait_until(lambda: not eligibility.bars("node-2"), seconds=60)
+    wait_until(lambda: not eligibility.why_ineligible("node-2"), seconds=60)
 
 
-def the_question(history: History) -> Question:
+def the_question(history: History) -> ApprovalRequest:
     """Wait for the one question that is open, and return it."""
-    wait_until(lambda: approvals.still_open(history), seconds=60)
-    (found,) = approvals.still_open(history)
+    wait_until(lambda: approvals.pending_approvals(history), seconds=60)
+    (found,) = approvals.pending_approvals(history)
     return found
 
 
 def test_by_a_persons_leave_more_than_the_share_goes(history: History, begin: Begin) -> None:
     """Of two nodes that were asked about the person picks one; both are quarantined or kept by that word, and it is on record whose."""
-    eligibility, remarks = begin(history)
-    eligibility.accuse([found("node-1")])
+    eligibility, job_events = begin(history)
+    eligibility.record_faults([found("node-1")])
     wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)
-    eligibility.accuse([found("node-2"), found("node-3")])
+    eligibility.record_faults([found("node-2"), found("node-3")])
     asked = the_question(history)
     assert (asked.about, list(asked.nodes), asked.otherwise, asked.job) == ("share", ["node-2", "node-3"], KEEP, "gpt")
     assert "node-2: gpu-off-bus: Xid 79" in asked.reason
-    assert any(f"`holdfast approve {asked.number}`" in one for one in remarks)
+    assert any(f"`holdfast approve {asked.number}`" in one for one in job_events)
     assert eligibility.usable(CLUSTER.names) == ["node-0"], "what is asked about is not used meanwhile"
     approvals.reply(
         history, asked.number, ApprovalAnswer(answer=ISOLATE, picked=("node-3",), by="ann@desk", words="as I saw"), now=time.time()
@@ -122,19 +122,19 @@ def test_by_a_persons_leave_more_than_the_share_goes(history: History, begin: Be
     wait_until(lambda: state(history, "node-3") is NodeState.QUARANTINED, seconds=60)
     (hold,) = [one for one in cordons.holds(history, "c", "node-3") if one.ended_at is None]
     assert (hold.owner, hold.person, hold.reason) == ("job gpt", False, "gpu-off-bus: Xid 79 (approved by ann@desk)")
-    wait_until(lambda: not eligibility.bars("node-2"), seconds=60)
+    wait_until(lambda: not eligibility.why_ineligible("node-2"), seconds=60)
     assert state(history, "node-2") is NodeState.SUSPECT
-    with pytest.raises(approvals.AnsweredAlready, match=r"isolate node-3 by ann@desk: as I saw"):
+    with pytest.raises(approvals.AlreadyAnswered, match=r"isolate node-3 by ann@desk: as I saw"):
         approvals.reply(history, asked.number, ApprovalAnswer(answer=KEEP), now=time.time())
 
 
 def test_when_nobody_answers_programs_take_out_no_more(history: History, begin: Begin) -> None:
     """For all others the node is suspect; this job still does without it."""
-    eligibility, remarks = begin(history, seconds=0.5)
-    eligibility.accuse([found("node-1"), found("node-2")])
-    wait_until(lambda: any("nobody answered in time" in one for one in remarks), seconds=60)
+    eligibility, job_events = begin(history, seconds=0.5)
+    eligibility.record_faults([found("node-1"), found("node-2")])
+    wait_until(lambda: any("nobody answered in time" in one for one in job_events), seconds=60)
     assert state(history, "node-2") is NodeState.SUSPECT
-    assert "taken out by job gpt" in eligibility.bars("node-2")
+    assert "taken out by job gpt" in eligibility.why_ineligible("node-2")
     (asked,) = approvals.of_job(history, eligibility.approvals.job.id)
     assert (asked.answer, asked.picked, asked.by) == (KEEP, [], "")
 
@@ -142,7 +142,7 @@ def test_when_nobody_answers_programs_take_out_no_more(history: History, begin: 
 def test_a_flow_that_comes_later_takes_up_what_was_asked_and_the_jobs_end_withdraws_it(history: History, begin: Begin) -> None:
     """The answer acts though the flow that asked has died."""
     eligibility, _ = begin(history)
-    eligibility.accuse([found("node-1"), found("node-2")])
+    eligibility.record_faults([found("node-1"), found("node-2")])
     number = the_question(history).number
     eligibility.close()
     eligibility.approvals.close(ended=False)
@@ -154,7 +154,7 @@ def test_a_flow_that_comes_later_takes_up_what_was_asked_and_the_jobs_end_withdr
     heir.begin()
     approvals.reply(history, number, ApprovalAnswer(answer=ISOLATE, by="ann@desk"), now=time.time())
     wait_until(lambda: state(history, "node-2") is NodeState.QUARANTINED, seconds=60)
-    heir.accuse([found("node-3")])
+    heir.record_faults([found("node-3")])
     again = the_question(history)
     heir.close()
     after.close(ended=True)
@@ -165,13 +165,13 @@ def test_a_flow_that_comes_later_takes_up_what_was_asked_and_the_jobs_end_withdr
 def test_a_suspect_node_is_used_last(history: History, begin: Begin) -> None:
     """At once, and as long as the doubt lasts."""
     eligibility, _ = begin(history)
-    preflight = Preflight(CLUSTER, history, on=False, doubts=eligibility.doubts)
-    eligibility.accuse([found("node-0", grave=False)])
-    assert preflight.by_worth(CLUSTER.names)[-1] == "node-0"
+    preflight = Preflight(CLUSTER, history, on=False, why_suspect=eligibility.why_suspect)
+    eligibility.record_faults([found("node-0", severe=False)])
+    assert preflight.by_preference(CLUSTER.names)[-1] == "node-0"
     wait_until(lambda: state(history, "node-0") is NodeState.SUSPECT, seconds=60)
     wait_until(lambda: not eligibility._queue, seconds=60)
-    assert preflight.by_worth(CLUSTER.names)[-1] == "node-0"
-    assert preflight.against("node-0") == "suspect: gpu-off-bus: Xid 79"
+    assert preflight.by_preference(CLUSTER.names)[-1] == "node-0"
+    assert preflight.objection("node-0") == "suspect: gpu-off-bus: Xid 79"
 
 
 def test_a_node_whose_window_begins_before_the_job_could_end_comes_later_and_one_that_is_not_well_last(
@@ -183,26 +183,26 @@ def test_a_node_whose_window_begins_before_the_job_could_end_comes_later_and_one
     window = Maintenance(nodes=["node-0"], begins=begins, lasts=timedelta(hours=1), ahead=timedelta(minutes=1), reason="new fan")
     cluster = CLUSTER.model_copy(update={"maintenance": [window]})
     eligibility, _ = begin(history, cluster=cluster)
-    preflight = Preflight(cluster, history, on=False, doubts=eligibility.doubts, cut_short=eligibility.cut_short)
-    assert preflight.by_worth(cluster.names) == cluster.names
+    preflight = Preflight(cluster, history, on=False, why_suspect=eligibility.why_suspect, cut_short=eligibility.cut_short)
+    assert preflight.by_preference(cluster.names) == cluster.names
     eligibility.ends = now + 7000
-    assert preflight.by_worth(cluster.names) == cluster.names
+    assert preflight.by_preference(cluster.names) == cluster.names
     eligibility.ends = now + 7300
-    eligibility.accuse([found("node-1", grave=False)])
-    assert preflight.by_worth(cluster.names) == ["node-2", "node-3", "node-0", "node-1"]
-    assert preflight.against("node-0").startswith("new fan from ")
-    assert "begins before the job's walltime ends at" in preflight.against("node-0")
-    assert (preflight.is_sound("node-0"), preflight.is_sound("node-1")) == (True, False)
-    assert not eligibility.bars("node-0")
+    eligibility.record_faults([found("node-1", severe=False)])
+    assert preflight.by_preference(cluster.names) == ["node-2", "node-3", "node-0", "node-1"]
+    assert preflight.objection("node-0").startswith("new fan from ")
+    assert "begins before the job's walltime ends at" in preflight.objection("node-0")
+    assert (preflight.is_healthy("node-0"), preflight.is_healthy("node-1")) == (True, False)
+    assert not eligibility.why_ineligible("node-0")
 
 
 def test_a_persons_hold_is_seen_while_a_job_runs(history: History, begin: Begin) -> None:
     """And its end as well."""
     eligibility, _ = begin(history)
     cordons.say(history, PLACE, "node-3", lambda node, _: hold(node, word()), now=time.time())
-    wait_until(lambda: "held by ann@desk (hold 1): looked at it" in eligibility.bars("node-3"), seconds=60)
+    wait_until(lambda: "held by ann@desk (hold 1): looked at it" in eligibility.why_ineligible("node-3"), seconds=60)
     cordons.say(history, PLACE, "node-3", lambda node, _: release(node, word()), now=time.time())
-    wait_until(lambda: not eligibility.bars("node-3"), seconds=60)
+    wait_until(lambda: not eligibility.why_ineligible("node-3"), seconds=60)
 
 
 def test_a_history_that_is_away_changes_nothing_and_gets_it_when_it_is_back(
@@ -217,7 +217,7 @@ def test_a_history_that_is_away_changes_nothing_and_gets_it_when_it_is_back(
 
     with monkeypatch.context() as patch:
         patch.setattr("holdfast.history.cordons.say", away)
-        eligibility.accuse([found("node-1")])
+        eligibility.record_faults([found("node-1")])
         wait_until(lambda: eligibility._try.is_away, seconds=60)
         assert "node-1" not in eligibility.usable(CLUSTER.names)
     assert cordons.say is real
@@ -231,13 +231,13 @@ def test_a_drained_node_is_to_be_left_and_one_that_is_held_is_not(history: Histo
     cordons.say(history, PLACE, "node-1", lambda node, _: hold(node, word()), now=now)
     cordons.say(history, PLACE, "node-2", lambda node, _: drain(node, word(), leave_by=now + 60), now=now)
     wait_until(lambda: eligibility.usable(CLUSTER.names) == ["node-0", "node-3"], seconds=60)
-    assert eligibility.departure("node-1") is None
-    left = eligibility.departure("node-2")
+    assert eligibility.drain_of("node-1") is None
+    left = eligibility.drain_of("node-2")
     assert left is not None
     assert (left.node, left.by) == ("node-2", now + 60)
     assert left.reason.startswith("drained by ann@desk until ")
     cordons.say(history, PLACE, "node-2", lambda node, _: cancel_drain(node, word()), now=time.time())
-    wait_until(lambda: eligibility.departure("node-2") is None and not eligibility.bars("node-2"), seconds=60)
+    wait_until(lambda: eligibility.drain_of("node-2") is None and not eligibility.why_ineligible("node-2"), seconds=60)
 
 
 def test_a_node_is_to_be_left_before_its_window_and_comes_back_by_itself(history: History, begin: Begin) -> None:
@@ -249,19 +249,19 @@ def test_a_node_is_to_be_left_before_its_window_and_comes_back_by_itself(history
     cluster = LocalCluster(name="c", nodes=4, maintenance=[soon, past, later])
     eligibility, _ = begin(history, cluster=cluster)
     assert eligibility.usable(cluster.names) == ["node-0", "node-2", "node-3"]
-    assert "left out for firmware from " in eligibility.bars("node-1")
-    assert eligibility.bars("node-1").endswith("it comes back by itself")
-    left = eligibility.departure("node-1")
+    assert "left out for firmware from " in eligibility.why_ineligible("node-1")
+    assert eligibility.why_ineligible("node-1").endswith("it comes back by itself")
+    left = eligibility.drain_of("node-1")
     assert left is not None
     assert left.by == begins.timestamp()
-    assert eligibility.departure("node-3") is None
+    assert eligibility.drain_of("node-3") is None
     now = time.time()
     assert eligibility.notice("node-1", at=now, by=now + 30, why="it was told to go")
     assert not eligibility.notice("node-1", at=now, by=now + 30, why="it was told to go")
-    left = eligibility.departure("node-1")
+    left = eligibility.drain_of("node-1")
     assert left is not None
     assert left.by == now + 30
     eligibility.take_back("node-1")
-    left = eligibility.departure("node-1")
+    left = eligibility.drain_of("node-1")
     assert left is not None
     assert left.by == begins.timestamp()

@@ -6,7 +6,7 @@ from typing import Any
 
 from detectors.catalogue import Fault
 from detectors.diagnosis import see
-from detectors.evidence import AgentSilence, Evidence, HangLimits, Raised, RankProgress, WorkerExit
+from detectors.evidence import AgentUnreachable, Evidence, HangLimits, RankProgress, WorkerException, WorkerExit
 
 
 def an_end(node: str = "n0", rank: int = 0, at: float = 0.0, **facts: Any) -> WorkerExit:
@@ -22,7 +22,7 @@ def a_killed(node: str = "n0", rank: int = 0, at: float = 0.0, **facts: Any) -> 
 
 def an_error(node: str = "n0", rank: int = 0, at: float = 0.0, *, type: str = "ValueError", line: int = 3, **facts: Any) -> WorkerExit:  # noqa: A002
     """Return the end of a worker by an exception of *type* that its script raised in *line*."""
-    told = Raised(
+    told = WorkerException(
         type=type,
         message=facts.pop("message", "bad shape"),
         traceback=f'  File "train.py", line {line}, in step\n',
@@ -37,9 +37,9 @@ def an_echo(node: str = "n1", rank: int = 1, at: float = 0.1, **facts: Any) -> W
     return an_error(node, rank, at, type="RuntimeError", message="Connection closed by peer", peer_lost=True, **facts)
 
 
-def a_silence(node: str = "n0", at: float = 0.0, **facts: Any) -> AgentSilence:
+def a_silence(node: str = "n0", at: float = 0.0, **facts: Any) -> AgentUnreachable:
     """Return the silence of an agent whose node does not answer either."""
-    return AgentSilence(**{"node": node, "at": at, "why": "its connection ended", "node_answers": False, **facts})
+    return AgentUnreachable(**{"node": node, "at": at, "why": "its connection ended", "node_answers": False, **facts})
 
 
 def a_rank(node: str = "n0", step: int = 40, age: float = 0.1, **facts: Any) -> RankProgress:

@@ -11,14 +11,14 @@ import pytest
 from detectors.associations import follows_step
 from detectors.catalogue import CATALOGUE, Blame, Fault, FaultKind, RecommendedAction, kind
 from detectors.diagnosis import diagnose, see
-from detectors.evidence import LogLine, LossSample, WorkerExit
+from detectors.evidence import LogLine, Sample, WorkerExit
 from detectors.exceptions import PEER_LOST
 
 KINDS = sorted(name for name, entry in CATALOGUE.items() if not isinstance(entry.unhealthy.evidence, LogLine))
 """Kinds that the flow sees; tests/classify has those that stand in logs."""
 
 
-def kinds_seen(sample: LossSample) -> set[str]:
+def kinds_seen(sample: Sample) -> set[str]:
     """Return what is seen in *sample*; several pieces of evidence are an incident, and its root is what counts."""
     several = isinstance(sample.evidence, tuple)
     faults = see(sample.evidence if several else [sample.evidence], sample.limits)

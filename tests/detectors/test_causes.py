@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from detectors.all_kinds import CATALOGUE
-from detectors.associations import ASSOCIATIONS, PLACE, BadAssociation, Scope, follows_step, is_echo, load, traits_of
+from detectors.associations import ASSOCIATIONS, PLACE, BadAssociation, Scope, follows_step, is_secondary, load, traits_of
 from detectors.catalogue import Fault
 from detectors.causes import MOST, candidates, explained
-from detectors.diagnosis import diagnose, seconds_to_settle, see
+from detectors.diagnosis import diagnose, evidence_wait_seconds, see
 from detectors.evidence import HangLimits, LogLine
 from detectors.locations import device_of, peers_in
 from detectors.outputs import said
@@ -124,7 +124,7 @@ def test_a_multitude_of_echoes_is_one_line_of_the_verdict_and_no_burden() -> Non
     verdict = diagnose(faults, (), 250)
     assert (verdict.root.kind, len(verdict.candidates)) == ("worker-sigkill", 1)
     assert len(verdict.candidates[0].explains) == 1999 < MOST * 1999
-    assert seconds_to_settle(faults, 250) == 0.0
+    assert evidence_wait_seconds(faults, 250) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_one_that_is_accused_by_its_own_node_alone_is_not() -> None:
     """And one observer is hearsay."""
     line = "NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12"
     told = [LogLine(text=line, node="n7", rank=rank, at=rank / 10) for rank in range(3)]
-    assert "peer-blamed" not in {fault.kind for fault in diagnose(see(told, HangLimits()), (), 8).echoes}
+    assert "peer-blamed" not in {fault.kind for fault in diagnose(see(told, HangLimits()), (), 8).secondary_failures}
     told[0] = LogLine(text=line, node="n1", rank=0)
-    assert "peer-blamed" not in {fault.kind for fault in diagnose(see(told, HangLimits()), (), 8).echoes}
+    assert "peer-blamed" not in {fault.kind for fault in diagnose(see(told, HangLimits()), (), 8).secondary_failures}
 
 
 def test_last_words_are_judged_and_name_their_source() -> None:
@@ -218,4 +218,4 @@ def test_an_end_that_nothing_knows_is_kept_as_unknown_with_its_context(end: obje
 
 def test_the_families_of_echoes_and_of_what_follows_the_step_do_not_meet() -> None:
     """What tells of a loss is never the script's."""
-    assert not {name for name in CATALOGUE if is_echo(name) and follows_step(name)}
+    assert not {name for name in CATALOGUE if is_secondary(name) and follows_step(name)}

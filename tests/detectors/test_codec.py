@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from detectors.codec import Misshapen, Pool, packed, unpacked
-from detectors.evidence import Blind
+from detectors.codec import MalformedData, Pool, packed, unpacked
+from detectors.evidence import Unknown
 
 
 class Colour(StrEnum):
@@ -41,7 +41,7 @@ class Whole:
     part: Part
     colour: Colour = Colour.RED
     maybe: int | None = None
-    seen: float | Blind = 0.0
+    seen: float | Unknown = 0.0
     pair: tuple[str, int] = ("", 0)
     many: tuple[Part, ...] = ()
     names: frozenset[str] = frozenset()
@@ -53,7 +53,7 @@ PART = Part("a", 3)
 WHOLE = Whole(
     part=PART,
     maybe=4,
-    seen=Blind("no driver"),
+    seen=Unknown("no driver"),
     pair=("x", 1),
     many=(PART, Part("a", 3)),
     names=frozenset({"b", "a"}),
@@ -80,7 +80,7 @@ def test_what_is_in_the_pool_is_one_object_again() -> None:
     assert back.part is back.many[0] is PART
     assert back.many[1] is not PART
     for number in (2, -1, True, "0", {"name": "a"}):
-        with pytest.raises(Misshapen, match=r"Whole\.part: .* is the number of no Part"):
+        with pytest.raises(MalformedData, match=r"Whole\.part: .* is the number of no Part"):
             unpacked(Whole, {"part": number}, pool=pool)
 
 
@@ -103,14 +103,14 @@ def test_what_is_in_the_pool_is_one_object_again() -> None:
 )
 def test_another_form_is_refused_by_its_place(name: str, value: Any, where: str) -> None:
     """Who reads the complaint finds the field."""
-    with pytest.raises(Misshapen, match=where):
+    with pytest.raises(MalformedData, match=where):
         unpacked(Whole, {**packed(WHOLE), name: value})
 
 
 def test_numbers_that_strict_json_lacks_come_back_from_their_words() -> None:
     """The history writes them so; no other word is a number."""
     assert unpacked(Whole, {"part": {"name": ""}, "seen": "-Infinity"}).seen == float("-inf")
-    with pytest.raises(Misshapen):
+    with pytest.raises(MalformedData):
         unpacked(Whole, {"part": {"name": ""}, "seen": "1.5"})
 
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from detectors.evidence import Copies
+from detectors.evidence import ReplicaDigests
 from tests.detectors.evidence_of import seen, the_fault
 
 
-def copies(*digests: str, sums: dict[int, dict[str, int]] | None = None) -> Copies:
+def copies(*digests: str, sums: dict[int, dict[str, int]] | None = None) -> ReplicaDigests:
     """Return the digests of ranks, each on a node of its own."""
     nodes = {rank: f"n{rank}" for rank in range(len(digests))}
-    return Copies(at=7.0, step=128, nodes=nodes, digests=dict(enumerate(digests)), sums=sums or {})
+    return ReplicaDigests(at=7.0, step=128, nodes=nodes, digests=dict(enumerate(digests)), sums=sums or {})
 
 
 def test_equal_copies_are_well() -> None:

@@ -72,8 +72,8 @@ def test_the_last_words_of_sixty_four_ranks_are_read_within_seconds() -> None:
 
 def test_what_there_is_no_time_to_read_is_told() -> None:
     """Whose lines were all read is judged; the others are named."""
-    asked = iter(range(1000))
-    faults, unread = read(ends(4), lambda: next(asked) >= 7)
+    status_requested = iter(range(1000))
+    faults, unread = read(ends(4), lambda: next(status_requested) >= 7)
     assert [fault.rank for fault in faults] == [0, 1]
     assert unread == [2, 3]
     assert read(ends(2), lambda: True) == ([], [0, 1])

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.associations import follows_step, is_echo
+from detectors.associations import follows_step, is_secondary
 from detectors.catalogue import CATALOGUE, CATALOGUE_LEVELS, Blame, Fault
-from detectors.diagnosis import SILENCE_SECONDS, Before, Diagnosis, diagnose, left_unexplained, seconds_to_settle
-from detectors.evidence import Blind, CheckpointTrouble, Evidence, LogLine, Overrun, Progress, StartTrouble, WorkerStop
+from detectors.diagnosis import SILENCE_SECONDS, Diagnosis, PastFailure, diagnose, evidence_wait_seconds, unexplained_faults
+from detectors.evidence import CheckpointFailure, Evidence, LogLine, Progress, RecoveryTimeout, StartFailure, Unknown, WorkerStop
 from tests.detectors.evidence_of import a_killed, a_rank, a_silence, an_echo, an_end, an_error, seen
 
 BAD_SHAPE = "ValueError at train.py:3"
 HANGING = Progress(at=400.0, ranks={0: a_rank("n0", age=400.0), 1: a_rank("n1", age=400.0)}, step_seconds=(0.3,) * 8)
-STUCK = CheckpointTrouble(node="n0", rank=0, at=0.0, kind="checkpoint-torn", path="/ckpt/step-00000100", why="no manifest")
+STUCK = CheckpointFailure(node="n0", rank=0, at=0.0, kind="checkpoint-torn", path="/ckpt/step-00000100", why="no manifest")
 CAUSE_SECONDS = 0.5
 """Echoes from every node wait for their cause: all agents speak, so an end that caused them is on its way."""
 TWINS_SECONDS = 0.3
@@ -27,9 +27,9 @@ AWAY = SILENCE_SECONDS + 1.0
 """An echo waits for a node that says nothing at all until its silence must have been noticed."""
 
 
-def missing(node: str, number: int = errno.ENOENT) -> StartTrouble:
+def missing(node: str, number: int = errno.ENOENT) -> StartFailure:
     """Return that *node* could not start its workers."""
-    return StartTrouble(node=node, at=0.0, why="[Errno 2] No such file or directory: 'trian'", errno=number)
+    return StartFailure(node=node, at=0.0, why="[Errno 2] No such file or directory: 'trian'", errno=number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Scene:
     """Whom the root was seen on."""
     waits: float = 0.0
     """Seconds to wait for more once all of this is known."""
-    past: tuple[Before, ...] = ()
+    past: tuple[PastFailure, ...] = ()
     members: int = 2
 
     def faults(self) -> list[Fault]:
@@ -54,9 +54,9 @@ class Scene:
         return diagnose(self.faults(), self.past, self.members)
 
 
-def before(node: str | None = "n0", step: int | None = 7, signature: str = BAD_SHAPE) -> Before:
+def before(node: str | None = "n0", step: int | None = 7, signature: str = BAD_SHAPE) -> PastFailure:
     """Return a failure that was answered earlier."""
-    return Before(node=node, step=step, signature=signature)
+    return PastFailure(node=node, step=step, signature=signature)
 
 
 SCENES = {
@@ -76,7 +76,7 @@ SCENES = {
         evidence=(a_killed("n1", 1, at=0.0), a_silence("n0", at=5.0)), root="node-lost", on="node n0"
     ),
     "a node that nobody could look at": Scene(
-        evidence=(an_echo("n1", 1), a_silence("n0", node_answers=Blind("no route"))), root="node-unknown", on="node n0"
+        evidence=(an_echo("n1", 1), a_silence("n0", node_answers=Unknown("no route"))), root="node-unknown", on="node n0"
     ),
     "an agent that died with its workers": Scene(
         evidence=(an_echo("n1", 1), a_silence("n0", node_answers=True)), root="agent-lost", on="node n0"
@@ -245,7 +245,7 @@ SCENES = {
         evidence=(missing("n0", errno.EAGAIN), missing("n1", errno.EAGAIN)), root="worker-start-failed", on="node n0"
     ),
     "a recovery that takes too long": Scene(
-        evidence=(Overrun(at=200.0, action="shrink", seconds=181.0, limit=180.0, reached={0: ("n0", 1, ""), 1: ("n1", 3, "")}),),
+        evidence=(RecoveryTimeout(at=200.0, action="shrink", seconds=181.0, limit=180.0, reached={0: ("n0", 1, ""), 1: ("n1", 3, "")}),),
         root="recovery-overrun",
         on="node n0",
     ),
@@ -274,7 +274,7 @@ def test_the_order_in_which_evidence_comes_in_changes_no_verdict(name: str) -> N
 @scenes
 def test_no_longer_is_waited_than_a_verdict_needs(name: str) -> None:
     """Nothing for a root that speaks for itself, a moment for twins, longest for the cause of echoes."""
-    assert seconds_to_settle(SCENES[name].faults(), SCENES[name].members) == SCENES[name].waits
+    assert evidence_wait_seconds(SCENES[name].faults(), SCENES[name].members) == SCENES[name].waits
 
 
 @scenes
@@ -293,9 +293,9 @@ def test_every_fault_is_kept_as_root_or_echo(name: str) -> None:
     """Each verdict lists its evidence; a user's error lists what made it one, too."""
     scene = SCENES[name]
     verdict, faults = scene.verdict(), scene.faults()
-    assert all(fault in (verdict.root, *verdict.echoes) for fault in faults)
-    made = [fault for fault in (verdict.root, *verdict.echoes) if fault not in faults and fault.kind != "user-error"]
-    assert len(verdict.echoes) == len(faults) + len(made) - (verdict.root.kind != "user-error")
+    assert all(fault in (verdict.root, *verdict.secondary_failures) for fault in faults)
+    made = [fault for fault in (verdict.root, *verdict.secondary_failures) if fault not in faults and fault.kind != "user-error"]
+    assert len(verdict.secondary_failures) == len(faults) + len(made) - (verdict.root.kind != "user-error")
 
 
 def test_a_users_error_shows_the_traceback_of_the_first_that_failed() -> None:
@@ -315,12 +315,12 @@ def test_a_second_cause_is_told_as_such_and_an_echo_is_only_counted() -> None:
 def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:
     """Training went on through them; one from the same moment is counted."""
 
-    def behind(at: float) -> CheckpointTrouble:
-        return CheckpointTrouble(node="n1", rank=2, at=at, kind="replica-behind", path="/dev/shm/x", why="10 snapshots were left out")
+    def behind(at: float) -> CheckpointFailure:
+        return CheckpointFailure(node="n1", rank=2, at=at, kind="replica-behind", path="/dev/shm/x", why="10 snapshots were left out")
 
     earlier = diagnose(seen(a_killed("n0", 0, at=30.0), behind(9.0), behind(10.0)))
     assert "fault" not in earlier.reason
-    assert left_unexplained(earlier.candidates[0], CATALOGUE_LEVELS) == []
+    assert unexplained_faults(earlier.candidates[0], CATALOGUE_LEVELS) == []
     assert len(earlier.candidates[0].unexplained) == 2, "the verdict still accounts for all"
     assert diagnose(seen(a_killed("n0", 0, at=30.0), behind(9.0), behind(30.1))).reason.endswith("; 1 unrelated fault at the same time")
 
@@ -359,21 +359,21 @@ def test_a_failure_of_the_job_as_a_whole_is_no_twin_of_a_nodes() -> None:
 
 def test_what_asks_for_nothing_is_not_waited_for() -> None:
     """A checkpoint's trouble lets training go on, and nothing at all is nothing."""
-    assert seconds_to_settle([], 2) == 0.0
-    assert seconds_to_settle(seen(STUCK), 2) == 0.0
-    assert seconds_to_settle(seen(STUCK, an_echo("n0"), an_echo("n1")), 2) == CAUSE_SECONDS
+    assert evidence_wait_seconds([], 2) == 0.0
+    assert evidence_wait_seconds(seen(STUCK), 2) == 0.0
+    assert evidence_wait_seconds(seen(STUCK, an_echo("n0"), an_echo("n1")), 2) == CAUSE_SECONDS
 
 
 def test_an_echo_waits_as_long_as_the_job_lets_an_agent_be_silent() -> None:
     """The cause may be a node that fell silent just now."""
-    assert seconds_to_settle(seen(an_echo("n1")), 2, silence=20.0) == 21.0
-    assert seconds_to_settle(seen(an_echo("n1"), an_echo("n0")), 2, silence=20.0) == CAUSE_SECONDS
+    assert evidence_wait_seconds(seen(an_echo("n1")), 2, silence=20.0) == 21.0
+    assert evidence_wait_seconds(seen(an_echo("n1"), an_echo("n0")), 2, silence=20.0) == CAUSE_SECONDS
 
 
 def test_a_fault_of_no_node_is_no_word_from_one() -> None:
     """The job as a whole does not speak for a node that has said nothing."""
     faults = [*seen(an_error("n0", 0)), Fault(kind="recovery-overrun", at=0.0)]
-    assert seconds_to_settle(faults, 2) == TWINS_SECONDS
+    assert evidence_wait_seconds(faults, 2) == TWINS_SECONDS
 
 
 PIECES = [
@@ -390,8 +390,8 @@ def test_any_evidence_has_a_verdict_and_an_end_of_waiting(evidence: list[Evidenc
     """The root is no echo where there is anything else, and a node that is gone always beats what follows from it."""
     faults = seen(*evidence)
     verdict = diagnose(faults, (before(),), members)
-    assert 0.0 <= seconds_to_settle(faults, members) <= AWAY
-    assert not is_echo(verdict.root.kind) or all(is_echo(fault.kind) for fault in faults)
+    assert 0.0 <= evidence_wait_seconds(faults, members) <= AWAY
+    assert not is_secondary(verdict.root.kind) or all(is_secondary(fault.kind) for fault in faults)
     assert verdict.candidates[0].fault == verdict.root
     assert all(0.0 <= one.weight <= 1.0 for one in verdict.candidates)
     assert 0.7 <= sum(one.weight for one in verdict.candidates) <= 1.001

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from detectors.evidence import Blind, HangLimits, Raised, StartTrouble, WorkerStop
+from detectors.evidence import HangLimits, StartFailure, Unknown, WorkerException, WorkerStop
 from tests.detectors.evidence_of import an_echo, an_end, an_error, seen, the_fault
 
 TRACEBACK = """Traceback (most recent call last):
@@ -57,7 +57,7 @@ def test_an_exception_in_the_output_speaks_where_no_report_does() -> None:
 
 def test_the_same_failure_has_one_signature_however_it_was_learned() -> None:
     """A worker started warm reports what one started cold prints, and Python leaves ``__main__`` away when it prints."""
-    told = Raised(type="__main__.Boom", message="x", traceback=TRACEBACK.replace("ValueError", "Boom"))
+    told = WorkerException(type="__main__.Boom", message="x", traceback=TRACEBACK.replace("ValueError", "Boom"))
     printed = the_fault(an_end(code=1, output=TRACEBACK.replace("ValueError", "Boom")))
     assert the_fault(an_end(code=1, raised=told)).signature == printed.signature
 
@@ -70,7 +70,7 @@ def test_a_traceback_does_not_explain_a_good_end() -> None:
 
 def test_an_abort_on_the_way_out_does_not_hide_the_exception() -> None:
     """Threads of torch that are torn down often abort after the report; other signals came from outside."""
-    raised = Raised(type="ValueError", message="bad shape")
+    raised = WorkerException(type="ValueError", message="bad shape")
     assert the_fault(an_end(signal=int(signal.SIGABRT), raised=raised)).kind == "worker-exception"
     assert the_fault(an_end(signal=int(signal.SIGKILL), raised=raised)).kind == "worker-sigkill"
 
@@ -120,7 +120,7 @@ def test_a_quote_is_one_line_and_short() -> None:
 
 def test_an_exception_without_a_traceback_is_still_one() -> None:
     """Its place is not known, its output is the detail."""
-    fault = the_fault(an_end(code=1, raised=Raised(type="ValueError", message="x"), output="the tail"))
+    fault = the_fault(an_end(code=1, raised=WorkerException(type="ValueError", message="x"), output="the tail"))
     assert (fault.signature, fault.detail) == ("ValueError at ?", "the tail")
 
 
@@ -176,7 +176,7 @@ def test_a_kill_with_no_trace_in_the_kernels_log_is_a_kill_from_outside() -> Non
 
 def test_a_kernel_log_that_could_not_be_read_is_said_and_nothing_made_of_it() -> None:
     """Blind is neither an out-of-memory kill nor the proof that there was none."""
-    fault = the_fault(an_end(signal=9, oom=Blind("/dev/kmsg: Operation not permitted")))
+    fault = the_fault(an_end(signal=9, oom=Unknown("/dev/kmsg: Operation not permitted")))
     assert fault.kind == "worker-sigkill"
     assert "whether memory ran out is not known: /dev/kmsg: Operation not permitted" in fault.quote
 
@@ -208,7 +208,7 @@ def test_a_stopped_worker_is_a_fault_from_its_grace_on(seconds: float, kinds: li
 )
 def test_a_command_that_cannot_run_is_told_from_a_node_that_cannot_start_it(number: int | None, why: str, kind: str) -> None:
     """One is mended in the job or in a mount, the other by leaving the node."""
-    fault = the_fault(StartTrouble(node="n0", at=1.0, why=why, errno=number))
+    fault = the_fault(StartFailure(node="n0", at=1.0, why=why, errno=number))
     assert (fault.kind, fault.quote, fault.subject) == (kind, why, "node n0")
 
 

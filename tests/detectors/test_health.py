@@ -7,15 +7,15 @@ import dataclasses
 import pytest
 
 from detectors.catalogue import CATALOGUE
-from detectors.evidence import NOT_ASKED, Blind
+from detectors.evidence import NOT_REQUESTED, Unknown
 from detectors.findings import HOUR, Look, grown, growths
 from detectors.gpu_readings import Gpu, GpuReading
-from detectors.health import JUDGES, blind_spots, judge
+from detectors.health import JUDGES, judge, unknown_signals
 from detectors.readings import CounterGrowth, NodeReading
 from detectors.thresholds import THRESHOLDS
 
 PARTS = {field.name for field in dataclasses.fields(NodeReading)} - {"node", "at"}
-DARK = Blind("nobody could look")
+DARK = Unknown("nobody could look")
 
 
 def test_every_part_of_a_look_has_a_judge() -> None:
@@ -59,7 +59,7 @@ def test_a_fault_that_lasts_is_known_again(name: str) -> None:
 @pytest.mark.parametrize(
     ("before", "now", "expected"), [(3, 5, 2), (5, 5, 0), (5, 2, 2), (None, 5, None), (DARK, 5, None), (5, DARK, None)]
 )
-def test_what_a_counter_grew_by(before: int | Blind | None, now: int | Blind, expected: int | None) -> None:
+def test_what_a_counter_grew_by(before: int | Unknown | None, now: int | Unknown, expected: int | None) -> None:
     """One that is smaller than before began anew."""
     assert grown(before, now) == expected
 
@@ -80,8 +80,8 @@ def test_a_few_errors_in_a_short_time_make_no_rate(seconds: float, growth: int, 
 
 def test_what_was_not_seen_is_told_by_its_place() -> None:
     """What nobody asked for is no blind spot."""
-    gpus = GpuReading(on_bus=(), driver_version=DARK, gpus=(Gpu(index=3, bus="0000:18:00.0", rows=DARK, heat=NOT_ASKED),))
-    assert list(blind_spots(NodeReading(node="n0", at=0.0, gpus=gpus, clock=DARK))) == [
+    gpus = GpuReading(on_bus=(), driver_version=DARK, gpus=(Gpu(index=3, bus="0000:18:00.0", rows=DARK, heat=NOT_REQUESTED),))
+    assert list(unknown_signals(NodeReading(node="n0", at=0.0, gpus=gpus, clock=DARK))) == [
         ("gpus.driver_version", DARK.why),
         ("gpus.gpus[3].rows", DARK.why),
         ("clock", DARK.why),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from detectors.catalogue import CATALOGUE, CATALOGUE_LEVELS, Fault, Levels, RecommendedAction
-from detectors.diagnosis import diagnose, seconds_to_settle
+from detectors.diagnosis import diagnose, evidence_wait_seconds
 
 STRAGGLER = Fault(kind="straggler-gpu", at=0.0, node="n0", rank=0)
 KILL = Fault(kind="worker-sigkill", at=40.0, node="n1", rank=1)
@@ -25,5 +25,5 @@ def test_a_kind_that_is_made_to_act_may_be_the_root() -> None:
 
 def test_nobody_waits_for_the_cause_of_what_asks_for_nothing() -> None:
     """An echo that is only recorded needs no cause."""
-    assert seconds_to_settle([ECHO], 2) > 0.0
-    assert seconds_to_settle([ECHO], 2, levels=Levels(changed={"worker-peer-lost": RecommendedAction.RECORD})) == 0.0
+    assert evidence_wait_seconds([ECHO], 2) > 0.0
+    assert evidence_wait_seconds([ECHO], 2, levels=Levels(changed={"worker-peer-lost": RecommendedAction.RECORD})) == 0.0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from detectors.evidence import BadLoss, LossHistory, SameState
+from detectors.evidence import FrozenParameters, LossHistory, NonFiniteLoss
 from tests.detectors.evidence_of import seen, the_fault
 
 Curve = Callable[[random.Random, int], float]
@@ -89,7 +89,9 @@ def test_a_loss_that_always_came_in_runs_must_stand_for_much_longer() -> None:
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_no_number_is_told_with_rank_and_step(loss: float) -> None:
     """And with what there is to go back to."""
-    fault = the_fault(BadLoss(node="n1", rank=3, at=5.0, step=77, loss=loss, alone=True, good="the newest checkpoint is that of step 50"))
+    fault = the_fault(
+        NonFiniteLoss(node="n1", rank=3, at=5.0, step=77, loss=loss, alone=True, good="the newest checkpoint is that of step 50")
+    )
     assert (fault.kind, fault.rank, fault.node, fault.step) == ("loss-not-finite", 3, "n1", 77)
     assert "at step 77, on this rank alone; the newest checkpoint is that of step 50" in fault.quote
 
@@ -107,7 +109,7 @@ def test_a_loss_that_does_not_become_a_number_again_is_lost() -> None:
 
 def test_parameters_that_never_change_are_a_zombie() -> None:
     """Two checks may fall into one accumulation of gradients."""
-    assert seen(SameState(at=0.0, node="n0", rank=0, steps=(16, 32))) == []
-    fault = the_fault(SameState(at=0.0, node="n0", rank=0, steps=(16, 32, 48)))
+    assert seen(FrozenParameters(at=0.0, node="n0", rank=0, steps=(16, 32))) == []
+    fault = the_fault(FrozenParameters(at=0.0, node="n0", rank=0, steps=(16, 32, 48)))
     assert (fault.kind, fault.rank) == ("job-zombie", 0)
     assert "no parameter has changed from step 16 to step 48" in fault.quote

@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from detectors.evidence import StepPace, StepPaces, StepTimes
+from detectors.evidence import StepBreakdown, StepBreakdowns, StepTimes
 from detectors.stragglers import cost_of
 from tests.detectors.evidence_of import seen, the_fault
 
@@ -23,7 +23,7 @@ class Job:
     def __init__(self, work: Mapping[int, float], *, roles: Sequence[Sequence[int]] = (), jitter: float = 0.1, seed: int = 1) -> None:
         self.work, self.talk, self.data = dict(work), dict.fromkeys(work, 0.02), dict.fromkeys(work, 0.0)
         self.roles = tuple(tuple(role) for role in roles)
-        self.blocks: dict[int, list[StepPace]] = {rank: [] for rank in work}
+        self.blocks: dict[int, list[StepBreakdown]] = {rank: [] for rank in work}
         self.times: list[tuple[int, float]] = []
         self.jitter, self.noise = jitter, random.Random(seed)
 
@@ -34,10 +34,10 @@ class Job:
             for rank, paces in self.blocks.items():
                 told = [step[rank] for step in steps]
                 own, talk, data = (median(getattr(one, name) for one in told) for name in ("own", "talk", "data"))
-                paces.append(StepPace(own=own, talk=talk, data=data))
+                paces.append(StepBreakdown(own=own, talk=talk, data=data))
         return self
 
-    def step(self) -> dict[int, StepPace]:
+    def step(self) -> dict[int, StepBreakdown]:
         """Return how each rank spent one step: noise is uneven, and now and then a rank is held up for long."""
         own = {rank: seconds * math.exp(abs(self.noise.gauss(0.0, self.jitter))) for rank, seconds in self.work.items()}
         for rank in own:
@@ -46,14 +46,14 @@ class Job:
         arrives = {rank: own[rank] + self.data[rank] for rank in own}
         last = max(arrives.values())
         self.times.append((len(self.times) + 1, last + max(self.talk.values())))
-        return {rank: StepPace(own=own[rank], talk=last - arrives[rank] + self.talk[rank], data=self.data[rank]) for rank in own}
+        return {rank: StepBreakdown(own=own[rank], talk=last - arrives[rank] + self.talk[rank], data=self.data[rank]) for rank in own}
 
-    def paces(self) -> StepPaces:
+    def paces(self) -> StepBreakdowns:
         """Return what the flow would hand to the detectors now."""
         first = {rank: tuple(paces[1:9]) for rank, paces in self.blocks.items()}
         recent = {rank: tuple(paces[1:][-16:]) for rank, paces in self.blocks.items()}
         nodes = {rank: f"n{rank // 2}" for rank in self.work}
-        return StepPaces(at=0.0, step=len(self.times), nodes=nodes, first=first, blocks=recent, roles=self.roles)
+        return StepBreakdowns(at=0.0, step=len(self.times), nodes=nodes, first=first, blocks=recent, roles=self.roles)
 
     def step_times(self) -> StepTimes:
         """Return the times of its steps, as the flow would hand them over."""
@@ -103,9 +103,9 @@ def test_a_straggler_from_the_first_step_is_named_by_its_peers() -> None:
 
 def test_a_rank_that_nobody_waits_for_holds_nobody_up() -> None:
     """The last stage has more to do, and the others have as much to wait for elsewhere."""
-    paces = {0: StepPace(own=0.3, talk=0.02), 1: StepPace(own=0.42, talk=0.3), 2: StepPace(own=0.3, talk=0.02)}
+    paces = {0: StepBreakdown(own=0.3, talk=0.02), 1: StepBreakdown(own=0.42, talk=0.3), 2: StepBreakdown(own=0.3, talk=0.02)}
     blocks = {rank: (pace,) * 9 for rank, pace in paces.items()}
-    assert seen(StepPaces(at=0.0, step=90, nodes=dict.fromkeys(paces, "n0"), first=blocks, blocks=blocks, roles=((0, 1, 2),))) == []
+    assert seen(StepBreakdowns(at=0.0, step=90, nodes=dict.fromkeys(paces, "n0"), first=blocks, blocks=blocks, roles=((0, 1, 2),))) == []
 
 
 def test_a_few_slow_steps_are_no_straggler() -> None:
@@ -165,8 +165,8 @@ def test_what_a_straggler_costs_is_what_the_others_wait_for_it() -> None:
     idle = cost_of(slow.paces(), 1)
     assert idle is not None
     assert idle[1] == 0.0
-    paces = {rank: StepPace(own=0.3, talk=0.3 if rank else 0.05, data=0.0 if rank else 0.25) for rank in range(3)}
+    paces = {rank: StepBreakdown(own=0.3, talk=0.3 if rank else 0.05, data=0.0 if rank else 0.25) for rank in range(3)}
     blocks = {rank: (pace,) * 9 for rank, pace in paces.items()}
-    late = StepPaces(at=0.0, step=90, nodes=dict.fromkeys(paces, "n0"), first=blocks, blocks=blocks, roles=((0, 1, 2),))
+    late = StepBreakdowns(at=0.0, step=90, nodes=dict.fromkeys(paces, "n0"), first=blocks, blocks=blocks, roles=((0, 1, 2),))
     assert cost_of(late, 0) == pytest.approx((0.6, 0.25))
     assert cost_of(late, 7) is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.evidence import HangLimits, Overrun, Progress, RankProgress
+from detectors.evidence import HangLimits, Progress, RankProgress, RecoveryTimeout
 from detectors.progress import WINDOW, hang_limit, pause_in, pause_in_words, suspect
 from tests.detectors.evidence_of import a_rank, seen, the_fault
 
@@ -19,7 +19,7 @@ STEPS = st.lists(DURATIONS, min_size=1, max_size=2 * WINDOW).map(tuple)
 LIMITS = st.builds(HangLimits, least=st.floats(0.1, 100.0), factor=st.floats(1.0, 20.0))
 
 
-def standing(*ages: float, steps: tuple[float, ...] = STEADY, since_start: float = 0.0) -> Progress:
+def status(*ages: float, steps: tuple[float, ...] = STEADY, since_start: float = 0.0) -> Progress:
     """Return the progress of ranks on a node each, of *ages*."""
     ranks = {rank: a_rank(f"n{rank}", age=age) for rank, age in enumerate(ages)}
     return Progress(at=100.0, ranks=ranks, step_seconds=steps, since_start=since_start)
@@ -68,7 +68,7 @@ def test_noisy_but_healthy_steps_never_raise_an_alarm(base: float, noise: list[f
     steps = [base * factor for factor in noise]
     for at in range(1, len(steps)):
         ages = [steps[at] * (1 + rank / 100) for rank in range(ranks)]
-        assert seen(standing(*ages, steps=tuple(steps[:at]))) == []
+        assert seen(status(*ages, steps=tuple(steps[:at]))) == []
 
 
 @given(STEPS, LIMITS, st.floats(1e-3, 100.0))
@@ -76,20 +76,20 @@ def test_an_alarm_comes_just_beyond_the_limit_and_not_at_it(steps: tuple[float, 
     """Every rank has to be quiet for so long; the quote says the limit."""
     limit = hang_limit(steps, limits)
     quick = {"least": limits.least, "factor": limits.factor, "timeout": 0.1}
-    assert seen(standing(limit, limit + more, steps=steps), **quick) == []
-    fault = the_fault(standing(limit * 1.001 + more, limit * 1.002 + more, steps=steps), **quick)
+    assert seen(status(limit, limit + more, steps=steps), **quick) == []
+    fault = the_fault(status(limit * 1.001 + more, limit * 1.002 + more, steps=steps), **quick)
     assert fault.kind == "job-hang"
     assert f"(limit {limit:.1f} s)" in fault.quote
 
 
 def test_one_quiet_rank_among_advancing_ones_is_no_hang() -> None:
     """It may be waiting for its turn, and when it holds the others up they soon are quiet too."""
-    assert seen(standing(900.0, 0.1)) == []
+    assert seen(status(900.0, 0.1)) == []
 
 
 def test_a_hang_begins_with_the_last_sign_of_progress() -> None:
     """Detection is measured from there."""
-    assert the_fault(standing(901.0, 905.0)).at == 100.0 - 901.0
+    assert the_fault(status(901.0, 905.0)).at == 100.0 - 901.0
 
 
 @given(st.floats(0.0, 5000.0), st.floats(0.0, 5000.0), st.floats(0.0, 1e5), st.booleans())
@@ -119,14 +119,14 @@ def test_a_rank_that_evaluates_or_finishes_holds_no_alarm_against_the_others(sec
 
 def test_before_the_first_step_the_limit_is_that_of_the_first_step() -> None:
     """Compilation and downloads take longer than any step."""
-    assert seen(standing(1800.0, 1800.0, steps=(), since_start=1800.0)) == []
-    fault = the_fault(standing(1801.0, 1802.0, steps=(), since_start=1802.0))
+    assert seen(status(1800.0, 1800.0, steps=(), since_start=1800.0)) == []
+    fault = the_fault(status(1801.0, 1802.0, steps=(), since_start=1802.0))
     assert (fault.kind, fault.at) == ("job-never-stepped", 100.0 - 1801.0)
 
 
 def test_a_long_section_before_the_first_step_is_not_held_against_it() -> None:
     """Forty minutes of declared compilation end, and the first step may still take its time."""
-    assert seen(standing(5.0, 5.0, steps=(), since_start=2400.0)) == []
+    assert seen(status(5.0, 5.0, steps=(), since_start=2400.0)) == []
 
 
 def test_nothing_is_said_while_nothing_is_known() -> None:
@@ -169,24 +169,24 @@ RECORDED = {
 @pytest.mark.parametrize("ages", RECORDED.values(), ids=list(RECORDED))
 def test_a_pause_of_a_hundred_steps_is_told_of_and_no_fault(ages: tuple[float, ...]) -> None:
     """Nobody declared it: the job is given minutes, whatever the ranks that wait say of the one that does not come."""
-    for asked in (False, True):
-        quiet = replace(standing(*ages), asked=asked)
+    for status_requested in (False, True):
+        quiet = replace(status(*ages), status_requested=status_requested)
         assert seen(quiet) == []
         assert pause_in(quiet, HangLimits()) == ages[0]
         assert "It counts as a hang after 300 s (`limits.hang_timeout`)" in pause_in_words(quiet, HangLimits())
-    assert pause_in(standing(1.9, 1.9), HangLimits()) == 0.0
+    assert pause_in(status(1.9, 1.9), HangLimits()) == 0.0
 
 
 def test_a_job_that_went_on_after_a_long_pause_is_given_longer() -> None:
     """Three times the longest pause, where that is more than the limit; a shorter one changes nothing."""
-    assert the_fault(replace(standing(301.0), longest_pause=90.0)).kind == "job-hang"
-    assert seen(replace(standing(1190.0), longest_pause=400.0)) == []
-    assert "(limit 1200.0 s)" in the_fault(replace(standing(1201.0), longest_pause=400.0)).quote
+    assert the_fault(replace(status(301.0), longest_pause=90.0)).kind == "job-hang"
+    assert seen(replace(status(1190.0), longest_pause=400.0)) == []
+    assert "(limit 1200.0 s)" in the_fault(replace(status(1201.0), longest_pause=400.0)).quote
 
 
 def test_the_limit_of_a_person_who_is_in_a_hurry_counts() -> None:
     """Two seconds without a step, nothing proven."""
-    assert the_fault(standing(9.0, 12.0), timeout=2.0).kind == "job-hang"
+    assert the_fault(status(9.0, 12.0), timeout=2.0).kind == "job-hang"
 
 
 def test_ranks_that_outlive_others_are_given_time_since_the_last_sign_of_life() -> None:
@@ -238,9 +238,9 @@ def test_a_silent_script_blames_the_rank_that_is_stuck() -> None:
     assert the_fault(silent(61.0, process="D"), output_silence=60.0).node == "n1"
 
 
-def overrun(*reached: tuple[str, int, str], seconds: float = 121.0) -> Overrun:
+def overrun(*reached: tuple[str, int, str], seconds: float = 121.0) -> RecoveryTimeout:
     """Return a recovery in which ranks came so far."""
-    return Overrun(at=500.0, action="replace-node", seconds=seconds, limit=120.0, reached=dict(enumerate(reached)))
+    return RecoveryTimeout(at=500.0, action="replace-node", seconds=seconds, limit=120.0, reached=dict(enumerate(reached)))
 
 
 def test_a_recovery_within_its_deadline_is_no_fault() -> None:

@@ -11,8 +11,8 @@ from typing import Any, Final
 import pytest
 
 from detectors.catalogue import Fault
-from detectors.diagnosis import Before, Diagnosis, diagnose, see
-from detectors.evidence import CheckpointTrouble, HangLimits, LogLine, Progress, StartTrouble
+from detectors.diagnosis import Diagnosis, PastFailure, diagnose, see
+from detectors.evidence import CheckpointFailure, HangLimits, LogLine, Progress, StartFailure
 from detectors.gpu_readings import Xid, XidEvent
 from detectors.outputs import said
 from policies.escalation import Case
@@ -41,8 +41,8 @@ MAKE: Final[dict[str, Callable[..., Any]]] = {
     "xid": lambda node, at, **xid: XidEvent(node=node, at=at, xid=Xid(**xid)),
     "silent": lambda node, at, answers: a_silence(node, at, node_answers=answers),
     "hang": hang,
-    "start": lambda node, at, errno: StartTrouble(node=node, at=at, why="[Errno 2] No such file or directory: 'trian'", errno=errno),
-    "checkpoint": lambda **facts: CheckpointTrouble(path="/ckpt/step-00000200", **facts),
+    "start": lambda node, at, errno: StartFailure(node=node, at=at, why="[Errno 2] No such file or directory: 'trian'", errno=errno),
+    "checkpoint": lambda **facts: CheckpointFailure(path="/ckpt/step-00000200", **facts),
     "fault": lambda kind, **facts: Fault(kind=kind, signature=kind, **facts),
 }
 """What each word of the file stands for."""
@@ -57,9 +57,9 @@ def faults_of(name: str) -> list[Fault]:
     return [*see(evidence, HangLimits()), *told, *said(evidence)]
 
 
-def verdict_on(name: str, faults: list[Fault]) -> Diagnosis:
+def assess_health(name: str, faults: list[Fault]) -> Diagnosis:
     """Return the verdict on a scenario."""
-    past = tuple(Before(signature=one["kind"], **one) for one in SCENARIOS[name].get("past", ()))
+    past = tuple(PastFailure(signature=one["kind"], **one) for one in SCENARIOS[name].get("past", ()))
     members = SCENARIOS[name]["members"]
     ranks = {f"rank {one['rank']}": one["node"] for one in SCENARIOS[name]["evidence"] if "rank" in one and "node" in one}
     places = {f"n{number}": f"n{number}" for number in range(members)} | ranks
@@ -69,7 +69,7 @@ def verdict_on(name: str, faults: list[Fault]) -> Diagnosis:
 @scenarios
 def test_the_root_is_the_one_that_a_person_would_name(name: str) -> None:
     """By its kind, or by its family where several kinds say the same; and on its node."""
-    scene, root = SCENARIOS[name], verdict_on(name, faults_of(name)).root
+    scene, root = SCENARIOS[name], assess_health(name, faults_of(name)).root
     assert root.kind in scene.get("root_in", [scene.get("root", root.kind)])
     assert root.entry.component == scene.get("root_component", root.entry.component)
     assert {"root", "root_in", "root_component"} & scene.keys(), "the scenario expects nothing"
@@ -81,16 +81,16 @@ def test_the_root_is_the_one_that_a_person_would_name(name: str) -> None:
 @scenarios
 def test_what_follows_is_told_from_what_does_not(name: str) -> None:
     """The echoes are explained by the root; a second cause, and noise, are not."""
-    scene, first = SCENARIOS[name], verdict_on(name, faults_of(name)).candidates[0]
+    scene, first = SCENARIOS[name], assess_health(name, faults_of(name)).candidates[0]
     follow = {fault.kind for fault in (*first.explains, *first.evidence)}
-    assert set(scene["echoes"]) <= follow
+    assert set(scene["secondary_failures"]) <= follow
     assert set(scene.get("beside", ())) <= {fault.kind for fault in first.unexplained}
 
 
 @scenarios
 def test_competing_explanations_are_kept_with_their_weight(name: str) -> None:
     """Behind the root, lighter than it; all weights are shares of one."""
-    scene, verdict = SCENARIOS[name], verdict_on(name, faults_of(name))
+    scene, verdict = SCENARIOS[name], assess_health(name, faults_of(name))
     first, *others = verdict.candidates
     assert first.fault == verdict.root
     assert set(scene["competing"]) <= {one.fault.kind for one in others}
@@ -102,7 +102,7 @@ def test_competing_explanations_are_kept_with_their_weight(name: str) -> None:
 def test_a_verdict_lists_its_evidence_with_time_and_source(name: str) -> None:
     """Each explanation says by what it was seen, when and by whom; no fault of the incident is left out by the root's."""
     faults = faults_of(name)
-    verdict = verdict_on(name, faults)
+    verdict = assess_health(name, faults)
     for one in verdict.candidates:
         assert one.evidence
         assert all(fault.source and fault.quote for fault in one.evidence)
@@ -116,7 +116,7 @@ def test_a_verdict_lists_its_evidence_with_time_and_source(name: str) -> None:
 def test_the_node_that_is_sick_is_the_one_that_leaves(name: str) -> None:
     """Whoever's process died first; and no node leaves for what another one did to it, or what all share."""
     members = tuple(f"n{number}" for number in range(SCENARIOS[name]["members"]))
-    case = Case(now=0.0, diagnosis=verdict_on(name, faults_of(name)), members=members, least=len(members))
+    case = Case(now=0.0, diagnosis=assess_health(name, faults_of(name)), members=members, least=len(members))
     assert list(case.unfit) == SCENARIOS[name]["leave"]
 
 
@@ -124,10 +124,10 @@ def test_the_node_that_is_sick_is_the_one_that_leaves(name: str) -> None:
 def test_the_order_in_which_evidence_comes_in_changes_no_verdict(name: str) -> None:
     """Agents speak over connections of their own."""
     faults, dice = faults_of(name), random.Random(7)
-    verdict = verdict_on(name, faults)
+    verdict = assess_health(name, faults)
     for _ in range(8):
         dice.shuffle(faults)
-        again = verdict_on(name, faults)
+        again = assess_health(name, faults)
         assert (again.root.kind, again.root.subject, again.root.at) == (verdict.root.kind, verdict.root.subject, verdict.root.at)
         assert [one.weight for one in again.candidates] == [one.weight for one in verdict.candidates]
 

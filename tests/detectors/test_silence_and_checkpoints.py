@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from detectors.catalogue import RecommendedAction
-from detectors.evidence import Blind, CheckpointTrouble
+from detectors.evidence import CheckpointFailure, Unknown
 from tests.detectors.evidence_of import a_silence, seen, the_fault
 
 
@@ -14,10 +14,10 @@ from tests.detectors.evidence_of import a_silence, seen, the_fault
     [
         (True, "agent-lost", RecommendedAction.RESTART_PROCESS),
         (False, "node-lost", RecommendedAction.EVICT_NOW),
-        (Blind("the probe timed out"), "node-unknown", RecommendedAction.EVICT_NOW),
+        (Unknown("the probe timed out"), "node-unknown", RecommendedAction.EVICT_NOW),
     ],
 )
-def test_a_second_look_tells_a_dead_agent_from_a_dead_node(answers: bool | Blind, kind: str, level: RecommendedAction) -> None:  # noqa: FBT001
+def test_a_second_look_tells_a_dead_agent_from_a_dead_node(answers: bool | Unknown, kind: str, level: RecommendedAction) -> None:  # noqa: FBT001
     """A node that answers keeps its ranks; one that nobody could look at is not called lost, but cannot be used either."""
     fault = the_fault(a_silence(node_answers=answers, step=7))
     assert (fault.kind, fault.entry.level, fault.node, fault.step) == (kind, level, "n0", 7)
@@ -26,20 +26,20 @@ def test_a_second_look_tells_a_dead_agent_from_a_dead_node(answers: bool | Blind
 
 def test_a_probe_that_could_not_run_is_quoted() -> None:
     """Not seen is never healthy, and never dead."""
-    quote = the_fault(a_silence(node_answers=Blind("the probe timed out"))).quote
+    quote = the_fault(a_silence(node_answers=Unknown("the probe timed out"))).quote
     assert "could not be seen (the probe timed out)" in quote
     assert "does not answer" not in quote
 
 
-@pytest.mark.parametrize("answers", [True, False, Blind("nobody looked")])
-def test_an_agent_that_speaks_is_no_fault_whatever_the_probe_says(answers: bool | Blind) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("answers", [True, False, Unknown("nobody looked")])
+def test_an_agent_that_speaks_is_no_fault_whatever_the_probe_says(answers: bool | Unknown) -> None:  # noqa: FBT001
     """Two signals have to agree before a node is left."""
     assert seen(a_silence(why="", node_answers=answers)) == []
 
 
-def trouble(kind: str, why: str = "[Errno 28] No space left on device") -> CheckpointTrouble:
+def trouble(kind: str, why: str = "[Errno 28] No space left on device") -> CheckpointFailure:
     """Return what rank 0 said about the checkpoint of step 100."""
-    return CheckpointTrouble(node="n0", rank=0, at=1.0, kind=kind, path="/ckpt/step-00000100", why=why, step=100)
+    return CheckpointFailure(node="n0", rank=0, at=1.0, kind=kind, path="/ckpt/step-00000100", why=why, step=100)
 
 
 @pytest.mark.parametrize("kind", ["checkpoint-corrupt", "checkpoint-torn", "checkpoint-disk-full", "checkpoint-read-only"])

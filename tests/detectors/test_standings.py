@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from detectors.evidence import InGroup, InWork, Progress, RankProgress, RankStatus
+from detectors.evidence import GroupProgress, PendingOperation, Progress, RankProgress, RankStatus
 from detectors.hang_analysis import explain, operations
 from tests.detectors.evidence_of import seen, the_fault
 
 STEADY = (0.3,) * 8
 
 
-def work(number: int, name: str = "allreduce", *, way: str = "", size: int = 64, seconds: float = 4.2) -> InWork:
+def work(number: int, name: str = "allreduce", *, way: str = "", size: int = 64, seconds: float = 4.2) -> PendingOperation:
     """Return an operation in work."""
-    return InWork(way=way, number=number, name=name, size=size, kind="float32", seconds=seconds)
+    return PendingOperation(way=way, number=number, name=name, size=size, kind="float32", seconds=seconds)
 
 
-def member(*pending: InWork, ranks: tuple[int, ...] = (0, 1, 2), name: str = "dp", **counts: Any) -> InGroup:
+def member(*pending: PendingOperation, ranks: tuple[int, ...] = (0, 1, 2), name: str = "dp", **counts: Any) -> GroupProgress:
     """Return how far a rank is in a group: as far as what it has in work, unless *counts* (``all``, ``to_1``, ``from_1``) say more."""
     told = {"all": "", **{f"to_{rank}": f"send>{rank}" for rank in range(4)}, **{f"from_{rank}": f"recv<{rank}" for rank in range(4)}}
     begun = {one.way: one.number for one in pending} | {told[way]: number for way, number in counts.items()}
-    return InGroup(name=name, ranks=ranks, counts=begun, pending=pending)
+    return GroupProgress(name=name, ranks=ranks, counts=begun, pending=pending)
 
 
-def standing(*groups: InGroup, waits: str = "", place: str = "train.py:31 in load") -> RankStatus:
+def status(*groups: GroupProgress, waits: str = "", place: str = "train.py:31 in load") -> RankStatus:
     """Return where a rank stands."""
     return RankStatus(waits=waits, seconds=4.2 if waits else 0.0, groups=groups, place=place)
 
@@ -34,22 +34,22 @@ def standing(*groups: InGroup, waits: str = "", place: str = "train.py:31 in loa
 def ranks(*standings: RankStatus | None, age: float = 900.0, process: str = "S") -> dict[int, RankProgress]:
     """Return ranks that stand like this, each on a node of its own; one without a standing did not answer."""
     return {
-        rank: RankProgress(node=f"node-{rank}", step=40, age=age, standing=one, process=process if one is None else "S")
+        rank: RankProgress(node=f"node-{rank}", step=40, age=age, status=one, process=process if one is None else "S")
         for rank, one in enumerate(standings)
     }
 
 
 def quiet(*standings: RankStatus | None, **facts: object) -> Progress:
     """Return a job that has been quiet for long, whose ranks stand like this."""
-    return Progress(at=100.0, ranks=ranks(*standings, **facts), step_seconds=STEADY, asked=True)  # type: ignore[arg-type]
+    return Progress(at=100.0, ranks=ranks(*standings, **facts), step_seconds=STEADY, status_requested=True)  # type: ignore[arg-type]
 
 
-WAITS = standing(member(work(812)), waits="gradients")
+WAITS = status(member(work(812)), waits="gradients")
 
 
 def test_the_rank_that_did_not_arrive_is_named_with_the_collective_and_where_it_stands() -> None:
     """The words are those that a person needs: who, where, at what, who waits, and in which line."""
-    fault = the_fault(quiet(WAITS, standing(member(all=811)), WAITS))
+    fault = the_fault(quiet(WAITS, status(member(all=811)), WAITS))
     assert (fault.kind, fault.rank, fault.node, fault.step) == ("job-hang", 1, "node-1", 40)
     assert fault.quote.startswith(
         "rank 1 on node-1 did not arrive at allreduce #812 of group dp (ranks 0, 2 wait since 4.2 s); rank 1 stands at train.py:31 in load"
@@ -67,9 +67,9 @@ def test_a_rank_that_does_not_answer_is_the_culprit_with_what_the_kernel_says() 
 def test_a_chain_of_waits_ends_at_its_cause() -> None:
     """Rank 0 waits for rank 1 in one group, rank 1 for rank 2 in another: rank 2 is it, although nobody else waits for it."""
     pair, other = {"ranks": (0, 1), "name": "a"}, {"ranks": (1, 2), "name": "b"}
-    first = standing(member(work(5), **pair), waits="collective")  # type: ignore[arg-type]
-    second = standing(member(**pair, all=4), member(work(7), **other), waits="collective")  # type: ignore[arg-type]
-    third = standing(member(**other, all=6))  # type: ignore[arg-type]
+    first = status(member(work(5), **pair), waits="collective")  # type: ignore[arg-type]
+    second = status(member(**pair, all=4), member(work(7), **other), waits="collective")  # type: ignore[arg-type]
+    third = status(member(**other, all=6))  # type: ignore[arg-type]
     finding = explain(ranks(first, second, third))
     assert finding is not None
     assert (finding.kind, finding.rank) == ("", 2)
@@ -77,8 +77,8 @@ def test_a_chain_of_waits_ends_at_its_cause() -> None:
 
 def test_a_stage_that_waits_for_what_was_not_sent_names_the_sender() -> None:
     """Receives are compared with the sends of the other end, not with the group's collectives."""
-    waits = standing(member(work(3, "recv", way="recv<1"), from_1=3), waits="pipeline")
-    finding = explain(ranks(waits, standing(member(to_0=2)), waits_for(1)))
+    waits = status(member(work(3, "recv", way="recv<1"), from_1=3), waits="pipeline")
+    finding = explain(ranks(waits, status(member(to_0=2)), waits_for(1)))
     assert finding is not None
     assert finding.rank == 1
     assert "recv #3 of group dp (from rank 1)" in finding.quote
@@ -86,19 +86,19 @@ def test_a_stage_that_waits_for_what_was_not_sent_names_the_sender() -> None:
 
 def waits_for(rank: int) -> RankStatus:
     """Return a rank that waits for something that *rank* has not sent."""
-    return standing(member(work(1, "recv", way=f"recv<{rank}")), waits="pipeline")
+    return status(member(work(1, "recv", way=f"recv<{rank}")), waits="pipeline")
 
 
 def test_what_was_sent_and_never_waited_for_is_no_wait() -> None:
     """The other end has taken it: the sender may be anywhere since."""
-    sender = standing(member(work(2, "send", way="send>1")))
-    assert explain(ranks(sender, standing(member(from_0=2)), standing(member()))) is None
+    sender = status(member(work(2, "send", way="send>1")))
+    assert explain(ranks(sender, status(member(from_0=2)), status(member()))) is None
 
 
 def test_ranks_that_have_voted_wait_for_those_that_have_not() -> None:
     """The vote does not go through a group."""
-    voted = standing(member(all=9), waits="vote")
-    finding = explain(ranks(voted, voted, standing(member(all=9), place="train.py:90 in save")))
+    voted = status(member(all=9), waits="vote")
+    finding = explain(ranks(voted, voted, status(member(all=9), place="train.py:90 in save")))
     assert finding is not None
     assert finding.rank == 2
     assert "the vote on the step" in finding.quote
@@ -106,7 +106,7 @@ def test_ranks_that_have_voted_wait_for_those_that_have_not() -> None:
 
 def test_several_that_did_not_arrive_are_all_told() -> None:
     """One is accused, the others are named."""
-    late = standing(member(all=811))
+    late = status(member(all=811))
     finding = explain(ranks(WAITS, late, late))
     assert finding is not None
     assert finding.rank == 1
@@ -115,7 +115,7 @@ def test_several_that_did_not_arrive_are_all_told() -> None:
 
 def test_another_operation_under_the_same_number_is_the_scripts_mistake() -> None:
     """The odd one out is named; both sides are shown with their sizes."""
-    odd = standing(member(work(812, "broadcast", size=4)), waits="collective", place="train.py:50 in eval")
+    odd = status(member(work(812, "broadcast", size=4)), waits="collective", place="train.py:50 in eval")
     fault = the_fault(quiet(WAITS, WAITS, odd))
     assert (fault.kind, fault.rank) == ("collective-mismatch", 2)
     assert "rank 2 entered broadcast of 4 float32 values as #812 of group dp where ranks 0, 1 entered allreduce of 64" in fault.quote
@@ -123,23 +123,23 @@ def test_another_operation_under_the_same_number_is_the_scripts_mistake() -> Non
 
 def test_another_size_under_the_same_number_is_a_mistake_where_sizes_must_agree() -> None:
     """An all-gather of uneven parts is none."""
-    fault = the_fault(quiet(WAITS, standing(member(work(812, size=65)), waits="gradients"), WAITS))
+    fault = the_fault(quiet(WAITS, status(member(work(812, size=65)), waits="gradients"), WAITS))
     assert (fault.kind, fault.rank) == ("collective-mismatch", 1)
-    uneven = [standing(member(work(5, "allgather", size=size)), waits="shards") for size in (8, 8, 7)]
+    uneven = [status(member(work(5, "allgather", size=size)), waits="shards") for size in (8, 8, 7)]
     assert the_fault(quiet(*uneven)).kind == "collective-stuck"
 
 
 def test_two_that_disagree_have_no_majority() -> None:
     """Nobody is accused."""
-    mine, other = (standing(member(work(3, name), ranks=(0, 1))) for name in ("allreduce", "broadcast"))
+    mine, other = (status(member(work(3, name), ranks=(0, 1))) for name in ("allreduce", "broadcast"))
     fault = the_fault(quiet(mine, other))
     assert (fault.kind, fault.rank, fault.node) == ("collective-mismatch", None, None)
 
 
 def test_ranks_that_wait_for_each_other_in_different_groups_are_a_deadlock() -> None:
     """Nobody is waited for who does not wait: the circle is told, step by step."""
-    one = standing(member(work(3), ranks=(0, 1), name="a"), member(ranks=(0, 1), name="b", all=5))
-    other = standing(member(ranks=(0, 1), name="a", all=2), member(work(6), ranks=(0, 1), name="b"))
+    one = status(member(work(3), ranks=(0, 1), name="a"), member(ranks=(0, 1), name="b", all=5))
+    other = status(member(ranks=(0, 1), name="a", all=2), member(work(6), ranks=(0, 1), name="b"))
     fault = the_fault(quiet(one, other))
     assert (fault.kind, fault.rank) == ("collective-deadlock", None)
     assert "rank 0 waits at allreduce #3 of group a for rank 1; rank 1 waits at allreduce #6 of group b for rank 0" in fault.quote
@@ -148,7 +148,7 @@ def test_ranks_that_wait_for_each_other_in_different_groups_are_a_deadlock() -> 
 def test_a_collective_that_all_have_come_to_is_held_by_what_lies_between() -> None:
     """Only once it has taken a while: all may have come this very moment."""
     assert the_fault(quiet(WAITS, WAITS, WAITS)).kind == "collective-stuck"
-    fresh = standing(member(work(812, seconds=0.2)), waits="gradients")
+    fresh = status(member(work(812, seconds=0.2)), waits="gradients")
     assert the_fault(quiet(fresh, fresh, fresh)).kind == "job-hang"
 
 
@@ -178,7 +178,7 @@ def test_where_the_standings_say_nothing_the_first_suspect_is_named_as_before() 
 
 def test_a_culprit_that_is_known_spares_the_time_to_react_and_no_more() -> None:
     """The limit is 2 s: what is known is answered a quarter of a second before, what is not only after it."""
-    late = standing(member(all=811))
+    late = status(member(all=811))
     assert seen(quiet(WAITS, late, WAITS, age=1.7), timeout=2.0) == []
     assert the_fault(quiet(WAITS, late, WAITS, age=1.8), timeout=2.0).rank == 1
     assert seen(quiet(late, late, late, age=1.99), timeout=2.0) == []
@@ -186,25 +186,25 @@ def test_a_culprit_that_is_known_spares_the_time_to_react_and_no_more() -> None:
 
 def test_a_long_step_in_which_operations_begin_is_no_hang() -> None:
     """Until it has taken several limits: a loop that never ends begins operations too."""
-    late = standing(member(all=811))
+    late = status(member(all=811))
     for age, faults in ((4.0, 0), (9.9, 0), (10.1, 1)):
-        progress = Progress(at=100.0, ranks=ranks(WAITS, late, WAITS, age=age), step_seconds=STEADY, moved=0.5, asked=True)
+        progress = Progress(at=100.0, ranks=ranks(WAITS, late, WAITS, age=age), step_seconds=STEADY, moved=0.5, status_requested=True)
         assert len(seen(progress, timeout=2.0)) == faults
-    stale = Progress(at=100.0, ranks=ranks(WAITS, late, WAITS, age=4.0), step_seconds=STEADY, moved=2.1, asked=True)
+    stale = Progress(at=100.0, ranks=ranks(WAITS, late, WAITS, age=4.0), step_seconds=STEADY, moved=2.1, status_requested=True)
     assert len(seen(stale, timeout=2.0)) == 1
 
 
 def test_a_declared_section_is_not_judged_by_where_ranks_stand() -> None:
     """Rank 1 evaluates; the others wait for it as they should."""
-    held = ranks(WAITS, standing(member(all=811)), WAITS, age=600.0)
-    held[1] = RankProgress(node="node-1", step=40, age=600.0, section="evaluation", standing=held[1].standing)
-    assert seen(Progress(at=100.0, ranks=held, step_seconds=STEADY, asked=True)) == []
+    held = ranks(WAITS, status(member(all=811)), WAITS, age=600.0)
+    held[1] = RankProgress(node="node-1", step=40, age=600.0, section="evaluation", status=held[1].status)
+    assert seen(Progress(at=100.0, ranks=held, step_seconds=STEADY, status_requested=True)) == []
 
 
 def test_a_first_step_that_does_not_come_names_its_culprit_too() -> None:
     """The limit is that of the first step."""
-    late = standing(member(all=0))
-    fault = the_fault(Progress(at=0.0, ranks=ranks(WAITS, late, WAITS, age=1900.0), since_start=1900.0, asked=True))
+    late = status(member(all=0))
+    fault = the_fault(Progress(at=0.0, ranks=ranks(WAITS, late, WAITS, age=1900.0), since_start=1900.0, status_requested=True))
     assert (fault.kind, fault.rank) == ("job-never-stepped", 1)
 
 
@@ -215,7 +215,7 @@ def test_a_ring_of_stages_names_the_one_that_stopped(culprit: int) -> None:
     for rank in range(4):
         before, sent = (rank - 1) % 4, {f"to_{(rank + 1) % 4}": 1}
         pending = [] if rank == culprit else [work(2, "recv", way=f"recv<{before}")]
-        held.append(standing(member(*pending, ranks=(0, 1, 2, 3), name="pp", **sent)))
+        held.append(status(member(*pending, ranks=(0, 1, 2, 3), name="pp", **sent)))
     finding = explain(ranks(*held))
     assert finding is not None
     assert (finding.kind, finding.rank) == ("", culprit)
@@ -223,20 +223,20 @@ def test_a_ring_of_stages_names_the_one_that_stopped(culprit: int) -> None:
 
 def test_two_looks_differ_as_soon_as_an_operation_begins() -> None:
     """What has only gone on waiting is the same."""
-    looks = [[standing(member(work(number, seconds=seconds)))] for number, seconds in ((7, 0.1), (7, 3.0), (8, 0.0))]
+    looks = [[status(member(work(number, seconds=seconds)))] for number, seconds in ((7, 0.1), (7, 3.0), (8, 0.0))]
     same = [operations(one) == operations(other) for one, other in pairwise(looks)]
     assert same == [True, False]
 
 
-EVALUATES = standing(member(all=811), place="train.py:88 in evaluate")
+EVALUATES = status(member(all=811), place="train.py:88 in evaluate")
 HURRY = [
     ("rank 0 evaluates", quiet(EVALUATES, WAITS, WAITS, age=30.0), None),
     ("rank 0 is stopped", quiet(None, WAITS, WAITS, age=30.0, process="T"), "job-hang"),
     ("rank 0 answers nothing: it holds the interpreter's lock, or saves", quiet(None, WAITS, WAITS, age=30.0, process="D"), None),
-    ("another collective", quiet(standing(member(work(812, "broadcast"))), WAITS, WAITS, age=30.0), "collective-mismatch"),
-    ("another collective since a moment", quiet(standing(member(work(812, "broadcast", seconds=0.1))), WAITS, WAITS, age=30.0), None),
+    ("another collective", quiet(status(member(work(812, "broadcast"))), WAITS, WAITS, age=30.0), "collective-mismatch"),
+    ("another collective since a moment", quiet(status(member(work(812, "broadcast", seconds=0.1))), WAITS, WAITS, age=30.0), None),
     ("all have come", quiet(WAITS, WAITS, WAITS, age=30.0), "collective-stuck"),
-    ("all have come just now", quiet(*[standing(member(work(812, seconds=1.2)), waits="gradients")] * 3, age=30.0), None),
+    ("all have come just now", quiet(*[status(member(work(812, seconds=1.2)), waits="gradients")] * 3, age=30.0), None),
 ]
 
 

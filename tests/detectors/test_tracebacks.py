@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.evidence import Raised
+from detectors.evidence import WorkerException
 from detectors.tracebacks import aborted_for_lost_peer, places_in, raised_in, tells_of_lost_peer
-from holdfast.peer_error_patterns import PEER_GONE
+from holdfast.peer_error_patterns import PEER_LOST_ERROR
 from holdfast.runtime import peer_errors
-from holdfast.runtime.groups.control_tree import PeerGone
+from holdfast.runtime.groups.control_tree import PeerConnectionLost
 
 PLAIN = """Traceback (most recent call last):
   File "/job/train.py", line 12, in <module>
@@ -27,7 +27,7 @@ ValueError: bad shape
 """
 
 
-def read(output: str) -> Raised:
+def read(output: str) -> WorkerException:
     """Return the exception in *output*."""
     found = raised_in(output)
     assert found is not None
@@ -235,9 +235,9 @@ def test_what_was_printed_is_judged_as_the_runtime_judges_what_was_raised(name: 
 
 def test_the_error_of_our_own_groups_is_a_lost_peer_raised_or_printed() -> None:
     """It is recognised by its name alone, which must be the one that the class has."""
-    assert f"{PeerGone.__module__}.{PeerGone.__name__}" == PEER_GONE
-    assert peer_errors.is_peer_loss(PeerGone(1, "no connection came about within 20 s"))
-    assert tells_of_lost_peer(PEER_GONE, "the connection to rank 1 ended")
+    assert f"{PeerConnectionLost.__module__}.{PeerConnectionLost.__name__}" == PEER_LOST_ERROR
+    assert peer_errors.is_peer_loss(PeerConnectionLost(1, "no connection came about within 20 s"))
+    assert tells_of_lost_peer(PEER_LOST_ERROR, "the connection to rank 1 ended")
 
 
 def test_an_error_that_was_raised_from_a_lost_peer_is_one() -> None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as some
 from holdfast.control.agents.answers import complaint
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.event_queue import EventQueue
-from holdfast.control.checkpoints.final_checkpoint import HeldSnapshots
+from holdfast.control.checkpoints.final_checkpoint import NodeSnapshots
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.event_table import EVENTS
-from holdfast.errors import OrderRefused
+from holdfast.errors import CommandRejected
 from holdfast.history import queries
 from holdfast.protocol import decode, encode
 from tests.control.bare_controller import bare_controller
@@ -28,15 +28,15 @@ MEMBERSHIP: Final = {"a": [0], "b": [1]}
 NAMES: Final = sorted(EVENTS)
 BEAT: Final[Message] = {
     "step": 5, "age": 0.1, "section": None, "section_limit": None, "managed": True, "process": "S", "wait": "", "output_age": 0.3,
-    "snapshot": {"step": 4}, "paces": [[1, 0.1, 0.1, 0.0]], "checks": [{"step": 5, "digest": "d", "piece": "p"}], "replica": None,
+    "snapshot": {"step": 4}, "paces": [[1, 0.1, 0.1, 0.0]], "checks": [{"step": 5, "digest": "d", "shard": "p"}], "replica": None,
 }  # fmt: skip
 FACTS: Final[Message] = {
     "at": 5.0, "generation": 1, "rank": 0, "id": 0, "pid": 7, "step": 5, "until": 9, "code": None, "signal": 9, "ended": 5.0,
     "seconds": 0.5, "size": 10, "why": "w", "path": "/p", "name": "n", "kind": "checkpoint-damaged", "group": "g", "output": "",
     "oom": None, "oom_blind": None, "finished": False, "ordered": False, "raised": None, "errno": 5, "loss": 0.5,
     "steps": [[5, 5.0, 0.1, 0.5]], "ranks": {"0": BEAT}, "said": {}, "events": [], "roles": [[0, 1]], "copies": [],
-    "seen_at": 5.0, "part": "p", "quote": "q", "source": "s", "over": 1, "grew": {},
-    "for_generation": 2, "peer": "h:9", "on": [0], "tapes": "/t", "heartbeat": False, "replica": False, "grouped": True, "calls": 1,
+    "seen_at": 5.0, "part": "p", "quote": "q", "source": "s", "over": 1, "counter_increases": {},
+    "for_generation": 2, "peer": "h:9", "on": [0], "recordings": "/t", "heartbeat": False, "replica": False, "grouped": True, "calls": 1,
 }  # fmt: skip
 """All that any event carries, as an agent may say it."""
 ABOUT: Final[Message] = {
@@ -87,7 +87,7 @@ def test_whatever_an_agent_tells_the_flow_goes_on_and_can_judge(run: JobControll
     """What was believed can be explained, and goes into the history."""
     hears(run, ("a", {"event": name, **facts}))
     run.faults.all()
-    run.checkpoints.snapshots.look(run.generations.state, 5.0, training=True)
+    run.checkpoints.snapshots.poll(run.generations.state, 5.0, training=True)
     run.generations.begin(1, dict(MEMBERSHIP), rank_table=run.generations.rank_table)
 
 
@@ -97,7 +97,7 @@ def test_no_node_speaks_for_the_ranks_of_another(run: JobController, name: str, 
     """Beats, ends and exceptions of a rank are believed from its own agent alone."""
     before = repr(run.generations.state.ranks[1]), list(run.generations.state.evidence)
     if name.startswith("worker."):
-        hears(run, ("a", {"event": name, **facts, "rank": 1}), ("a", {"event": "beats", "generation": 1, "ranks": {"1": BEAT}}))
+        hears(run, ("a", {"event": name, **facts, "rank": 1}), ("a", {"event": "heartbeats", "generation": 1, "ranks": {"1": BEAT}}))
         assert (repr(run.generations.state.ranks[1]), run.generations.state.evidence) == before
         run.generations.begin(1, dict(MEMBERSHIP), rank_table=run.generations.rank_table)
 
@@ -121,7 +121,7 @@ def test_nonsense_is_told_once_and_sense_is_heard_after_it(run: JobController) -
         hears(run, ("b", {"event": "worker.hello", "generation": 1, **rank}))
     assert run.generations.state.ranks[1].hello
     assert run.recorder.flush(10.0)
-    assert len([one for one in queries.remarks(run.history, run.job.id) if "the agent of b sent an invalid event" in one.text]) == 1
+    assert len([one for one in queries.job_events(run.history, run.job.id) if "the agent of b sent an invalid event" in one.text]) == 1
 
 
 @SOCKETS
@@ -151,7 +151,7 @@ READ: Final[dict[str, Callable[[Message], object]]] = {
     "prepare": lambda told: int((told.get("memory") or {}).get("port") or 0),
     "port": lambda told: int(told["port"]),
     "stored": lambda told: [
-        HeldSnapshots(node="a", **{name: one[name] for name in ANSWERED["stored"]["snapshots"][0]}) for one in told["snapshots"]
+        NodeSnapshots(node="a", **{name: one[name] for name in ANSWERED["stored"]["snapshots"][0]}) for one in told["snapshots"]
     ],
     "living": lambda told: {rank for rank in told["ranks"] if told["generation"] == 1},
     "token": lambda told: str(told["token"]),
@@ -169,8 +169,8 @@ def agent() -> Iterator[tuple[AgentClient, dict[str, Message]]]:
     def serve() -> None:
         with theirs, theirs.makefile("rb") as lines:
             for line in lines:
-                order = decode(line)
-                theirs.sendall(encode({"ok": True, **answers[order["do"]], "re": order["id"]}))
+                send_command = decode(line)
+                theirs.sendall(encode({"ok": True, **answers[send_command["do"]], "re": send_command["id"]}))
 
     serving = threading.Thread(target=serve)
     serving.start()
@@ -191,11 +191,11 @@ def test_an_answer_to_an_order_can_be_read_or_is_the_nodes_trouble(
     channel, answers = agent
     verb, facts = told
     answers[verb] = ANSWERED[verb]
-    assert READ[verb](channel.order(verb, seconds=60.0))
+    assert READ[verb](channel.send_command(verb, seconds=60.0))
     answers[verb] = facts
     try:
-        answer = channel.order(verb, seconds=60.0)
-    except OrderRefused as refused:
+        answer = channel.send_command(verb, seconds=60.0)
+    except CommandRejected as refused:
         answer, why = ANSWERED[verb], str(refused)
     else:
         why = "makes no sense"

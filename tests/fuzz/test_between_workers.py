@@ -108,7 +108,7 @@ def test_a_stranger_cannot_have_megabytes_kept(server: tuple[KvServer, KvStore])
 def test_more_strangers_than_there_is_room_for_shut_nobody_out(server: tuple[KvServer, KvStore], monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go; who knows the token comes in among them."""
     made, mine = server
-    monkeypatch.setattr(kv_store, "MOST_STRANGERS", 20)
+    monkeypatch.setattr(kv_store, "MAX_UNAUTHENTICATED", 20)
     with contextlib.ExitStack() as lines:
         idle = [lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=20)) for _ in range(60)]
         late = KvStore("127.0.0.1", made.port, TOKEN, LONG)
@@ -129,14 +129,14 @@ def test_strangers_are_hung_up_on_though_nobody_else_comes(server: tuple[KvServe
     serves(mine)
 
 
-@pytest.mark.parametrize("of", ["store", "desk"])
+@pytest.mark.parametrize("of", ["store", "acceptor"])
 def test_many_strangers_cost_a_training_process_no_threads_and_few_descriptors(
-    of: str, server: tuple[KvServer, KvStore], desk: PeerAcceptor, monkeypatch: pytest.MonkeyPatch
+    of: str, server: tuple[KvServer, KvStore], acceptor: PeerAcceptor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They come at once and stay; a moment later there are few of them, long before the time for a hello is over."""
     for one in (kv_store, control_tree):
         monkeypatch.setattr(one, "HELLO_SECONDS", 1000.0)
-    made, most = (server[0], kv_store.MOST_STRANGERS) if of == "store" else (desk, control_tree.MOST_STRANGERS)
+    made, most = (server[0], kv_store.MAX_UNAUTHENTICATED) if of == "store" else (acceptor, control_tree.MAX_UNAUTHENTICATED)
     threads, seen = threading.active_count(), list[int]()
 
     def few() -> bool:
@@ -149,27 +149,27 @@ def test_many_strangers_cost_a_training_process_no_threads_and_few_descriptors(
             assert len(made._strangers) <= BURST + 1
         wait_until(few, seconds=20)
         assert max(seen) <= threads
-    (serves(server[1]) if of == "store" else lets_in(desk, 5))
+    (serves(server[1]) if of == "store" else lets_in(acceptor, 5))
 
 
 # -- the desk -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def desk() -> Iterator[PeerAcceptor]:
+def acceptor() -> Iterator[PeerAcceptor]:
     """Give a desk at which other ranks knock."""
     made = PeerAcceptor(TOKEN)
     yield made
     made.close()
 
 
-def lets_in(desk: PeerAcceptor, incarnation: int) -> None:
+def lets_in(acceptor: PeerAcceptor, incarnation: int) -> None:
     """Tell that the desk lets a rank in."""
-    with call(("127.0.0.1", desk.port), TOKEN, 3, incarnation) as line:
+    with call(("127.0.0.1", acceptor.port), TOKEN, 3, incarnation) as line:
         found: list[socket.socket] = []
 
         def there() -> bool:
-            if (one := desk.fetch(3, incarnation)) is not None:
+            if (one := acceptor.fetch(3, incarnation)) is not None:
                 found.append(one)
             return bool(found)
 
@@ -190,11 +190,11 @@ HELLOS: Final = some.dictionaries(some.sampled_from(("token", "rank", "incarnati
 
 @given(data=some.binary(max_size=80) | HELLOS | mutated(knock(json.dumps({"token": TOKEN, "rank": 1, "incarnation": 1}).encode())))
 @SOCKETS
-def test_whatever_knocks_at_a_desk_the_next_rank_is_let_in(desk: PeerAcceptor, data: bytes) -> None:
+def test_whatever_knocks_at_a_desk_the_next_rank_is_let_in(acceptor: PeerAcceptor, data: bytes) -> None:
     """And no thread ends with a traceback, which pytest would make an error of."""
-    with socket.create_connection(("127.0.0.1", desk.port), timeout=20) as line:
+    with socket.create_connection(("127.0.0.1", acceptor.port), timeout=20) as line:
         line.sendall(data)  # where it is a hello after all, the desk keeps the line
-    lets_in(desk, 1)
+    lets_in(acceptor, 1)
 
 
 @pytest.mark.parametrize(
@@ -207,24 +207,24 @@ def test_whatever_knocks_at_a_desk_the_next_rank_is_let_in(desk: PeerAcceptor, d
     ],
     ids=["deep", "deep token", "infinite", "list"],
 )
-def test_a_hello_that_nobody_thought_of_is_hung_up_on(desk: PeerAcceptor, body: bytes) -> None:
+def test_a_hello_that_nobody_thought_of_is_hung_up_on(acceptor: PeerAcceptor, body: bytes) -> None:
     """Nesting up to the interpreter's limit, numbers that are none."""
-    assert speak(desk.port, knock(body)) == b""
-    lets_in(desk, 2)
+    assert speak(acceptor.port, knock(body)) == b""
+    lets_in(acceptor, 2)
 
 
-def test_who_says_a_byte_now_and_then_is_hung_up_on(desk: PeerAcceptor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_says_a_byte_now_and_then_is_hung_up_on(acceptor: PeerAcceptor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hello has its time as a whole, not each byte of it; and a desk full of them lets the next rank in."""
     monkeypatch.setattr(control_tree, "HELLO_SECONDS", 1.0)
-    monkeypatch.setattr(control_tree, "MOST_STRANGERS", 10)
+    monkeypatch.setattr(control_tree, "MAX_UNAUTHENTICATED", 10)
     with contextlib.ExitStack() as lines:
-        slow = [lines.enter_context(socket.create_connection(("127.0.0.1", desk.port), timeout=20)) for _ in range(30)]
-        lets_in(desk, 3)
+        slow = [lines.enter_context(socket.create_connection(("127.0.0.1", acceptor.port), timeout=20)) for _ in range(30)]
+        lets_in(acceptor, 3)
 
         def gone() -> bool:
             with contextlib.suppress(ConnectionError):
                 slow[-1].sendall(b"\0")
-            return not desk._strangers
+            return not acceptor._strangers
 
         wait_until(gone, seconds=30)
-    lets_in(desk, 4)
+    lets_in(acceptor, 4)

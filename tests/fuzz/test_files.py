@@ -77,7 +77,7 @@ def test_a_file_of_any_bytes_is_read_or_refused_with_words(tmp_path: Path, data:
 @SOCKETS
 def test_a_journal_that_the_disk_has_damaged_is_told_as_far_as_it_is_whole(tmp_path: Path, change: bytes, place: int) -> None:
     """Every line that is told is a message with its number; numbers grow; what is in memory is told in any case."""
-    path = tmp_path / "journal.jsonl"
+    path = tmp_path / "event-log.jsonl"
     event_log = EventLog(path, remembered=3)
     for number in range(8):
         event_log.add({"event": "steps", "number": number}, milestone=number == 1)
@@ -93,14 +93,14 @@ def test_a_journal_that_the_disk_has_damaged_is_told_as_far_as_it_is_whole(tmp_p
 def test_what_a_crash_left_beside_a_job_is_taken_in_as_far_as_it_is_whole(tmp_path: Path) -> None:
     """Lines of any kind: those that are no change go to a file of their own, the history stays usable."""
     history = History.open(f"sqlite:///{tmp_path / 'history.db'}")
-    spill = tmp_path / "spill.jsonl"
+    outbox_path = tmp_path / "spill.jsonl"
 
     @given(lines=some.lists(some.binary(max_size=40) | ANYTHING.map(lambda one: json.dumps(one).encode()), max_size=4))
     @SOCKETS
     def absorbed(lines: list[bytes]) -> None:
-        spill.write_bytes(b"\n".join(lines))
-        assert absorb(history, spill) == 0
-        assert not spill.exists()
+        outbox_path.write_bytes(b"\n".join(lines))
+        assert absorb(history, outbox_path) == 0
+        assert not outbox_path.exists()
 
     absorbed()
     history.close()

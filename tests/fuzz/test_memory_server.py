@@ -117,5 +117,5 @@ def test_an_index_of_any_kind_is_read_or_refused(index: object) -> None:
     head = json.dumps(index).encode()
     tail = struct.pack("<QQ", 8, len(head)) + struct.pack("<Q", 0) + head
     label = replace(label_of(9, b"x"), tail=len(tail), digest=hashlib.sha256(tail).hexdigest())
-    with contextlib.suppress(shared_memory.Unusable):
+    with contextlib.suppress(shared_memory.UnusableSnapshot):
         shared_memory.parse_tail(tail, label)

@@ -52,7 +52,7 @@ def test_collectives_go_through_the_library_of_their_device(device: str) -> None
             0,
             1,
             way=BuildOptions(devices=devices, timeout=LONG, host="127.0.0.1", first=turn == 0),
-            gave_up=lambda: False,
+            is_cancelled=lambda: False,
         )
         before = group.give(inner, {0: turn})
         if before is not None:
@@ -60,17 +60,17 @@ def test_collectives_go_through_the_library_of_their_device(device: str) -> None
         here = torch.full((4,), 3.0, device=device)
         group.allreduce([here]).wait()
         assert here.tolist() == [3.0] * 4
-        assert not group.attempt.lost
+        assert not group.transaction.lost
     group.abandon("over")
     there = torch.ones(4, device=device)
     group.allreduce([there]).wait()
     assert there.tolist() == [1.0] * 4
-    assert group.attempt.lost
+    assert group.transaction.lost
 
 
 def _move(rank: int, port: int, folder: str, device: str) -> None:
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=60))
-    inner = build(store, "pair", rank, 2, way=BuildOptions(devices=("cpu",), timeout=LONG, host="127.0.0.1"), gave_up=lambda: False)
+    inner = build(store, "pair", rank, 2, way=BuildOptions(devices=("cpu",), timeout=LONG, host="127.0.0.1"), is_cancelled=lambda: False)
     torch.manual_seed(1)
     images = torch.randn(2, 3, 5, 7, device=device).to(memory_format=torch.channels_last)
     tensors = [
@@ -116,8 +116,8 @@ def test_an_optimizer_that_counts_on_its_device_goes_on_there(device: str, setti
             model(torch.ones(2, 4, device=device)).sum().backward()
             optimizer.step()
         trainings.append(Training(model=model, optimizers=[optimizer]))
-    tensors, rest = trainings[0].moving()
-    trainings[1].settle(rest, {key: one.clone() for key, one in tensors.items()})
+    tensors, rest = trainings[0].transferable_state()
+    trainings[1].load_state(rest, {key: one.clone() for key, one in tensors.items()})
     told = []
     for one in trainings:
         one.optimizers[0].zero_grad()

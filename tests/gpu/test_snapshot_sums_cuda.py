@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.memstore.shared_memory import CUT, Snapshot, Unusable, labels, word_sum
+from holdfast.memstore.shared_memory import SLICE_BYTES, Snapshot, UnusableSnapshot, labels, word_sum
 from holdfast.runtime.snapshots.checksum import device_sum
 from tests.runtime.trainer import FIRST, Trainer
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 STEP = FIRST + 2
 
 
-@pytest.mark.parametrize("size", [5, 4096, CUT - 3, CUT])
+@pytest.mark.parametrize("size", [5, 4096, SLICE_BYTES - 3, SLICE_BYTES])
 def test_the_device_sums_what_it_holds(size: int) -> None:
     """As the host would."""
     data = torch.randint(0, 256, (size + 3,), dtype=torch.uint8)
@@ -35,5 +35,5 @@ def test_a_sum_is_that_of_the_source_and_not_of_the_copy(tmp_path: Path, monkeyp
         trainer.to(STEP)
     assert labels(tmp_path)
     for path in labels(tmp_path):
-        with Snapshot(path) as one, pytest.raises(Unusable, match="was changed in memory"):
+        with Snapshot(path) as one, pytest.raises(UnusableSnapshot, match="was changed in memory"):
             one.verify()

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.errors import HoldfastError, JobAlreadyRunning
-from holdfast.history import History, LeaseKeeper, queries, take
+from holdfast.history import History, LeaseRenewer, queries, take
 from holdfast.history.cordons import CordonTable
 from holdfast.history.cordons import say as say_of
 from policies import quarantine as acts
-from policies.cordons import Answer, Changed, Node, OperatorRequest, Owner, QuarantineLimits, Rules
+from policies.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner, QuarantineLimits, Rules
 from tests.history.rows import a_job, a_step
 
 ROOT: Final = Path(__file__).parents[2]
@@ -124,7 +124,7 @@ def hold_lease(url: str, job_id: str, job_name: str) -> None:
     """Take a lease, keep it until told, then release it; say when it is lost."""
     history = History.open(url)
     lease = take(history, a_job(job_name, id=job_id), holder="child")
-    with LeaseKeeper(history, lease, lambda taker: say(f"lost to {taker}")):
+    with LeaseRenewer(history, lease, lambda taker: say(f"lost to {taker}")):
         say(lease.epoch)
         sys.stdin.readline()
     say("released")
@@ -174,7 +174,7 @@ def speak_of_nodes(url: str, name: str, rounds: str) -> None:
     def out(node: Node, ward: QuarantineLimits) -> Answer:
         nonlocal most
         answer = acts.quarantine(node, OperatorRequest(owner=program, reason="unhealthy", at=time.time()), ward)
-        if isinstance(answer, Changed):
+        if isinstance(answer, CordonChanged):
             most = max(most, ward.isolated + 1)
         return answer
 

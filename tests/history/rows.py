@@ -9,21 +9,21 @@ from sqlmodel import col, select
 
 from holdfast.history import (
     Checkpoint,
-    Decision,
-    Fault,
+    DecisionRecord,
+    FaultRecord,
     Generation,
     History,
     Incident,
     Job,
-    Move,
-    NodeMove,
-    NodeVerdict,
+    JobEvent,
+    JobTransition,
+    NodeHealthChange,
+    NodeStatusChange,
     Phase,
-    Remark,
     Request,
-    ServiceMove,
+    ServiceTransition,
     Snapshots,
-    Step,
+    StepRecord,
 )
 
 
@@ -32,14 +32,14 @@ def a_job(name: str = "gpt", **fields: Any) -> Job:
     return Job(**{"name": name, "spec": {"name": name}, "directory": "/jobs", "at": time.time(), **fields})
 
 
-def a_move(job: str, after: str, **fields: Any) -> Move:
+def a_move(job: str, after: str, **fields: Any) -> JobTransition:
     """Return a move to the state *after*."""
-    return Move(**{"job_id": job, "at": 1.0, "before": "", "event": "", "after": after, "reason": "", "generation": 1, **fields})
+    return JobTransition(**{"job_id": job, "at": 1.0, "before": "", "event": "", "after": after, "reason": "", "generation": 1, **fields})
 
 
-def a_step(job: str, step: int, **fields: Any) -> Step:
+def a_step(job: str, step: int, **fields: Any) -> StepRecord:
     """Return a step of generation 1 that took a second."""
-    return Step(**{"job_id": job, "generation": 1, "step": step, "at": float(step), "seconds": 1.0, "loss": 1.0 / step, **fields})
+    return StepRecord(**{"job_id": job, "generation": 1, "step": step, "at": float(step), "seconds": 1.0, "loss": 1.0 / step, **fields})
 
 
 def an_incident(job: str, number: int, **fields: Any) -> Incident:
@@ -48,16 +48,16 @@ def an_incident(job: str, number: int, **fields: Any) -> Incident:
     return Incident(**{"job_id": job, "number": number, **known, **fields})
 
 
-def a_fault(job: str, **fields: Any) -> Fault:
+def a_fault(job: str, **fields: Any) -> FaultRecord:
     """Return a fault."""
     known = {"at": 1.0, "kind": "killed", "level": "restart-process", "subject": "rank 0", "blame": "unknown", "generation": 1}
-    return Fault(**{"job_id": job, **known, **fields})
+    return FaultRecord(**{"job_id": job, **known, **fields})
 
 
-def a_decision(job: str, incident: str, **fields: Any) -> Decision:
+def a_decision(job: str, incident: str, **fields: Any) -> DecisionRecord:
     """Return a decision."""
     known = {"at": 1.0, "action": "restart-in-place", "rule": "RestartWithin()", "reason": "restart 1 of 3"}
-    return Decision(**{"job_id": job, "incident_id": incident, **known, **fields})
+    return DecisionRecord(**{"job_id": job, "incident_id": incident, **known, **fields})
 
 
 def one_of_each(job: str) -> list[Any]:
@@ -67,7 +67,7 @@ def one_of_each(job: str) -> list[Any]:
         a_job(id=job),
         a_move(job, "LAUNCHING"),
         Generation(job_id=job, number=1, at=1.0, world_size=2, ranks={"n0": [0, 1]}),
-        NodeMove(cluster="local", node="n0", at=1.0, standing="healthy", reason="new"),
+        NodeStatusChange(cluster="local", node="n0", at=1.0, status="healthy", reason="new"),
         incident,
         a_fault(job, incident_id=incident.id),
         a_decision(job, incident.id),
@@ -76,18 +76,20 @@ def one_of_each(job: str) -> list[Any]:
         Checkpoint(job_id=job, at=1.0, step=1, generation=1, path="/c/1", size=5 * 2**40),
         Snapshots(job_id=job, generation=1, at=1.0, step=1, age_steps=1, age_s=0.5, every=1, size=5 * 2**40, ages={"1": 3}),
         Request(job_id=job, at=1.0, kind="stop", by="me"),
-        Remark(job_id=job, at=1.0, text="hello"),
+        JobEvent(job_id=job, at=1.0, text="hello"),
     ]
 
 
-def service_moves(history: History, cluster: str, node: str) -> list[ServiceMove]:
+def service_moves(history: History, cluster: str, node: str) -> list[ServiceTransition]:
     """Return the moves of *node* in their order."""
-    query = select(ServiceMove).where(col(ServiceMove.cluster) == cluster, col(ServiceMove.node) == node)
+    query = select(ServiceTransition).where(col(ServiceTransition.cluster) == cluster, col(ServiceTransition.node) == node)
     with history.session() as session:
-        return list(session.exec(query.order_by(col(ServiceMove.number))))
+        return list(session.exec(query.order_by(col(ServiceTransition.number))))
 
 
-def verdict_changes(history: History, cluster: str) -> list[NodeVerdict]:
+def verdict_changes(history: History, cluster: str) -> list[NodeHealthChange]:
     """Return what changed about the nodes of *cluster*, oldest first."""
     with history.session() as session:
-        return list(session.exec(select(NodeVerdict).where(col(NodeVerdict.cluster) == cluster).order_by(col(NodeVerdict.id))))
+        return list(
+            session.exec(select(NodeHealthChange).where(col(NodeHealthChange.cluster) == cluster).order_by(col(NodeHealthChange.id)))
+        )

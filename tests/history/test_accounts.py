@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.accounting.bill import bill
 from holdfast.accounting.ledger import Use
 from holdfast.accounting.replay import replay
-from holdfast.history import DecidedCase, Decision, History, queries
+from holdfast.history import DecidedCase, DecisionRecord, History, queries
 from policies.case_codec import act_of, to_record
 from policies.escalation import POLICIES, decide
 from tests.policies.cases import a_case
@@ -17,7 +17,7 @@ def test_bill_and_replay_read_either_database(history: History) -> None:
     job = filled.three_incidents(history)
     case = a_case("gpu-off-bus", "a", ("worker-sigkill", "b"), lost=("a",), spares=("d",))
     answer, incident = decide(POLICIES["balanced"], case), queries.incidents(history, job.id)[0]
-    row = Decision(
+    row = DecisionRecord(
         job_id=job.id,
         incident_id=incident.id,
         at=1.0,
@@ -29,7 +29,7 @@ def test_bill_and_replay_read_either_database(history: History) -> None:
     with history.session() as session:
         session.add_all([row, DecidedCase(decision_id=row.id, job_id=job.id, record=to_record(case))])
     for found in (bill(history), bill(history, job)):
-        assert (round(found.ettr or 0.0, 3), found.mttr.n, len(found.lemons)) == (0.783, 3, 2)
+        assert (round(found.ettr or 0.0, 3), found.mttr.n, len(found.bad_nodes)) == (0.783, 3, 2)
         assert found.ledger.sum().wall == sum(found.ledger.sum(use).wall for use in Use)
     assert bill(history, since=filled.BEGAN + 30.0).whole < bill(history).whole
     assert replay(history, "balanced", job=job).same == 1

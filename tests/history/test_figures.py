@@ -103,7 +103,7 @@ def test_the_work_of_a_job_is_that_of_its_newest_runs(history: History) -> None:
     write(history, *(a_job("gpt", id=f"run{number}") for number in range(statistics.RUNS + 1)), a_job("other", id="run9"))
     write(history, saved("run0", 1, 50.0), saved("run9", 1, 60.0), a_step("run0", 1, seconds=50.0), a_step("run9", 1, seconds=60.0))
     write(history, saved("run1", 1, 3.0), saved("run5", 1, 1.0), saved("run5", 2, 2.0))
-    write(history, saved("run5", 3, 90.0, trouble="checkpoint-corrupt"), saved("run5", 4, None))
+    write(history, saved("run5", 3, 90.0, problem="checkpoint-corrupt"), saved("run5", 4, None))
     write(history, *(a_step("run5", step, seconds=float(step)) for step in (1, 2, 3)), a_step("run4", 1, seconds=9.0))
     found = statistics.work(history, "gpt")
     assert (found.saves, found.save_s) == (3, 2.0)
@@ -115,7 +115,7 @@ def test_saves_written_beside_training_speak_for_themselves(history: History) ->
     write(history, a_job("gpt", id="r"), saved("r", 1, 9.0), saved("r", 4, 7.0))
     write(history, saved("r", 2, 0.2, beside=30.0), saved("r", 3, 0.4, beside=50.0))
     found = statistics.work(history, "gpt")
-    assert (found.saves, found.beside_s) == (2, 40.0)
+    assert (found.saves, found.overlapped_s) == (2, 40.0)
     assert found.save_s == pytest.approx(0.3)
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import UnknownIncident, UnknownJob
-from holdfast.history import Generation, History, NodeMove, Phase, Remark, Request, queries
+from holdfast.history import Generation, History, JobEvent, NodeStatusChange, Phase, Request, queries
 from tests.history.rows import a_decision, a_fault, a_job, a_move, a_step, an_incident
 
 
@@ -111,14 +111,14 @@ def test_generations_requests_remarks_and_checkpoints_are_the_jobs_own(history: 
     """Another job's are not seen."""
     for job in ("1", "2"):
         write(history, *(Generation(job_id=job, number=n, at=1.0, world_size=2) for n in (2, 1)))
-        write(history, Remark(job_id=job, at=1.0, text=job))
+        write(history, JobEvent(job_id=job, at=1.0, text=job))
         write(history, Request(job_id=job, at=1.0, kind="stop", by="me"), Request(job_id=job, at=1.0, kind="old", by="me", handled_at=1.0))
     assert [one.number for one in queries.generations(history, "1")] == [1, 2]
     newest = queries.newest_generation(history, "1")
     assert newest is not None
     assert newest.number == 2
     assert queries.newest_generation(history, "3") is None
-    assert [one.text for one in queries.remarks(history, "1")] == ["1"]
+    assert [one.text for one in queries.job_events(history, "1")] == ["1"]
     assert [one.kind for one in queries.pending_requests(history, "1")] == ["stop"]
     assert queries.checkpoints(history, "1") == []
 
@@ -126,9 +126,9 @@ def test_generations_requests_remarks_and_checkpoints_are_the_jobs_own(history: 
 def test_the_standing_of_a_node_is_its_newest_move(history: History) -> None:
     """One row a node, of that cluster alone."""
     said = [("c", "n0", "healthy"), ("c", "n1", "healthy"), ("c", "n0", "lost"), ("d", "n0", "excluded")]
-    for cluster, node, standing in said:
-        write(history, NodeMove(cluster=cluster, node=node, at=1.0, standing=standing, reason=""))
-    assert {node: move.standing for node, move in queries.node_standings(history, "c").items()} == {"n0": "lost", "n1": "healthy"}
+    for cluster, node, status in said:
+        write(history, NodeStatusChange(cluster=cluster, node=node, at=1.0, status=status, reason=""))
+    assert {node: move.status for node, move in queries.node_statuses(history, "c").items()} == {"n0": "lost", "n1": "healthy"}
 
 
 reports = st.dictionaries(st.tuples(st.integers(1, 4), st.integers(1, 8)), st.floats(0.001, 10), max_size=20)

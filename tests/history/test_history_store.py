@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import HistoryUnreachable
-from holdfast.history import History, Job, Step, new_id, queries
+from holdfast.history import History, Job, StepRecord, new_id, queries
 from tests.history.children import Child
 from tests.history.rows import a_fault, a_job, a_step, one_of_each
 from tests.waiting import wait_until
@@ -254,6 +254,6 @@ def test_a_row_can_be_read_after_its_session(history: History) -> None:
     with history.session() as session:
         job = Job(name="gpt", directory="/", at=1.0)
         session.add(job)
-        session.add(Step(job_id=job.id, generation=1, step=1, at=1.0, seconds=1.0))
+        session.add(StepRecord(job_id=job.id, generation=1, step=1, at=1.0, seconds=1.0))
     assert job.name == "gpt"
     assert job.spec == {}

@@ -17,10 +17,10 @@ from sqlalchemy import text as sql
 from sqlmodel import select
 
 from holdfast.errors import (
+    HistoryAccessDenied,
     HistoryCorrupt,
-    HistoryFull,
     HistoryLocked,
-    HistoryRefused,
+    HistoryTooManyConnections,
     HistoryTooNew,
     HistoryUnreachable,
     NotWritable,
@@ -28,7 +28,7 @@ from holdfast.errors import (
     RowCorrupt,
 )
 from holdfast.history import History, models, queries
-from holdfast.history.errors import may_pass
+from holdfast.history.errors import is_transient
 from holdfast.history.schema import VERSION_TABLE
 from tests.history.children import ROOT, Child
 from tests.history.postgres_server import PostgresServer
@@ -297,11 +297,11 @@ def test_who_is_not_let_in_is_told_why_with_the_cure(postgres: PostgresServer, u
         for role in ("guarded LOGIN PASSWORD 'another'", "nologin NOLOGIN", "barred LOGIN"):
             name = role.partition(" ")[0]
             admin.execute(f"DO $$ BEGIN CREATE ROLE {role}; EXCEPTION WHEN duplicate_object THEN ALTER ROLE {name}; END $$".encode())
-    with pytest.raises(HistoryRefused, match=told) as caught:
+    with pytest.raises(HistoryAccessDenied, match=told) as caught:
         History.open(postgres.url(database).replace("holdfast@", f"{user}@"))
     assert "Start the database" not in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
-    assert not may_pass(caught.value)
+    assert not is_transient(caught.value)
 
 
 def test_a_server_that_has_no_connection_left_is_named_with_its_own_cure(postgres: PostgresServer) -> None:
@@ -314,10 +314,10 @@ def test_a_server_that_has_no_connection_left_is_named_with_its_own_cure(postgre
             while True:
                 held.enter_context(psycopg.connect(host=str(postgres.folder), user="holdfast", dbname="postgres"))
         for url in urls:
-            with pytest.raises(HistoryFull, match=r"too many c.*Raise max_connections") as caught:
+            with pytest.raises(HistoryTooManyConnections, match=r"too many c.*Raise max_connections") as caught:
                 History.open(url)
             assert "Start the database" not in str(caught.value)
-            assert may_pass(caught.value), "a flow waits for it"
+            assert is_transient(caught.value), "a flow waits for it"
         first.execute("DROP ROLE crowded")
 
 

@@ -11,11 +11,22 @@ from hypothesis import settings
 from sqlalchemy import func
 from sqlmodel import select
 
-from holdfast.history import History, NodeHold, ServiceMove
+from holdfast.history import History, NodeCordon, ServiceTransition
 from holdfast.history import cordons as record
 from holdfast.history.cordons import CordonTable, say
 from policies import quarantine as acts
-from policies.cordons import Answer, Changed, CordonKind, NeedsPerson, Node, OperatorRequest, OutOfDate, Owner, QuarantineLimits, Rules
+from policies.cordons import (
+    Answer,
+    CordonChanged,
+    CordonKind,
+    NeedsPerson,
+    Node,
+    OperatorRequest,
+    OutOfDate,
+    Owner,
+    QuarantineLimits,
+    Rules,
+)
 from policies.node_states import NodeState
 from tests.history.children import Child
 from tests.history.rows import service_moves
@@ -70,8 +81,8 @@ class WardsOnRecord(Wards):
         assert after.moves >= before.moves
         with self.history.session() as session:
             rows = (
-                session.exec(select(func.count()).select_from(NodeHold)).one()
-                + session.exec(select(func.count()).select_from(ServiceMove)).one()
+                session.exec(select(func.count()).select_from(NodeCordon)).one()
+                + session.exec(select(func.count()).select_from(ServiceTransition)).one()
             )
         assert rows >= getattr(self, "rows", 0)
         self.rows = rows
@@ -84,13 +95,13 @@ TestWardsOnRecord = WardsOnRecord.TestCase
 def test_a_hold_is_kept_with_all_that_belongs_to_it(history: History) -> None:
     """Owner, reason, evidence, number, begin and end outlive the process; so does what lifted it."""
     done = say(history, PLACE, "n1", out(100.0), now=100.0)
-    assert isinstance(done, Changed)
+    assert isinstance(done, CordonChanged)
     node = record.nodes(history, PLACE, now=101.0)["n1"]
     assert (node.state, node.since, node.holds) == (NodeState.QUARANTINED, 100.0, done.node.holds)
     (hold,) = node.holds
     assert (hold.number, hold.owner, hold.evidence, hold.until) == (1, PROGRAM, ("NVRM: Xid 79",), 100.0 + Rules().cool)
 
-    assert isinstance(say(history, PLACE, "n1", lambda node, _: acts.readmit(node, word(ANN, 200.0)), now=200.0), Changed)
+    assert isinstance(say(history, PLACE, "n1", lambda node, _: acts.readmit(node, word(ANN, 200.0)), now=200.0), CordonChanged)
     assert record.nodes(history, PLACE, now=201.0)["n1"].state is NodeState.HEALTHY
     (row,) = record.holds(history, "c", "n1")
     assert (row.ended_at, row.ended_by, row.ended_reason) == (200.0, "ann@desk", "Xid 79")
@@ -100,7 +111,7 @@ def test_a_hold_is_kept_with_all_that_belongs_to_it(history: History) -> None:
     ]
     assert isinstance(say(history, PLACE, "n1", out(210.0, seen=199.0), now=210.0), OutOfDate), "what was seen before it came back"
     again = say(history, PLACE, "n1", out(220.0), now=220.0)
-    assert isinstance(again, Changed)
+    assert isinstance(again, CordonChanged)
     assert again.node.holds[0].until == 220.0 + 2 * Rules().cool, "it is counted, and stays out for longer"
 
 
@@ -109,8 +120,8 @@ def test_a_burn_in_that_ran_out_is_not_the_one_that_runs(history: History) -> No
     say(history, PLACE, "n1", out(100.0), now=100.0)
     first = say(history, PLACE, "n1", lambda node, _: acts.begin_burn_in(node, word(PROGRAM, 110.0), 1, seconds=10.0), now=110.0)
     second = say(history, PLACE, "n1", lambda node, _: acts.begin_burn_in(node, word(PROGRAM, 130.0), 1, seconds=10.0), now=130.0)
-    assert isinstance(first, Changed)
-    assert isinstance(second, Changed)
+    assert isinstance(first, CordonChanged)
+    assert isinstance(second, CordonChanged)
     assert second.test == first.test + 1
     late = say(
         history,
@@ -127,7 +138,7 @@ def test_a_burn_in_that_ran_out_is_not_the_one_that_runs(history: History) -> No
         lambda node, _: acts.end_burn_in(node, word(PROGRAM, 136.0), second.burn_in, passed=True, rules=Rules()),
         now=136.0,
     )
-    assert isinstance(passed, Changed)
+    assert isinstance(passed, CordonChanged)
     assert [one.event for one in service_moves(history, "c", "n1")] == ["quarantined", "tested", "untried", "tested", "passed"]
 
 
@@ -147,8 +158,8 @@ def test_only_nodes_of_the_cluster_count_for_the_share(history: History) -> None
     """One that is no longer in its file isolates nothing; another cluster's are not looked at."""
     say(history, CordonTable(cluster="c", names=["gone"], rules=Rules()), "gone", out(100.0), now=100.0)
     say(history, CordonTable(cluster="d", names=["n0"], rules=Rules()), "n0", out(100.0), now=100.0)
-    assert isinstance(say(history, PLACE, "n0", out(101.0), now=101.0), Changed)
-    assert isinstance(say(history, PLACE, "n1", out(102.0), now=102.0), Changed)
+    assert isinstance(say(history, PLACE, "n0", out(101.0), now=101.0), CordonChanged)
+    assert isinstance(say(history, PLACE, "n1", out(102.0), now=102.0), CordonChanged)
     assert isinstance(say(history, PLACE, "n2", out(103.0), now=103.0), NeedsPerson)
     assert record.nodes(history, PLACE, now=104.0).keys() == {"gone", "n0", "n1"}
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import JobAlreadyRunning, LeaseLost
-from holdfast.history import LEASE_SECONDS, History, Lease, LeaseKeeper, holder_of, new_id, queries, take, wait_take
+from holdfast.history import LEASE_SECONDS, History, Lease, LeaseRenewer, acquire_when_free, holder_of, new_id, queries, take
 from holdfast.history.lease import started_at, this_host
 from holdfast.process import boot_time
 from tests.history.children import Child
@@ -51,13 +51,13 @@ def ignore(_: str) -> None:
 
 
 @pytest.fixture
-def keeper_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LeaseKeeper]]:
+def keeper_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LeaseRenewer]]:
     """Give a maker of keepers in a hurry, released at the end."""
     monkeypatch.setattr("holdfast.history.lease.RENEW_SECONDS", 0.05)
-    made: list[LeaseKeeper] = []
+    made: list[LeaseRenewer] = []
 
-    def make(history: History, lease: Lease, on_lost: Callable[[str], None] = ignore) -> LeaseKeeper:
-        made.append(LeaseKeeper(history, lease, on_lost))
+    def make(history: History, lease: Lease, on_lost: Callable[[str], None] = ignore) -> LeaseRenewer:
+        made.append(LeaseRenewer(history, lease, on_lost))
         return made[-1]
 
     yield make
@@ -85,7 +85,7 @@ def test_two_submissions_of_one_name_are_one_job(history: History) -> None:
     assert take(history, a_job("bert"), holder="two").epoch == 1
 
 
-def test_the_epoch_grows_by_one_at_every_change_of_hands(history: History, keeper_of: Callable[..., LeaseKeeper]) -> None:
+def test_the_epoch_grows_by_one_at_every_change_of_hands(history: History, keeper_of: Callable[..., LeaseRenewer]) -> None:
     """Released, expired or dead: the row stays and counts on."""
     job = a_job()
     for epoch in range(1, 4):
@@ -192,7 +192,7 @@ def test_a_holder_that_proc_hides_is_not_dead() -> None:
 
 
 def test_a_lease_is_not_thought_good_after_the_machine_was_suspended(
-    history: History, keeper_of: Callable[..., LeaseKeeper], monkeypatch: pytest.MonkeyPatch
+    history: History, keeper_of: Callable[..., LeaseRenewer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock that counts goes on meanwhile: others have had all that time to take it."""
     monkeypatch.setattr("holdfast.history.lease.LEASE_SECONDS", 600.0)
@@ -204,24 +204,24 @@ def test_a_lease_is_not_thought_good_after_the_machine_was_suspended(
     assert boot_time() > keeper.good_until
 
 
-def test_a_flow_rises_above_the_epochs_that_agents_remember(history: History, keeper_of: Callable[..., LeaseKeeper]) -> None:
+def test_a_flow_rises_above_the_epochs_that_agents_remember(history: History, keeper_of: Callable[..., LeaseRenewer]) -> None:
     """As after a backup was restored: it keeps its lease, under a greater number; who has lost it gets none."""
     job, lost = a_job(), list[str]()
     keeper = keeper_of(history, take(history, job, holder="me"), lost.append)
-    assert keeper.outrank(41).epoch == 42
+    assert keeper.raise_epoch(41).epoch == 42
     assert row_of(history, job.id).epoch == 42
     until = row_of(history, job.id).expires_at
     wait_until(lambda: row_of(history, job.id).expires_at > until, seconds=60)
     assert lost == []
     forge(history, job.id, epoch=43)
     with pytest.raises(LeaseLost, match="went to elsewhere"):
-        keeper.outrank(99)
+        keeper.raise_epoch(99)
     assert row_of(history, job.id).epoch == 43
     keeper.release()
     assert row_of(history, job.id).expires_at > time.time(), "it was not its own to give back"
 
 
-def test_the_key_of_a_jobs_rows_is_made_once_and_its_own(history: History, keeper_of: Callable[..., LeaseKeeper]) -> None:
+def test_the_key_of_a_jobs_rows_is_made_once_and_its_own(history: History, keeper_of: Callable[..., LeaseRenewer]) -> None:
     """Each flow of a job has that of the one before, and up to where its rows are settled; renewals keep both."""
     job, other = a_job("one"), a_job("two")
     first = take(history, job, holder="first")
@@ -241,8 +241,8 @@ def test_a_holder_on_another_host_is_replaced_only_after_its_expiry(history: His
     job = a_job()
     forge(history, job.id, pid=2**22 + 1, expires_at=time.time() + 1.0)
     with pytest.raises(JobAlreadyRunning, match=r"held by elsewhere .* on far"):
-        wait_take(history, job, holder="me", seconds=0.3)
-    assert wait_take(history, job, holder="me", seconds=30).epoch == 8
+        acquire_when_free(history, job, holder="me", seconds=0.3)
+    assert acquire_when_free(history, job, holder="me", seconds=30).epoch == 8
     assert row_of(history, job.id).host == this_host()
 
 
@@ -260,7 +260,7 @@ def test_a_keeper_renews_and_releases(history_url: str, child: StartChild) -> No
     history.close()
 
 
-def test_a_keeper_notices_that_it_was_taken_over(history: History, keeper_of: Callable[..., LeaseKeeper]) -> None:
+def test_a_keeper_notices_that_it_was_taken_over(history: History, keeper_of: Callable[..., LeaseRenewer]) -> None:
     """A flow that slept too long stops steering; its release does not hurt the new holder."""
     job = a_job()
     lost: list[str] = []
@@ -275,7 +275,7 @@ def test_a_keeper_notices_that_it_was_taken_over(history: History, keeper_of: Ca
     assert (present.epoch, present.holder) == (2, "elsewhere")
 
 
-def test_an_expired_lease_that_nobody_took_is_still_ours(history: History, keeper_of: Callable[..., LeaseKeeper]) -> None:
+def test_an_expired_lease_that_nobody_took_is_still_ours(history: History, keeper_of: Callable[..., LeaseRenewer]) -> None:
     """So is one whose row went away with a database restored from yesterday."""
     job = a_job()
     lost: list[str] = []
@@ -292,7 +292,7 @@ def test_an_expired_lease_that_nobody_took_is_still_ours(history: History, keepe
 
 
 def test_a_database_that_is_away_is_no_lost_lease(
-    postgres: PostgresServer, keeper_of: Callable[..., LeaseKeeper], caplog: pytest.LogCaptureFixture
+    postgres: PostgresServer, keeper_of: Callable[..., LeaseRenewer], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server is killed and started again: the keeper goes on, and has said so once."""
     history = History.open(postgres.fresh_url())
@@ -301,19 +301,19 @@ def test_a_database_that_is_away_is_no_lost_lease(
     keeper = keeper_of(history, take(history, job, holder="me"), lost.append)
     postgres.stop()
     try:
-        wait_until(lambda: "lease.history-away" in caplog.text, seconds=30)
+        wait_until(lambda: "lease.history-unreachable" in caplog.text, seconds=30)
     finally:
         postgres.start()
     before = row_of(history, job.id).expires_at
     wait_until(lambda: row_of(history, job.id).expires_at > before, seconds=30)
     keeper.release()
     assert not lost
-    assert caplog.text.count("lease.history-away") == 1
+    assert caplog.text.count("lease.history-unreachable") == 1
     assert take(history, job, holder="next").epoch == 2
     history.close()
 
 
-def test_a_lease_can_be_released_when_the_database_is_gone(postgres: PostgresServer, keeper_of: Callable[..., LeaseKeeper]) -> None:
+def test_a_lease_can_be_released_when_the_database_is_gone(postgres: PostgresServer, keeper_of: Callable[..., LeaseRenewer]) -> None:
     """The end of a flow must not hang on its history."""
     history = History.open(postgres.fresh_url())
     keeper = keeper_of(history, take(history, a_job(), holder="me"))
@@ -326,7 +326,7 @@ def test_a_lease_can_be_released_when_the_database_is_gone(postgres: PostgresSer
 
 
 def test_a_failing_callback_is_told_and_ends_the_keeper(
-    history: History, keeper_of: Callable[..., LeaseKeeper], caplog: pytest.LogCaptureFixture
+    history: History, keeper_of: Callable[..., LeaseRenewer], caplog: pytest.LogCaptureFixture
 ) -> None:
     """And one that releases in the callback does not wait for itself."""
     job = a_job()

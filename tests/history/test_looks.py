@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.probe_result import Missed, NodeLook
+from detectors.probe_result import NodeProbe, UnansweredProbe
 from detectors.readings import ClockReading, NodeReading
-from holdfast.history import History, LastLook
-from holdfast.history.health_samples import KnownHealth, keep, known_nodes, verdicts
-from policies.node_health import HealthVerdict, change_of, verdict_on
+from holdfast.history import HealthSample, History
+from holdfast.history.health_samples import KnownHealth, keep, latest_health, verdicts
+from policies.node_health import HealthAssessment, assess_health, health_change
 from tests.history.rows import verdict_changes
 
 
-def swept(history: History, node: str, at: float, reading: NodeReading | None) -> HealthVerdict:
+def swept(history: History, node: str, at: float, reading: NodeReading | None) -> HealthAssessment:
     """Keep what a sweep found of one node."""
-    before = known_nodes(history, "c").get(node, KnownHealth())
-    found = reading or Missed(times=3, why="refused")
-    told = verdict_on(NodeLook(node=node, at=at, seconds=0.1, found=found), before.verdict, before.reading)
-    change = change_of(before.verdict, told)
+    before = latest_health(history, "c").get(node, KnownHealth())
+    found = reading or UnansweredProbe(times=3, why="refused")
+    told = assess_health(NodeProbe(node=node, at=at, seconds=0.1, found=found), before.verdict, before.reading)
+    change = health_change(before.verdict, told)
     keep(history, "c", {node: told}, [change] if change else [], {node: reading} if reading else {})
     return told
 
@@ -25,29 +25,29 @@ def swept(history: History, node: str, at: float, reading: NodeReading | None) -
 def test_what_a_sweep_found_is_known_to_the_next(history: History) -> None:
     """Verdicts and readings come back as they were; a node that was not seen keeps its last reading. Changes stay, one row each."""
     reading = NodeReading(node="a", at=5.0, clock=ClockReading(synchronized=True, offset=0.25, worst=0.5))
-    assert known_nodes(history, "c") == {}
+    assert latest_health(history, "c") == {}
     first = swept(history, "a", 10.0, reading)
     second = swept(history, "a", 20.0, None)
     third = swept(history, "a", 30.0, None)
-    known = known_nodes(history, "c")["a"]
+    known = latest_health(history, "c")["a"]
     assert known.verdict == third
     assert known.reading == reading
     assert verdicts(history, "c") == {"a": third}
-    assert (first.standing, second.standing, third.since) == ("ok", "unreachable", 20.0)
+    assert (first.status, second.status, third.since) == ("ok", "unreachable", 20.0)
     assert [(one.at, one.before, one.after) for one in verdict_changes(history, "c")] == [(20.0, "ok", "unreachable")]
     assert verdict_changes(history, "b") == []
     assert verdicts(history, "another") == {}
 
 
-@pytest.mark.parametrize("damage", [{"verdict": {"standing": 5}}, {"reading": "%"}, {"reading": "aGVsbG8="}])
+@pytest.mark.parametrize("damage", [{"verdict": {"status": 5}}, {"reading": "%"}, {"reading": "aGVsbG8="}])
 def test_what_cannot_be_understood_is_begun_anew(history: History, damage: dict[str, object]) -> None:
     """A newer version may have written it."""
     swept(history, "a", 10.0, NodeReading(node="a", at=5.0))
     with history.session() as session:
-        row = session.get_one(LastLook, ("c", "a"))
+        row = session.get_one(HealthSample, ("c", "a"))
         for name, value in damage.items():
             setattr(row, name, value)
         session.add(row)
-    known = known_nodes(history, "c")["a"]
+    known = latest_health(history, "c")["a"]
     assert None in {known.verdict, known.reading}
-    assert swept(history, "a", 20.0, NodeReading(node="a", at=15.0)).standing == "ok"
+    assert swept(history, "a", 20.0, NodeReading(node="a", at=15.0)).status == "ok"

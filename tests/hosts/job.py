@@ -137,7 +137,7 @@ class HostJob:
 
     def told(self, words: str) -> bool:
         """Tell whether a remark with these *words* is on record."""
-        return any(words in one.text for one in queries.remarks(self.history, self.row.id))
+        return any(words in one.text for one in queries.job_events(self.history, self.row.id))
 
     def incidents(self) -> list[Incident]:
         """Return the job's incidents."""

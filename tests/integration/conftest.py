@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.gpu_assignment import VISIBLE, gpus_here
+from holdfast.gpu_assignment import VISIBLE, visible_gpus
 from holdfast.ports import free_port
 from tests.integration.flow_server import Flows
 from tests.integration.stage import Stage
@@ -76,7 +76,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory, prefect_database: P
     url = f"http://127.0.0.1:{port}/api"
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "HOLDFAST_"))}
     environment = bare | {
-        "HOLDFAST_VAULTS": os.environ["HOLDFAST_VAULTS"],
+        "HOLDFAST_MEMSTORE_ROOT": os.environ["HOLDFAST_MEMSTORE_ROOT"],
         "HOLDFAST_KERNEL_LOG": os.environ["HOLDFAST_KERNEL_LOG"],
         "HOLDFAST_HOME": str(tmp_path_factory.mktemp("h")),
         "PREFECT_HOME": str(place),
@@ -84,7 +84,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory, prefect_database: P
         "PREFECT_CLI_COLORS": "false",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
-        **({VISIBLE: ""} if gpus_here() else {}),  # as `_no_gpus_to_share_out`, for what is started once for all
+        **({VISIBLE: ""} if visible_gpus() else {}),  # as `_no_gpus_to_share_out`, for what is started once for all
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     log = place / "server.log"

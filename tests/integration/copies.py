@@ -25,7 +25,7 @@ decay = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
 data = TensorDataset(torch.randn(256, 16), torch.randn(256, 4))
 loader = holdfast.Loader(DataLoader(data, 16, shuffle=True, generator=torch.Generator().manual_seed(3)))
 with holdfast.session(model=model, optimizer=optimizer, schedulers=decay, data=loader, extra={"seen": 0}) as session:
-    wrapped = session.settled(DistributedDataParallel(model))
+    wrapped = session.stabilize_ddp(DistributedDataParallel(model))
     batches = iter(loader)
     for step in session.steps(until=int(sys.argv[1])):
         x, y = next(batches)

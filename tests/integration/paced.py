@@ -40,4 +40,4 @@ while step < given.steps:
     beside = kept.with_suffix(".new")
     beside.write_text(str(step))
     beside.replace(kept)
-line.bye(step)
+line.finished(step)

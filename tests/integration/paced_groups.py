@@ -136,7 +136,7 @@ def park() -> None:
     """Wait as a standby for a rank: that of a lost process, or of one that leaves."""
     global rank, generation, step, joins, standby
     roles = line_roles()
-    line.report("parked", roles=roles, role=int(env["HOLDFAST_PARK"]), seconds=0.1, rss=1, coverage={})
+    line.report("parked", roles=roles, role=int(env["HOLDFAST_WAITING_ROLE"]), seconds=0.1, rss=1, coverage={})
     while True:
         order = next_order(None)
         assert order is not None
@@ -197,5 +197,5 @@ while step < given.steps:
     put(folder / f"rank-{rank}", str(step))
     done += 1
     if done == 2 and rank == 0:
-        line.report("roles", roles=[list(range(int(env["WORLD_SIZE"])))], tapes=str(folder))
-line.bye(step)
+        line.report("roles", roles=[list(range(int(env["WORLD_SIZE"])))], recordings=str(folder))
+line.finished(step)

@@ -32,7 +32,7 @@ data = TensorDataset(torch.arange(100), torch.randn(100, 16), torch.randn(100, 4
 loader = holdfast.Loader(DataLoader(data, 16, shuffle=True, generator=torch.Generator().manual_seed(3), drop_last=True))
 folder, generation = Path(sys.argv[2]), int(os.environ.get("HOLDFAST_GENERATION", "1"))
 with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
-    wrapped = session.settled(DistributedDataParallel(model))
+    wrapped = session.stabilize_ddp(DistributedDataParallel(model))
     for step in session.steps(until=int(sys.argv[1])):
         last = folder / "last-step"
         if last.exists() and step.number > int(last.read_text()):

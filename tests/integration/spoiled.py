@@ -24,7 +24,7 @@ parser.add_argument("--skip", help="steps that are done without their batches")
 parser.add_argument("--result", type=Path)
 given = parser.parse_args()
 if given.skip:
-    os.environ["HOLDFAST_SKIP"] = given.skip
+    os.environ["HOLDFAST_SKIP_STEPS"] = given.skip
 
 torch.manual_seed(1)
 torch.set_num_threads(1)
@@ -34,7 +34,7 @@ samples = torch.randn(1000, 8)
 samples[2 * given.bad] = torch.nan
 loader = holdfast.Loader(DataLoader(TensorDataset(samples, torch.randn(1000, 4)), 2))
 with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
-    wrapped = session.settled(DistributedDataParallel(model))
+    wrapped = session.stabilize_ddp(DistributedDataParallel(model))
     batches = iter(loader)
     for step in session.steps(until=given.steps):
         x, y = next(batches)

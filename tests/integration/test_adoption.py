@@ -38,12 +38,12 @@ def answered(play: Play, number: int = 1) -> None:
 
 def test_a_new_flow_adopts_the_job_and_no_worker_restarts(stage: Stage) -> None:
     """After kill -9 of the flow the same workers train on, and the next flow takes them up without losing a step."""
-    play = stage.play("adopt", args=ENDLESS, nodes=TWO | {"spare": 1})
+    play = stage.play("reattach", args=ENDLESS, nodes=TWO | {"spare": 1})
     play.steps_to(10)
     before = play.pids()
     play.dies()
-    again = stage.again("adopt", play.spec)
-    wait_until(lambda: any("adopted" in one.text for one in queries.remarks(stage.history, again.job.id)), seconds=60, explain=again.log)
+    again = stage.again("reattach", play.spec)
+    wait_until(lambda: any("adopted" in one.text for one in queries.job_events(stage.history, again.job.id)), seconds=60, explain=again.log)
     again.steps_to(again.chaos.step() + 20)
     assert again.pids() == before
     again.stops()
@@ -63,7 +63,7 @@ def test_agents_that_remember_more_flows_than_a_restored_history_are_adopted_by_
         channel.attach()
         channel.close()
     again = stage.again("restored", play.spec)
-    wait_until(lambda: any("as after a restored backup" in one.text for one in queries.remarks(stage.history, again.job.id)), seconds=60)
+    wait_until(lambda: any("as after a restored backup" in one.text for one in queries.job_events(stage.history, again.job.id)), seconds=60)
     again.steps_to(again.chaos.step() + 5)
     assert (again.pids(), again.kinds()) == (before, [])
     with stage.history.session() as session:
@@ -88,7 +88,7 @@ def test_a_flow_whose_output_nobody_reads_any_more_steers_on(stage: Stage) -> No
     again = Play("unread", stage, process, play.spec)
     stage.plays.append(again)
     os.close(writer)
-    wait_until(lambda: any("adopted" in one.text for one in queries.remarks(stage.history, again.job.id)), seconds=60, explain=again.log)
+    wait_until(lambda: any("adopted" in one.text for one in queries.job_events(stage.history, again.job.id)), seconds=60, explain=again.log)
     os.close(reader)
     again.chaos.kill(1)
     answered(again)
@@ -166,7 +166,7 @@ def test_ranks_that_a_dead_flow_had_stopped_are_started_again(stage: Stage) -> N
     play.dies()
     for node in ("node-0", "node-1"):
         channel = AgentClient(node, partial(stage.nodes.connect, node), EventQueue(), epoch=1, job=play.job.id)
-        channel.order("stop", generation=1, signal=int(signal.SIGKILL), grace=0.0)
+        channel.send_command("stop", generation=1, signal=int(signal.SIGKILL), grace=0.0)
         channel.close()
     again = stage.again("stranded", play.spec)
     answered(again)

@@ -45,7 +45,7 @@ def test_a_rank_that_is_taken_over_holds_what_it_received_and_a_name_made_up_ane
     goes_on(play)
     assert [one.action for one in queries.decisions(stage.history, play.job.id)] == ["take-over"], play.log()
     assert held(play, 2) == first[2]
-    differs = [one.text for one in queries.remarks(stage.history, play.job.id) if "is not as it was" in one.text]
+    differs = [one.text for one in queries.job_events(stage.history, play.job.id) if "is not as it was" in one.text]
     assert len(differs) == 1, differs
     assert differs[0].startswith("rank 2, which another process has taken over")
     assert "gave other values to 'allreduce/(1,)float32'" in differs[0]

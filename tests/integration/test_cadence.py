@@ -28,7 +28,7 @@ def test_a_recovery_takes_the_cadence_that_the_measured_figures_ask_for(stage: S
     assert [one.step for one in saved if one.generation == 1] == [40, 80, 120]
     after = [one.step or 0 for one in saved if one.generation == 2]
     assert len(after) > 1
-    told = [one.text for one in queries.remarks(stage.history, play.job.id) if "on a checkpoint every" in one.text]
+    told = [one.text for one in queries.job_events(stage.history, play.job.id) if "on a checkpoint every" in one.text]
     assert told[0] == "from generation 1 on a checkpoint every 40 steps: 0 save(s) have been measured, 3 are needed to judge what they cost"
     assert "from generation 2 on a checkpoint every " in told[1]
     assert " (before: 40): a save costs 1 ms, a step " in told[1]
@@ -46,7 +46,7 @@ def test_a_running_job_goes_over_to_the_measured_cadence_with_a_save(stage: Stag
     assert 700 not in saved
     (only,) = queries.generations(stage.history, play.job.id)
     assert (only.facts or {})["every"] == 400
-    told = [one.text for one in queries.remarks(stage.history, play.job.id) if "on a checkpoint every" in one.text]
+    told = [one.text for one in queries.job_events(stage.history, play.job.id) if "on a checkpoint every" in one.text]
     assert told[1].startswith("from the next save on a checkpoint every 400 steps (before: 100): a save costs 1 ms, a step ")
     assert told[1].endswith("the most allowed is 400")
     assert len(told) == 2

@@ -144,12 +144,12 @@ class Run:
         """Return the newest job of the name."""
         return queries.newest_job(self.desk.history, self.name)
 
-    def move(self) -> models.Move | None:
+    def move(self) -> models.JobTransition | None:
         """Return the newest move of the job; nothing before it has one."""
         rows = queries.jobs(self.desk.history, self.name, limit=1)
         return queries.state_of(self.desk.history, rows[0].id) if rows else None
 
-    def job_reaches(self, state: str) -> models.Move:
+    def job_reaches(self, state: str) -> models.JobTransition:
         """Wait until the job is in *state*."""
         wait_until(lambda: (move := self.move()) is not None and move.after == state, seconds=SECONDS, explain=self.desk.log)
         move = self.move()
@@ -164,7 +164,7 @@ class Run:
 
     def leaves_nothing(self) -> None:
         """Wait until no agent of the job is left."""
-        wait_until(lambda: all(view.standing == "idle" for view in self.nodes.survey()), seconds=SECONDS, explain=self.desk.log)
+        wait_until(lambda: all(view.status == "idle" for view in self.nodes.survey()), seconds=SECONDS, explain=self.desk.log)
 
     @property
     def chaos(self) -> Chaos:
@@ -366,7 +366,7 @@ class OwnServer:
     def environment(self) -> dict[str, str]:
         """Return the environment of the server, and of who talks to it."""
         bare = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "HOLDFAST_"))}
-        ours = {name: os.environ[name] for name in ("HOLDFAST_VAULTS", "HOLDFAST_KERNEL_LOG")}
+        ours = {name: os.environ[name] for name in ("HOLDFAST_MEMSTORE_ROOT", "HOLDFAST_KERNEL_LOG")}
         return bare | ours | {"PREFECT_HOME": str(self.place), "PREFECT_API_URL": self.url, "DO_NOT_TRACK": "1"}
 
     def starts(self) -> None:

@@ -37,7 +37,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(stage: Stage, small_
     assert play.kinds() == []
     faults = [one.kind for one in queries.faults(stage.history, play.job.id)]
     assert "checkpoint-disk-full" in faults
-    assert any("free space" in remark.text for remark in queries.remarks(stage.history, play.job.id))
+    assert any("free space" in remark.text for remark in queries.job_events(stage.history, play.job.id))
     assert queries.last_step(stage.history, play.job.id).step == 40  # type: ignore[union-attr]
 
 

@@ -60,7 +60,7 @@ def test_nodes_are_shown_and_only_changes_are_told(prefect_server: PrefectServer
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}", create=False)) as history:
         told = [(one.node, one.after) for one in verdict_changes(history, "checked")]
         assert told.count(("node-1", "unreachable")) == 1
-        assert verdicts(history, "checked")["node-1"].standing == "unreachable"
+        assert verdicts(history, "checked")["node-1"].status == "unreachable"
     assert len(unreachable(prefect_server)) == 1
 
 

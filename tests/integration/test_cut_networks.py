@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from holdfast.cli.watch import request_stop
-from holdfast.history import Fault, queries
+from holdfast.history import FaultRecord, queries
 from holdfast.testing.chaos import Placed
 from policies.policy import PolicyTimeouts
 from tests.hosts.fixture import rack_of
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 UNHEARD = 60
 """Steps of 50 ms and more that go by meanwhile: longer than it takes an agent's silence as a sign, `limits.agent_silence`."""
 Begin = Callable[..., AbstractContextManager[HostJob]]
-HANDED_OVER = 6
+DETACHED = 6
 """Exit status of a flow that let go of its job."""
 EVERY = 20
 """Steps between two checkpoints; the agent of rank 0 tells of them."""
@@ -69,7 +69,7 @@ def job(rack: Rack, prefect_server: PrefectServer, tmp_path_factory: pytest.Temp
 def told_after(job: HostJob, step: int) -> list[int]:
     """Return the checkpoints after *step* that the history knows of: those that were written, as any rank may tell of a trouble."""
     return [
-        one.step for one in queries.checkpoints(job.history, job.row.id) if one.step is not None and one.step > step and not one.trouble
+        one.step for one in queries.checkpoints(job.history, job.row.id) if one.step is not None and one.step > step and not one.problem
     ]
 
 
@@ -119,7 +119,7 @@ def test_a_flow_that_hears_no_host_is_relieved_by_a_standby_that_reaches_them(
         for one in rack:
             one.cut("orchestrator")
         try:
-            assert flow.wait(120) == HANDED_OVER, job.log()
+            assert flow.wait(120) == DETACHED, job.log()
             job.until(lambda: said(job, f"the standby on {host.name} steers"), "a standby that steers")
             assert said(job, f"the standby on {host.name}, which reaches 3 of 3 nodes, asked it to") == 1
             all_told(job)
@@ -134,7 +134,7 @@ def test_a_flow_that_hears_no_host_is_relieved_by_a_standby_that_reaches_them(
         job.start(standby=True)
         job.until(lambda: job.stands_by(len(job.flows) - 1), "a standby on the first machine")
         job.person("hand-over", job.name)
-        assert standby.wait(60) == HANDED_OVER, job.log()
+        assert standby.wait(60) == DETACHED, job.log()
     job.runs()
 
 
@@ -160,7 +160,7 @@ def steered_from(rack: Rack, job: HostJob, host: Host, prefect: PrefectServer) -
 
 def said(job: HostJob, words: str) -> int:
     """Return how many remarks with these *words* are on record."""
-    return sum(words in one.text for one in queries.remarks(job.history, job.row.id))
+    return sum(words in one.text for one in queries.job_events(job.history, job.row.id))
 
 
 def all_told(job: HostJob) -> None:
@@ -204,7 +204,7 @@ def test_what_a_host_logs_while_nobody_hears_it_is_told_later_of_it_alone(job: H
     assert len(job.incidents()) == known, job.log()
 
 
-def logged(job: HostJob) -> list[Fault]:
+def logged(job: HostJob) -> list[FaultRecord]:
     """Return what came of lines about a hot CPU."""
     return [one for one in queries.faults(job.history, job.row.id) if one.kind == "cpu-hot"]
 
@@ -330,7 +330,7 @@ def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_
 
 def adopted(job: HostJob) -> list[str]:
     """Return what flows said that adopted the job."""
-    return [one.text for one in queries.remarks(job.history, job.row.id) if "adopted the job" in one.text]
+    return [one.text for one in queries.job_events(job.history, job.row.id) if "adopted the job" in one.text]
 
 
 def taken_over(job: HostJob, number: int, before: Mapping[int, Placed]) -> bool:
@@ -567,7 +567,7 @@ def test_a_job_that_needs_two_hosts_which_do_not_reach_each_other_waits_until_th
         try:
             apart.until(lambda: apart.state() == "WAITING", "a job that waits")
             assert one.lost() > 0, "the cut took nothing"
-            apart.until(lambda: all(view.standing == "up" for view in apart.nodes.survey()), "all hosts with an agent again")
+            apart.until(lambda: all(view.status == "up" for view in apart.nodes.survey()), "all hosts with an agent again")
             lost = one.lost()
             apart.until(lambda: one.lost() > lost, "a further try of the hosts to reach each other")
             assert apart.state() == "WAITING", apart.log()

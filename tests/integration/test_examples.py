@@ -37,5 +37,5 @@ def test_an_example_with_long_pauses_reports_no_fault(stage: Stage, path: Path) 
         assert words in play.log()
     assert len(queries.generations(stage.history, play.job.id)) == 1
     assert [fault.kind for fault in queries.faults(stage.history, play.job.id) if "hang" in fault.kind or fault.rank is not None] == []
-    reported = [one.text for one in queries.remarks(stage.history, play.job.id) if one.text.startswith("no rank made progress for ")]
+    reported = [one.text for one in queries.job_events(stage.history, play.job.id) if one.text.startswith("no rank made progress for ")]
     assert bool(reported) == (name != "plain-ddp"), reported

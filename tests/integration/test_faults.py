@@ -107,7 +107,7 @@ def test_a_killed_agent_is_replaced_on_its_own_node_and_a_lost_node_by_the_spare
     assert play.ends() == 0, play.log()
     assert [(one.kind, one.action) for one in play.incidents()] == [("agent-lost", "restart-in-place"), ("node-lost", "replace-node")]
     assert list(queries.generations(stage.history, play.job.id)[-1].ranks) == ["node-2", "node-1"]
-    assert queries.node_standings(stage.history, "stage")["node-0"].standing == "lost"
+    assert queries.node_statuses(stage.history, "stage")["node-0"].status == "lost"
 
 
 def test_without_a_spare_the_job_goes_on_with_what_is_left(stage: Stage) -> None:
@@ -126,7 +126,7 @@ def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) 
     play.reaches("WAITING")
     stage.nodes.power_off("node-2")
     wait_until(
-        lambda: any("node-2 is gone" in one.text for one in queries.remarks(stage.history, play.job.id)), seconds=60, explain=play.log
+        lambda: any("node-2 is gone" in one.text for one in queries.job_events(stage.history, play.job.id)), seconds=60, explain=play.log
     )
     for one in (node, "node-2"):
         play.chaos.power_on(one)
@@ -225,5 +225,5 @@ def test_a_script_that_exits_0_at_once_is_completed_with_a_remark(stage: Stage, 
     script.write_text("print('nothing to do')")
     play = stage.play("at-once", script=str(script), nodes=TWO)
     assert play.ends() == 0, play.log()
-    remarks = [remark.text for remark in queries.remarks(stage.history, play.job.id)]
-    assert any("ended with status 0" in text and "jobs/at-once/logs" in text for text in remarks)
+    job_events = [remark.text for remark in queries.job_events(stage.history, play.job.id)]
+    assert any("ended with status 0" in text and "jobs/at-once/logs" in text for text in job_events)

@@ -34,12 +34,12 @@ def checkpoints(play: Play) -> Path:
 
 def saved(play: Play) -> list[Checkpoint]:
     """Return the checkpoints that were written beside training, as the history has them."""
-    return [one for one in queries.checkpoints(play.stage.history, play.job.id) if one.beside and not one.trouble]
+    return [one for one in queries.checkpoints(play.stage.history, play.job.id) if one.beside and not one.problem]
 
 
 def told(play: Play, kind: str) -> int:
     """Return how often a trouble was told."""
-    return sum(one.trouble == kind for one in queries.checkpoints(play.stage.history, play.job.id))
+    return sum(one.problem == kind for one in queries.checkpoints(play.stage.history, play.job.id))
 
 
 def result(place: Path) -> Any:
@@ -122,11 +122,11 @@ def saved_at_the_end(play: Play) -> int:
     """See that a job that was cancelled has its newest step on disk, and nothing in memory; return the step."""
     assert play.state() == "CANCELLED", play.log()
     newest = manifest.candidates(checkpoints(play))[0]
-    assert manifest.looks_whole(newest)
+    assert manifest.looks_complete(newest)
     step = int(newest.name.removeprefix("step-"))
     assert step >= play.chaos.step() - 1, play.log()
-    remarks = [one.text for one in queries.remarks(play.stage.history, play.job.id)]
-    assert any(f"step {step} was saved out of the nodes' memory" in one for one in remarks), remarks
+    job_events = [one.text for one in queries.job_events(play.stage.history, play.job.id)]
+    assert any(f"step {step} was saved out of the nodes' memory" in one for one in job_events), job_events
     assert play.stage.kept() == []
     return step
 

@@ -56,8 +56,8 @@ def test_a_node_that_a_person_keeps_is_started_on_again_and_not_quarantined(stag
     stage.count = 1
     each = EACH.replace("step == 5", "step == 5 and generation == 1")
     play = stage.play("ecc-kept", args=["--steps", "12", "--each", each], nodes={"wanted": 1, "ranks": 1})
-    wait_until(lambda: approvals.still_open(stage.history), seconds=60, explain=play.log)
-    (asked,) = approvals.still_open(stage.history)
+    wait_until(lambda: approvals.pending_approvals(stage.history), seconds=60, explain=play.log)
+    (asked,) = approvals.pending_approvals(stage.history)
     command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--refuse", "--reason", "a test pattern"]
     subprocess.run(command, env=stage.environment, capture_output=True, check=True)
     assert play.ends() == 0, play.log()

@@ -22,7 +22,7 @@ import json, socket, types
 from pathlib import Path
 from holdfast.memstore import notification
 from tests.agent.memory_rig import Writer, noise
-place = types.SimpleNamespace(memstore=Path(os.environ["HOLDFAST_VAULT"]))
+place = types.SimpleNamespace(memstore=Path(os.environ["HOLDFAST_MEMSTORE"]))
 bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 place.ring = lambda: notification.notify(place.memstore, bell)
 os.writer = Writer(place, rank=rank)
@@ -109,7 +109,7 @@ def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
     assert told(stage, play, "servers") == before
     play.dies()
     again = stage.again("again", play.spec)
-    adopted = lambda: any("adopted" in remark.text for remark in queries.remarks(stage.history, play.job.id))  # noqa: E731
+    adopted = lambda: any("adopted" in remark.text for remark in queries.job_events(stage.history, play.job.id))  # noqa: E731
     wait_until(adopted, seconds=60, explain=again.log)
     newest = copied(stage, play, first)
     wait_until(lambda: copied(stage, play, first) > newest + 20, seconds=60, explain=again.log)
@@ -122,7 +122,7 @@ def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
 def test_a_node_without_memory_is_told_and_trains_on(stage: Stage) -> None:
     """Once, in the history."""
     (stage.home / "file").touch()
-    stage.environment["HOLDFAST_VAULTS"] = str(stage.home / "file")
+    stage.environment["HOLDFAST_MEMSTORE_ROOT"] = str(stage.home / "file")
     play = stage.play("none", args=["--steps", "10"], nodes={"wanted": 2, "ranks": 1})
     assert play.ends() == 0, play.log()
     faults = queries.faults(stage.history, play.job.id)
@@ -131,4 +131,4 @@ def test_a_node_without_memory_is_told_and_trains_on(stage: Stage) -> None:
     outlook = look(stage.history, play.job)
     assert outlook.snapshots is None
     assert outlook.no_snapshots.startswith("none: memory-none on node"), outlook.no_snapshots
-    assert sum("no state in memory" in remark.text for remark in queries.remarks(stage.history, play.job.id)) == 1
+    assert sum("no state in memory" in remark.text for remark in queries.job_events(stage.history, play.job.id)) == 1

@@ -62,7 +62,7 @@ def opens(play: Play, step: int) -> None:
 
 def home_of(play: Play, node: str) -> str:
     """Return the node that keeps the replicas of *node*; nothing while that is one which is gone."""
-    up = [view.name for view in play.stage.nodes.survey() if view.standing == "up"]
+    up = [view.name for view in play.stage.nodes.survey() if view.status == "up"]
     told = {one: play.chaos.ask(one)["memory"] for one in up}
     (home,) = told[node]["to"]
     return next((one for one, memory in told.items() if memory["port"] == home[1]), "")
@@ -98,7 +98,7 @@ def newest_of(play: Play, rank: int) -> int:
 def on_disk(play: Play, until: int = STEPS) -> int:
     """Return the step of the newest whole checkpoint that is not after step *until*; 0 while there is none."""
     folder = play.stage.home / "jobs" / play.name / "checkpoints"
-    whole = [int(path.name.removeprefix("step-")) for path in manifest.candidates(folder) if manifest.looks_whole(path)]
+    whole = [int(path.name.removeprefix("step-")) for path in manifest.candidates(folder) if manifest.looks_complete(path)]
     return max((step for step in whole if step <= until), default=0)
 
 
@@ -168,8 +168,8 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undistu
     assert row.age_steps is not None, play.log()
     assert row.age_steps >= 1, play.log()
     assert row.every == 1
-    assert row.copied_s > row.hidden_s - 1e-9  # sums of the same numbers, rounded apart
-    assert row.hidden_s > 0
+    assert row.copied_s > row.overlapped_s - 1e-9  # sums of the same numbers, rounded apart
+    assert row.overlapped_s > 0
     assert row.trained_s > row.cost_s > 0
     there = min(newest_of(play, rank) for rank in (0, 1))
     kill_all(play)
@@ -217,7 +217,7 @@ def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: d
     assert play.pids()[1] == survivor
     play.steps_to(45)
     wait_until(lambda: on_disk(play) > resumed, seconds=30, explain=play.log)
-    left = [view.name for view in stage.nodes.survey() if view.standing == "up"]
+    left = [view.name for view in stage.nodes.survey() if view.status == "up"]
     assert len(left) == 2
     cut_off(play, *left)
     newest = on_disk(play)  # nobody is left who writes

@@ -17,7 +17,7 @@ import pytest
 from holdfast import exit_codes
 from holdfast.cli.watch import request_stop
 from holdfast.history import queries
-from holdfast.history.models import Move
+from holdfast.history.models import JobTransition
 from holdfast.runtime.checkpoint import manifest
 from tests.integration.stage import Play, Stage
 from tests.integration.test_takeover_flow import begun, goes_on, newest, recovered
@@ -35,14 +35,14 @@ def drain(play: Play, *words: str) -> dict[str, Any]:
     return told
 
 
-def moves(play: Play, event: str) -> list[Move]:
+def moves(play: Play, event: str) -> list[JobTransition]:
     """Return the moves of the job's state that *event* brought about."""
     return [one for one in queries.moves(play.stage.history, play.job.id) if one.event == event]
 
 
-def remarks(play: Play) -> str:
+def job_events(play: Play) -> str:
     """Return all that was remarked of the job."""
-    return "\n".join(one.text for one in queries.remarks(play.stage.history, play.job.id))
+    return "\n".join(one.text for one in queries.job_events(play.stage.history, play.job.id))
 
 
 def test_ranks_leave_a_drained_node_and_without_room_the_job_waits_for_it_in_time(stage: Stage) -> None:
@@ -57,12 +57,12 @@ def test_ranks_leave_a_drained_node_and_without_room_the_job_waits_for_it_in_tim
     assert play.incidents() == [], play.log()
     stays = next(rank for rank, placed in play.chaos.ranks().items() if placed.pid in before.values())
     assert play.pids()[stays] == before[stays]
-    wait_until(lambda: next(one for one in stage.nodes.survey() if one.name == first).standing == "idle", seconds=30, explain=play.log)
+    wait_until(lambda: next(one for one in stage.nodes.survey() if one.name == first).status == "idle", seconds=30, explain=play.log)
 
     second = list(newest(play).ranks)[-1]
     drain(play, second, "--in", "10s", "--reason", "old fan")
     play.reaches("WAITING")
-    said = remarks(play)
+    said = job_events(play)
     assert f"{second} is to be left: drained by " in said
     assert "no other node is free; training goes on there" in said, said
     assert [one.kind for one in play.incidents()] == ["node-leaving"]
@@ -135,14 +135,14 @@ def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_
     )
     play.steps_to(3)
     assert set(newest(play).ranks) == {"node-1", "node-2"}
-    assert "node-0 passed over: new fan from " in remarks(play)
+    assert "node-0 passed over: new fan from " in job_events(play)
     plan.write_text(json.dumps({**described, "maintenance": [early, late]}))
-    wait_until(lambda: "node-1 is to be left: new disk from " in remarks(play), seconds=30, explain=play.log)
+    wait_until(lambda: "node-1 is to be left: new disk from " in job_events(play), seconds=30, explain=play.log)
 
     assert play.ends() == exit_codes.TIME_OVER, play.log()
     assert play.reason().startswith("the walltime of 1 min 00 s (`limits.walltime`) ends at "), play.log()
-    saved = next(manifest.whole_steps(stage.home / "jobs" / "timed" / "checkpoints"))
-    assert f"step {saved} was saved out of the nodes' memory" in remarks(play), play.log()
+    saved = next(manifest.complete_steps(stage.home / "jobs" / "timed" / "checkpoints"))
+    assert f"step {saved} was saved out of the nodes' memory" in job_events(play), play.log()
     last = queries.last_step(stage.history, play.job.id)
     assert last is not None
     assert saved >= last.step - 2

@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 
 def told(play: Play, words: str) -> list[str]:
     """Return the remarks with these *words*."""
-    return [one.text for one in queries.remarks(play.stage.history, play.job.id) if words in one.text]
+    return [one.text for one in queries.job_events(play.stage.history, play.job.id) if words in one.text]
 
 
 def killed(play: Play, number: int) -> None:

@@ -35,7 +35,7 @@ def trouble(play: Play, rank: int, statements: str) -> None:
     wait_until(lambda: troubles.troubled_at(folder, rank), seconds=30, explain=play.log)
 
 
-def the_fault(play: Play, kind: str) -> models.Fault:
+def the_fault(play: Play, kind: str) -> models.FaultRecord:
     """Wait for a fault of this kind, and return the newest; a failure shows all that were seen."""
 
     def explain() -> str:
@@ -76,7 +76,7 @@ def test_who_does_not_come_and_who_comes_to_the_wrong_place_are_named_and_replac
     loss = the_fault(play, "loss-not-finite")
     assert (loss.rank, loss.incident_id, loss.level) == (0, None, "watch")
     assert f"the loss of rank 0 is nan at step {loss.step}, on this rank alone" in loss.evidence["quote"]
-    assert any("The loss or its gradient is no number" in one.text for one in queries.remarks(stage.history, play.job.id))
+    assert any("The loss or its gradient is no number" in one.text for one in queries.job_events(stage.history, play.job.id))
     assert play.kinds()[2:] in ([], ["loss-lost"]), "the loss that stays none is an incident of its own"
 
 
@@ -91,13 +91,13 @@ def test_a_slow_rank_is_moved_if_that_pays_and_one_with_a_flipped_bit_is_replace
     assert "its computing is slow, not its links" in slow.evidence["quote"]
     wait_until(lambda: nodes_of(play).get(1, slowly) != slowly and play.state() == "RUNNING", seconds=60, explain=play.log)
     assert play.incidents() == []
-    weighed = next(one for one in queries.weighings(stage.history, play.job.id) if one.rank == 1)
+    weighed = next(one for one in queries.straggler_decisions(stage.history, play.job.id) if one.rank == 1)
     assert (weighed.act, weighed.node, weighed.kind) == ("move", slowly, "straggler-gpu")
     assert re.match(
         rf"rank 1 on {slowly}: staying costs .* a step x [\d,]+ steps that are left = .*; moving costs .*: moved$", weighed.reason
     )
-    wait_until(lambda: queries.moves_asked(stage.history, play.job.id)[-1].done, seconds=30, explain=play.log)
-    assert (queries.moves_asked(stage.history, play.job.id)[-1].facts or {})["pause"] > 0
+    wait_until(lambda: queries.finished_migrations(stage.history, play.job.id)[-1].done, seconds=30, explain=play.log)
+    assert (queries.finished_migrations(stage.history, play.job.id)[-1].facts or {})["pause"] > 0
     liar = nodes_of(play)[2]
     trouble(play, 2, "flip()")
     wrong = the_fault(play, "silent-corruption")
@@ -134,8 +134,8 @@ def test_an_evaluation_and_a_save_that_nobody_declared_are_remarked_on_and_no_fa
     for rank in range(3):
         trouble(play, rank, f"time.sleep({100 * usual + 2})")
     play.steps_to(play.chaos.step() + 5)
-    wait_until(lambda: [one for one in queries.remarks(stage.history, play.job.id) if "no rank made progress" in one.text], seconds=30)
-    first = next(one.text for one in queries.remarks(stage.history, play.job.id) if "no rank made progress" in one.text)
+    wait_until(lambda: [one for one in queries.job_events(stage.history, play.job.id) if "no rank made progress" in one.text], seconds=30)
+    first = next(one.text for one in queries.job_events(stage.history, play.job.id) if "no rank made progress" in one.text)
     assert re.search(r"rank 0 on node-\d did not arrive at allreduce #\d+ of group 0 \(ranks 1, 2 wait", first), first
     assert "It counts as a hang after 300 s (`limits.hang_timeout`)" in first
     assert (play.incidents(), nodes_of(play)) == ([], before)

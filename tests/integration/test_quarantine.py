@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.history import Fault, approvals, cordons, queries
+from holdfast.history import FaultRecord, approvals, cordons, queries
 from holdfast.history.health_samples import keep
-from holdfast.history.models import Question
-from policies.node_health import HealthFinding, HealthVerdict
+from holdfast.history.models import ApprovalRequest
+from policies.node_health import HealthAssessment, HealthFinding
 from tests.history.rows import service_moves
 from tests.integration.prefect_api import ask
 from tests.integration.stage import BOOTED, Play, Stage
@@ -35,17 +35,17 @@ def call(stage: Stage, path: str, body: dict[str, Any] | None = None) -> dict[st
     return dict(ask(f"{stage.environment['PREFECT_API_URL']}/{path}", body))
 
 
-def run_of(stage: Stage, asked: Question) -> dict[str, Any]:
+def run_of(stage: Stage, asked: ApprovalRequest) -> dict[str, Any]:
     """Return the flow run in which a question is asked."""
     return call(stage, f"flow_runs/{asked.flow_run}")
 
 
-def remarks(play: Play) -> str:
+def job_events(play: Play) -> str:
     """Return all that was remarked of the job."""
-    return "\n".join(one.text for one in queries.remarks(play.stage.history, play.job.id))
+    return "\n".join(one.text for one in queries.job_events(play.stage.history, play.job.id))
 
 
-def off_bus(play: Play) -> list[Fault]:
+def off_bus(play: Play) -> list[FaultRecord]:
     """Return what the history has of a GPU that is gone."""
     return [one for one in queries.faults(play.stage.history, play.job.id) if one.kind == "gpu-off-bus"]
 
@@ -65,19 +65,21 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     wait_until(lambda: off_bus(play), seconds=60, explain=play.log)
     (fault,) = off_bus(play)
     assert (fault.node, fault.level, fault.evidence["source"], fault.incident_id) == ("node-0", "evict-now", "kernel log on node-0", None)
-    assert "GPU has fallen off the bus" in remarks(play)
+    assert "GPU has fallen off the bus" in job_events(play)
     assert (play.state(), play.incidents()) == ("RUNNING", []), "by itself it stops nothing"
     play.chaos.kill(0)
     play.reaches("WAITING")
     assert "0 node(s) are left and the job needs 1, so a person is asked" in play.reason()
-    wait_until(lambda: [one.flow_run for one in approvals.still_open(stage.history)] not in ([], [None]), seconds=30, explain=play.log)
+    wait_until(
+        lambda: [one.flow_run for one in approvals.pending_approvals(stage.history)] not in ([], [None]), seconds=30, explain=play.log
+    )
     return play
 
 
 def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(stage: Stage, tmp_path: Path) -> None:
     """A person lets it go, as the job has no other: the job waits for capacity though the agent would answer, and says why."""
     play = off_the_bus(stage, tmp_path, "off-bus")
-    (asked,) = approvals.still_open(stage.history)
+    (asked,) = approvals.pending_approvals(stage.history)
     command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--reason", "swap it"]
     said = subprocess.run(command, env=stage.environment, capture_output=True, text=True, check=True).stdout
     assert re.match(rf"question {asked.number} of job off-bus is answered: isolate node-0 by \S+@\S+: swap it\n", said)
@@ -108,7 +110,7 @@ def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(s
 def test_a_form_in_prefects_ui_keeps_a_node_that_a_person_trusts(stage: Stage, tmp_path: Path) -> None:
     """The paused run shows what is asked; refused there, the rank is started again where it was, and nothing is held against the node."""
     play = off_the_bus(stage, tmp_path, "trusted")
-    (asked,) = approvals.still_open(stage.history)
+    (asked,) = approvals.pending_approvals(stage.history)
     run = run_of(stage, asked)
     assert (run["name"], run["state"]["type"]) == ("trusted: may node-0 be isolated?", "PAUSED")
     wrong = call(stage, f"flow_runs/{asked.flow_run}/resume", {"run_input": {"answer": "approve", "nodes": ["node-7"]}})
@@ -117,21 +119,21 @@ def test_a_form_in_prefects_ui_keeps_a_node_that_a_person_trusts(stage: Stage, t
     assert call(stage, f"flow_runs/{asked.flow_run}/resume", {"run_input": form})["status"] == "ACCEPT"
     assert play.ends() == 0, play.log()
     assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-in-place", "recovered")]
-    assert "is answered: keep node-0 by ann: known bad sensor" in remarks(play)
+    assert "is answered: keep node-0 by ann: known bad sensor" in job_events(play)
     assert service_moves(stage.history, "stage", "node-0") == []
     assert run_of(stage, asked)["state"]["message"] == "keep node-0 by ann: known bad sensor"
 
 
 def standings(stage: Stage) -> dict[str, str]:
     """Return where the nodes stand that a job has taken."""
-    return {node: move.standing for node, move in queries.node_standings(stage.history, "stage").items()}
+    return {node: move.status for node, move in queries.node_statuses(stage.history, "stage").items()}
 
 
 def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: Path) -> None:
     """The launch takes others, a spare one included, and says who holds one and why, and what the cluster-health flow left of the other."""
     stage.count, now = 4, time.time()
     finding = HealthFinding(kind="gpu-off-bus", part="gpu 0", quote="GPU 0: Xid 79", since=now, seen=now)
-    unhealthy = HealthVerdict(node="node-1", standing="unhealthy", since=now, at=now, seen=now, findings=(finding,))
+    unhealthy = HealthAssessment(node="node-1", status="unhealthy", since=now, at=now, seen=now, findings=(finding,))
     keep(stage.history, "stage", {"node-1": unhealthy}, [], {})
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     said = say(stage, tmp_path, "hold", "node-0", "--reason", "new fan", "--for", "2h")
@@ -144,6 +146,6 @@ def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: 
     (generation,) = queries.generations(stage.history, play.job.id)
     assert list(generation.ranks) == ["node-2"]
     assert standings(stage) == {"node-2": "healthy", "node-3": "healthy"}
-    assert "node-0 is left out: held by " in remarks(play)
-    assert "new fan; `holdfast nodes release node-0 --reason ...` takes it back" in remarks(play)
-    assert "node-1 passed over: unhealthy: gpu-off-bus: GPU 0: Xid 79" in remarks(play)
+    assert "node-0 is left out: held by " in job_events(play)
+    assert "new fan; `holdfast nodes release node-0 --reason ...` takes it back" in job_events(play)
+    assert "node-1 passed over: unhealthy: gpu-off-bus: GPU 0: Xid 79" in job_events(play)

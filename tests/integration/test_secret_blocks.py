@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.control.backup import prerequisites
 from holdfast.control.backup.prerequisites import BackupPrerequisites
-from holdfast.errors import SecretAway, UnusableFile
+from holdfast.errors import SecretUnavailable, UnusableFile
 from holdfast.ports import free_port
 from holdfast.prefect.server import STANDS_IN
 from holdfast.secrets import secret
@@ -50,7 +50,7 @@ def test_a_flow_whose_own_server_stands_in_asks_the_one_that_has_the_block(
     """One that stands in never had it: to save it there would be of no use."""
     monkeypatch.setenv("PREFECT_API_URL", prefect_server.url)
     monkeypatch.setenv(STANDS_IN, away := f"http://127.0.0.1:{free_port()}/api")
-    with pytest.raises(SecretAway, match=rf"{away} does not give it.*refused.*Start it"):
+    with pytest.raises(SecretUnavailable, match=rf"{away} does not give it.*refused.*Start it"):
         secret("block:site-key", "the key")
     monkeypatch.setenv(STANDS_IN, prefect_server.url)
     assert secret("block:site-key", "the key") == key

@@ -61,7 +61,7 @@ def test_a_job_opens_no_port_of_the_orchestrator_and_shows_its_secrets_to_nobody
     assert len(held) >= 2
     found = modes(*held)
     assert all(found[str(one)] == 0o700 for one in held)
-    assert {mode for path, mode in found.items() if path.endswith(("agent.sock", "journal.jsonl", "agent.json"))} == {0o600}
+    assert {mode for path, mode in found.items() if path.endswith(("agent.sock", "event-log.jsonl", "agent.json"))} == {0o600}
     places = [place for place in store_folders.root().iterdir() if place.is_dir()]
     assert {stat.S_IMODE(one.stat().st_mode) for one in (store_folders.root(), *places)} == {0o700}
     assert {mode for path, mode in modes(*places).items() if path.endswith(shared_memory.SUFFIX)} <= {0o600}

@@ -18,14 +18,14 @@ from holdfast.history import cordons, holder_of, queries
 from holdfast.history.cordons import CordonTable
 from holdfast.spec import SlurmCluster
 from holdfast.testing.chaos import Chaos
-from policies.cordons import Answer, Changed, Node, OperatorRequest, Owner
+from policies.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner
 from policies.quarantine import hold, release
 from tests.integration.conftest import PrefectServer
 from tests.integration.flow_server import Flows
 from tests.integration.stage import PACED, Play
 from tests.integration.test_takeover_flow import goes_on, newest
 from tests.slurm.slurm_server import MISSING, SlurmServer, is_installed
-from tests.slurm.slurm_stage import SlurmStage, remarks
+from tests.slurm.slurm_stage import SlurmStage, job_events
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def said(stage: SlurmStage, node: str, verb: Callable[[Node, OperatorRequest], A
     word = OperatorRequest(owner=Owner(name="ann@desk", person=True), reason=reason, at=time.time())
     place = CordonTable(cluster="slurm", names=stage.slurm.names, rules=SlurmCluster(kind="slurm").quarantine.rules)
     answer = cordons.say(stage.history, place, node, lambda node, _ward: verb(node, word), now=word.at)
-    assert isinstance(answer, Changed), answer
+    assert isinstance(answer, CordonChanged), answer
 
 
 def recovered(play: Play, number: int = 1) -> None:
@@ -97,7 +97,7 @@ def recovered(play: Play, number: int = 1) -> None:
 def story(play: Play) -> str:
     """Return what became of a job until now."""
     moves = [f"{move.after}: {move.reason}" for move in queries.moves(play.stage.history, play.job.id)]
-    return "\n".join([*moves, remarks(play), play.log()])
+    return "\n".join([*moves, job_events(play), play.log()])
 
 
 def is_drained(slurm: SlurmServer, node: str) -> bool:
@@ -110,7 +110,7 @@ def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_le
     play = stage.play("plain", args=["--steps", "100000"], nodes=TWO)
     play.steps_to(5)
     (number,) = stage.allocations("plain")
-    assert f"asked Slurm for 2 nodes: job {number}" in remarks(play)
+    assert f"asked Slurm for 2 nodes: job {number}" in job_events(play)
     assert f"Slurm job {number} has " in holdfast(stage, "status", "plain")
     cluster = stage.home / "cluster.json"
     cluster.write_text(json.dumps(stage.described()))
@@ -128,7 +128,7 @@ def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_le
     goes_on(play)
     assert [one.kind for one in play.incidents()] == ["worker-sigkill", "node-leaving"], story(play)
     assert stage.allocations("plain") == [number], story(play)
-    assert "Restarts=1" in stage.slurm.run("scontrol", "show", "job", number), remarks(play)
+    assert "Restarts=1" in stage.slurm.run("scontrol", "show", "job", number), job_events(play)
     play.stops()
     assert stage.allocations("plain") == []
 
@@ -144,10 +144,10 @@ def test_a_lost_node_gives_way_to_the_spare_one_and_a_further_allocation_to_the_
     goes_on(play)
     assert (play.kinds(), [one.action for one in play.incidents()]) == (["node-lost"], ["replace-node"]), play.log()
 
-    wait_until(lambda: len(stage.allocations("lost")) == 2, seconds=60, explain=lambda: remarks(play))
+    wait_until(lambda: len(stage.allocations("lost")) == 2, seconds=60, explain=lambda: job_events(play))
     further = next(number for number in stage.allocations("lost") if number != first)
     spare = next(name for name in stage.slurm.names if name != lost and name not in newest(play).ranks)
-    wait_until(lambda: stage.nodes._view(spare).job == play.job.id, seconds=60, explain=lambda: remarks(play))
+    wait_until(lambda: stage.nodes._view(spare).job == play.job.id, seconds=60, explain=lambda: job_events(play))
     second = play.chaos.ranks()[0].node
     stage.take_node(second)
     recovered(play, 2)
@@ -159,10 +159,10 @@ def test_a_lost_node_gives_way_to_the_spare_one_and_a_further_allocation_to_the_
     said(stage, second, hold, "its fan is loud")
     stage.slurm.start_node(lost)
     stage.slurm.start_node(second)
-    wait_until(lambda: is_drained(stage.slurm, second), seconds=60, explain=lambda: remarks(play))
+    wait_until(lambda: is_drained(stage.slurm, second), seconds=60, explain=lambda: job_events(play))
     assert "holdfast root/slurm: " in stage.slurm.run("sinfo", "-h", "-n", second, "-o", "%E")
     said(stage, second, release, "a new fan")
-    wait_until(lambda: not is_drained(stage.slurm, second), seconds=60, explain=lambda: remarks(play))
+    wait_until(lambda: not is_drained(stage.slurm, second), seconds=60, explain=lambda: job_events(play))
     play.stops()
     assert stage.allocations("lost") == []
 
@@ -190,7 +190,7 @@ def test_what_an_allocation_leaves_undone_is_done_in_the_next_one_to_the_bit(
     wait_until(lambda: play.saw(1), seconds=90, explain=play.log)
     recovered(play)
     assert play.kinds() == ["node-leaving"], play.log()
-    assert "was saved out of the nodes' memory" in remarks(play)
+    assert "was saved out of the nodes' memory" in job_events(play)
     (second,) = stage.allocations("long")
     assert second != first
     assert play.ends(seconds=300) == 0, play.log()
@@ -217,17 +217,17 @@ def test_a_job_that_gives_way_to_a_more_urgent_one_is_saved_and_goes_on_when_tha
     play.steps_to(20, seconds=200)
     wants = ["--partition=urgent", "--nodes=2", f"--exclude={','.join(stage.slurm.names[2:])}", "--exclusive"]
     urgent = stage.slurm.run("sbatch", "--parsable", *wants, "--output=/dev/null", "--wrap", "sleep 1000")
-    wait_until(lambda: "JobState=RUNNING" in shown(stage, urgent), seconds=60, explain=lambda: remarks(play))
+    wait_until(lambda: "JobState=RUNNING" in shown(stage, urgent), seconds=60, explain=lambda: job_events(play))
     play.reaches("WAITING")
     stage.slurm.run("scancel", urgent)
     recovered(play)
     goes_on(play)
     (incident,) = play.incidents()
-    assert (incident.kind, incident.action) == ("node-leaving", "wait-for-capacity"), f"{incident.reason}\n{remarks(play)}"
+    assert (incident.kind, incident.action) == ("node-leaving", "wait-for-capacity"), f"{incident.reason}\n{job_events(play)}"
     # Slurm tells when the allocation ends before the signal has come, or after it.
     told = ("it was told to go" in incident.reason, "which it belongs to, ends at" in incident.reason)
     assert any(told), incident.reason
-    assert "was saved out of the nodes' memory" in remarks(play)
+    assert "was saved out of the nodes' memory" in job_events(play)
     assert (incident.steps_lost or 0) <= 1
     play.stops()
 
@@ -243,10 +243,10 @@ def test_a_job_that_is_run_inside_of_an_allocation_uses_it_and_ends_saved_before
     play.steps_to(5)
     before = play.pids()
     play.process.send_signal(signal.SIGTERM)
-    assert play.process.wait(60) == exit_codes.HANDED_OVER, play.log()
-    assert "which trains on: the machine of the flow goes down" in remarks(play)
+    assert play.process.wait(60) == exit_codes.DETACHED, play.log()
+    assert "which trains on: the machine of the flow goes down" in job_events(play)
     again = stage.again("inside", play.spec)
-    wait_until(lambda: "a new flow adopted the job" in remarks(again), seconds=60, explain=again.log)
+    wait_until(lambda: "a new flow adopted the job" in job_events(again), seconds=60, explain=again.log)
     goes_on(again)
     assert again.pids() == before
     assert stage.allocations("inside") == []
@@ -327,9 +327,9 @@ def test_an_orchestrator_that_is_a_batch_job_hands_over_before_its_time_ends_and
     stage.slurm.run("scancel", "--batch", "--signal=USR1", first)  # as Slurm does before its time ends, of which it thinks twice a minute
     wait_until(lambda: "Restarts=1 " in shown(stage, first), seconds=60, explain=logs)
     wait_until(
-        lambda: any(one.text.startswith("the standby on") for one in queries.remarks(stage.history, job_id)), seconds=60, explain=logs
+        lambda: any(one.text.startswith("the standby on") for one in queries.job_events(stage.history, job_id)), seconds=60, explain=logs
     )
-    assert any("which trains on: it was told to by SIGUSR1" in one.text for one in queries.remarks(stage.history, job_id))
+    assert any("which trains on: it was told to by SIGUSR1" in one.text for one in queries.job_events(stage.history, job_id))
     step = chaos.step()
     wait_until(lambda: chaos.step() > step + 5, seconds=60, explain=logs)
 

@@ -49,7 +49,7 @@ def stands_by(host: Stage, play: Play) -> Play:
 
 def has_taken_over(play: Play) -> bool:
     """Tell whether a standby says that it steers."""
-    return any(one.text.startswith("the standby on") for one in queries.remarks(play.stage.history, play.job.id))
+    return any(one.text.startswith("the standby on") for one in queries.job_events(play.stage.history, play.job.id))
 
 
 def pids(play: Play) -> dict[str, int]:
@@ -87,7 +87,7 @@ def test_a_flow_that_is_told_to_let_go_hands_its_job_over_and_no_rank_notices(st
     assert play.process.wait(60) == 6, play.log()
     wait_until(lambda: has_taken_over(play), seconds=60, explain=standby.log)
     assert "the flow has let go of job 'handed'" in said
-    assert any("asked it to" in one.text for one in queries.remarks(stage.history, play.job.id))
+    assert any("asked it to" in one.text for one in queries.job_events(stage.history, play.job.id))
     standby.steps_to(standby.chaos.step() + 5)
     assert (pids(play), standby.incidents(), len(queries.generations(stage.history, play.job.id))) == (before, [], 1)
 
@@ -199,7 +199,7 @@ def test_recoveries_go_on_without_the_database_and_are_on_record_later(
     try:
         os.kill(placed[1].pid, signal.SIGKILL)
         wait_until(lambda: len(now := pids(play)) == 2 and now["1"] != before["1"], seconds=60, explain=play.log)
-        deposit = [stage.nodes.folder(node) / "deposit.jsonl" for node in stage.nodes.names()]
+        deposit = [stage.nodes.folder(node) / "outbox.jsonl" for node in stage.nodes.names()]
         wait_until(
             lambda: sum(one.exists() and r"\"outcome\": \"recovered\"" in one.read_text() for one in deposit) == 2,
             seconds=60,
@@ -208,7 +208,7 @@ def test_recoveries_go_on_without_the_database_and_are_on_record_later(
         play.dies()
     finally:
         postgres.start()
-    for own in ("token", "history.spill.jsonl"):
+    for own in ("token", "history.outbox.jsonl"):
         (play.spec.parent / own).unlink()
     wait_until(lambda: has_taken_over(play), seconds=60, explain=standby.log)
     standby.steps_to(standby.chaos.step() + 10)

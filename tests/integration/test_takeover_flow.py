@@ -28,7 +28,7 @@ def begun(stage: Stage, name: str, *more: str, **fields: Any) -> Play:
 
 def standbys(play: Play) -> dict[str, dict[str, Any]]:
     """Return the standbys that agents have, by node and number."""
-    up = [view.name for view in play.stage.nodes.survey() if view.standing == "up"]
+    up = [view.name for view in play.stage.nodes.survey() if view.status == "up"]
     return {f"{node}/{number}": one for node in up for number, one in play.chaos.ask(node)["standbys"].items()}
 
 
@@ -88,7 +88,7 @@ def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(
     facts = play.incidents()[0].facts
     assert facts is not None
     assert (facts["source"], facts["rebuilt"], list(facts["coverage"])) == ("live", 1, ["1"])
-    assert any("standby 0 on node-2 is warm and parked" in one.text for one in queries.remarks(stage.history, play.job.id))
+    assert any("standby 0 on node-2 is warm and parked" in one.text for one in queries.job_events(stage.history, play.job.id))
     stands_by(play)
     play.chaos.power_off(0)
     recovered(play, 2)
@@ -99,7 +99,9 @@ def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(
     assert told(play, "servers", "standby-0")[-1] == ["node-2"]
     stands_by(play)
     assert [place.partition("/")[0] for place in standbys(play)] == ["node-3"], play.log()
-    assert [one.text for one in queries.remarks(stage.history, play.job.id) if "to be spare" in one.text] == ["node-3 taken in to be spare"]
+    assert [one.text for one in queries.job_events(stage.history, play.job.id) if "to be spare" in one.text] == [
+        "node-3 taken in to be spare"
+    ]
     play.stops()
 
 
@@ -239,7 +241,7 @@ def test_a_flow_that_comes_later_takes_the_standbys_over_and_ends_what_another_b
     waiting = next(iter(standbys(play).values()))["pid"]
     play.dies()
     play = stage.again("heirs", play.spec)
-    wait_until(lambda: any("adopted" in one.text for one in queries.remarks(stage.history, play.job.id)), seconds=30, explain=play.log)
+    wait_until(lambda: any("adopted" in one.text for one in queries.job_events(stage.history, play.job.id)), seconds=30, explain=play.log)
     play.chaos.kill(1)
     recovered(play)
     goes_on(play)

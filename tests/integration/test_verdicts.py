@@ -8,7 +8,7 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from holdfast.history import Fault, Verdict, queries
+from holdfast.history import FaultRecord, IncidentDiagnosis, queries
 from tests.cli.conftest import PROGRAM
 from tests.integration.stage import BOOTED, Play, Stage
 from tests.lookouts import is_read
@@ -33,7 +33,7 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     wait_until(lambda: any(one.node == "node-0" for one in faults(play, "gpu-memory-double-bit")), seconds=60, explain=play.log)
     seen = next(one for one in faults(play, "gpu-memory-double-bit") if one.node == "node-0")
     assert (seen.level, seen.evidence["source"], seen.incident_id) == ("reset-device", "kernel log on node-0", None)
-    assert any("double bit error" in one.text for one in queries.remarks(stage.history, play.job.id))
+    assert any("double bit error" in one.text for one in queries.job_events(stage.history, play.job.id))
     assert (play.state(), len(play.incidents())) == ("RUNNING", 1), "nobody acts on a node while steps advance through it"
     play.chaos.signal(0, signal.SIGKILL)
     wait_until(lambda: play.saw(2) and play.incidents()[1].outcome, seconds=40, explain=play.log)
@@ -62,11 +62,11 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     assert "flux capacitor N out of phase" in one["shape"]
 
 
-def faults(play: Play, kind: str) -> list[Fault]:
+def faults(play: Play, kind: str) -> list[FaultRecord]:
     """Return the faults of *kind* on record."""
     return [one for one in queries.faults(play.stage.history, play.job.id) if one.kind == kind]
 
 
-def verdict(play: Play, incident: str) -> Verdict:
+def verdict(play: Play, incident: str) -> IncidentDiagnosis:
     """Return the newest verdict on an incident."""
     return queries.verdicts(play.stage.history, incident_id=incident)[-1]

@@ -95,7 +95,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> 
     environment = bare | {
         "PATH": f"{tools}:{os.environ['PATH']}",
         "PYTHONPATH": str(clone),
-        "HOLDFAST_VAULTS": os.environ["HOLDFAST_VAULTS"],
+        "HOLDFAST_MEMSTORE_ROOT": os.environ["HOLDFAST_MEMSTORE_ROOT"],
         "HOLDFAST_KERNEL_LOG": os.environ["HOLDFAST_KERNEL_LOG"],
         "HOLDFAST_HOME": str(place / "home"),
         "PREFECT_HOME": str(prefect_home),

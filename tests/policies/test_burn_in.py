@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from detectors.burn_in_results import Check, CheckMark
-from detectors.codec import Misshapen, packed, unpacked
-from policies.burn_in import BurnInThresholds, held_against, outcome, seen
+from detectors.codec import MalformedData, packed, unpacked
+from policies.burn_in import BurnInThresholds, apply_thresholds, outcome, seen
 
 LIMITS = BurnInThresholds(disk=100.0, network=50.0, latency=2.0, clock=1.0)
 
@@ -32,10 +32,10 @@ BEYOND = {
 def test_a_figure_beyond_its_limit_fails_the_check(case: str) -> None:
     """And says by how much."""
     figures, words = BEYOND[case]
-    found = held_against(a_check(figures=figures), LIMITS)
+    found = apply_thresholds(a_check(figures=figures), LIMITS)
     assert found.mark is CheckMark.FAILED
     assert words in found.words
-    assert held_against(a_check(figures=figures), BurnInThresholds(disk=0, network=0, latency=0, clock=0)).mark is CheckMark.PASSED
+    assert apply_thresholds(a_check(figures=figures), BurnInThresholds(disk=0, network=0, latency=0, clock=0)).mark is CheckMark.PASSED
 
 
 @pytest.mark.parametrize(
@@ -43,14 +43,14 @@ def test_a_figure_beyond_its_limit_fails_the_check(case: str) -> None:
 )
 def test_a_figure_within_its_limit_passes(figures: dict[str, float]) -> None:
     """An offset that the way of the question may explain is none."""
-    assert held_against(a_check(figures=figures), LIMITS).mark is CheckMark.PASSED
+    assert apply_thresholds(a_check(figures=figures), LIMITS).mark is CheckMark.PASSED
 
 
 def test_limits_are_held_against_nothing_that_did_not_pass() -> None:
     """What failed says why by itself, and what could not be made has no figures to speak of."""
     for mark in (CheckMark.FAILED, CheckMark.SKIPPED):
         found = a_check(mark, figures={"sent MB/s": 1.0})
-        assert held_against(found, LIMITS) is found
+        assert apply_thresholds(found, LIMITS) is found
 
 
 def test_one_failure_is_one_too_many_and_being_blind_is_no_pass() -> None:
@@ -87,5 +87,5 @@ def test_a_check_travels_as_json() -> None:
 )
 def test_what_is_no_check_is_refused(told: object) -> None:
     """A node in doubt may say anything."""
-    with pytest.raises(Misshapen):
+    with pytest.raises(MalformedData):
         unpacked(Check, told)

@@ -240,10 +240,10 @@ def test_no_save_is_advised_before_the_one_before_is_written() -> None:
     cheap = IntervalCase(save_s=0.01, step_s=1, between_s=20_000)
     limits = IntervalLimits(least=1, most=10_000)
     assert advise(cheap, limits).steps == 20
-    slow = replace(cheap, beside_s=100)
+    slow = replace(cheap, overlapped_s=100)
     assert advise(slow, limits).steps == 125
     assert "written for 100 s beside training" in advise(slow, limits).reason
-    assert advise(replace(cheap, beside_s=1), limits).steps == 20
+    assert advise(replace(cheap, overlapped_s=1), limits).steps == 20
 
 
 def test_the_table_shows_the_advice_shorter_and_longer_ones_and_those_asked_for() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.drains import AGAIN, STOP, Drain, DrainAction, DrainView, ends_at, next_act
+from policies.drains import AGAIN, STOP, Drain, DrainAction, DrainView, ends_at, next_action
 from policies.escalation import RecoveryAction
-from policies.node_faults import offences
+from policies.node_faults import find_node_faults
 from tests.policies.cases import a_case, decided
 
 NOW = 1_000_000.0
@@ -30,7 +30,7 @@ CAN = DrainView(now=NOW, room=True, save=30.0)
             "no other node is free; training goes on there; shortly before that time it is saved",
         ),
         (replace(DRAIN, by=None), replace(CAN, room=False), DrainAction.STAY, "until they can, as no time is set"),
-        (DRAIN, replace(CAN, barred="the groups are not Holdfast's own"), DrainAction.STAY, "as the groups are not Holdfast's own"),
+        (DRAIN, replace(CAN, blocked_reason="the groups are not Holdfast's own"), DrainAction.STAY, "as the groups are not Holdfast's own"),
         (
             DRAIN,
             replace(CAN, tried=NOW - 1, outcome="standby 3 is lost"),
@@ -46,7 +46,7 @@ CAN = DrainView(now=NOW, room=True, save=30.0)
 )
 def test_what_is_done_about_a_node_that_is_to_be_left(departure: Drain, seen: DrainView, act: DrainAction, words: str) -> None:
     """Room and time decide, and the words say so."""
-    found = next_act(departure, seen)
+    found = next_action(departure, seen)
     assert found.act is act
     assert words in found.reason
 
@@ -54,29 +54,29 @@ def test_what_is_done_about_a_node_that_is_to_be_left(departure: Drain, seen: Dr
 def test_a_short_notice_leaves_half_of_its_time_to_the_attempt_to_move() -> None:
     """Of the 25 s of a SIGTERM a last save of 30 s would leave none."""
     short = replace(DRAIN, by=NOW + 25)
-    assert next_act(short, replace(CAN, now=NOW + 12)).act is DrainAction.MOVE
-    assert next_act(short, replace(CAN, now=NOW + 12.5)).act is DrainAction.LEAVE
-    assert short.is_pressing(NOW, save=30.0), "a job that has nowhere to go need not wait"
-    assert not DRAIN.is_pressing(NOW, save=30.0)
+    assert next_action(short, replace(CAN, now=NOW + 12)).act is DrainAction.MOVE
+    assert next_action(short, replace(CAN, now=NOW + 12.5)).act is DrainAction.LEAVE
+    assert short.is_urgent(NOW, save=30.0), "a job that has nowhere to go need not wait"
+    assert not DRAIN.is_urgent(NOW, save=30.0)
 
 
 TIMES = st.floats(0.0, 10_000.0)
 
 
-@given(by=TIMES, at=TIMES, save=st.floats(0.0, 600.0), room=st.booleans(), barred=st.sampled_from(["", "its groups"]))
+@given(by=TIMES, at=TIMES, save=st.floats(0.0, 600.0), room=st.booleans(), blocked_reason=st.sampled_from(["", "its groups"]))
 def test_ranks_never_stay_beyond_the_last_moment_and_never_leave_with_time_to_spare(
     by: float,
     at: float,
     save: float,
     room: bool,  # noqa: FBT001 (hypothesis names it)
-    barred: str,
+    blocked_reason: str,
 ) -> None:
     """Of what is left then, a last save gets its seconds where the notice was that long, and half of the notice where it was not."""
     departure = replace(DRAIN, by=NOW + by)
-    act = next_act(departure, DrainView(now=NOW + at, room=room, barred=barred, save=save)).act
+    act = next_action(departure, DrainView(now=NOW + at, room=room, blocked_reason=blocked_reason, save=save)).act
     last = departure.latest(save)
     assert (act is DrainAction.LEAVE) == (NOW + at >= last)
-    assert act is not DrainAction.MOVE or (room and not barred)
+    assert act is not DrainAction.MOVE or (room and not blocked_reason)
     assert NOW + by - last == pytest.approx(min(save + STOP, by / 2), abs=1e-6)
 
 
@@ -85,12 +85,12 @@ def test_the_ladder_leaves_the_node_and_holds_nothing_against_it() -> None:
     for facts, action, drop in (
         ({"spares": ("s",), "least": 3}, RecoveryAction.REPLACE_NODE, ("a",)),
         ({"least": 2}, RecoveryAction.SHRINK, ("a",)),
-        ({"least": 3, "askable": True}, RecoveryAction.WAIT_FOR_CAPACITY, ("a",)),
+        ({"least": 3, "approval_possible": True}, RecoveryAction.WAIT_FOR_CAPACITY, ("a",)),
     ):
         case = a_case("node-leaving", "a", **facts)
         made = decided("balanced", case)
         assert (made.action, made.drop) == (action, drop)
-        assert offences(case, made.drop) == []
+        assert find_node_faults(case, made.drop) == []
 
 
 def test_nodes_that_leave_together_are_no_fault_of_the_software() -> None:

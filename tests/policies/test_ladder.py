@@ -18,7 +18,7 @@ from tests.policies.cases import NOW, a_case, a_recovery, a_verdict, decided
 RETRY, TAKE_OVER, NARROW, IN_PLACE, GO_BACK, REPLACE, SHRINK, ASK, WAIT, GIVE_UP = RecoveryAction
 SPENT = tuple(a_recovery(node="a", at=NOW - 100 * n) for n in range(1, 4))
 """As many restarts in place of node a as its budget allows."""
-FRUITLESS = (a_recovery(), *(a_recovery(node=node, gained=False) for node in "abc"))
+FRUITLESS = (a_recovery(), *(a_recovery(node=node, made_progress=False) for node in "abc"))
 
 ECC, LAUNCH = "cuda-uncorrectable-ecc", "cuda-launch-failure"
 AGAIN = replace(a_recovery(), kind=LAUNCH)
@@ -63,7 +63,7 @@ CASES: dict[str, Row] = {
     "a GPU that has to be reset, a spare": (a_case("gpu-memory-double-bit", spares=("s",)), all_say(REPLACE)),
     "a GPU that has to be reset, no spare": (a_case("gpu-memory-double-bit"), all_say(WAIT)),
     "a GPU that has to be reset, no spare, fewer do": (a_case("gpu-memory-double-bit", least=2), they_say(WAIT, SHRINK, SHRINK)),
-    "a GPU that has to be reset, no spare, a person can be asked": (a_case("gpu-memory-double-bit", askable=True), all_say(ASK)),
+    "a GPU that has to be reset, no spare, a person can be asked": (a_case("gpu-memory-double-bit", approval_possible=True), all_say(ASK)),
     "an uncorrectable ECC error that a script reports, a spare": (a_case(ECC, spares=("s",)), all_say(REPLACE)),
     "an uncorrectable ECC error that a script reports, no spare": (a_case(ECC), all_say(WAIT)),
     "an uncorrectable ECC error that a script reports, a job of one node": (a_case(ECC, members=("a",), least=1), all_say(WAIT)),
@@ -123,7 +123,7 @@ CASES: dict[str, Row] = {
         a_case("worker-exit-early", past=FRUITLESS, spares=("s",)), all_say(GIVE_UP),
     ),
     "three recoveries without a step, a spare was tried": (
-        a_case(past=(*FRUITLESS, a_recovery(REPLACE, gained=False)), spares=("t",)), all_say(GIVE_UP),
+        a_case(past=(*FRUITLESS, a_recovery(REPLACE, made_progress=False)), spares=("t",)), all_say(GIVE_UP),
     ),
     "ranks that do not end": (a_case("job-end-stuck", None), all_say(IN_PLACE)),
     "ranks that do not end, again": (
@@ -146,16 +146,16 @@ CASES: dict[str, Row] = {
     "a job of one node": (a_case(members=("a",), least=1), all_say(IN_PLACE)),
     "a job of one node that is lost": (a_case("node-lost", members=("a",), lost="a", least=1), all_say(WAIT)),
     "a GPU off the bus, no spare, nobody is asked": (a_case("gpu-off-bus"), all_say(WAIT)),
-    "a GPU off the bus, no spare": (a_case("gpu-off-bus", askable=True), all_say(ASK)),
-    "a GPU off the bus, no spare, a person agreed": (a_case("gpu-off-bus", askable=True, approved=frozenset("a")), all_say(WAIT)),
-    "a GPU off the bus, no spare, fewer do": (a_case("gpu-off-bus", askable=True, least=2), they_say(WAIT, SHRINK, SHRINK)),
-    "a GPU off the bus, a spare": (a_case("gpu-off-bus", askable=True, spares=("s",)), all_say(REPLACE)),
+    "a GPU off the bus, no spare": (a_case("gpu-off-bus", approval_possible=True), all_say(ASK)),
+    "a GPU off the bus, no spare, a person agreed": (a_case("gpu-off-bus", approval_possible=True, approved=frozenset("a")), all_say(WAIT)),
+    "a GPU off the bus, no spare, fewer do": (a_case("gpu-off-bus", approval_possible=True, least=2), they_say(WAIT, SHRINK, SHRINK)),
+    "a GPU off the bus, a spare": (a_case("gpu-off-bus", approval_possible=True, spares=("s",)), all_say(REPLACE)),
     "a GPU off the bus beside a lost node, without which too few are left": (
-        a_case("gpu-off-bus", "a", ("node-lost", "b"), lost="b", askable=True), all_say(WAIT),
+        a_case("gpu-off-bus", "a", ("node-lost", "b"), lost="b", approval_possible=True), all_say(WAIT),
     ),
-    "two nodes that do not meet, no spare": (a_case("node-apart", "c", askable=True), all_say(WAIT)),
-    "two nodes that do not meet, a spare": (a_case("node-apart", "c", askable=True, spares=("s",)), all_say(REPLACE)),
-    "two nodes that do not meet, fewer do": (a_case("node-apart", "c", askable=True, least=2), they_say(WAIT, SHRINK, SHRINK)),
+    "two nodes that do not meet, no spare": (a_case("node-apart", "c", approval_possible=True), all_say(WAIT)),
+    "two nodes that do not meet, a spare": (a_case("node-apart", "c", approval_possible=True, spares=("s",)), all_say(REPLACE)),
+    "two nodes that do not meet, fewer do": (a_case("node-apart", "c", approval_possible=True, least=2), they_say(WAIT, SHRINK, SHRINK)),
     "a fault on a node that has left": (a_case(node="gone", tried=(IN_PLACE,), spares=("s",)), all_say(IN_PLACE)),
 }  # fmt: skip
 
@@ -215,8 +215,8 @@ def test_ranks_change_nodes_exactly_when_the_failure_may_follow_the_step(kind: s
 
 def test_a_node_that_its_peers_do_not_reach_after_a_restart_either_is_replaced() -> None:
     """Restarts would go on to fail until the job is given up; one that helped is no such sign."""
-    for gained, action, dropped in ((False, REPLACE, ("a",)), (True, IN_PLACE, ())):
-        case = a_case("peer-blamed", spares=("s",), past=(a_recovery(node=None, gained=gained),))
+    for made_progress, action, dropped in ((False, REPLACE, ("a",)), (True, IN_PLACE, ())):
+        case = a_case("peer-blamed", spares=("s",), past=(a_recovery(node=None, made_progress=made_progress),))
         decision = decided("balanced", case)
         assert (decision.action, decision.drop) == (action, dropped)
     assert decided("balanced", a_case("peer-blamed", spares=("s",))).action is IN_PLACE, "the first time may be chance"

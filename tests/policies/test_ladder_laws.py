@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from detectors.all_kinds import CATALOGUE
 from detectors.catalogue import Fault, Levels, RecommendedAction
 from detectors.diagnosis import Diagnosis
-from policies.case import Earlier
+from policies.case import PastFault
 from policies.escalation import POLICIES, Case, Decision, HotSpare, PastRecovery, RecoveryAction, RecoveryBudget, RestartAgain, decide
 from policies.placement import members_after, membership_after
 from policies.replace_ranks import unfit_nodes, unhealthy_ranks
@@ -33,10 +33,12 @@ def cases(draw: st.DrawFn) -> Case:
     anywhere = st.sampled_from([*NODES, None])
     rank = st.sampled_from([*home, None])
     fault = st.builds(Fault, kind=st.sampled_from(sorted(CATALOGUE)), at=st.just(NOW), node=anywhere, rank=rank)
-    recovery = st.builds(PastRecovery, at=st.floats(0.0, NOW), action=st.sampled_from(RecoveryAction), node=anywhere, gained=st.booleans())
+    recovery = st.builds(
+        PastRecovery, at=st.floats(0.0, NOW), action=st.sampled_from(RecoveryAction), node=anywhere, made_progress=st.booleans()
+    )
     root = draw(fault)
     earlier = st.builds(
-        Earlier,
+        PastFault,
         kind=st.sampled_from([root.kind, "worker-sigkill", "link-down"]),
         at=st.floats(NOW - 1000, NOW),
         node=st.sampled_from(NODES),
@@ -45,14 +47,14 @@ def cases(draw: st.DrawFn) -> Case:
     )
     return Case(
         now=NOW,
-        diagnosis=Diagnosis(root=root, echoes=tuple(draw(st.lists(fault, max_size=3))), reason="what was seen"),
+        diagnosis=Diagnosis(root=root, secondary_failures=tuple(draw(st.lists(fault, max_size=3))), reason="what was seen"),
         members=members,
         lost=frozenset(draw(st.sets(st.sampled_from(members)))),
         spares=tuple(others[: draw(st.integers(0, len(others)))]),
         least=draw(st.integers(1, width)),
         past=tuple(draw(st.lists(recovery, max_size=8))),
         tried=tuple(draw(st.lists(st.sampled_from(list(RecoveryAction)[:-1]), max_size=4, unique=True))),
-        barred=draw(st.sampled_from(["", "its groups are not ours"])),
+        blocked_reason=draw(st.sampled_from(["", "its groups are not ours"])),
         ranks=ranks,
         dead=frozenset(draw(st.sets(st.sampled_from(sorted(home)), max_size=2))),
         standbys=tuple(
@@ -60,8 +62,8 @@ def cases(draw: st.DrawFn) -> Case:
             for number, node in enumerate(draw(st.lists(st.sampled_from(NODES), max_size=4)))
         ),
         roles=(tuple(sorted(home)),),
-        takeovers=draw(st.integers(0, 6)),
-        askable=draw(st.booleans()),
+        replacement_attempts=draw(st.integers(0, 6)),
+        approval_possible=draw(st.booleans()),
         approved=frozenset(draw(st.sets(st.sampled_from(members)))),
         earlier=tuple(draw(st.lists(earlier, max_size=12))),
         levels=Levels(changed=draw(st.dictionaries(st.sampled_from(sorted(CATALOGUE)), st.sampled_from(RecommendedAction), max_size=3))),
@@ -136,7 +138,7 @@ def test_a_person_is_asked_for_sick_nodes_that_work_and_only_where_their_word_de
     decision = decide(POLICIES[policy], case).decision
     if decision.action is not RecoveryAction.ASK_A_PERSON:
         return
-    assert case.askable
+    assert case.approval_possible
     assert set(decision.drop) <= case.leaving - case.lost - case.approved
     went = set(case.unfit) - set(decision.drop)
     without = len(case.members) - len(case.unfit) + min(len(case.spares), len(case.unfit))
@@ -166,7 +168,7 @@ def test_a_take_over_replaces_all_that_are_sick_and_nobody_else(policy: str, cas
     if decision.action is not RecoveryAction.TAKE_OVER:
         assert not decision.seats
         return
-    assert not case.barred
+    assert not case.blocked_reason
     ranks = {rank for held in case.ranks.values() for rank in held}
     assert {seat.rank for seat in decision.seats} == unhealthy_ranks(case) < ranks
     assert not {seat.node for seat in decision.seats} & unfit_nodes(case)
@@ -220,7 +222,7 @@ def survived(policy: str, faults: list[tuple[str, int | None, bool]], *, in_one_
         decisions.append(decision)
         if decision.action is RecoveryAction.GIVE_UP:
             return decisions
-        past.append(PastRecovery(at=now, action=decision.action, node=node, gained=False))
+        past.append(PastRecovery(at=now, action=decision.action, node=node, made_progress=False))
         tried = [*tried, decision.action] if in_one_incident and not lost else []
         members, spares = members_after(members, decision), tuple(one for one in spares if one not in decision.add)
         if decision.action is RecoveryAction.WAIT_FOR_CAPACITY:

@@ -11,24 +11,24 @@ from hypothesis import strategies as st
 
 from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
-from policies.case import Case, Copies, Decision, HotSpare, Pass, Placement, RecoveryAction
+from policies.case import Case, Decision, HotSpare, ModelCopies, Pass, Placement, RecoveryAction
 from policies.case_codec import from_record, to_record
 from policies.escalation import ORDERS, POLICIES, decide
 from policies.placement import membership_after
-from policies.shrink_live import ShrinkLive, places_to_widen, whole_copies, wins_by_a_start
+from policies.shrink_live import ShrinkLive, complete_copies, placements_to_grow, restart_pays_off
 from tests.policies.cases import NOW, a_recovery
 
-PLAIN: Copies = ((0,), (1,), (2,))
-PIPELINES: Copies = ((0, 2), (1, 3))
+PLAIN: ModelCopies = ((0,), (1,), (2,))
+PIPELINES: ModelCopies = ((0, 2), (1, 3))
 """Two stages on two ranks each."""
 
 
-def a_loss(lost: str = "c", *, nodes: str = "abc", ranks: int = 1, copies: Copies = PLAIN, **facts: Any) -> Case:
+def a_loss(lost: str = "c", *, nodes: str = "abc", ranks: int = 1, copies: ModelCopies = PLAIN, **facts: Any) -> Case:
     """Return a case in which node *lost*, that holds *ranks* ranks as each does, is lost, and there is no spare."""
     held = {node: tuple(range(place * ranks, (place + 1) * ranks)) for place, node in enumerate(nodes)}
     root = Fault(kind="node-lost", at=NOW, node=lost[0], quote="seen")
-    diagnosis = Diagnosis(root=root, echoes=(), reason="node-lost was seen")
-    given = {"least": 1, "barred": "", "lost": frozenset(lost), "ranks": held, "copies": copies, **facts}
+    diagnosis = Diagnosis(root=root, secondary_failures=(), reason="node-lost was seen")
+    given = {"least": 1, "blocked_reason": "", "lost": frozenset(lost), "ranks": held, "copies": copies, **facts}
     return Case(now=NOW, diagnosis=diagnosis, members=tuple(nodes), **given)
 
 
@@ -60,13 +60,13 @@ def test_who_finds_no_place_is_left_out_with_its_copy_of_the_model(name: str) ->
 
 
 REFUSALS: dict[str, tuple[Case, str]] = {
-    "groups of torch": (a_loss(barred="the groups are torch's"), "the groups are torch's"),
+    "groups of torch": (a_loss(blocked_reason="the groups are torch's"), "the groups are torch's"),
     "samples of its own for each rank": (a_loss(copies=()), "session.shares"),
     "fewer nodes than the job needs": (a_loss(least=3), "2 node(s) left, the job needs 3"),
     "a spare": (a_loss(spares=("s",)), "every rank that is lost finds a place"),
     "no copy is whole": (a_loss("bc", nodes="abcd", copies=PIPELINES), "no copy of the model is whole"),
     "nobody is left who lives": (a_loss("ab", nodes="ab", copies=((0,), (1,)), standbys=(HotSpare(id=1, node="s"),)), "no copy"),
-    "a sixth one": (a_loss(takeovers=5), "5 recoveries in living processes"),
+    "a sixth one": (a_loss(replacement_attempts=5), "5 recoveries in living processes"),
     "it failed, for a node that lives": (
         replace(a_loss(tried=(RecoveryAction.NARROW,), dead=frozenset({2})), lost=frozenset()), "tried already",
     ),
@@ -86,7 +86,7 @@ def test_a_policy_goes_on_in_the_living_processes_before_it_restarts_on_fewer_no
     """The patient one waits for its full width all the same."""
     actions = {name: decide(rules, a_loss(least=2)).decision.action for name, rules in POLICIES.items()}
     assert actions == {"patient": RecoveryAction.WAIT_FOR_CAPACITY, "balanced": RecoveryAction.NARROW, "aggressive": RecoveryAction.NARROW}
-    failed = a_loss(least=2, barred="it failed in this incident: a rank could not")
+    failed = a_loss(least=2, blocked_reason="it failed in this incident: a rank could not")
     assert decide(POLICIES["balanced"], failed).decision.action is RecoveryAction.SHRINK
     assert all(
         RecoveryAction.NARROW not in order or order.index(RecoveryAction.NARROW) < order.index(RecoveryAction.SHRINK)
@@ -96,9 +96,9 @@ def test_a_policy_goes_on_in_the_living_processes_before_it_restarts_on_fewer_no
 
 def test_an_error_that_follows_the_step_is_not_answered_so_twice() -> None:
     """It would take one copy of the model after the other with it."""
-    case = a_loss("c", past=(a_recovery(RecoveryAction.NARROW, gained=False),))
+    case = a_loss("c", past=(a_recovery(RecoveryAction.NARROW, made_progress=False),))
     root = Fault(kind="worker-exception", at=NOW, node="c", rank=2, quote="seen")
-    case = replace(case, diagnosis=Diagnosis(root=root, echoes=(), reason="x"))
+    case = replace(case, diagnosis=Diagnosis(root=root, secondary_failures=(), reason="x"))
     answer = ShrinkLive()(case)
     assert isinstance(answer, Pass)
     assert "may follow the step" in answer.why
@@ -111,7 +111,7 @@ def test_what_a_case_says_of_copies_is_kept() -> None:
 
 
 @st.composite
-def meshes(draw: st.DrawFn) -> tuple[Copies, frozenset[int], int]:
+def meshes(draw: st.DrawFn) -> tuple[ModelCopies, frozenset[int], int]:
     """Draw copies of the model over stages, in any numbering of ranks, lost ranks, and how many ranks a node holds."""
     stages, count = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     ranks = draw(st.permutations(range(stages * count)))
@@ -121,7 +121,7 @@ def meshes(draw: st.DrawFn) -> tuple[Copies, frozenset[int], int]:
 
 
 @given(meshes())
-def test_whoever_stays_is_of_a_whole_copy_and_no_whole_copy_is_left_out(mesh: tuple[Copies, frozenset[int], int]) -> None:
+def test_whoever_stays_is_of_a_whole_copy_and_no_whole_copy_is_left_out(mesh: tuple[ModelCopies, frozenset[int], int]) -> None:
     """Whatever is lost: each copy goes on whole or not at all, and the job never runs on fewer nodes than it needs."""
     copies, lost, width = mesh
     names = [f"n{place}" for place in range(sum(map(len, copies)) // width)]
@@ -130,8 +130,8 @@ def test_whoever_stays_is_of_a_whole_copy_and_no_whole_copy_is_left_out(mesh: tu
     if not nodes:
         return
     root = Fault(kind="node-lost", at=NOW, node=min(nodes), quote="seen")
-    diagnosis = Diagnosis(root=root, echoes=(), reason="lost")
-    case = Case(now=NOW, diagnosis=diagnosis, members=tuple(names), least=2, barred="", lost=nodes, ranks=held, copies=copies)
+    diagnosis = Diagnosis(root=root, secondary_failures=(), reason="lost")
+    case = Case(now=NOW, diagnosis=diagnosis, members=tuple(names), least=2, blocked_reason="", lost=nodes, ranks=held, copies=copies)
     gone = {rank for name in nodes for rank in held[name]}
     whole = [one for one in copies if gone.isdisjoint(one)]
     answer = ShrinkLive()(case)
@@ -143,17 +143,17 @@ def test_whoever_stays_is_of_a_whole_copy_and_no_whole_copy_is_left_out(mesh: tu
                for rank in ranks}  # fmt: skip
     assert staying == {rank for one in whole for rank in one}
     assert len(left) >= 2
-    assert whole_copies(copies, set(answer.vacate)) == tuple(whole)
+    assert complete_copies(copies, set(answer.vacate)) == tuple(whole)
 
 
 @given(meshes(), st.dictionaries(st.sampled_from("xyz"), st.integers(0, 4)))
 def test_what_comes_back_makes_copies_whole_and_no_node_holds_more_than_it_can(
-    mesh: tuple[Copies, frozenset[int], int], room: dict[str, int]
+    mesh: tuple[ModelCopies, frozenset[int], int], room: dict[str, int]
 ) -> None:
     """Ranks come for whole copies only; and none that there is room for stays away."""
     copies, lost, _ = mesh
     present = {rank for one in copies for rank in one} - lost
-    found = places_to_widen(copies, present, room)
+    found = placements_to_grow(copies, present, room)
     assert not found.keys() & present
     assert all(list(found.values()).count(node) <= most for node, most in room.items())
     whole = [set(one) <= present | found.keys() for one in copies]
@@ -164,8 +164,8 @@ def test_what_comes_back_makes_copies_whole_and_no_node_holds_more_than_it_can(
 
 def test_all_ranks_start_again_to_be_more_where_that_wins_twice_what_it_costs() -> None:
     """Of a job on two nodes a third one saves a third of the time that is left."""
-    assert wins_by_a_start(left=60.0, cost=10.0, held=2, coming=1)
-    assert not wins_by_a_start(left=59.0, cost=10.0, held=2, coming=1)
-    assert wins_by_a_start(left=40.0, cost=10.0, held=1, coming=1)
-    assert wins_by_a_start(left=None, cost=600.0, held=2, coming=1)
-    assert not wins_by_a_start(left=None, cost=601.0, held=2, coming=1)
+    assert restart_pays_off(left=60.0, cost=10.0, held=2, coming=1)
+    assert not restart_pays_off(left=59.0, cost=10.0, held=2, coming=1)
+    assert restart_pays_off(left=40.0, cost=10.0, held=1, coming=1)
+    assert restart_pays_off(left=None, cost=600.0, held=2, coming=1)
+    assert not restart_pays_off(left=None, cost=601.0, held=2, coming=1)

@@ -11,7 +11,7 @@ from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels, RecommendedActi
 from detectors.diagnosis import Diagnosis
 from policies.cordons import (
     Answer,
-    Changed,
+    CordonChanged,
     CordonedFault,
     NeedsPerson,
     Node,
@@ -21,9 +21,9 @@ from policies.cordons import (
     QuarantineLimits,
     Rules,
     TransitionRefused,
-    in_words,
+    describe,
 )
-from policies.node_faults import offences, takes_out
+from policies.node_faults import find_node_faults, isolating_fault
 from policies.node_states import NodeState
 from policies.quarantine import begin_burn_in, doubt, end_burn_in, hold, quarantine, readmit, release, retire, settle
 from tests.policies.cases import NOW, a_case
@@ -40,7 +40,7 @@ def word(at: float, owner: Owner = JOB, **fields: Any) -> OperatorRequest:
 
 def done(answer: Answer) -> Node:
     """Return the node after a word that was carried out."""
-    assert isinstance(answer, Changed), answer
+    assert isinstance(answer, CordonChanged), answer
     return answer.node
 
 
@@ -124,20 +124,20 @@ def test_a_repeated_offender_stays_out_twice_as_long_and_is_retired_at_last() ->
 def test_programs_take_out_a_quarter_at_most_and_one_always(size: int, isolated: int, may: bool) -> None:  # noqa: FBT001 (a row of a table)
     """What goes beyond needs a person, who may."""
     answer = quarantine(FRESH, word(1.0), QuarantineLimits(size=size, isolated=isolated))
-    assert isinstance(answer, Changed if may else NeedsPerson)
+    assert isinstance(answer, CordonChanged if may else NeedsPerson)
     if not may:
         assert isinstance(answer, NeedsPerson)
         assert f"{isolated} of the cluster's {size} node(s) are out of service" in answer.why
         approved = quarantine(FRESH, replace(word(1.0), approved="ann@desk"), QuarantineLimits(size=size, isolated=isolated))
-        assert isinstance(approved, Changed)
-    assert isinstance(hold(FRESH, word(1.0, ANN)), Changed)
+        assert isinstance(approved, CordonChanged)
+    assert isinstance(hold(FRESH, word(1.0, ANN)), CordonChanged)
 
 
 def test_a_persons_hold_over_a_quarantine_outlives_the_burn_in() -> None:
     """The program's is lifted by the burn-in that was passed for it; the node stays held."""
     both = done(hold(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
     begun = begin_burn_in(both, word(3.0), 1, seconds=60.0)
-    assert isinstance(begun, Changed)
+    assert isinstance(begun, CordonChanged)
     passed = done(end_burn_in(begun.node, word(4.0), begun.burn_in, passed=True, rules=Rules()))
     assert (passed.state, [one.owner for one in passed.holds]) == (NodeState.HELD, [ANN])
     assert done(release(passed, word(5.0, BOB))).state is NodeState.HEALTHY
@@ -175,7 +175,7 @@ def test_a_persons_word_needs_a_person_and_a_reason(verb: Any) -> None:
 def test_a_fault_in_a_burn_in_fails_it() -> None:
     """It counts as no further quarantine, and the late word of that burn-in is out of date."""
     begun = begin_burn_in(done(quarantine(FRESH, word(1.0), WARD)), word(2.0), 1, seconds=60.0)
-    assert isinstance(begun, Changed)
+    assert isinstance(begun, CordonChanged)
     failed = done(quarantine(begun.node, word(3.0), WARD))
     assert (failed.state, len(failed.quarantines), failed.holds[0].number) == (NodeState.QUARANTINED, 1, 1)
     assert isinstance(end_burn_in(failed, word(4.0), begun.burn_in, passed=True, rules=Rules()), OutOfDate)
@@ -197,7 +197,7 @@ def test_failed_burn_ins_come_less_often_and_retire_at_last() -> None:
     for passed in (False, None, False, None, False):
         at += 1_000.0
         begun = begin_burn_in(node, word(at), 1, seconds=60.0)
-        assert isinstance(begun, Changed)
+        assert isinstance(begun, CordonChanged)
         node = done(end_burn_in(begun.node, word(at), begun.burn_in, passed=passed, rules=rules))
         waits.append((node.holds[0].until or 0.0) - at)
     assert waits[:4] == [100.0, 100.0, 200.0, 100.0]
@@ -210,7 +210,7 @@ def test_a_failed_burn_in_below_a_persons_hold_leaves_that_hold() -> None:
     """Nothing moves, nothing is counted: the person decides."""
     both = done(hold(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
     begun = begin_burn_in(both, word(3.0), 1, seconds=60.0)
-    assert isinstance(begun, Changed)
+    assert isinstance(begun, CordonChanged)
     failed = done(end_burn_in(begun.node, word(4.0), begun.burn_in, passed=False, rules=Rules()))
     assert (failed.state, failed.failures) == (NodeState.HELD, ())
     assert [one.owner for one in failed.holds] == [JOB, ANN]
@@ -218,19 +218,19 @@ def test_a_failed_burn_in_below_a_persons_hold_leaves_that_hold() -> None:
 
 def test_the_reason_is_in_words_with_owner_number_and_cure() -> None:
     """Whoever meets the node knows whom to ask and what to do."""
-    assert in_words(FRESH) == ""
-    assert in_words(done(doubt(FRESH, word(1.0), WARD))) == ""
+    assert describe(FRESH) == ""
+    assert describe(done(doubt(FRESH, word(1.0), WARD))) == ""
     out = done(quarantine(FRESH, word(1.0), WARD))
-    assert in_words(out) == "quarantined by job gpt (hold 1): Xid 79; `holdfast nodes readmit a --reason ...` takes it back"
-    assert in_words(done(hold(out, word(2.0, ANN)))).startswith("held by ann@desk (hold 2): Xid 79; `holdfast nodes release a ")
-    assert in_words(done(retire(out, word(2.0, ANN)))).startswith("retired by ann@desk (hold 2)")
+    assert describe(out) == "quarantined by job gpt (hold 1): Xid 79; `holdfast nodes readmit a --reason ...` takes it back"
+    assert describe(done(hold(out, word(2.0, ANN)))).startswith("held by ann@desk (hold 2): Xid 79; `holdfast nodes release a ")
+    assert describe(done(retire(out, word(2.0, ANN)))).startswith("retired by ann@desk (hold 2)")
 
 
 # -- what a node has to answer for ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("kind", "grave"),
+    ("kind", "severe"),
     [
         ("gpu-off-bus", True),
         ("node-lost", None),
@@ -243,35 +243,35 @@ def test_the_reason_is_in_words_with_owner_number_and_cure() -> None:
         ("node-apart", False),
     ],
 )
-def test_a_node_answers_for_its_own_faults_and_not_for_having_ended(kind: str, grave: bool | None) -> None:  # noqa: FBT001
+def test_a_node_answers_for_its_own_faults_and_not_for_having_ended(kind: str, severe: bool | None) -> None:  # noqa: FBT001
     """What asks for it to leave is grave, what speaks against it is a doubt, what the script did is neither."""
-    assert [(one.node, one.grave) for one in offences(a_case(kind, "a"), ("a",))] == ([] if grave is None else [("a", grave)])
+    assert [(one.node, one.severe) for one in find_node_faults(a_case(kind, "a"), ("a",))] == ([] if severe is None else [("a", severe)])
 
 
 def test_what_was_done_to_a_node_is_not_its_own() -> None:
     """A fault that another one explains is excused; a node that stays is not asked."""
     root = Fault(kind="gpu-off-bus", at=NOW, node="a", quote="Xid 79")
     other = Fault(kind="gpu-off-bus", at=NOW, node="b", quote="Xid 79")
-    told = replace(a_case(), diagnosis=Diagnosis(root=root, echoes=(other,), reason="", excused=(other,)))
-    assert [one.node for one in offences(told, ("a", "b"))] == ["a"]
-    assert offences(told, ("c",)) == []
-    (found,) = offences(told, ("a",))
+    told = replace(a_case(), diagnosis=Diagnosis(root=root, secondary_failures=(other,), reason="", excused=(other,)))
+    assert [one.node for one in find_node_faults(told, ("a", "b"))] == ["a"]
+    assert find_node_faults(told, ("c",)) == []
+    (found,) = find_node_faults(told, ("a",))
     assert (found.reason, found.evidence, found.seen) == ("gpu-off-bus: Xid 79", ("gpu-off-bus: Xid 79",), NOW)
 
 
 def test_a_lost_node_whose_gpu_fell_off_before_answers_for_that() -> None:
     """The root is that it is gone; the evidence is what it said before."""
-    (found,) = offences(a_case("node-lost", "a", ("gpu-off-bus", "a")), ("a",))
-    assert (found.grave, found.reason) == (True, "gpu-off-bus: also seen")
-    assert takes_out([], CATALOGUE_LEVELS) is None
+    (found,) = find_node_faults(a_case("node-lost", "a", ("gpu-off-bus", "a")), ("a",))
+    assert (found.severe, found.reason) == (True, "gpu-off-bus: also seen")
+    assert isolating_fault([], CATALOGUE_LEVELS) is None
 
 
 def test_what_came_on_many_nodes_is_held_against_none_and_what_came_too_often_against_its_own() -> None:
     """What the rules of the policy noted counts; so do the levels of a policy file."""
     told = a_case("gpu-off-bus", "a")
-    assert offences(replace(told, common=frozenset({"gpu-off-bus"})), ("a",)) == []
+    assert find_node_faults(replace(told, common=frozenset({"gpu-off-bus"})), ("a",)) == []
     soft = replace(told, levels=Levels(changed={"gpu-off-bus": RecommendedAction.WATCH}))
-    assert [one.grave for one in offences(soft, ("a",))] == [False]
+    assert [one.severe for one in find_node_faults(soft, ("a",))] == [False]
     worn = replace(soft, worn=frozenset({"a"}), notes=("gpu-off-bus for time 4 within 86400 s on a: too often, the node leaves",))
-    (found,) = offences(worn, ("a",))
-    assert (found.grave, found.reason) == (True, worn.notes[0])
+    (found,) = find_node_faults(worn, ("a",))
+    assert (found.severe, found.reason) == (True, worn.notes[0])

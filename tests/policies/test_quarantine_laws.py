@@ -13,7 +13,8 @@ from policies import quarantine as acts
 from policies.cordons import (
     TESTABLE,
     Answer,
-    Changed,
+    BurnInAttempt,
+    CordonChanged,
     CordonKind,
     NeedsPerson,
     Node,
@@ -23,7 +24,6 @@ from policies.cordons import (
     QuarantineLimits,
     Rules,
     TransitionRefused,
-    Trial,
     state_of,
 )
 from policies.node_states import IN_SERVICE, NODE_MOVES, NodeState
@@ -61,7 +61,7 @@ class Wards(RuleBasedStateMachine):
     def say(self, name: str, act: Callable[[Node, QuarantineLimits], Answer]) -> Answer:
         """Say a word about a node, and keep what comes of it."""
         answer = act(self.read(name), self.ward(name))
-        if isinstance(answer, Changed):
+        if isinstance(answer, CordonChanged):
             self.nodes[name] = answer.node
         return answer
 
@@ -83,7 +83,7 @@ class Wards(RuleBasedStateMachine):
         before, out, rights = self.read(name), self.isolated(), frozenset(lifts)
         answer = self.say(name, act)
         after = self.read(name)
-        if not isinstance(answer, Changed):
+        if not isinstance(answer, CordonChanged):
             assert answer.why
             assert after == before, "a word that came to nothing left something behind"
             return answer
@@ -100,7 +100,7 @@ class Wards(RuleBasedStateMachine):
         """Return how many nodes are out of service."""
         return sum(self.read(name).is_isolated for name in NAMES)
 
-    def moves_are_listed(self, before: Node, done: Changed) -> None:
+    def moves_are_listed(self, before: Node, done: CordonChanged) -> None:
         """Every move is one of the table, and explains the state that the node is in now."""
         assert [(one.before, one.after) for one in done.moves] == (
             [(before.state, done.node.state)] if before.state is not done.node.state else []
@@ -187,17 +187,17 @@ class Wards(RuleBasedStateMachine):
     @rule(name=A_NODE, hold=A_NUMBER, number=A_NUMBER, passed=AN_OUTCOME)
     def a_late_burn_in_ends(self, name: str, hold: int, number: int, passed: bool | None) -> None:  # noqa: FBT001 (hypothesis names it)
         """Hear of a burn-in that is mostly not the one that runs."""
-        self.end(name, Trial(hold=hold, number=number), passed=passed)
+        self.end(name, BurnInAttempt(hold=hold, number=number), passed=passed)
 
     @precondition(lambda self: any(one.test for name in NAMES for one in self.read(name).holds))
     @rule(data=st.data(), passed=AN_OUTCOME)
     def the_burn_in_ends(self, data: st.DataObject, passed: bool | None) -> None:  # noqa: FBT001
         """Hear of one that runs."""
-        running = [(name, Trial(hold=one.number, number=one.test)) for name in NAMES for one in self.read(name).holds if one.test]
+        running = [(name, BurnInAttempt(hold=one.number, number=one.test)) for name in NAMES for one in self.read(name).holds if one.test]
         name, ran = data.draw(st.sampled_from(running))
         self.end(name, ran, passed=passed)
 
-    def end(self, name: str, ran: Trial, *, passed: bool | None) -> None:
+    def end(self, name: str, ran: BurnInAttempt, *, passed: bool | None) -> None:
         """End a burn-in; only the one that runs may lift anything."""
         runs = {(one.number, one.test) for one in self.read(name).of_kind(*TESTABLE) if one.test}
         is_it = (ran.hold, ran.number) in runs
@@ -206,14 +206,14 @@ class Wards(RuleBasedStateMachine):
             lambda node, _: acts.end_burn_in(node, self.word(PROGRAM), ran, passed=passed, rules=RULES),
             lifts={ran.hold} if passed and is_it else (),
         )
-        assert isinstance(answer, Changed if is_it else OutOfDate)
+        assert isinstance(answer, CordonChanged if is_it else OutOfDate)
 
     @rule(name=A_NODE, who=WHO, lasts=st.none() | st.floats(1.0, 60.0))
     def hold(self, name: str, who: Owner, lasts: float | None) -> None:
         """Hold a node; a program may not."""
         until = None if lasts is None else self.now + lasts
         answer = self.hear(name, lambda node, _: acts.hold(node, self.word(who), until=until), person=who.person)
-        assert isinstance(answer, Changed) == who.person
+        assert isinstance(answer, CordonChanged) == who.person
 
     @rule(name=A_NODE, who=WHO, number=st.none() | A_NUMBER)
     def release(self, name: str, who: Owner, number: int | None) -> None:
@@ -223,7 +223,7 @@ class Wards(RuleBasedStateMachine):
         answer = self.hear(
             name, lambda node, _: acts.release(node, self.word(who), number), person=True, lifts=wanted if who.person else ()
         )
-        assert isinstance(answer, Changed) == (who.person and len(wanted) == 1)
+        assert isinstance(answer, CordonChanged) == (who.person and len(wanted) == 1)
 
     @rule(name=A_NODE, who=WHO, seconds=st.none() | st.floats(-5.0, 60.0))
     def drain(self, name: str, who: Owner, seconds: float | None) -> None:
@@ -231,7 +231,7 @@ class Wards(RuleBasedStateMachine):
         leave_by = None if seconds is None else self.now + seconds
         before = self.read(name)
         answer = self.hear(name, lambda node, _: acts.drain(node, self.word(who), leave_by=leave_by), person=who.person)
-        assert isinstance(answer, Changed) == who.person
+        assert isinstance(answer, CordonChanged) == who.person
         if who.person:
             after = self.read(name)
             assert after.is_isolated
@@ -245,7 +245,7 @@ class Wards(RuleBasedStateMachine):
         asked = {one.number for one in before.holds if one.drains}
         lifts = asked if who.person else ()
         answer = self.hear(name, lambda node, _: acts.cancel_drain(node, self.word(who)), person=True, lifts=lifts)
-        assert isinstance(answer, Changed) == (who.person and bool(asked))
+        assert isinstance(answer, CordonChanged) == (who.person and bool(asked))
         assert self.read(name).drain is None or not who.person
 
     @rule(name=A_NODE, who=WHO, number=st.none() | A_NUMBER)
@@ -254,7 +254,7 @@ class Wards(RuleBasedStateMachine):
         before = self.read(name)
         lifts = [one.number for one in before.of_kind(*KEPT)] if who.person else []
         answer = self.hear(name, lambda node, _: acts.readmit(node, self.word(who), number), person=True, lifts=lifts)
-        if isinstance(answer, Changed):
+        if isinstance(answer, CordonChanged):
             assert who.person
             assert self.read(name).of_kind(CordonKind.PERSON) == before.of_kind(CordonKind.PERSON)
 
@@ -287,6 +287,6 @@ def test_a_node_is_never_changed_in_place() -> None:
     """A word that comes to nothing cannot leave anything behind."""
     node = Node(name="a")
     answer = acts.quarantine(node, OperatorRequest(owner=PROGRAM, reason="Xid 79", at=5.0), QuarantineLimits(size=4, isolated=0))
-    assert isinstance(answer, Changed)
+    assert isinstance(answer, CordonChanged)
     assert node == Node(name="a")
     assert replace(answer.node, holds=()).state is NodeState.QUARANTINED

@@ -52,7 +52,7 @@ def test_every_field_of_a_case_comes_back(case: Case) -> None:
         assert getattr(back, field.name) == getattr(case, field.name), field.name
         assert type(getattr(back, field.name)) is type(getattr(case, field.name)), field.name
     assert back.diagnosis == case.diagnosis
-    whole, again = ((one.root, *one.echoes) for one in (case.diagnosis, back.diagnosis))
+    whole, again = ((one.root, *one.secondary_failures) for one in (case.diagnosis, back.diagnosis))
     same = [[fault is other for other in case.diagnosis.excused] for fault in whole]
     assert [[fault is other for other in back.diagnosis.excused] for fault in again] == same
     assert back.leaving == case.leaving
@@ -68,22 +68,24 @@ def test_a_case_that_was_kept_is_decided_as_it_was(case: Case, policy: str) -> N
 def test_a_large_case_keeps_what_rules_read(many: int) -> None:
     """Long evidence goes before anything that could change an answer."""
     case = a_case("node-lost", "a", *[("worker-sigkill", "b")] * many, lost=("a",), spares=("d",))
-    long = tuple(replace(fault, detail="x" * 5000, rank=rank, step=7) for rank, fault in enumerate(case.diagnosis.echoes))
-    case = replace(case, diagnosis=replace(case.diagnosis, echoes=long))
+    long = tuple(replace(fault, detail="x" * 5000, rank=rank, step=7) for rank, fault in enumerate(case.diagnosis.secondary_failures))
+    case = replace(case, diagnosis=replace(case.diagnosis, secondary_failures=long))
     record = bounded(case)
     assert len(json.dumps(record)) <= MOST_BYTES < len(json.dumps(to_record(case)))
     back = from_record(through_json(record))
-    assert [(fault.kind, fault.node, fault.rank) for fault in back.diagnosis.echoes] == [(one.kind, one.node, one.rank) for one in long]
+    assert [(fault.kind, fault.node, fault.rank) for fault in back.diagnosis.secondary_failures] == [
+        (one.kind, one.node, one.rank) for one in long
+    ]
     assert (back.diagnosis.root.quote, back.diagnosis.reason) == (case.diagnosis.root.quote, case.diagnosis.reason)
     for policy in POLICIES.values():
         one, other = decide(policy, back), decide(policy, case)
         assert (one.decision, one.rule, one.passed_over, one.noted) == (other.decision, other.rule, other.passed_over, other.noted)
 
 
-@pytest.mark.parametrize(("echoes", "most", "why"), [(MOST_FAULTS + 1, MOST_BYTES, "2,001 faults"), (10, 300, "300 are kept")])
-def test_a_case_that_cannot_be_kept_whole_is_left_out(echoes: int, most: int, why: str) -> None:
+@pytest.mark.parametrize(("secondary_failures", "most", "why"), [(MOST_FAULTS + 1, MOST_BYTES, "2,001 faults"), (10, 300, "300 are kept")])
+def test_a_case_that_cannot_be_kept_whole_is_left_out(secondary_failures: int, most: int, why: str) -> None:
     """Half a case could be decided otherwise than the whole one was; the record says why there is none."""
-    record = bounded(a_case("node-lost", "a", *[("worker-sigkill", "b")] * echoes), most)
+    record = bounded(a_case("node-lost", "a", *[("worker-sigkill", "b")] * secondary_failures), most)
     assert len(json.dumps(record)) < 200
     with pytest.raises(UnreadableCase, match=why):
         from_record(through_json(record))
@@ -91,8 +93,8 @@ def test_a_case_that_cannot_be_kept_whole_is_left_out(echoes: int, most: int, wh
 
 def test_a_record_from_before_a_fact_was_known_has_its_default() -> None:
     """And a fact that is known no more is left out."""
-    record = through_json(to_record(a_case(takeovers=3)))
-    del record["case"]["takeovers"]
+    record = through_json(to_record(a_case(replacement_attempts=3)))
+    del record["case"]["replacement_attempts"]
     record["case"]["forgotten"] = 7
     assert from_record(record) == a_case()
 

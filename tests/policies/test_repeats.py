@@ -9,7 +9,7 @@ import pytest
 
 from detectors.catalogue import Fault, Levels, RecommendedAction
 from detectors.diagnosis import Diagnosis
-from policies.case import Case, Earlier, HotSpare, Noted, Pass, RecoveryAction
+from policies.case import Case, HotSpare, Noted, Pass, PastFault, RecoveryAction
 from policies.escalation import POLICIES, decide
 from policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
 from tests.policies.cases import NOW, a_case, a_recovery, decided
@@ -18,10 +18,10 @@ KILL, GPU, HANGS = "worker-sigkill", "gpu-memory-double-bit", "gpu-channel-timeo
 """A process, a GPU that has to be reset, a GPU for which a restart does."""
 
 
-def before(*ages: float, kind: str = KILL, node: str = "a", device: str = "", root: bool = True) -> tuple[Earlier, ...]:
+def before(*ages: float, kind: str = KILL, node: str = "a", device: str = "", root: bool = True) -> tuple[PastFault, ...]:
     """Return a fault that came so many seconds ago, each time in an incident of its own."""
     return tuple(
-        Earlier(kind=kind, at=NOW - age, node=node, device=device, incident=f"{kind}-{node}-{age}" if root else "", root=root)
+        PastFault(kind=kind, at=NOW - age, node=node, device=device, incident=f"{kind}-{node}-{age}" if root else "", root=root)
         for age in sorted(ages, reverse=True)
     )
 
@@ -73,7 +73,7 @@ def test_faults_of_one_incident_count_as_well() -> None:
     ],
     ids=["one too long ago", "two nodes", "another kind"],
 )
-def test_fewer_nodes_or_another_kind_or_time_is_no_common_fault(earlier: tuple[Earlier, ...]) -> None:
+def test_fewer_nodes_or_another_kind_or_time_is_no_common_fault(earlier: tuple[PastFault, ...]) -> None:
     """Each is answered for itself."""
     assert "not on 3" in passed(ExcuseWhenCorrelated(), a_case(earlier=earlier))
 
@@ -163,7 +163,7 @@ def test_only_roots_of_one_kind_on_one_node_are_counted(case: Case) -> None:
 
 def test_attempts_of_one_incident_are_one() -> None:
     """A recovery that fails three times is one bad moment."""
-    same = tuple(Earlier(kind=HANGS, at=NOW - age, node="a", incident="i", root=True) for age in (30, 20, 10))
+    same = tuple(PastFault(kind=HANGS, at=NOW - age, node="a", incident="i", root=True) for age in (30, 20, 10))
     assert "for time 2" in passed(LeaveWhenRecurring(), a_case(HANGS, spares=("s",), earlier=same))
 
 
@@ -173,7 +173,7 @@ def test_a_device_is_told_from_others_where_it_is_known() -> None:
     unknown = a_case(GPU, spares=("s",), earlier=earlier)
     assert "for time 3" in passed(LeaveWhenRecurring(), unknown)
     root = Fault(kind=GPU, at=NOW, node="a", device="0000:3b:00")
-    known = replace(unknown, diagnosis=Diagnosis(root=root, echoes=(), reason="seen"))
+    known = replace(unknown, diagnosis=Diagnosis(root=root, secondary_failures=(), reason="seen"))
     assert "for time 2 within 86400 s on a (0000:3b:00)" in passed(LeaveWhenRecurring(), known)
 
 
@@ -181,7 +181,7 @@ def test_a_take_over_moves_all_ranks_of_a_node_that_leaves() -> None:
     """Those that live there too: they go where the spare is."""
     ranks = {"a": (0, 1), "b": (2, 3)}
     case = again(
-        10, 20, 30, members=("a", "b"), least=2, barred="", ranks=ranks, dead=frozenset({1}), spares=("s",),
+        10, 20, 30, members=("a", "b"), least=2, blocked_reason="", ranks=ranks, dead=frozenset({1}), spares=("s",),
         standbys=(HotSpare(id=5, node="s"),),
     )  # fmt: skip
     decision = decided("balanced", case)

@@ -7,9 +7,9 @@ import pytest
 from detectors.all_kinds import CATALOGUE
 from detectors.burn_in_results import Check, CheckMark
 from detectors.catalogue import COMPONENTS, RecommendedAction
-from policies.burn_in import outcome, stays_out
+from policies.burn_in import explain_still_isolated, outcome
 from policies.cordons import CordonedFault
-from policies.required_checks import BY_BLAME, EXERCISES, OF_COMPONENT, UNTESTED, NodePart, needs, part_of, unproven
+from policies.required_checks import BY_BLAME, EXERCISES, OF_COMPONENT, UNTESTED, NodePart, part_of, parts_to_test, unproven
 
 SOUND = tuple(Check(name=name, mark=CheckMark.PASSED, words="fine") for name in ("compute", "memory", "disk", "clock", "network"))
 NO_GPU = Check(name="gpu", mark=CheckMark.SKIPPED, words="no NVIDIA device is visible", needed=False)
@@ -119,16 +119,16 @@ def test_most_kinds_that_take_a_node_out_can_be_tested() -> None:
 )
 def test_only_a_passed_check_that_used_the_device_proves_anything(kind: str, device: str, checks: tuple[Check, ...], words: str) -> None:
     """A check that was skipped, or that used another device, does not."""
-    found = unproven(needs([CordonedFault(kind=kind, device=device)]), checks)
+    found = unproven(parts_to_test([CordonedFault(kind=kind, device=device)]), checks)
     assert words in "; ".join(map(str, found)) if words else found == ()
 
 
 def test_a_part_that_could_not_be_tested_keeps_the_node_out_and_says_what_to_do() -> None:
     """A failure goes before; without a fault to prove wrong the same checks pass."""
-    wanted = needs([CordonedFault(kind="cuda-uncorrectable-ecc")])
+    wanted = parts_to_test([CordonedFault(kind="cuda-uncorrectable-ecc")])
     found = outcome("node-0", (*SOUND, NO_GPU), wanted)
     assert found.mark is CheckMark.SKIPPED
-    assert stays_out(found, "quarantined") == (
+    assert explain_still_isolated(found, "quarantined") == (
         "node-0 stays quarantined: no check could exercise the GPU (no NVIDIA device is visible). "
         "Repair the driver or the card, or return it by hand with `holdfast nodes readmit node-0 --reason ...`."
     )
@@ -141,5 +141,5 @@ def test_a_part_that_could_not_be_tested_keeps_the_node_out_and_says_what_to_do(
 def test_a_cluster_may_accept_what_no_check_can_test() -> None:
     """By component, and nothing else with it."""
     faults = [CordonedFault(kind="psu-failed"), CordonedFault(kind="fan-failed")]
-    assert [one.kind for one in needs(faults, ["power"])] == ["fan-failed"]
-    assert needs(faults, ["power", "cooling"]) == ()
+    assert [one.kind for one in parts_to_test(faults, ["power"])] == ["fan-failed"]
+    assert parts_to_test(faults, ["power", "cooling"]) == ()

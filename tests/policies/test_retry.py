@@ -45,7 +45,7 @@ def test_what_only_explains_why_the_groups_broke_does_not_keep_the_step_from_bei
 
 
 REFUSALS: dict[str, tuple[Case, str]] = {
-    "groups of torch": (a_loss("group-broken", barred="the groups are torch's"), "torch's"),
+    "groups of torch": (a_loss("group-broken", blocked_reason="the groups are torch's"), "torch's"),
     "a killed rank": (a_loss(), "asks for restart-process"),
     "a rank that has ended meanwhile": (a_loss("group-broken", dead=frozenset({3})), "rank(s) 3 must be replaced"),
     "a lost node": (a_loss("group-broken", lost=frozenset("b")), "b cannot hold ranks"),
@@ -54,7 +54,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     ),
     "a second time": (a_loss("group-broken", tried=(RecoveryAction.RETRY_STEP,)), "tried already"),
     "a retry that brought nothing": (
-        a_loss("group-broken", past=(a_recovery(RecoveryAction.RETRY_STEP, gained=False),)), "brought no new step",
+        a_loss("group-broken", past=(a_recovery(RecoveryAction.RETRY_STEP, made_progress=False),)), "brought no new step",
     ),
 }  # fmt: skip
 

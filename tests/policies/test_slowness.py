@@ -11,42 +11,62 @@ from hypothesis import strategies as st
 
 from detectors.codec import packed, unpacked
 from policies.policy import NAMED
-from policies.slowness import PAUSE, RECOVERY, TRUST, MovedBefore, MoveWhenItPays, SlowAct, SlowRank, StragglerAction
+from policies.slowness import PAUSE, RECOVERY, TRUST, MigrateStraggler, PastMigration, StragglerAction, StragglerCase, StragglerOutcome
 
 NOW = 1_000_000.0
-RULE = MoveWhenItPays()
-SLOW = SlowRank(
+RULE = MigrateStraggler()
+SLOW = StragglerCase(
     now=NOW, kind="straggler-gpu", rank=3, node="n1", step=0.4, lost=0.08, remaining=12_000, spares=("n7",), pauses=(0.2, 1.2, 0.3)
 )
-BEFORE = MovedBefore(at=NOW - 60, rank=3, node="n0")
+BEFORE = PastMigration(at=NOW - 60, rank=3, node="n0")
 
 
 @pytest.mark.parametrize(
     ("slow", "act", "words"),
     [
-        (SLOW, SlowAct.MOVE, "staying costs 80 ms a step x 12,000 steps that are left = 16 min; moving costs 300 ms (median of 3 moves)"),
-        (replace(SLOW, remaining=100), SlowAct.STAY, "= 8 s; moving costs 300 ms"),
-        (replace(SLOW, remaining=100), SlowAct.STAY, "left there, as a move has to bring 60 s at least"),
-        (replace(SLOW, remaining=0), SlowAct.STAY, "x 0 steps"),
-        (replace(SLOW, remaining=None), SlowAct.MOVE, "x 9,000 steps (60 min, as nobody knows how many are left) = 12 min"),
-        (replace(SLOW, pauses=()), SlowAct.MOVE, "moving costs 1 s (an estimate, as none was measured) and 2% of a recovery of 60 s"),
-        (replace(SLOW, pauses=(400.0,)), SlowAct.STAY, "left there, as a move has to bring 20.1 min at least"),
-        (replace(SLOW, spares=()), SlowAct.WATCH, "there is no other node to move it to"),
-        (replace(SLOW, barred="its groups are torch's"), SlowAct.WATCH, "it cannot move while training goes on: its groups are torch's"),
+        (
+            SLOW,
+            StragglerOutcome.MOVE,
+            "staying costs 80 ms a step x 12,000 steps that are left = 16 min; moving costs 300 ms (median of 3 moves)",
+        ),
+        (replace(SLOW, remaining=100), StragglerOutcome.STAY, "= 8 s; moving costs 300 ms"),
+        (replace(SLOW, remaining=100), StragglerOutcome.STAY, "left there, as a move has to bring 60 s at least"),
+        (replace(SLOW, remaining=0), StragglerOutcome.STAY, "x 0 steps"),
+        (replace(SLOW, remaining=None), StragglerOutcome.MOVE, "x 9,000 steps (60 min, as nobody knows how many are left) = 12 min"),
+        (
+            replace(SLOW, pauses=()),
+            StragglerOutcome.MOVE,
+            "moving costs 1 s (an estimate, as none was measured) and 2% of a recovery of 60 s",
+        ),
+        (replace(SLOW, pauses=(400.0,)), StragglerOutcome.STAY, "left there, as a move has to bring 20.1 min at least"),
+        (replace(SLOW, spares=()), StragglerOutcome.WATCH, "there is no other node to move it to"),
+        (
+            replace(SLOW, blocked_reason="its groups are torch's"),
+            StragglerOutcome.WATCH,
+            "it cannot move while training goes on: its groups are torch's",
+        ),
         (
             replace(SLOW, wanted=StragglerAction.TELL),
-            SlowAct.WATCH,
+            StragglerOutcome.WATCH,
             "as the job says (`checks.straggler: tell`); staying costs 80 ms a step",
         ),
-        (replace(SLOW, wanted=StragglerAction.MIGRATE, remaining=1), SlowAct.MOVE, "as the job says (`checks.straggler: migrate`)"),
-        (replace(SLOW, moved=(BEFORE,)), SlowAct.WATCH, "that is its work, not its node"),
-        (replace(SLOW, moved=(BEFORE,), wanted=StragglerAction.MIGRATE), SlowAct.WATCH, "that is its work, not its node"),
-        (replace(SLOW, moved=(replace(BEFORE, rank=4, node="n1"),)), SlowAct.WATCH, "this one is not to follow each time"),
-        (replace(SLOW, moved=(replace(BEFORE, at=NOW - RULE.window),)), SlowAct.MOVE, "moved"),
-        (replace(SLOW, moved=tuple(MovedBefore(at=NOW, rank=9 + n, node=f"m{n}") for n in range(4))), SlowAct.WATCH, "as many as may be"),
+        (
+            replace(SLOW, wanted=StragglerAction.MIGRATE, remaining=1),
+            StragglerOutcome.MOVE,
+            "as the job says (`checks.straggler: migrate`)",
+        ),
+        (replace(SLOW, moved=(BEFORE,)), StragglerOutcome.WATCH, "that is its work, not its node"),
+        (replace(SLOW, moved=(BEFORE,), wanted=StragglerAction.MIGRATE), StragglerOutcome.WATCH, "that is its work, not its node"),
+        (replace(SLOW, moved=(replace(BEFORE, rank=4, node="n1"),)), StragglerOutcome.WATCH, "this one is not to follow each time"),
+        (replace(SLOW, moved=(replace(BEFORE, at=NOW - RULE.window),)), StragglerOutcome.MOVE, "moved"),
+        (
+            replace(SLOW, moved=tuple(PastMigration(at=NOW, rank=9 + n, node=f"m{n}") for n in range(4))),
+            StragglerOutcome.WATCH,
+            "as many as may be",
+        ),
     ],
-)  # fmt: skip
-def test_the_sum_decides_and_stands_in_the_words(slow: SlowRank, act: SlowAct, words: str) -> None:
+)
+def test_the_sum_decides_and_stands_in_the_words(slow: StragglerCase, act: StragglerOutcome, words: str) -> None:
     """What it costs to stay, what to move, and what else counts."""
     found = RULE(slow)
     assert found.act is act, found.reason
@@ -56,7 +76,7 @@ def test_the_sum_decides_and_stands_in_the_words(slow: SlowRank, act: SlowAct, w
 
 COST = st.floats(0.0, 1_000.0)
 CASES = st.builds(
-    SlowRank,
+    StragglerCase,
     now=st.just(NOW),
     kind=st.just("straggler-host"),
     rank=st.integers(0, 3),
@@ -69,30 +89,30 @@ CASES = st.builds(
     pauses=st.lists(COST, max_size=4).map(tuple),
     failed=st.integers(0, 5),
     moved=st.lists(
-        st.builds(MovedBefore, at=st.floats(NOW - 2e5, NOW), rank=st.integers(0, 3), node=st.sampled_from(["n0", "n1", "n2"])), max_size=5
+        st.builds(PastMigration, at=st.floats(NOW - 2e5, NOW), rank=st.integers(0, 3), node=st.sampled_from(["n0", "n1", "n2"])), max_size=5
     ).map(tuple),
 )
 
 
 @given(CASES, st.sampled_from(sorted(NAMED)))
-def test_no_policy_moves_a_rank_for_less_than_it_brings(slow: SlowRank, policy: str) -> None:
+def test_no_policy_moves_a_rank_for_less_than_it_brings(slow: StragglerCase, policy: str) -> None:
     """Unless the job says so; nor without a place, nor again within the window. What is written down decides the same."""
     rule = NAMED[policy].slowness
     found = rule(slow)
     assert found.staying is not None
     assert found.moving is not None
     assert found.moving > 0
-    if found.act is SlowAct.MOVE:
+    if found.act is StragglerOutcome.MOVE:
         assert slow.spares
         assert not any(one.rank == slow.rank and NOW - one.at < rule.window for one in slow.moved)
         assert slow.wanted is StragglerAction.MIGRATE or found.staying >= max(rule.least, rule.factor * found.moving)
-    assert rule(unpacked(SlowRank, json.loads(json.dumps(packed(slow))))) == found
+    assert rule(unpacked(StragglerCase, json.loads(json.dumps(packed(slow))))) == found
 
 
 @given(CASES, COST)
-def test_worse_slowness_never_speaks_for_staying(slow: SlowRank, more: float) -> None:
+def test_worse_slowness_never_speaks_for_staying(slow: StragglerCase, more: float) -> None:
     """And what failed before never speaks for moving."""
-    order = [SlowAct.WATCH, SlowAct.STAY, SlowAct.MOVE]
+    order = [StragglerOutcome.WATCH, StragglerOutcome.STAY, StragglerOutcome.MOVE]
     act = order.index(RULE(slow).act)
     assert order.index(RULE(replace(slow, lost=slow.lost + more)).act) >= act
     assert order.index(RULE(replace(slow, failed=slow.failed + 1)).act) <= act

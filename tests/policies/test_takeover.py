@@ -10,7 +10,7 @@ from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
 from policies.case import Case, Decision, HotSpare, Pass, Placement, RecoveryAction
 from policies.escalation import POLICIES, decide
-from policies.placement import filled_up, membership_after, place, regular
+from policies.placement import membership_after, nodes_needed, place, with_spares
 from policies.replace_ranks import ReplaceRanks
 from tests.policies.cases import NOW, a_recovery
 
@@ -23,8 +23,8 @@ def a_loss(kind: str = "worker-sigkill", rank: int | None = 1, *beside: Fault, *
     """Return a case of two nodes with two ranks each, in which something befell *rank*."""
     node = next((node for node, ranks in RANKS.items() if rank in ranks), None)
     root = Fault(kind=kind, at=NOW, node=facts.pop("node", node), rank=rank, quote="seen")
-    diagnosis = Diagnosis(root=root, echoes=beside, reason=f"{kind} was seen")
-    given = {"barred": "", "ranks": RANKS, "roles": ((0, 2), (1, 3)), **facts}
+    diagnosis = Diagnosis(root=root, secondary_failures=beside, reason=f"{kind} was seen")
+    given = {"blocked_reason": "", "ranks": RANKS, "roles": ((0, 2), (1, 3)), **facts}
     return Case(now=NOW, diagnosis=diagnosis, members=("a", "b"), least=2, **given)
 
 
@@ -73,7 +73,7 @@ PLACES: dict[str, tuple[Case, tuple[Placement, ...]]] = {
     ),
     "broken groups alone: all stay": (a_loss("group-broken"), ()),
     "broken groups and a process that has ended": (a_loss("group-broken", 0, dead=frozenset({3})), (Placement(rank=3, node="b"),)),
-    "a new process that was killed": (a_loss(seated=frozenset({1}), takeovers=1), (Placement(rank=1, node="a"),)),
+    "a new process that was killed": (a_loss(seated=frozenset({1}), replacement_attempts=1), (Placement(rank=1, node="a"),)),
     "a new process that was stopped": (a_loss("worker-stopped", seated=frozenset({1})), (Placement(rank=1, node="a"),)),
     "a new process that lost a peer": (
         a_loss("worker-peer-lost", seated=frozenset({1}), dead=frozenset({1})),
@@ -81,7 +81,7 @@ PLACES: dict[str, tuple[Case, tuple[Placement, ...]]] = {
     ),
     "another rank that raised": (a_loss("worker-exception", seated=frozenset({3})), (Placement(rank=1, node="a"),)),
     "a failure after a rank was lost in the take-over before": (
-        a_loss(tried=(RecoveryAction.TAKE_OVER,), takeovers=4), (Placement(rank=1, node="a"),),
+        a_loss(tried=(RecoveryAction.TAKE_OVER,), replacement_attempts=4), (Placement(rank=1, node="a"),),
     ),
 }  # fmt: skip
 
@@ -94,11 +94,11 @@ def test_each_sick_rank_goes_on_where_it_is_best(name: str) -> None:
 
 
 REFUSALS: dict[str, tuple[Case, str]] = {
-    "groups of torch": (a_loss(barred="the groups are torch's"), "the groups are torch's"),
+    "groups of torch": (a_loss(blocked_reason="the groups are torch's"), "the groups are torch's"),
     "a hang of nobody": (a_loss("job-output-silent", None), "do not name"),
     "a flow that died": (a_loss("recovery-cut-short", None), "do not name"),
     "one that failed": (a_loss("recovery-overrun", None, tried=(RecoveryAction.TAKE_OVER,)), "tried already"),
-    "a fifth one": (a_loss(takeovers=5), "5 take-overs"),
+    "a fifth one": (a_loss(replacement_attempts=5), "5 take-overs"),
     "a new process that raised": (a_loss("worker-exception", seated=frozenset({1})), "rank(s) 1 failed for a reason of its own"),
     "a new process that ran out of memory": (a_loss("host-no-memory", seated=frozenset({1})), "rank(s) 1 failed for a reason of its own"),
     "a new process that raised beside a lost one": (
@@ -107,7 +107,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "nobody left": (a_loss(dead=frozenset({0, 2, 3})), "no rank is left"),
     "no place": (a_loss("node-lost", None, node="b", lost=frozenset("b")), "no standby for rank(s) 2, 3"),
     "an exception again": (
-        a_loss("worker-exception", past=(a_recovery(RecoveryAction.TAKE_OVER, gained=False),)), "may follow the step",
+        a_loss("worker-exception", past=(a_recovery(RecoveryAction.TAKE_OVER, made_progress=False),)), "may follow the step",
     ),
 }  # fmt: skip
 
@@ -143,16 +143,16 @@ def test_a_membership_after_a_take_over_keeps_places_and_drops_empty_nodes() -> 
 def test_a_restart_after_take_overs_uses_as_many_nodes_as_the_job_has_room_for() -> None:
     """Ranks that were spread come together again on those that hold most of them and are not lost."""
     spread = {"a": [1], "b": [2, 3], "s": [0]}
-    assert regular(spread, 2) == ("b", "s")
-    assert regular(spread, 2, frozenset("s")) == ("a", "b")
-    assert regular({"a": [0, 1], "b": [2, 3]}, 2) == ("a", "b")
+    assert nodes_needed(spread, 2) == ("b", "s")
+    assert nodes_needed(spread, 2, frozenset("s")) == ("a", "b")
+    assert nodes_needed({"a": [0, 1], "b": [2, 3]}, 2) == ("a", "b")
 
 
 def test_a_restart_loses_no_rank_when_a_take_over_has_put_several_on_one_node() -> None:
     """A spare node takes the place that is missing; without one some node goes on holding more."""
-    crowded = regular({"a": [0, 2], "b": [1]}, 1)
+    crowded = nodes_needed({"a": [0, 2], "b": [1]}, 1)
     assert crowded == ("a", "b")
-    assert place(filled_up(crowded, ("b", "s", "t"), 3), 1, 3) == {"a": [0], "b": [1], "s": [2]}
-    assert place(filled_up(crowded, (), 3), 1, 3) == {"a": [0, 1], "b": [2]}
+    assert place(with_spares(crowded, ("b", "s", "t"), 3), 1, 3) == {"a": [0], "b": [1], "s": [2]}
+    assert place(with_spares(crowded, (), 3), 1, 3) == {"a": [0, 1], "b": [2]}
     assert place(("a", "b"), 2, 7) == {"a": [0, 1, 2, 3], "b": [4, 5, 6]}
     assert place(("a", "b"), 2, 4) == place(("a", "b"), 2) == {"a": [0, 1], "b": [2, 3]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.uptime import LEAST, SILENT, got_on
+from policies.uptime import LEAST, SILENT, counts_as_progress
 
 
 @pytest.mark.parametrize(
@@ -21,5 +21,5 @@ from policies.uptime import LEAST, SILENT, got_on
 )
 def test_a_run_got_on_when_it_lasted_some_starts(uptime: float, startup: float | None, answer: bool) -> None:  # noqa: FBT001
     """By the time from the start of the ranks to the first output."""
-    assert got_on(uptime, startup) is answer
+    assert counts_as_progress(uptime, startup) is answer
     assert LEAST < SILENT

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from detectors.evidence import Blind
-from detectors.probe_result import Found, Missed, NodeLook
+from detectors.evidence import Unknown
+from detectors.probe_result import NodeProbe, ProbeOutcome, UnansweredProbe
 from detectors.readings import (
     ClockReading,
     HostReading,
@@ -22,14 +22,14 @@ from detectors.readings import (
     ServiceReading,
     ServiceState,
 )
-from policies.node_health import CLEAN, FRESH, HELD, HealthVerdict, NodeHealthState, change_of, verdict_on
+from policies.node_health import CLEAN, FRESH, HELD, HealthAssessment, NodeHealthState, assess_health, health_change
 
 FATAL = "NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus."
 
 
 def a_node(*, lines: tuple[str, ...] = (), ssh: bool = True, errors: int = 0, at: float = 0.0) -> NodeReading:
     """Return a look at a node with one interface and one service."""
-    unknown = Blind("not of interest")
+    unknown = Unknown("not of interest")
     host = HostReading(
         boot="b", uptime=1e6, processors=8, load_5m=0.0, memory_total=1 << 36, memory_available=1 << 35, memory_pressure=unknown,
         oom_kills=0, memory_errors_corrected=0, memory_errors_uncorrected=0, throttled=0, clock_source=unknown, clock_sources=unknown,
@@ -49,26 +49,26 @@ def a_node(*, lines: tuple[str, ...] = (), ssh: bool = True, errors: int = 0, at
     )
 
 
-def story(*found: Found, every: float = 60.0) -> Iterator[HealthVerdict]:
+def story(*found: ProbeOutcome, every: float = 60.0) -> Iterator[HealthAssessment]:
     """Yield what is thought of a node after each of these looks, one every *every* seconds."""
-    before: HealthVerdict | None = None
+    before: HealthAssessment | None = None
     earlier: NodeReading | None = None
     for number, one in enumerate(found):
         at = number * every
         seen = dataclasses.replace(one, at=at) if isinstance(one, NodeReading) else one
-        before = verdict_on(NodeLook(node="n0", at=at, seconds=0.1, found=seen), before, earlier)
+        before = assess_health(NodeProbe(node="n0", at=at, seconds=0.1, found=seen), before, earlier)
         earlier = seen if isinstance(seen, NodeReading) else earlier
         yield before
 
 
-def standings(*found: Found, every: float = 60.0) -> list[str]:
+def standings(*found: ProbeOutcome, every: float = 60.0) -> list[str]:
     """Return the standings of such a story."""
-    return [told.standing for told in story(*found, every=every)]
+    return [told.status for told in story(*found, every=every)]
 
 
 WELL = a_node()
-AWAY = Missed(times=3, why="port 22: Connection refused")
-DARK = Blind("changed host key")
+AWAY = UnansweredProbe(times=3, why="port 22: Connection refused")
+DARK = Unknown("changed host key")
 
 
 def test_a_look_without_faults_is_ok_and_its_faults_decide() -> None:
@@ -127,7 +127,7 @@ def test_a_node_that_answers_again_has_what_was_held_against_it() -> None:
 
 def test_a_part_that_is_not_seen_any_more_is_not_taken_for_healthy() -> None:
     """As long as it is not, and no fault there is thought to be over meanwhile; one that was never seen is nothing new."""
-    half = dataclasses.replace(WELL, services=Blind("no answer within 8 s"))
+    half = dataclasses.replace(WELL, services=Unknown("no answer within 8 s"))
     assert standings(half, half) == ["ok", "ok"]
     assert standings(WELL, half, half, WELL) == ["ok", "unknown", "unknown", "ok"]
     assert standings(a_node(ssh=False), *[half] * (CLEAN + 1)) == ["degraded"] * (CLEAN + 2)
@@ -140,7 +140,7 @@ def test_only_changes_are_told() -> None:
     looks = (WELL, WELL, a_node(ssh=False), a_node(ssh=False, errors=50_000), a_node(ssh=False, errors=50_000), AWAY, AWAY, DARK)
     before, told = None, []
     for after in story(*looks):
-        told.append(change_of(before, after))
+        told.append(health_change(before, after))
         before = after
     assert [change and (change.before, change.after, [one.kind for one in change.new]) for change in told] == [
         None,
@@ -159,17 +159,17 @@ def test_only_changes_are_told() -> None:
 def test_the_end_of_a_fault_is_told() -> None:
     """With what is over."""
     told = list(story(a_node(ssh=False), *[WELL] * CLEAN))
-    change = change_of(told[-2], told[-1])
+    change = health_change(told[-2], told[-1])
     assert change is not None
     assert change.words == "n0: degraded -> ok: over: service-down"
     assert [one.kind for one in change.over] == ["service-down"]
 
 
 @pytest.mark.parametrize("found", [a_node(lines=(FATAL,)), AWAY, DARK])
-def test_a_first_look_that_is_not_well_is_told(found: Found) -> None:
+def test_a_first_look_that_is_not_well_is_told(found: ProbeOutcome) -> None:
     """Somebody should know."""
     (told,) = story(found)
-    change = change_of(None, told)
+    change = health_change(None, told)
     assert change is not None
     assert change.reason
 
@@ -186,7 +186,7 @@ def test_a_node_that_answers_again_is_not_said_to_be_free_of_what_is_held_agains
     """It was unhealthy, did not answer, and answers."""
     unhealthy = a_node(lines=(FATAL,))
     _, gone, again = story(unhealthy, AWAY, unhealthy)
-    change = change_of(gone, again)
+    change = health_change(gone, again)
     assert change is not None
     assert change.reason == "it answers, and gpu-off-bus speaks against it"
 
@@ -196,7 +196,7 @@ def test_evidence_has_the_worst_first() -> None:
     (told,) = story(a_node(lines=(FATAL,), ssh=False))
     assert [words.partition(":")[0] for words in told.evidence] == ["gpu-off-bus", "service-down"]
     assert told.is_bad
-    assert told.standing == NodeHealthState.UNHEALTHY
+    assert told.status == NodeHealthState.UNHEALTHY
 
 
 def test_a_verdict_grows_old() -> None:
@@ -211,4 +211,4 @@ def test_a_node_that_is_only_busy_is_not_degraded() -> None:
     assert isinstance(WELL.host, HostReading)
     (verdict,) = story(dataclasses.replace(WELL, host=dataclasses.replace(WELL.host, load_5m=90.0)))
     assert [one.kind for one in verdict.findings] == ["host-overloaded"]
-    assert verdict.standing == "ok"
+    assert verdict.status == "ok"

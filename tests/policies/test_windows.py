@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.maintenance import MaintenanceWindow, closing
+from policies.maintenance import MaintenanceWindow, planned_outage
 
 BEGINS = datetime(2026, 12, 1, 22, 0, tzinfo=UTC)
 AT = BEGINS.timestamp()
@@ -34,22 +34,22 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_a_node_is_closed_from_some_time_before_its_window_until_its_end(now: float, is_closed: bool) -> None:  # noqa: FBT001 (a table)
     """And no other node is."""
-    found = closing([ONCE], "a", now)
+    found = planned_outage([ONCE], "a", now)
     assert (found is not None) == is_closed
     assert found is None or (found.begins, found.ends, found.reason) == (AT, AT + 4 * HOUR, "firmware")
-    assert closing([ONCE], "b", now) is None
+    assert planned_outage([ONCE], "b", now) is None
 
 
 def test_the_next_one_is_known_long_before() -> None:
     """For those who look; of two the one that begins first."""
-    assert closing([ONCE], "a", AT - 1e6) is None
-    told = closing([WEEKLY, ONCE], "b", AT + 86_400, soon=False)
+    assert planned_outage([ONCE], "a", AT - 1e6) is None
+    told = planned_outage([WEEKLY, ONCE], "b", AT + 86_400, soon=False)
     assert told is not None
     assert told.begins == AT + 7 * 86_400
-    both = closing([WEEKLY, ONCE], "a", AT + 3 * HOUR, soon=False)
+    both = planned_outage([WEEKLY, ONCE], "a", AT + 3 * HOUR, soon=False)
     assert both is not None
     assert both.reason == "firmware"
-    assert closing([ONCE], "a", AT + 5 * HOUR, soon=False) is None
+    assert planned_outage([ONCE], "a", AT + 5 * HOUR, soon=False) is None
 
 
 @given(st.integers(-10, 5000), st.floats(0.0, 7 * 86_400 - 1))

@@ -51,7 +51,7 @@ def test_each_question_has_its_own_answer(remote: RemoteProgram) -> None:
     with pytest.raises(ProbeFailed, match="gave no answer in time"):
         ask(remote, "late", within=0.2, seconds=1.0)
     assert ask(remote, "anything") == {"did": "anything"}
-    assert remote.lives
+    assert remote.is_alive
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_what_gives_no_answer_is_told(remote: RemoteProgram, do: str, why: str) 
     with pytest.raises(ProbeFailed, match=why):
         ask(remote, do)
     if do in {"exit", "killed"}:
-        wait_until(lambda: not remote.lives, seconds=LONG)
+        wait_until(lambda: not remote.is_alive, seconds=LONG)
 
 
 def test_a_clock_that_is_no_number_is_no_clock(remote: RemoteProgram) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from detectors.codec import unpacked
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.gpu_readings import Gpu, GpuReading
 from holdfast.probe.readers.local import read_node
 
@@ -100,7 +100,7 @@ class StandIn:
     def gpus(self) -> tuple[Gpu, ...]:
         """Return the GPUs seen."""
         found = self.reading().gpus
-        assert not isinstance(found, Blind), found
+        assert not isinstance(found, Unknown), found
         return found
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from detectors.codec import Misshapen, packed, unpacked
-from detectors.evidence import Blind
-from detectors.health import blind_spots, judge
+from detectors.codec import MalformedData, packed, unpacked
+from detectors.evidence import Unknown
+from detectors.health import judge, unknown_signals
 from detectors.readings import (
     ClockReading,
     Disk,
@@ -40,10 +40,10 @@ def test_this_node_is_read_whole() -> None:
     for name, kind in (("network", NetworkReading), ("storage", StorageReading), ("host", HostReading), ("processes", ProcessReading)):
         assert isinstance(getattr(reading, name), kind)
     assert isinstance(reading.services, ServiceReading)
-    assert isinstance(reading.kernel, KernelReading | Blind)
-    assert isinstance(reading.clock, ClockReading | Blind)
+    assert isinstance(reading.kernel, KernelReading | Unknown)
+    assert isinstance(reading.clock, ClockReading | Unknown)
     assert unpacked(NodeReading, json.loads(json.dumps(packed(reading)))) == reading
-    assert all(why for _where, why in blind_spots(reading))
+    assert all(why for _where, why in unknown_signals(reading))
     judge(reading, reading)
 
 
@@ -109,10 +109,10 @@ def test_a_file_that_hangs_leaves_all_others_seen(tmp_path: Path) -> None:
     (tmp_path / "proc/uptime").write_text("5 5")
     os.mkfifo(tmp_path / "proc/meminfo")
     reading = read_node("n0", seconds=1.0, root=tmp_path)
-    assert reading.host == Blind("no answer within 1 s")
+    assert reading.host == Unknown("no answer within 1 s")
     assert isinstance(reading.storage, StorageReading)
     assert reading.storage.disks == (
-        Disk(name="sda", read_only=False, counters=Blind(f"{tmp_path}/sys/block/sda/stat: No such file or directory")),
+        Disk(name="sda", read_only=False, counters=Unknown(f"{tmp_path}/sys/block/sda/stat: No such file or directory")),
     )
 
 
@@ -124,7 +124,7 @@ def test_a_node_that_cannot_run_the_program_is_dark_with_the_reason(python: str,
     """No interpreter, one that fails, one that says something else."""
     reading = read_node("n0", python=python)
     dark = [getattr(reading, name) for name in PARTS]
-    assert all(isinstance(part, Blind) and why in part.why for part in dark)
+    assert all(isinstance(part, Unknown) and why in part.why for part in dark)
     assert judge(reading) == []
 
 
@@ -141,14 +141,14 @@ def test_an_interpreter_that_is_too_old_is_told_by_its_version() -> None:
 )
 def test_an_answer_in_another_shape_is_none(answer: object) -> None:
     """What a node says is believed only in the shape that it should have."""
-    assert isinstance(reading_of(answer), Blind)
+    assert isinstance(reading_of(answer), Unknown)
 
 
 def test_more_than_we_know_is_left_out() -> None:
     """A newer program may tell more."""
     newer = {"node": "n0", "at": 5, "humidity": 40, "clock": {"synchronized": True, "offset": 0, "worst": 0.5, "moon": 1}}
     assert unpacked(NodeReading, newer).clock == ClockReading(synchronized=True, offset=0.0, worst=0.5)
-    with pytest.raises(Misshapen, match=r"clock\.synchronized"):
+    with pytest.raises(MalformedData, match=r"clock\.synchronized"):
         unpacked(NodeReading, {**newer, "clock": {"synchronized": 1, "offset": 0, "worst": 0}})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from detectors.catalogue import Fault
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.gpu_readings import Ecc, Fabric, Gpu, GpuProcess, GpuReading, Heat, Pcie, RemappedRows
 from detectors.health import judge
 from detectors.readings import KernelLine, KernelReading, NodeReading
@@ -30,7 +30,7 @@ def kinds(faults: list[Fault]) -> list[str]:
 
 def blinds(gpu: Gpu) -> set[str]:
     """Return the fields of *gpu* that could not be read."""
-    return {name for name in Gpu.__slots__ if isinstance(getattr(gpu, name), Blind)}
+    return {name for name in Gpu.__slots__ if isinstance(getattr(gpu, name), Unknown)}
 
 
 def test_a_healthy_gpu_is_read_whole_and_has_no_fault(stand_in: StandIn) -> None:
@@ -42,7 +42,7 @@ def test_a_healthy_gpu_is_read_whole_and_has_no_fault(stand_in: StandIn) -> None
     assert first.heat == Heat(gpu=45, memory=55, slowdown_at=87, shutdown_at=92)
     assert first.pcie == Pcie(generation=5, generation_most=5, width=16, width_most=16, replays=0)
     assert first.fabric == Fabric(state=3, status=0)
-    assert not isinstance(first.links, Blind)
+    assert not isinstance(first.links, Unknown)
     assert [link.link for link in first.links] == [0, 1, 2, 3]
     assert reading.driver_version == "550.54.15"
     assert judge(looked(reading)) == []
@@ -125,7 +125,7 @@ def test_what_a_gpu_does_not_support_is_blind_and_nothing_else_is(stand_in: Stan
     (gpu,) = stand_in.gpus()
     assert blinds(gpu) == {"links", "rows", "fabric"}
     assert isinstance(gpu.ecc, Ecc)
-    assert isinstance(gpu.ecc.volatile_uncorrected, Blind)
+    assert isinstance(gpu.ecc.volatile_uncorrected, Unknown)
     assert "nvmlDeviceGetTotalEccErrors" in gpu.ecc.volatile_uncorrected.why
     assert judge(looked(stand_in.reading())) == []
 
@@ -137,7 +137,7 @@ def test_a_lost_gpu_leaves_the_other_one_seen(stand_in: StandIn) -> None:
     assert (lost.failed, other.failed) == (15, 0)
     assert {"bus", "heat", "ecc"} - blinds(lost) == {"heat", "ecc"}  # whose parts are
     assert isinstance(lost.heat, Heat)
-    assert isinstance(lost.heat.gpu, Blind)
+    assert isinstance(lost.heat.gpu, Unknown)
     assert blinds(other) == set()
 
 
@@ -147,11 +147,11 @@ def test_an_older_library_lacks_functions_and_the_rest_is_read(
     """Pynvml says that a function is not found: that is blind too, never an end."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(old_nvml_library))
     found = stand_in.reading_of_the_program().gpus
-    assert not isinstance(found, Blind)
+    assert not isinstance(found, Unknown)
     gpu = found[0]
     assert blinds(gpu) == {"fabric"}
     assert isinstance(gpu.rows, RemappedRows)
-    assert isinstance(gpu.rows.banks_without_spares, Blind)
+    assert isinstance(gpu.rows.banks_without_spares, Unknown)
     assert "Function Not Found" in gpu.rows.banks_without_spares.why
 
 
@@ -163,7 +163,7 @@ def test_an_unknown_failure_of_the_driver_is_a_fault_and_a_missing_library_is_no
     assert kinds(judge(looked(stand_in.reading()))) == ["gpu-unusable"]
     monkeypatch.setenv("LD_LIBRARY_PATH", str(stand_in.root))
     nobody = stand_in.reading_of_the_program()
-    assert isinstance(nobody.gpus, Blind)
+    assert isinstance(nobody.gpus, Unknown)
     assert "Library Not Found" in nobody.gpus.why
     assert judge(looked(nobody)) == []
 
@@ -186,14 +186,14 @@ def test_a_process_on_a_gpu_is_told_with_its_job(stand_in: StandIn) -> None:
     stand_in.say("gpu0.process 10", "gpu1.process 11")
     first, second = stand_in.gpus()
     assert first.processes == (GpuProcess(pid=10, memory=1 << 30, job="gpt"),)
-    assert not isinstance(second.processes, Blind)
-    assert isinstance(second.processes[0].job, Blind)
+    assert not isinstance(second.processes, Unknown)
+    assert isinstance(second.processes[0].job, Unknown)
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU")
 def test_this_machine_without_a_gpu_says_why_it_saw_none() -> None:
     """The real library is not there, and nothing is claimed about GPUs."""
     reading = read_gpus()
-    assert isinstance(reading.gpus, Blind)
+    assert isinstance(reading.gpus, Unknown)
     assert reading.gpus.why
     assert judge(looked(reading)) == []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.health import judge
 from detectors.readings import ClockReading, HostReading, NodeReading, ServiceState
 from holdfast.probe.readers.clock import read_clock
@@ -58,7 +58,7 @@ def test_a_host_is_read_in_the_units_that_its_fields_have(tree: Tree) -> None:
     assert (host.memory_total, host.memory_available, host.oom_kills) == (1_024_000, 614_400, 3)
     assert (host.throttled, host.memory_errors_corrected, host.memory_errors_uncorrected) == (5, 5, 0)
     assert (host.files_open, host.files_most, host.clock_sources) == (100, 1000, ("tsc", "hpet"))
-    assert not isinstance(host.memory_pressure, Blind)
+    assert not isinstance(host.memory_pressure, Unknown)
     assert (host.memory_pressure.some_60s, host.memory_pressure.full_60s) == (1.5, 0.75)
     assert judge(look(host)) == []
 
@@ -98,7 +98,7 @@ def test_whatever_a_file_holds_or_lacks_is_blind_and_never_an_end(tree: Tree, tm
         host = read_host(tree({**HOST, file: "no\0nsense"}))
         assert isinstance(host, HostReading)
     dark = read_host(tmp_path / "missing")
-    assert all(isinstance(getattr(dark, field.name), Blind) for field in dataclasses.fields(dark))
+    assert all(isinstance(getattr(dark, field.name), Unknown) for field in dataclasses.fields(dark))
     assert judge(look(dark)) == []
 
 
@@ -113,7 +113,7 @@ def test_this_machine_is_read() -> None:
 def test_the_clock_is_asked_and_not_set() -> None:
     """This machine's, whatever keeps it."""
     clock = read_clock()
-    assert isinstance(clock, ClockReading | Blind)
+    assert isinstance(clock, ClockReading | Unknown)
     if isinstance(clock, ClockReading):
         assert abs(clock.offset) <= 0.5  # the kernel takes no more
         assert clock.worst >= 0
@@ -189,7 +189,7 @@ def test_names_with_blanks_and_brackets_are_read(tree: Tree) -> None:
     a_process(root, 10, "a) b (c", "D")
     (stuck,) = read_processes(root).stuck
     assert (stuck.name, stuck.state, stuck.age) == ("a) b (c", "D", 50.0 - 100 / os.sysconf("SC_CLK_TCK"))
-    assert isinstance(stuck.wait, Blind)
+    assert isinstance(stuck.wait, Unknown)
 
 
 SWITCH = {"sys/bus/pci/devices/0000:05:00.0/vendor": "0x10de", "sys/bus/pci/devices/0000:05:00.0/class": "0x068000"}
@@ -224,7 +224,7 @@ def test_a_service_that_is_not_seen_from_inside_a_container_is_blind(tree: Tree)
     (root / "proc/self/ns/pid").touch()
     fabric = the_service(root, "fabric manager")
     assert fabric is not None
-    assert isinstance(fabric.running, Blind)
+    assert isinstance(fabric.running, Unknown)
     assert judge(NodeReading(node="n0", at=0.0, services=read_services(root))) == []
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.health import judge
 from detectors.readings import Counters, IbPort, NetworkReading, Nic, NodeReading
 from holdfast.probe.readers.ethtool import driver_counters
@@ -37,9 +37,9 @@ WELL = {
 }
 
 
-def nothing(_interface: str) -> Counters | Blind:
+def nothing(_interface: str) -> Counters | Unknown:
     """Answer for the driver of an interface that is not there."""
-    return Blind("no driver")
+    return Unknown("no driver")
 
 
 def look(root: Path, at: float = 0.0) -> NodeReading:
@@ -88,10 +88,10 @@ def test_a_file_that_changes_is_the_fault_that_it_stands_for(tree: Tree, file: s
 def test_files_that_cannot_be_read_are_blind_and_the_others_are_read(tree: Tree) -> None:
     """A carrier is refused while its interface is switched off; a rate may be in words that we do not know."""
     reading = read_network(tree({**WELL, f"{NIC}/carrier": "?", f"{PORT}/rate": "fast"}), nothing)
-    assert not isinstance(reading.nics, Blind)
-    assert not isinstance(reading.ib_ports, Blind)
-    assert isinstance(reading.nics[0].carrier, Blind)
-    assert isinstance(reading.ib_ports[0].rate, Blind)
+    assert not isinstance(reading.nics, Unknown)
+    assert not isinstance(reading.ib_ports, Unknown)
+    assert isinstance(reading.nics[0].carrier, Unknown)
+    assert isinstance(reading.ib_ports[0].rate, Unknown)
     assert reading.nics[0].state == "up"
 
 
@@ -99,8 +99,8 @@ def test_no_infiniband_is_known_and_no_sysfs_is_blind(tree: Tree, tmp_path: Path
     """A node without adapters has no ports; a node that shows nothing may have any."""
     assert read_network(tree({"sys/class/net/eth0/operstate": "up"}), nothing) == NetworkReading(nics=(), ib_ports=())
     dark = read_network(tmp_path / "missing", nothing)
-    assert isinstance(dark.nics, Blind)
-    assert isinstance(dark.ib_ports, Blind)
+    assert isinstance(dark.nics, Unknown)
+    assert isinstance(dark.ib_ports, Unknown)
 
 
 def test_this_machines_interfaces_are_those_that_sysfs_shows() -> None:
@@ -109,8 +109,8 @@ def test_this_machines_interfaces_are_those_that_sysfs_shows() -> None:
     if not place.is_dir():
         pytest.skip("needs /sys/class/net")
     first, second = read_network(), read_network()
-    assert not isinstance(first.nics, Blind)
-    assert not isinstance(second.nics, Blind)
+    assert not isinstance(first.nics, Unknown)
+    assert not isinstance(second.nics, Unknown)
     assert {nic.name for nic in first.nics} == {one.name for one in place.iterdir() if (one / "device").exists()}
     for old, new in zip(first.nics, second.nics, strict=True):
         assert isinstance(old.counters, dict)
@@ -121,9 +121,9 @@ def test_this_machines_interfaces_are_those_that_sysfs_shows() -> None:
 def test_ethtool_answers_or_says_why_not() -> None:
     """The loopback counts nothing, and what is not there has no driver."""
     missing = driver_counters("holdfast-none")
-    assert isinstance(missing, Blind)
+    assert isinstance(missing, Unknown)
     assert "No such device" in missing.why
-    assert isinstance(driver_counters("lo"), Blind | dict)
+    assert isinstance(driver_counters("lo"), Unknown | dict)
     for place in Path("/sys/class/net").iterdir() if Path("/sys/class/net").is_dir() else ():
         counted = driver_counters(place.name)
-        assert isinstance(counted, Blind) or all(name and count >= 0 for name, count in counted.items())
+        assert isinstance(counted, Unknown) or all(name and count >= 0 for name, count in counted.items())

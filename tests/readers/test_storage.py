@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from detectors.catalogue import Fault
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.health import judge
 from detectors.readings import Mount, NodeReading, StorageReading
 from holdfast.probe.readers.storage import filled, mounted, read_disks
@@ -37,7 +37,7 @@ def judged(*mounts: Mount) -> list[Fault]:
 def test_each_file_system_is_listed_once_as_it_can_be_seen(tree: Tree) -> None:
     """Neither what keeps no files, nor a second place of the same, nor what lies hidden below another mount."""
     found = mounted(tree({"proc/self/mountinfo": TABLE}))
-    assert not isinstance(found, Blind)
+    assert not isinstance(found, Unknown)
     assert [(mount.path, mount.kind, mount.source) for mount in found] == [
         ("/", "ext4", "/dev/vda"),
         ("/with blank", "nfs4", "server:/data"),
@@ -49,17 +49,17 @@ def test_each_file_system_is_listed_once_as_it_can_be_seen(tree: Tree) -> None:
 
 def test_a_table_that_cannot_be_read_is_blind(tmp_path: Path) -> None:
     """Nothing is said about mounts then."""
-    assert isinstance(mounted(tmp_path), Blind)
+    assert isinstance(mounted(tmp_path), Unknown)
 
 
 def test_this_machines_disks_and_mounts_are_read() -> None:
     """The file system of this file is among them, with as much space as the system says."""
     mounts = mounted()
-    assert not isinstance(mounts, Blind)
+    assert not isinstance(mounts, Unknown)
     root = filled(next(mount for mount in mounts if mount.path == "/"))
     told = os.statvfs("/")
     assert root.size == told.f_blocks * told.f_frsize
-    assert not isinstance(root.free, Blind)
+    assert not isinstance(root.free, Unknown)
     assert 0 <= root.free <= told.f_blocks * told.f_frsize
 
 
@@ -69,20 +69,20 @@ def test_disks_are_read_from_what_the_kernel_counts(tree: Tree) -> None:
     found = read_disks(
         tree({"sys/block/nvme0n1/stat": stat, "sys/block/nvme0n1/ro": "0", "sys/block/loop0/stat": stat, "sys/block/sdb/ro": "1"})
     )
-    assert not isinstance(found, Blind)
+    assert not isinstance(found, Unknown)
     disk, dark = found
     assert (disk.name, disk.read_only, disk.counters) == (
         "nvme0n1",
         False,
         {"reads": 5776661, "read_ms": 5774838, "writes": 1432972, "write_ms": 1075728},
     )
-    assert (dark.name, dark.read_only, isinstance(dark.counters, Blind)) == ("sdb", True, True)
+    assert (dark.name, dark.read_only, isinstance(dark.counters, Unknown)) == ("sdb", True, True)
 
 
 def test_a_mount_that_went_away_is_blind(tmp_path: Path) -> None:
     """Between the table and the look; its name stays known."""
     gone = filled(Mount(path="/gone", kind="nfs4", source="server:/data", options=("rw",), own_options=("rw",)), tmp_path)
-    assert isinstance(gone.size, Blind)
+    assert isinstance(gone.size, Unknown)
     assert "No such file" in gone.size.why
     assert gone.failed == 0
 
@@ -110,7 +110,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def the_mount(place: Path) -> Mount:
     """Return what the readers see of *place*."""
     found = mounted()
-    assert not isinstance(found, Blind)
+    assert not isinstance(found, Unknown)
     return filled(next(mount for mount in found if mount.path == str(place)))
 
 

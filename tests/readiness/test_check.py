@@ -171,7 +171,7 @@ def _node(name: str, **told: Any) -> Facts:
     facts = Facts(node=name, probe={**probe, **told.pop("probe", {})}, gpus={**gpu, **told.pop("gpus", {})}, clock=(0.0, 0.1))
     facts.environment = {"in_use": "0.1.0-a-b", "whole": True, "path": "/x/env"}
     facts.torch = {"version": "2.13.0", "cuda": "13.0", "hip": None, "gloo": True, "devices": 2, "why": "", **told.pop("torch", {})}
-    facts.gate = {"interface": "eth0", "address": "10.0.0.1"}
+    facts.node_proxy = {"interface": "eth0", "address": "10.0.0.1"}
     return facts
 
 

@@ -10,7 +10,20 @@ from typing import Any, TypeVar
 
 from sqlmodel import SQLModel
 
-from holdfast.history.models import Checkpoint, Decision, Fault, Generation, Incident, Job, Move, NodeMove, Phase, Remark, Snapshots, Step
+from holdfast.history.models import (
+    Checkpoint,
+    DecisionRecord,
+    FaultRecord,
+    Generation,
+    Incident,
+    Job,
+    JobEvent,
+    JobTransition,
+    NodeStatusChange,
+    Phase,
+    Snapshots,
+    StepRecord,
+)
 from holdfast.history.store import History
 
 BEGAN = 1_790_000_000.0
@@ -68,7 +81,7 @@ class Script:
         """Make one move after *seconds*."""
         self.clock += seconds
         self.add(
-            Move(
+            JobTransition(
                 job_id=self.job.id, at=self.clock, before=self.state, event=event, after=after, reason=reason, generation=self.generation
             )
         )  # fmt: skip
@@ -91,16 +104,16 @@ class Script:
             seconds = self.step_seconds * random.Random(-self.step).uniform(0.92, 1.12)
             self.clock += seconds
             value = loss_at(self.step) if loss else None
-            self.add(Step(job_id=self.job.id, generation=self.generation, step=self.step, at=self.clock, seconds=seconds, loss=value))
+            self.add(StepRecord(job_id=self.job.id, generation=self.generation, step=self.step, at=self.clock, seconds=seconds, loss=value))
             if save_every and self.step % save_every == 0:
                 self.save(seconds=0.041)
 
-    def save(self, *, seconds: float, trouble: str | None = None, reason: str = "") -> None:
+    def save(self, *, seconds: float, problem: str | None = None, reason: str = "") -> None:
         """Write a checkpoint of the present step, or trouble with it."""
         self.add(
             Checkpoint(
                 job_id=self.job.id, at=self.clock, step=self.step, generation=self.generation, path=f"/srv/step-{self.step:08d}",
-                seconds=seconds, size=13_654_021, trouble=trouble, reason=reason,
+                seconds=seconds, size=13_654_021, problem=problem, reason=reason,
             )
         )  # fmt: skip
 
@@ -109,21 +122,21 @@ class Script:
         self.add(
             Snapshots(
                 job_id=self.job.id, generation=generation, at=self.clock, step=step, age_steps=1, age_s=0.09, replica_step=step - 1,
-                every=1, size=13_654_021, copied_s=4.0, hidden_s=3.9, cost_s=0.2, trained_s=40.0, ages=ages,
+                every=1, size=13_654_021, copied_s=4.0, overlapped_s=3.9, cost_s=0.2, trained_s=40.0, ages=ages,
             )
         )  # fmt: skip
 
-    def stand(self, node: str, standing: str, reason: str) -> None:
+    def stand(self, node: str, status: str, reason: str) -> None:
         """Change a node's standing."""
-        self.add(NodeMove(cluster="local", node=node, at=self.clock, standing=standing, reason=reason, job_id=self.job.id))
+        self.add(NodeStatusChange(cluster="local", node=node, at=self.clock, status=status, reason=reason, job_id=self.job.id))
 
-    def suffer(self, number: int, faults: list[Fault], *, detect: float, reason: str) -> Incident:
+    def suffer(self, number: int, faults: list[FaultRecord], *, detect: float, reason: str) -> Incident:
         """Open an incident that the first of *faults* is the root of."""
         root = faults[0]
         self.clock += detect
         incident = Incident(
             job_id=self.job.id, number=number, kind=root.kind, subject=root.subject, fault_at=root.at, detected_at=self.clock,
-            ordered_at=self.clock + 0.012, generation_before=self.generation, step_before=self.step, reason=reason,
+            commands_sent_at=self.clock + 0.012, generation_before=self.generation, step_before=self.step, reason=reason,
         )  # fmt: skip
         for fault in faults:
             fault.incident_id = incident.id
@@ -131,10 +144,10 @@ class Script:
         self.move("faulted", "DIAGNOSING", f"{root.kind} on {root.subject}")
         return self.add(incident)
 
-    def fault(self, kind: str, subject: str, **facts: Any) -> Fault:
+    def fault(self, kind: str, subject: str, **facts: Any) -> FaultRecord:
         """Return a fault seen now; what *facts* do not say is as for a process that failed."""
         facts = {"level": "restart-process", "blame": "process", "evidence": {}} | facts
-        return Fault(
+        return FaultRecord(
             job_id=self.job.id, at=self.clock, kind=kind, subject=subject, generation=self.generation, step=self.step, **facts
         )  # fmt: skip
 
@@ -142,7 +155,7 @@ class Script:
         """Record what the policy answered, and the move that follows."""
         incident.action = action
         self.add(
-            Decision(job_id=self.job.id, incident_id=incident.id, at=self.clock, action=action, rule=rule, reason=reason, **facts)
+            DecisionRecord(job_id=self.job.id, incident_id=incident.id, at=self.clock, action=action, rule=rule, reason=reason, **facts)
         )  # fmt: skip
         self.move("decided", "ISOLATING", reason, seconds=0.004)
 
@@ -161,9 +174,9 @@ class Script:
         for position, (name, seconds) in enumerate(zip(PHASES, (*times, rollback), strict=True)):
             self.add(Phase(job_id=self.job.id, incident_id=incident.id, position=position, name=name, seconds=seconds))
 
-    def remark(self, text: str) -> None:
+    def record_event(self, text: str) -> None:
         """Say something that is no fault."""
-        self.add(Remark(job_id=self.job.id, at=self.clock, text=text))
+        self.add(JobEvent(job_id=self.job.id, at=self.clock, text=text))
 
 
 def script(history: History, *, name: str = "bytes-gpt", spec: dict[str, Any] | None = None) -> Script:
@@ -239,7 +252,7 @@ def lost_node(on: Script, number: int = 3) -> None:
         incident, "replace-node", "ReplaceNode()", reason, act={"drop": ["node-1"], "add": ["node-2"]},
         passed_over={"RestartWorkers()": "node-1 no longer answers"},
     )  # fmt: skip
-    on.save(seconds=0.0, trouble="checkpoint-corrupt", reason="shard 2 is not what the manifest says; the one before is taken")
+    on.save(seconds=0.0, problem="checkpoint-corrupt", reason="shard 2 is not what the manifest says; the one before is taken")
     on.recover(
         incident, {"node-0": [0, 1], "node-2": [2, 3]}, back_to=max(0, on.step - 12), reason="node-2 for node-1",
         times=(0.034, 0.006, 0.141, 0.902, 0.33, 0.121, 0.47),
@@ -255,7 +268,7 @@ def three_incidents(history: History) -> Job:
     on.train(287)
     stopped(on)
     on.train(350)
-    on.remark("the flow process ended and was started again; it adopted the running job, no worker restarted")
+    on.record_event("the flow process ended and was started again; it adopted the running job, no worker restarted")
     on.train(412)
     lost_node(on)
     on.train(600)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from holdfast.history.models import Incident, Job, Phase, Step
+from holdfast.history.models import Incident, Job, Phase, StepRecord
 from holdfast.history.store import History
 from tests.report import filled
 
@@ -57,7 +57,7 @@ def broken_losses(history: History) -> Job:
     on = filled.launched(history)
     on.train(300)
     for row in on.rows:
-        if isinstance(row, Step):
+        if isinstance(row, StepRecord):
             spoilt = {120: math.inf, 200: 60.0}.get(row.step, math.nan if row.step > 260 else None)
             row.loss = row.loss if spoilt is None else spoilt
     return on.write()
@@ -68,7 +68,7 @@ def no_finite_loss(history: History) -> Job:
     on = filled.launched(history)
     on.train(50)
     for row in on.rows:
-        if isinstance(row, Step):
+        if isinstance(row, StepRecord):
             row.loss = math.nan
     return on.write()
 
@@ -88,14 +88,14 @@ def failed(history: History) -> Job:
     """Write a job that its own script broke, with text from strangers wherever there can be any."""
     on = filled.launched(history, spec={"name": "bytes-gpt", "script": HOSTILE, "policy": HOSTILE, "nodes": HOSTILE})
     on.train(40)
-    on.remark(HOSTILE)
+    on.record_event(HOSTILE)
     on.stand(HOSTILE, "lost", HOSTILE)
     evidence = {"detail": HOSTILE + "\n" + HOSTILE, HOSTILE: [HOSTILE]}
     fault = on.fault("user-error", HOSTILE, level="user-error", blame="user_code", root=True, evidence=evidence)
     incident = on.suffer(1, [fault], detect=0.03, reason=HOSTILE)
     on.decide(incident, "give-up", HOSTILE, HOSTILE, act={HOSTILE: HOSTILE}, passed_over={HOSTILE: HOSTILE})
     incident.kind, incident.outcome, incident.closed_at = HOSTILE, "gave-up", on.clock
-    on.save(seconds=0.1, trouble=HOSTILE, reason=HOSTILE)
+    on.save(seconds=0.1, problem=HOSTILE, reason=HOSTILE)
     on.gather_ranks({HOSTILE: [0]}, HOSTILE)
     on.add(Phase(job_id=on.job.id, incident_id=incident.id, position=0, name=HOSTILE, seconds=1.0))
     on.move("gave-up", "FAILED", HOSTILE)
@@ -156,7 +156,7 @@ def long_run(history: History, steps: int = 1_000_000) -> Job:
     on.move("finished", "COMPLETED", "every worker said that all its steps are done", seconds=1.0)
     job = on.write()
     with history.session() as session:
-        session.connection().execute(Step.__table__.insert(), rows)  # type: ignore[attr-defined]  # SQLModel hides its table
+        session.connection().execute(StepRecord.__table__.insert(), rows)  # type: ignore[attr-defined]  # SQLModel hides its table
     return job
 
 

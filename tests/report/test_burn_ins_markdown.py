@@ -7,14 +7,14 @@ from holdfast.report.burn_ins import burn_ins_markdown, in_a_sentence
 from policies.burn_in import BurnInOutcome, outcome
 from policies.cordons import CordonedFault
 from policies.node_states import NodeState
-from policies.required_checks import needs
+from policies.required_checks import parts_to_test
 
 SOUND = Check(name="compute", mark=CheckMark.PASSED, words="every answer is the known one", figures={"cores": 8.0}, seconds=21.0)
 ODD = Check(name="disk", mark=CheckMark.FAILED, words="*block* 3 | of <4>\nwas read wrong", devices=("/", "sda1"))
 NO_GPU = Check(name="gpu", mark=CheckMark.SKIPPED, words="no NVIDIA device is visible", needed=False)
 FOUND: dict[str, BurnInOutcome] = {
     "node-0": outcome("node-0", [SOUND]),
-    "node-1": outcome("node-1", [SOUND, NO_GPU], needs([CordonedFault(kind="gpu-off-bus")])),
+    "node-1": outcome("node-1", [SOUND, NO_GPU], parts_to_test([CordonedFault(kind="gpu-off-bus")])),
     "node-2": outcome("node-2", [SOUND, ODD]),
 }
 STATES = {

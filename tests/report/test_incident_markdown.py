@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from holdfast.history.models import Decision, Fault, Incident, Job, Phase
+from holdfast.history.models import DecisionRecord, FaultRecord, Incident, Job, Phase
 from holdfast.history.store import History
 from holdfast.report import wording
 from holdfast.report.case import IncidentCase
@@ -131,11 +131,11 @@ def _saying(text: str) -> str:
         reason=text,
     )
     evidence = {text + "x": " ".join(text.split()) + "x", "detail": f"first\n{text}"}
-    fault = Fault(job_id="j", at=0.0, kind=text, level=text, subject=text, blame=text, generation=1, evidence=evidence)
+    fault = FaultRecord(job_id="j", at=0.0, kind=text, level=text, subject=text, blame=text, generation=1, evidence=evidence)
     echo = fault.model_copy(update={"id": "echo"})
     fault.root = True
     act = {"node": text + "x"}
-    decision = Decision(job_id="j", incident_id="i", at=0.0, action=text, rule=text, reason=text, act=act, passed_over={text: text})
+    decision = DecisionRecord(job_id="j", incident_id="i", at=0.0, action=text, rule=text, reason=text, act=act, passed_over={text: text})
     phase = Phase(job_id="j", incident_id="i", position=0, name=text, seconds=1.0)
     return _written(IncidentCase(incident=incident, faults=[fault, echo], decisions=[decision], phases=[phase]))
 

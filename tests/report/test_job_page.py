@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.history.models import Question
+from holdfast.history.models import ApprovalRequest
 from holdfast.report.job_page import MOST_INCIDENTS, MOST_NODES, JobFacts, description, job_page, progress_words
 from tests.report.test_incident_markdown import shape
 from tests.report.test_notifications import ended
@@ -55,7 +55,7 @@ def test_incidents_are_a_sentence_each_the_newest_first() -> None:
     assert description(facts(cases=[ended()])).endswith("last incident: rank 1 on node-1 killed (SIGKILL), recovered in 260 ms")
 
 
-QUESTION = Question(
+QUESTION = ApprovalRequest(
     number=7, cluster="lab", job_id="j", job="gpt", about="share", nodes={"node-1": {}}, reason="may it go?", otherwise="keep", at=0.0,
     until=60.0,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.history.models import Fault, Snapshots
+from holdfast.history.models import FaultRecord, Snapshots
 from holdfast.report import memory, wording
 
 REPLICATED: dict[str, Any] = {"checkpoint": {"memory": {"every": 1, "replicas": 1}}}
@@ -15,13 +15,15 @@ REPLICATED: dict[str, Any] = {"checkpoint": {"memory": {"every": 1, "replicas": 
 def a_row(**fields: Any) -> Snapshots:
     """Return what a generation told at time 100."""
     known: dict[str, Any] = {"job_id": "j", "generation": 2, "at": 100.0, "step": 57, "age_steps": 1, "age_s": 0.038, "replica_step": 57}
-    return Snapshots(**known | {"every": 1, "copied_s": 4.0, "hidden_s": 3.9, "cost_s": 0.3, "trained_s": 100.0} | fields)
+    return Snapshots(**known | {"every": 1, "copied_s": 4.0, "overlapped_s": 3.9, "cost_s": 0.3, "trained_s": 100.0} | fields)
 
 
-def a_fault(kind: str, generation: int = 2) -> Fault:
+def a_fault(kind: str, generation: int = 2) -> FaultRecord:
     """Return a fault with a reason."""
     quoted = {"quote": "no room"}
-    return Fault(job_id="j", at=1.0, kind=kind, level="watch", subject="node n1", blame="storage", generation=generation, evidence=quoted)
+    return FaultRecord(
+        job_id="j", at=1.0, kind=kind, level="watch", subject="node n1", blame="storage", generation=generation, evidence=quoted
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def a_fault(kind: str, generation: int = 2) -> Fault:
     ],
 )
 def test_the_newest_snapshot_is_said_with_its_age_and_whether_another_node_has_it(
-    row: Snapshots, fault: Fault | None, spec: dict[str, Any], words: str
+    row: Snapshots, fault: FaultRecord | None, spec: dict[str, Any], words: str
 ) -> None:
     """A word that is old is called so."""
     assert memory.newest(row, fault, spec, 100.0) == words
@@ -66,7 +68,7 @@ def test_the_newest_snapshot_is_said_with_its_age_and_whether_another_node_has_i
     ],
 )
 def test_why_there_is_none_is_said_where_it_is_known(
-    row: Snapshots | None, fault: Fault | None, spec: dict[str, Any], *, ended: bool, words: str
+    row: Snapshots | None, fault: FaultRecord | None, spec: dict[str, Any], *, ended: bool, words: str
 ) -> None:
     """Of a job of the time before snapshots nothing is said."""
     assert memory.why_none(row, fault, spec, ended=ended) == words
@@ -76,7 +78,7 @@ def test_the_upkeep_is_that_of_all_generations_together() -> None:
     """Seconds are added up before they are divided; the cadence is the newest."""
     rows = [
         a_row(ages={"1": 3}),
-        a_row(generation=3, every=4, copied_s=12.0, hidden_s=0.1, trained_s=200.0, cost_s=2.7, ages={"1": 1, "6": 2}),
+        a_row(generation=3, every=4, copied_s=12.0, overlapped_s=0.1, trained_s=200.0, cost_s=2.7, ages={"1": 1, "6": 2}),
     ]
     assert memory.upkeep(rows) == "every 4 steps, 25.0% of the copying hidden in waits, 1.0% of the training time"
     assert memory.upkeep([a_row(copied_s=0.0, trained_s=0.0)]) == "every step"
@@ -92,8 +94,8 @@ def test_where_a_recovery_took_its_state_from_is_said() -> None:
     assert wording.source({"source": "memory"}) == "the memory of nodes"
     assert wording.source({"source": "memory", "replicas": 2}) == "the memory of nodes (replicas for 2 ranks)"
     assert wording.source({"source": "checkpoint", "replicas": 0}) == "a checkpoint"
-    assert wording.taken_over({"source": "memory", "replicas": 1, "snapshot_age": 1}) == [
+    assert wording.recovery_details({"source": "memory", "replicas": 1, "snapshot_age": 1}) == [
         "all ranks went on from the memory of nodes (replicas for 1 rank)",
         "the newest snapshot in memory was 1 step old",
     ]
-    assert wording.taken_over({"snapshot_age": 2}) == ["the newest snapshot in memory was 2 steps old"]
+    assert wording.recovery_details({"snapshot_age": 2}) == ["the newest snapshot in memory was 2 steps old"]

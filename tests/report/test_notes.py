@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.history.models import Remark
+from holdfast.history.models import JobEvent
 from holdfast.report.notes import Note, cause_of, collapsed
 
 WATCHED = "rank {rank} on node-{rank} (host-overloaded): watched; staying costs {ms} ms a step x {left:,} steps = {ms} s"
@@ -10,7 +10,7 @@ WATCHED = "rank {rank} on node-{rank} (host-overloaded): watched; staying costs 
 
 def notes(*texts: str, nodes: tuple[str, ...] = ()) -> list[Note]:
     """Return what is left of these texts, one a second."""
-    return collapsed([Remark(job_id="j", at=float(at), text=text) for at, text in enumerate(texts)], nodes)
+    return collapsed([JobEvent(job_id="j", at=float(at), text=text) for at, text in enumerate(texts)], nodes)
 
 
 def test_a_note_that_came_again_with_other_numbers_is_counted() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.history.models import Decision, Fault, Incident, Question
+from holdfast.history.models import ApprovalRequest, DecisionRecord, FaultRecord, Incident
 from holdfast.report.case import IncidentCase
 from holdfast.report.notifications import (
     MOST,
@@ -38,12 +38,14 @@ def an_incident(number: int = 1, **facts: Any) -> IncidentCase:
         "detected_at": 50_531.1,
     }
     incident = Incident(job_id="j", number=number, generation_before=1, **{**known, **facts})
-    fault = Fault(
+    fault = FaultRecord(
         job_id="j", at=0.0, kind=incident.kind, level="restart-process", subject=incident.subject, blame="process", generation=1,
         root=True, node="node-1", evidence={"quote": TRACEBACK},
     )  # fmt: skip
     act = {"seats": [{"rank": 1, "node": "node-2", "standby": 0}]}
-    decision = Decision(job_id="j", incident_id=incident.id, at=0.0, action="take-over", rule="ReplaceRanks", reason="it can", act=act)
+    decision = DecisionRecord(
+        job_id="j", incident_id=incident.id, at=0.0, action="take-over", rule="ReplaceRanks", reason="it can", act=act
+    )
     return IncidentCase(incident=incident, faults=[fault], decisions=[decision], phases=[])
 
 
@@ -140,7 +142,7 @@ def test_a_quarantine_belongs_to_its_incident_and_needs_a_person() -> None:
 def test_a_question_is_told_at_once_and_so_is_its_answer() -> None:
     """With how to answer."""
     desk = Notifications(LAB)
-    question = Question(
+    question = ApprovalRequest(
         number=7, cluster="c", job_id="j", job="gpt", about="share", nodes={"n1": {}, "n2": {}}, reason="may they go?", otherwise="keep",
         at=0.0, until=60.0,
     )  # fmt: skip

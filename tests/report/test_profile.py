@@ -13,7 +13,7 @@ import pytest
 from matplotlib.image import imread
 
 from holdfast.errors import NoProfile, NotWritable
-from holdfast.report import profile_words as words
+from holdfast.report import profile_text as words
 from holdfast.report import write_profile
 from holdfast.report.profiles import JobProfile, read
 from holdfast.report.schedule import KINDS, MOST_LANES, copies, work
@@ -49,7 +49,7 @@ def test_figures_of_a_rank(four: JobProfile) -> None:
     assert one.kinds[1].counted_on == 0
     assert one.longest is not None
     assert one.longest.kind == "pipeline"
-    assert (one.copy_s, one.hidden) == pytest.approx((0.005, 0.9))
+    assert (one.copy_s, one.overlapped) == pytest.approx((0.005, 0.9))
     assert (one.predicted_overhead, one.measured_overhead) == pytest.approx((0, 0.07 / 24))
     assert four.starts == pytest.approx({0: 0, 1: 0.001, 2: 0.002, 3: 0.003}, abs=1e-6)
     assert (four.nodes, four.step, four.notes) == (2, 120, [])

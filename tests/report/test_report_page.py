@@ -19,7 +19,7 @@ from detectors.catalogue import CATALOGUE
 from holdfast.accounting.bill import bill
 from holdfast.accounting.losses import FailureCosts, losses
 from holdfast.errors import NotWritable
-from holdfast.history.models import Fault, Incident, Job, Move, Remark, Verdict
+from holdfast.history.models import FaultRecord, Incident, IncidentDiagnosis, Job, JobEvent, JobTransition
 from holdfast.history.store import History
 from holdfast.report import wording, write_report
 from holdfast.report.case import IncidentCase
@@ -154,12 +154,12 @@ def test_what_came_again_is_counted_and_what_is_in_memory_is_no_checkpoint(histo
     begun = filled.launched(history)
     begun.train(100)
     for number in range(11):
-        begun.remark(f"rank 1 on node-0 (host-overloaded): watched; staying costs {15 + number} ms a step")
+        begun.record_event(f"rank 1 on node-0 (host-overloaded): watched; staying costs {15 + number} ms a step")
     for _ in range(3):
-        begun.save(seconds=0.0, trouble="replica-behind", reason="11 snapshots were left out")
+        begun.save(seconds=0.0, problem="replica-behind", reason="11 snapshots were left out")
         begun.add(begun.fault("replica-behind", "rank 1 on node-0", level="watch", evidence={"quote": "11 snapshots were left out"}))
     root = Page(page(gather(history, begun.write(), now=filled.BEGAN + 900))).root
-    (notes,) = root.find("ol", class_="remarks")
+    (notes,) = root.find("ol", class_="job_events")
     assert len(notes.find("li")) == 1
     assert "11 times, last after" in notes.words
     (tile,) = (one for one in root.find("div", class_="tile") if one.words.startswith("Checkpoints"))
@@ -231,12 +231,12 @@ hostile = st.text(min_size=1, max_size=60) | st.sampled_from(
 def _bare(text: str) -> Story:
     """Return a story without drawings that says *text* wherever a stranger can."""
     job = Job(name=text, spec={"script": text, "policy": text}, cluster={"name": text}, directory=text, at=filled.BEGAN)
-    move = Move(job_id=job.id, at=filled.BEGAN, before=text, event=text, after="FAILED", reason=text, generation=1)
+    move = JobTransition(job_id=job.id, at=filled.BEGAN, before=text, event=text, after="FAILED", reason=text, generation=1)
     incident = Incident(
         job_id=job.id, number=1, kind=text, subject=text, fault_at=1.0, detected_at=2.0, generation_before=1, action=text, outcome=text
     )
     evidence = {text: text, "lines": [text, text], "deep": {text: [text]}}
-    fault = Fault(job_id=job.id, at=1.0, kind=text, level=text, subject=text, blame=text, generation=1, evidence=evidence)
+    fault = FaultRecord(job_id=job.id, at=1.0, kind=text, level=text, subject=text, blame=text, generation=1, evidence=evidence)
     symptom = {"kind": text, "count": 1, "subjects": [text]}
     seen = {"at": 1.0, "source": text, "subject": text, "quote": text}
     weighed = {
@@ -248,16 +248,16 @@ def _bare(text: str) -> Story:
         "explains": [symptom],
         "unexplained": [symptom],
     }
-    verdict = Verdict(
+    verdict = IncidentDiagnosis(
         job_id=job.id, incident_id=incident.id, at=1.0, kind=text, subject=text, weight=0.5, reason=text, candidates=[weighed, weighed]
     )
     case = IncidentCase(incident=incident, faults=[fault], decisions=[], phases=[], verdicts=[verdict])
     number, real = np.empty(0, dtype=np.int64), np.empty(0)
     empty = StorySteps(generation=number, step=number, at=real, seconds=real, loss=real, given_up=np.empty(0, dtype=np.bool_))
-    remark = Remark(job_id=job.id, at=1.0, text=text)
+    record_event = JobEvent(job_id=job.id, at=1.0, text=text)
     return Story(
         job=job, now=filled.BEGAN, moves=[move], generations=[], cases=[case], loose_faults=[fault], node_moves=[], checkpoints=[],
-        snapshots=[], remarks=[remark], steps=empty, losses=FailureCosts.sum(()),
+        snapshots=[], job_events=[record_event], steps=empty, losses=FailureCosts.sum(()),
     )  # fmt: skip
 
 

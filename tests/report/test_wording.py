@@ -55,15 +55,15 @@ def test_what_a_takeover_did_is_said_in_sentences() -> None:
         "bandwidth": 1.2e9, "interfaces": ["10.0.0.1"],
         "coverage": {"3": {"calls": 9, "foreseen": 9, "first_met": []}, "7": {"calls": 4, "foreseen": 3, "first_met": ["0 barrier"]}},
     }  # fmt: skip
-    assert wording.taken_over(facts) == [
+    assert wording.recovery_details(facts) == [
         "2 groups built anew, 5 kept",
         "113 MB of state taken from living ranks at 1.2 GB/s, over 10.0.0.1",
         "the slowest rank took 12 ms to meet, 20 ms to build groups, 100 ms to move state",
         "rank 3: the warm-up had foreseen 9 of 9 calls of the first step",
         "rank 7: the warm-up had foreseen 3 of 4 calls of the first step; first met after the promotion: 0 barrier",
     ]
-    assert "checkpoint" in wording.taken_over({**facts, "bytes": 0, "source": "checkpoint"})[1]
-    assert wording.taken_over(None) == []
+    assert "checkpoint" in wording.recovery_details({**facts, "bytes": 0, "source": "checkpoint"})[1]
+    assert wording.recovery_details(None) == []
 
 
 @given(numbers=st.sets(st.integers(0, 40)))

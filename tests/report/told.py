@@ -9,7 +9,7 @@ from typing import Any
 
 BEGAN = 1_795_270_000.0
 STEP = 0.2
-COPIED = {"steps": 120, "taken": 100, "given_up": 2, "copied": 0.5, "hidden": 0.45, "paused": 0.05, "prepared": 0.02, "slowed": 0.07}
+COPIED = {"steps": 120, "taken": 100, "given_up": 2, "copied": 0.5, "overlapped": 0.45, "paused": 0.05, "prepared": 0.02, "slowed": 0.07}
 
 
 def rank_file(rank: int, world: int, **more: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def rank_file(rank: int, world: int, **more: Any) -> dict[str, Any]:
             "step": STEP,
             "idle": 0.05,
             "copy": 0.005,
-            "hidden": 0.005,
+            "overlapped": 0.005,
             "pause": 0.0,
             "overhead": 0.0,
             "reason": "all of it fits into 1 of 2 windows of the step",
@@ -49,14 +49,14 @@ def rank_file(rank: int, world: int, **more: Any) -> dict[str, Any]:
         },
         "counts": {**COPIED, "trained": 24.0, "size": 1_000_000, "newest": 119},
         "every": 1,
-        "layout": {"piece": "0", "copies": [rank], "role": list(range(world)), "groups": [["0", list(range(world))]], "sharded": False},
+        "layout": {"shard": "0", "copies": [rank], "role": list(range(world)), "groups": [["0", list(range(world))]], "sharded": False},
         **more,
     }
 
 
 def placed(rank: int, world: int, copies: Sequence[int], *, sharded: bool = False, **more: Any) -> dict[str, Any]:
     """Return the file of a rank whose state *copies* hold."""
-    layout = {"piece": str(min(copies)), "copies": list(copies), "role": [], "groups": [], "sharded": sharded}
+    layout = {"shard": str(min(copies)), "copies": list(copies), "role": [], "groups": [], "sharded": sharded}
     return rank_file(rank, world, layout=layout, **more)
 
 

@@ -23,12 +23,12 @@ from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.checkpoint.save import Saver
 from holdfast.runtime.groups.control_tree import _DOWN, TreePeer
-from holdfast.runtime.groups.membership import MembershipManager, assembly
+from holdfast.runtime.groups.membership import MembershipManager, membership
 from holdfast.runtime.groups.migration import LiveMigrations, Prepared
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.groups.recovery_manager import RecoveryManager
 from holdfast.runtime.groups.transfer_plan import TransferPlan
-from holdfast.runtime.snapshots.copier import _Memory
+from holdfast.runtime.snapshots.copier import _HostCopier
 from holdfast.runtime.snapshots.restore import Restorer
 from holdfast.runtime.world import World
 
@@ -84,7 +84,7 @@ def _cut() -> None:
     """Shut all connections of this rank's groups down, from another thread."""
 
     def work() -> None:
-        ours = assembly()
+        ours = membership()
         assert ours is not None
         cut = 0
         for group in ours.groups:
@@ -155,7 +155,7 @@ def _before_operations() -> None:
 
 def _in_planned_moves() -> None:
     """Make places of the beginnings of a rank's and a newcomer's preparation; and have a rank say that it knows it may switch."""
-    build, come_in, hear = LiveMigrations._build, LiveMigrations.come_in, LiveMigrations.hear
+    build, take_over, hear = LiveMigrations._build, LiveMigrations.take_over, LiveMigrations.hear
 
     def preparing(self: LiveMigrations, prepared: Prepared) -> None:
         reach("preparing")
@@ -163,25 +163,25 @@ def _in_planned_moves() -> None:
 
     def coming(self: LiveMigrations, order: Message) -> None:
         reach("coming")
-        come_in(self, order)
+        take_over(self, order)
 
     def heard(self: LiveMigrations, order: Message) -> None:
         hear(self, order)
         if order.get("do") == "switch":
             link().report("may switch", generation=order["generation"])
 
-    LiveMigrations._build, LiveMigrations.come_in, LiveMigrations.hear = preparing, coming, heard  # type: ignore[method-assign]
+    LiveMigrations._build, LiveMigrations.take_over, LiveMigrations.hear = preparing, coming, heard  # type: ignore[method-assign]
 
 
 if "CHAOS" in os.environ:  # in a worker: a test that only names faults must not break its own process
     _around(RecoveryManager, "_decide", "vote", "voted")
-    _around(MembershipManager, "convene", "meeting")
+    _around(MembershipManager, "connect_neighbours", "meeting")
     _around(MembershipManager, "rebuild", "rebuilding")
     _around(TransferPlan, "_receive", "loading", "loaded")
     _around(Saver, "save", "saving")
     _around(TransferPlan, "_send", "giving")
     _around(Slot, "begin", "opening", "opened")
-    _around(_Memory, "copy", "copying", "copied")
+    _around(_HostCopier, "copy", "copying", "copied")
     _around(Slot, "seal", "sealing", "sealed")
     _around(Restorer, "take", "restoring", "restored")
     _before_answers()

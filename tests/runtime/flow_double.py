@@ -145,8 +145,8 @@ class FlowDouble:
     ) -> None:
         """Start a standby; `hear` tells when it has parked."""
         known = [list(role) for role in roles or [range(self.ranks)]]
-        standing = {"HOLDFAST_STANDBY": str(number), "HOLDFAST_ROLES": json.dumps(known), "HOLDFAST_PARK": str(park)}
-        self._fork(f"s{number}", {**self._of(min(known[park])), **standing, **(environment or {})}, f"standby-{number}")
+        status = {"HOLDFAST_STANDBY": str(number), "HOLDFAST_ROLES": json.dumps(known), "HOLDFAST_WAITING_ROLE": str(park)}
+        self._fork(f"s{number}", {**self._of(min(known[park])), **status, **(environment or {})}, f"standby-{number}")
 
     def memstore(self, rank: int) -> Path:
         """Return where the node of *rank* keeps snapshots."""
@@ -186,7 +186,7 @@ class FlowDouble:
         if self._memory:
             memstore = self.memstore(int(environment["RANK"]))
             memstore.mkdir(parents=True, exist_ok=True)
-            job |= {"HOLDFAST_VAULT": str(memstore), "HOLDFAST_NODE": memstore.name}
+            job |= {"HOLDFAST_MEMSTORE": str(memstore), "HOLDFAST_NODE": memstore.name}
             job |= {"HOLDFAST_MEMORY_POLICY": self._policy, "HOLDFAST_MEMORY_PAUSE": "10"}
             job |= {"HOLDFAST_MEMORY_SERVERS": json.dumps(self.servers)}
         self.pids[key] = self.workers.fork(self.argv, {**job, **self._given, **environment}, self.folder / f"{log}.log")

@@ -23,14 +23,14 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: F401 (as numpy)
 import holdfast
 import holdfast.runtime.init
 import holdfast.runtime.session  # noqa: F401 (as numpy)
-from holdfast.process import adopt_orphans
+from holdfast.process import become_subreaper
 from holdfast.runtime.process import fork_server
 from tests.reaping import Children
 
 
 def main() -> None:
     """Serve one order after another until the pipe ends; in a fork, become the worker."""
-    adopt_orphans()
+    become_subreaper()
     gc.collect()
     gc.freeze()  # as the starter of a real worker does: collections in the forks are short, and their memory stays shared
     say({"ready": torch.__version__})

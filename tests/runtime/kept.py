@@ -50,7 +50,7 @@ def make(ranks: Ranks, base: Path, **more: Any) -> Made:
     """Train two ranks that save and take snapshots."""
     made = Made(base / "c", base / "v")
     made.memstore.mkdir(mode=0o700)
-    ranks.run("train", 2, {"HOLDFAST_VAULT": str(made.memstore)}, directory=made.directory, every=STEP, until=STEP + 1, **more)
+    ranks.run("train", 2, {"HOLDFAST_MEMSTORE": str(made.memstore)}, directory=made.directory, every=STEP, until=STEP + 1, **more)
     return made
 
 

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import holdfast
 from holdfast.runtime.peer_errors import describe
-from holdfast.runtime.process.gloo_threads import let_go
+from holdfast.runtime.process.gloo_threads import wait_until_idle
 from holdfast.runtime.session import Session
 from tests.runtime.damage import names
 
@@ -100,7 +100,7 @@ def train(
     ) as session:
         began = session.step
         used: nn.Module = DistributedDataParallel(model, bucket_cap_mb=1) if wrap == "ddp" and RANKS > 1 else model
-        used = session.settled(used) if settle else used
+        used = session.stabilize_ddp(used) if settle else used
         batches = _batches(loader)
         for step in session.steps(until=until):
             loss = _learn(used, optimizer, next(batches))
@@ -250,7 +250,7 @@ def come_to_rest() -> bool:
     dist.init_process_group("gloo")
     for _ in range(20):
         dist.all_reduce(torch.ones(1000))
-    return let_go(seconds=10)
+    return wait_until_idle(seconds=10)
 
 
 def mismatch() -> list[dict[str, Any]]:

@@ -84,8 +84,8 @@ def test_a_plan_never_promises_more_than_the_windows_hold(
     assert found.copy == pytest.approx(sum(sizes) / speed)
     assert found.every >= 1
     if not found.beside:
-        assert found.hidden <= room * (1 - MARGIN) + 1e-9
-        assert found.hidden + found.pause == pytest.approx(found.copy)
+        assert found.overlapped <= room * (1 - MARGIN) + 1e-9
+        assert found.overlapped + found.pause == pytest.approx(found.copy)
         limits = [found.upto[number] for number in sorted(found.upto)]
         assert limits == sorted(limits)
     if found.pause > max(terms.pause, copy_schedule.TRIFLE):

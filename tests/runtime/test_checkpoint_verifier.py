@@ -137,9 +137,9 @@ def relight(change: Callable[[dict[str, Any]], object]) -> Callable[[bytearray, 
     """Return a change to a rank's own state in a snapshot."""
 
     def act(_data: bytearray, blobs: dict[str, bytes], _label: dict[str, Any]) -> None:
-        light = tree.unpickled(blobs["light"])
-        change(light)
-        blobs["light"] = tree.pickled(light)
+        rank_state = tree.unpickled(blobs["rank_state"])
+        change(rank_state)
+        blobs["rank_state"] = tree.pickled(rank_state)
 
     return act
 
@@ -147,11 +147,11 @@ def relight(change: Callable[[dict[str, Any]], object]) -> Callable[[bytearray, 
 SNAPSHOTS: dict[str, tuple[Callable[[bytearray, dict[str, bytes], dict[str, Any]], object], str]] = {
     "another step": (lambda _data, _blobs, label: label.update(step=10), "the snapshots are of several moments"),
     "another lineage": (lambda _data, _blobs, label: label.update(lineage=3), "the snapshots are of several moments"),
-    "no own state": (lambda _data, blobs, _label: blobs.pop("light"), "('light') cannot be read: KeyError"),
+    "no own state": (lambda _data, blobs, _label: blobs.pop("rank_state"), "('light') cannot be read: KeyError"),
     "an outline that is none": (lambda _data, blobs, _label: blobs.update(static=b"qx"), "('static') cannot be read"),
     "small values that are none": (lambda _data, blobs, _label: blobs.update(dynamic=b""), "('dynamic') cannot be read"),
-    "elsewhere in the data": (relight(lambda light: light["data"].update(consumed=1)), "the position in the data of rank"),
-    "no generators": (relight(lambda light: light.update(rng={})), "the random generators of rank 1 are not there"),
+    "elsewhere in the data": (relight(lambda rank_state: rank_state["data"].update(consumed=1)), "the position in the data of rank"),
+    "no generators": (relight(lambda rank_state: rank_state.update(rng={})), "the random generators of rank 1 are not there"),
 }
 
 

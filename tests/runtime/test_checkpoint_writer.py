@@ -126,7 +126,7 @@ def carried_out(folder: Path, requests: list[WriteRequest]) -> Told:
 
 def leftovers(directory: Path) -> list[str]:
     """Return what there is beside whole checkpoints."""
-    return sorted(path.name for path in directory.iterdir() if not manifest.looks_whole(path))
+    return sorted(path.name for path in directory.iterdir() if not manifest.looks_complete(path))
 
 
 @given(st.lists(st.integers(1, 5), max_size=4), st.data())

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoints.checksum import fast_sum
-from holdfast.memstore.shared_memory import CUT, PAGE, Snapshot, Unusable, labels, word_sum
+from holdfast.memstore.shared_memory import PAGE, SLICE_BYTES, Snapshot, UnusableSnapshot, labels, word_sum
 from holdfast.runtime.snapshots.checksum import device_sum, sum_of
 from tests.runtime.trainer import FIRST, Trainer, opened
 
@@ -32,7 +32,7 @@ def all_alike(data: bytearray, begin: int) -> None:
     wanted = word_sum(memoryview(data)[begin:])
     assert sum_of(part) == wanted
     assert fast_sum(memoryview(data)[begin:]) == wanted
-    if len(part) <= CUT:
+    if len(part) <= SLICE_BYTES:
         assert int(device_sum(part)) % 2**64 == wanted
 
 
@@ -43,7 +43,7 @@ def test_every_way_finds_the_same_sum(data: bytes, begin: int) -> None:
     all_alike(bytearray(data), begin)
 
 
-@pytest.mark.parametrize("size", [CUT - 4, CUT, CUT + 1, 2 * CUT + 13])
+@pytest.mark.parametrize("size", [SLICE_BYTES - 4, SLICE_BYTES, SLICE_BYTES + 1, 2 * SLICE_BYTES + 13])
 def test_every_way_finds_the_same_sum_of_whole_slices(size: int) -> None:
     """Of about the length of a slice, and of more than one."""
     all_alike(bytearray(random.Random(size).randbytes(size)), 0)
@@ -52,7 +52,7 @@ def test_every_way_finds_the_same_sum_of_whole_slices(size: int) -> None:
 def test_a_device_sums_no_more_than_a_slice() -> None:
     """There are no weights for more."""
     with pytest.raises(ValueError, match="longer than"):
-        device_sum(torch.zeros(CUT + 1, dtype=torch.uint8))
+        device_sum(torch.zeros(SLICE_BYTES + 1, dtype=torch.uint8))
 
 
 def _swapped_words(copy: memoryview) -> None:
@@ -85,5 +85,5 @@ def test_a_copy_that_goes_wrong_is_no_snapshot(tmp_path: Path, monkeypatch: pyte
         trainer.to(FIRST + 2)
     assert done
     for path in labels(tmp_path):
-        with Snapshot(path) as one, pytest.raises(Unusable, match="was changed in memory"):
+        with Snapshot(path) as one, pytest.raises(UnusableSnapshot, match="was changed in memory"):
             one.verify()

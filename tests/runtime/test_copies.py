@@ -63,7 +63,7 @@ def test_digests_are_told_at_their_steps_and_sums_when_asked_for(told: AgentDoub
         checker.look(step, "p")
     found = told.wait_for("check", 6)
     assert [one["step"] for one in found] == [4, 8, 12, 16, 20, 24]
-    assert {(one["digest"], one["piece"]) for one in found} == {(found[0]["digest"], "p")}
+    assert {(one["digest"], one["shard"]) for one in found} == {(found[0]["digest"], "p")}
     for step in (4, 24):
         rank_status.answering()({"do": "sums", "step": step})
     (answer,) = told.wait_for("sums")

@@ -135,4 +135,4 @@ def test_a_rank_lost_between_two_steps_ends_those_who_exchange_something_there(j
     flow.until_dead(1)
     for rank in (0, 2):
         raised = flow.hear("exception", rank)
-        assert (raised["peer_lost"], raised["type"].rpartition(".")[2]) == (True, "LostOutsideStep"), raised
+        assert (raised["peer_lost"], raised["type"].rpartition(".")[2]) == (True, "PeerLostOutsideStep"), raised

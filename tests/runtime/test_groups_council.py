@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from holdfast.runtime.groups import control_tree
 from holdfast.runtime.groups.backends import GenerationEnded
-from holdfast.runtime.groups.control_tree import ControlTree, PeerAcceptor, PeerGone, TreePeer
+from holdfast.runtime.groups.control_tree import ControlTree, PeerAcceptor, PeerConnectionLost, TreePeer
 from tests.waiting import wait_until
 
 TOKEN = "cafe"
@@ -40,7 +40,7 @@ class Table:
         incarnations = dict(enumerate(since))
         new = [ControlTree(rank, generation, incarnations, self.stride) for rank in range(self.size)]
         find = lambda rank: ("127.0.0.1", self.desks[rank].port)  # noqa: E731 (said once)
-        self.made = everybody(lambda rank: new[rank].convene(old[rank], self.desks[rank], TOKEN, find), range(self.size))
+        self.made = everybody(lambda rank: new[rank].connect_neighbours(old[rank], self.desks[rank], TOKEN, find), range(self.size))
         self.councils = new
 
     def all(self, talk: Callable[[ControlTree], Any], ranks: Any = None) -> list[Any]:
@@ -51,8 +51,8 @@ class Table:
         """Let everybody go home."""
         for one in self.councils:
             one.close()
-        for desk in self.desks:
-            desk.close()
+        for acceptor in self.desks:
+            acceptor.close()
 
 
 def everybody(act: Callable[[int], Any], ranks: Any) -> list[Any]:
@@ -94,10 +94,10 @@ def both(one: dict[str, bool], other: dict[str, bool]) -> dict[str, bool]:
     return {"ok": one["ok"] and other["ok"]}
 
 
-def vote(one: ControlTree, kept: dict[int, Kept], *, ok: bool = True, light: str = "light") -> dict[str, bool]:
+def vote(one: ControlTree, kept: dict[int, Kept], *, ok: bool = True, rank_state: str = "rank_state") -> dict[str, bool]:
     """Vote, and keep what wards give."""
     mine = kept.setdefault(one.rank, [])
-    return one.vote({"ok": ok}, both, {"ok": False}, f"{light} of {one.rank}".encode(), lambda ward, given: mine.append((ward, given)))
+    return one.vote({"ok": ok}, both, {"ok": False}, f"{rank_state} of {one.rank}".encode(), lambda ward, given: mine.append((ward, given)))
 
 
 @pytest.mark.parametrize("against", [None, 0, 2, 3])
@@ -111,11 +111,11 @@ def test_a_vote_brings_every_light_state_to_another_node(table: Callable[..., Ta
     """Four ranks on two nodes: each is kept on the other node; and what changed after the vote follows before the next."""
     sitting, kept = table(4, stride=2), dict[int, Kept]()
     sitting.all(lambda one: vote(one, kept))
-    assert kept == {one.rank: [(ward, f"light of {ward}".encode()) for ward in one.eligibility] for one in sitting.councils}
-    assert all(any(keeper // 2 != rank // 2 and rank in dict(kept[keeper]) for keeper in kept) for rank in range(4))
-    sitting.councils[1].finally_(b"final of 1")
+    assert kept == {one.rank: [(ward, f"light of {ward}".encode()) for ward in one.protected_ranks] for one in sitting.councils}
+    assert all(any(recovery // 2 != rank // 2 and rank in dict(kept[recovery]) for recovery in kept) for rank in range(4))
+    sitting.councils[1].send_final_state(b"final of 1")
     kept.clear()
-    sitting.all(lambda one: vote(one, kept, light="next"))
+    sitting.all(lambda one: vote(one, kept, rank_state="next"))
     assert kept[3].index((1, b"final of 1")) < kept[3].index((1, b"next of 1"))
 
 
@@ -123,7 +123,7 @@ def test_what_a_lost_ward_said_last_is_not_lost(table: Callable[..., Table]) -> 
     """Its last words lie in the buddy's connection when it dies, and the buddy finds them before the next meeting."""
     sitting, kept = table(3), dict[int, Kept]()
     sitting.all(lambda one: vote(one, kept))
-    sitting.councils[0].finally_(b"final of 0")
+    sitting.councils[0].send_final_state(b"final of 0")
     sitting.councils[0].close()
     found: Kept = []
     sitting.councils[1].leftovers(lambda ward, given: found.append((ward, given)), lambda ward, given: found.append((ward, given)))
@@ -148,14 +148,14 @@ def test_with_vacant_places_everybody_is_reached_and_kept(ranks: set[int], strid
     assert sorted(child for one in councils.values() for child in one.children) == sorted(ranks - {min(ranks)})
     for rank, one in councils.items():
         assert all(councils[child].parent == rank for child in one.children)
-        assert len(set(one.buddies) - {rank}) == min(2, len(ranks) - 1)
-        assert all(rank in councils[buddy].eligibility for buddy in one.buddies)
-        assert all(rank in councils[ward].buddies for ward in one.eligibility)
+        assert len(set(one.backup_ranks) - {rank}) == min(2, len(ranks) - 1)
+        assert all(rank in councils[buddy].protected_ranks for buddy in one.backup_ranks)
+        assert all(rank in councils[ward].backup_ranks for ward in one.protected_ranks)
 
 
 def test_forty_ranks_talk_over_a_tree(table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch) -> None:
     """With three children a rank the tree is four levels deep: votes and facts still reach all."""
-    monkeypatch.setattr(control_tree, "FAN", 3)
+    monkeypatch.setattr(control_tree, "FAN_OUT", 3)
     sitting = table(40, stride=8)
     assert max(len(one.children) for one in sitting.councils) == 3
     assert sitting.councils[39].parent == 12
@@ -178,7 +178,7 @@ def test_a_lost_root_leaves_the_outcome_open(table: Callable[..., Table]) -> Non
     sitting = table(3)
     sitting.councils[0].close()
     told = sitting.all(lambda one: vote(one, {}), ranks=[1, 2])
-    assert all(isinstance(one, PeerGone) and one.rank == 0 for one in told)
+    assert all(isinstance(one, PeerConnectionLost) and one.rank == 0 for one in told)
 
 
 def test_who_waits_is_woken_when_the_generation_ends(table: Callable[..., Table]) -> None:
@@ -198,7 +198,7 @@ def test_a_new_rank_costs_its_own_connections_and_no_others(table: Callable[...,
     """Connections between those who stay are kept, and frames of the old generation that lie in them are dropped."""
     sitting = table(6, stride=2)
     kept = dict[int, Kept]()
-    sitting.councils[1].finally_(b"of the old generation")  # to rank 3, who does not read it
+    sitting.councils[1].send_final_state(b"of the old generation")  # to rank 3, who does not read it
     sitting.sit(2, changed=(4,))
     touched = {4} | sitting.councils[4].neighbours
     assert {rank for rank, made in enumerate(sitting.made) if made} == touched
@@ -227,26 +227,26 @@ def test_a_frame_of_an_older_generation_is_dropped_unread() -> None:
 @pytest.mark.parametrize("hello", [b'{"token": "beef", "rank": 1, "incarnation": 1}', b'{"rank": 1}', b"[]", b"no JSON", b"\xff\xff"])
 def test_a_stranger_is_not_let_in(hello: bytes) -> None:
     """A wrong token, none, or nonsense: the line is closed, and the desk goes on to serve."""
-    desk = PeerAcceptor(TOKEN)
-    with socket.create_connection(("127.0.0.1", desk.port), timeout=5) as line:
+    acceptor = PeerAcceptor(TOKEN)
+    with socket.create_connection(("127.0.0.1", acceptor.port), timeout=5) as line:
         line.sendall(control_tree._HEAD.pack(0, 0, control_tree._HELLO, len(hello)) + hello)
         assert line.recv(1) == b""
-    assert desk.fetch(1, 1) is None
-    friend = control_tree.call(("127.0.0.1", desk.port), TOKEN, 1, 1)
-    let_in = wait_until(lambda: desk.fetch(1, 1), seconds=60)
+    assert acceptor.fetch(1, 1) is None
+    friend = control_tree.call(("127.0.0.1", acceptor.port), TOKEN, 1, 1)
+    let_in = wait_until(lambda: acceptor.fetch(1, 1), seconds=60)
     assert let_in is not None
     for one in (friend, let_in):
         one.close()
-    desk.close()
+    acceptor.close()
 
 
 def test_a_hello_that_is_too_long_is_not_read() -> None:
     """A stranger cannot have a rank set memory aside for it."""
-    desk = PeerAcceptor(TOKEN)
-    with socket.create_connection(("127.0.0.1", desk.port), timeout=5) as line:
+    acceptor = PeerAcceptor(TOKEN)
+    with socket.create_connection(("127.0.0.1", acceptor.port), timeout=5) as line:
         line.sendall(control_tree._HEAD.pack(0, 0, control_tree._HELLO, 2**31))
         assert line.recv(1) == b""
-    desk.close()
+    acceptor.close()
 
 
 @pytest.mark.parametrize("lost", range(1, 8))
@@ -269,9 +269,9 @@ def test_a_rank_known_to_be_gone_does_not_keep_light_states_from_the_other_buddy
 
 def test_a_desk_that_closes_hangs_up_on_those_that_nobody_fetched() -> None:
     """Also on one that is let in only then: its thread would be the last to know of it."""
-    desk = PeerAcceptor(TOKEN)
-    callers = [control_tree.call(("127.0.0.1", desk.port), TOKEN, rank, 1) for rank in (0, 1)]
-    desk.close()
+    acceptor = PeerAcceptor(TOKEN)
+    callers = [control_tree.call(("127.0.0.1", acceptor.port), TOKEN, rank, 1) for rank in (0, 1)]
+    acceptor.close()
     for caller in callers:
         caller.settimeout(20)
         with suppress(ConnectionResetError):  # who was never let in is told so

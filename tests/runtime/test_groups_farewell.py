@@ -26,8 +26,8 @@ def test_ranks_that_are_told_to_end_save_the_step_that_they_are_in(job: Job, who
     folder = flow.folder / "checkpoints" / f"step-{saved['step']:08d}"
     assert saved["step"] in (8, 9)
     assert {max(losses) for losses in ended.losses} == {saved["step"]}
-    assert manifest.looks_whole(folder)
-    assert flow.of("bye") == []
+    assert manifest.looks_complete(folder)
+    assert flow.of("finished") == []
     flow.restart()
     assert {flow.hear("resumed", rank, generation=2)["step"] for rank in range(flow.ranks)} == {saved["step"]}
     assert_undisturbed(flow, whole)

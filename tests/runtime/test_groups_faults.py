@@ -150,12 +150,12 @@ def test_a_checkpoint_that_loses_a_peer_is_saved_later(job: Job, whole: Ended) -
 @pytest.fixture(scope="module")
 def apart(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """Give one run, that nothing disturbs, of ranks of which each holds a piece of its own."""
-    return undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "pieces", UNTIL, ranks=3))
+    return undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "shards", UNTIL, ranks=3))
 
 
 def test_a_piece_that_nobody_else_holds_comes_from_the_checkpoint(job: Job, apart: Ended) -> None:
     """Every rank trains another model: when one is lost, all go back to the checkpoint, survivors in their processes."""
-    flow = job(script="pieces", ranks=3, save=5, chaos=[fault(1, "backward", 8)])
+    flow = job(script="shards", ranks=3, save=5, chaos=[fault(1, "backward", 8)])
     first = dict(flow.pids)
     flow.until_dead(1)
     flow.regroup([1])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoints.checksum import fast_sum
-from holdfast.memstore.shared_memory import PAGE, Snapshot, Unusable
+from holdfast.memstore.shared_memory import PAGE, Snapshot, UnusableSnapshot
 from holdfast.memstore.store_folders import key_of
 from tests.agent.memory_rig import MemoryNode
 from tests.runtime.chaos import fault
@@ -64,13 +64,13 @@ def test_what_was_flipped_in_memory_is_not_used(job: Job, runs: Callable[..., En
     flow.until_dead(1)
     (older, _), (newest, path) = flow.snapshots(1)[-2:]
     flip(path)
-    with Snapshot(path) as snapshot, pytest.raises(Unusable, match="was changed in memory"):
+    with Snapshot(path) as snapshot, pytest.raises(UnusableSnapshot, match="was changed in memory"):
         snapshot.verify()
     flow.regroup([1])
     broken = flow.hear("broken", 1)
     assert f"the snapshot of rank 1 at step {newest} in the memory of node-1 cannot be used" in broken["why"]
-    (trouble,) = flow.of("trouble")
-    assert (trouble["kind"], trouble["step"]) == ("snapshot-spoiled", newest)
+    (storage_error,) = flow.of("storage_error")
+    assert (storage_error["kind"], storage_error["step"]) == ("snapshot-spoiled", newest)
     flow.regroup([])
     assert {(one["source"], one["step"]) for one in flow.mended()} == {("memory", older)}
     assert_undisturbed(flow, whole)
@@ -100,7 +100,7 @@ def test_copies_share_the_work_and_put_it_together_again(job: Job, runs: Callabl
     flow.restart()
     labels = [flow.snapshots(rank)[-1][1] for rank in range(flow.ranks)]
     with Snapshot(labels[0]) as first, Snapshot(labels[1]) as second:
-        assert (first.label.piece, first.label.parts, first.label.part) == (second.label.piece, 2, 0)
+        assert (first.label.shard, first.label.parts, first.label.part) == (second.label.shard, 2, 0)
         assert second.label.part == 1
     flow.hear("resumed", 0, generation=2)
     (flow.folder / "gate-9").touch()

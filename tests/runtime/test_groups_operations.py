@@ -14,7 +14,7 @@ from holdfast.runtime.groups.backends import BuildOptions, build
 from holdfast.runtime.groups.dry_run import DryRun
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.groups.step_transaction import StepTransaction
-from holdfast.runtime.process.gloo_threads import let_go
+from holdfast.runtime.process.gloo_threads import wait_until_idle
 from tests.runtime.flow_double import FlowDouble, Job, Workers
 
 
@@ -65,7 +65,7 @@ def test_receiving_from_anybody_tells_who_sent() -> None:
 
     def make(rank: int) -> None:
         group = ManagedGroup("anybody", [0, 1], rank, StepTransaction(), way.timeout)
-        group.give(build(store, "anybody", rank, 2, way=way, gave_up=lambda: False), {})
+        group.give(build(store, "anybody", rank, 2, way=way, is_cancelled=lambda: False), {})
         groups[rank] = group
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in (0, 1)]
@@ -78,7 +78,7 @@ def test_receiving_from_anybody_tells_who_sent() -> None:
     work.wait()
     sent.wait()
     assert work._source_rank() == 0
-    let_go()
+    wait_until_idle()
     for group in groups.values():
         group.shutdown()
 
@@ -86,7 +86,7 @@ def test_receiving_from_anybody_tells_who_sent() -> None:
 def test_operations_need_no_options() -> None:
     """Torch's own callers leave them out now and then."""
     group = ManagedGroup("alone", [0, 1, 2], 2, StepTransaction(), timedelta(seconds=1))
-    group.sandbox = DryRun(None, [group])
+    group.dry_run = DryRun(None, [group])
     gathered = torch.zeros(6)
     group.all_gather_single(gathered, torch.ones(2))
     group.allreduce_coalesced([torch.ones(2)])

@@ -23,7 +23,7 @@ OTHER = torch.tensor([[3.0], [4.0], [5.0]])
 def group() -> ManagedGroup:
     """Return a group of three in which this process has the last place."""
     made = ManagedGroup("g", [0, 1, 2], 2, StepTransaction(), timedelta(seconds=1))
-    made.sandbox = DryRun(None, [made])
+    made.dry_run = DryRun(None, [made])
     return made
 
 
@@ -88,8 +88,8 @@ def test_a_tape_answers_in_turn_and_begins_anew_at_its_end(tmp_path: Path) -> No
         ended = recorder.begun(0, "allreduce", out := [torch.full((2,), number)], out)
         assert ended is not None
         ended()
-    recorder.write(tmp_path / "tapes" / "t.pt")
-    played = RecordedCollectives.read(tmp_path / "tapes" / "t.pt")
+    recorder.write(tmp_path / "recordings" / "t.pt")
+    played = RecordedCollectives.read(tmp_path / "recordings" / "t.pt")
     assert played is not None
     answers = []
     for _ in range(3):
@@ -98,7 +98,7 @@ def test_a_tape_answers_in_turn_and_begins_anew_at_its_end(tmp_path: Path) -> No
         answers.append(answer[0][0].item())
     assert answers == [1.0, 2.0, 1.0]
     assert not played.play(key_of(1, "allreduce", [ONE], [ONE]), [ONE])
-    assert sorted(path.name for path in (tmp_path / "tapes").iterdir()) == ["t.pt"]
+    assert sorted(path.name for path in (tmp_path / "recordings").iterdir()) == ["t.pt"]
 
 
 def test_a_tape_for_which_there_is_no_room_is_an_error_of_the_disk_and_leaves_nothing(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_what_a_tape_holds_and_what_it_does_not(job: Job) -> None:
     """A standby without a tape ends in the NaN that zeros bring; one with it parks, and tells later which call it had not met."""
     flow = job(script="counted", ranks=2, stride=1, chaos=[fault(0, "forward", 9)])
     flow.hear("roles")
-    flow.standby(1, environment={"HOLDFAST_TAPES": str(flow.folder / "none")})
+    flow.standby(1, environment={"HOLDFAST_RECORDINGS": str(flow.folder / "none")})
     assert flow.hear("exception", "s1")["message"] == "the loss is nan"
     parked(flow)
     flow.pass_gate()

@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from holdfast.runtime.groups.control_tree import PeerAcceptor, call
-from holdfast.runtime.groups.kv_store import KvServer, KvStore, native
+from holdfast.runtime.groups.kv_store import KvServer, KvStore, native_store
 from holdfast.runtime.peer_errors import is_late_peer, is_peer_loss
 from tests.waiting import wait_until
 
@@ -71,17 +71,17 @@ def test_it_does_what_torch_asks_of_a_store(connect: Callable[..., KvStore]) -> 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_stores_and_desks_are_reached_by_ipv6_too(server: KvServer, connect: Callable[..., KvStore]) -> None:
     """A rank tells others the address by which it came; that is theirs to call, and torch's own store takes it as well."""
-    store, desk = KvStore("::1", server.port, TOKEN, LONG), PeerAcceptor(TOKEN)
-    store.set("desk", f"{store.host} {desk.port}")
-    host, port = connect().get("desk").decode().split()
+    store, acceptor = KvStore("::1", server.port, TOKEN, LONG), PeerAcceptor(TOKEN)
+    store.set("acceptor", f"{store.host} {acceptor.port}")
+    host, port = connect().get("acceptor").decode().split()
     assert host == "::1"
     caller = call((host, int(port)), TOKEN, 3, 1)
-    let_in = wait_until(lambda: desk.fetch(3, 1), seconds=60)
+    let_in = wait_until(lambda: acceptor.fetch(3, 1), seconds=60)
     assert let_in is not None
-    made = native(store, LONG, host=host, serving=True)
+    made = native_store(store, LONG, host=host, serving=True)
     made.set("word", "said")
-    assert native(connect(), LONG, host="", serving=False).get("word") == b"said"
-    for one in (caller, let_in, desk, store):
+    assert native_store(connect(), LONG, host="", serving=False).get("word") == b"said"
+    for one in (caller, let_in, acceptor, store):
         one.close()
 
 
@@ -126,7 +126,7 @@ def test_a_wait_ends_when_its_time_is_up(connect: Callable[..., KvStore]) -> Non
 def test_who_is_patient_waits_as_long_as_it_said_and_no_longer_than_it_makes_sense(connect: Callable[..., KvStore]) -> None:
     """Over the connection of one who is not; the end of a generation ends the waits of those before, and of no later ones."""
     store, other = connect(timedelta(milliseconds=30)), connect()
-    prefixed = dist.PrefixStore("prefixed", store.patiently(timedelta(seconds=60)))
+    prefixed = dist.PrefixStore("prefixed", store.with_timeout(timedelta(seconds=60)))
     with ThreadPoolExecutor(2) as hands:
         value, never = hands.submit(prefixed.get, "value"), hands.submit(prefixed.get, "never")
         with pytest.raises(dist.DistStoreError):
@@ -135,10 +135,10 @@ def test_who_is_patient_waits_as_long_as_it_said_and_no_longer_than_it_makes_sen
         other.set("prefixed/value", "x")
         assert value.result(10) == b"x"
         assert not never.done()
-        store.end_patience("the flow has ended generation 1")
+        store.end_long_waits("the flow has ended generation 1")
         with pytest.raises(dist.DistNetworkError, match="the flow has ended generation 1"):
             never.result(10)
-    assert store.patiently(timedelta(seconds=60)).get("prefixed/value") == store.get("prefixed/value") == b"x"
+    assert store.with_timeout(timedelta(seconds=60)).get("prefixed/value") == store.get("prefixed/value") == b"x"
 
 
 @pytest.mark.parametrize("end", ["ours", "the server's"])

@@ -73,7 +73,7 @@ with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters(),
     places = {"WORLD_SIZE": "1", "LOCAL_RANK": "0", "RANK": "0", "HOLDFAST_CHECKPOINT_DIR": str(tmp_path)}
     done = run(script, {**agent.environment, **places})
     assert done.returncode == 0, done.stderr
-    agent.wait_for("bye")
+    agent.wait_for("finished")
     assert [one["step"] for one in agent.of("beat")] == [1, 2, 3]
     assert done.stderr.count("its session reports the steps") == 1
 

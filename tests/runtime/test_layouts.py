@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from holdfast import tensor_layout
-from holdfast.memstore.shared_memory import CUT, Entry, Label, Slot, Snapshot, Unusable, labels, word_sum
+from holdfast.memstore.shared_memory import SLICE_BYTES, Entry, Label, Slot, Snapshot, UnusableSnapshot, labels, word_sum
 from holdfast.runtime.checkpoint_writer.chunks import boxes
 from holdfast.runtime.groups import state_transfer
 from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace
@@ -97,9 +97,9 @@ def test_a_tensor_arrives_as_it_was_wherever_it_lay(name: str, shares: int) -> N
 def test_a_sender_that_holds_another_state_says_so() -> None:
     """It would send bytes of which nobody knows what they are."""
     wanted = state_transfer.shapes({"x": torch.zeros(3), "y": torch.zeros(2)})
-    with pytest.raises(state_transfer.Damaged, match="'y' is wanted"):
+    with pytest.raises(state_transfer.TransferCorrupted, match="'y' is wanted"):
         state_transfer.laid_out({"x": torch.zeros(3)}, wanted)
-    with pytest.raises(state_transfer.Damaged, match="'x' is wanted"):
+    with pytest.raises(state_transfer.TransferCorrupted, match="'x' is wanted"):
         state_transfer.laid_out({"x": torch.zeros(4), "y": torch.zeros(2)}, wanted)
 
 
@@ -115,8 +115,8 @@ def test_a_stretch_of_memory_is_boxes_of_the_tensor_in_whatever_order_it_lies(sh
     numbers = []
     for box in boxes([shape[dimension] for dimension in found], begin, end):
         turned = box.turned(found)
-        piece = one[tuple(slice(at, at + size) for at, size in zip(turned.offsets, turned.sizes, strict=True))]
-        numbers += piece.permute(found).reshape(-1).tolist()
+        shard = one[tuple(slice(at, at + size) for at, size in zip(turned.offsets, turned.sizes, strict=True))]
+        numbers += shard.permute(found).reshape(-1).tolist()
     assert numbers == list(range(begin, end))
 
 
@@ -158,12 +158,12 @@ def told(one: Training) -> dict[str, tuple[list[Any], tuple[int, ...]]]:
 def test_a_state_that_is_handed_over_has_its_bits_and_its_strides(settings: dict[str, Any]) -> None:
     """To a process that has just been started, and goes on as the other does."""
     one, other = training(1, steps=2, **settings), training(2, steps=0, **settings)
-    sent, rest = one.moving()
+    sent, rest = one.transferable_state()
     wanted = state_transfer.shapes(sent)
-    found = state_transfer.places_for(wanted, other.moving()[0], torch.device("cpu"))
+    found = state_transfer.places_for(wanted, other.transferable_state()[0], torch.device("cpu"))
     for into, part in zip(found.values(), state_transfer.laid_out(sent, wanted), strict=True):
         state_transfer.bytes_of(into).copy_(state_transfer.bytes_of(part))
-    other.settle(rest, found)
+    other.load_state(rest, found)
     mine = told(one)
     assert told(other) == mine
     assert mine["image.weight"][1] == mine["2.exp_avg"][1] == (27, 1, 9, 3)
@@ -177,11 +177,11 @@ def test_a_state_that_is_handed_over_has_its_bits_and_its_strides(settings: dict
 def test_a_snapshot_has_what_fills_its_memory_as_it_lies_and_pickles_none_of_it(tmp_path: Path) -> None:
     """A network in `channels_last` is copied slice by slice, as any other is: only what has gaps or overlaps goes into the tree."""
     one = training(1, steps=1)
-    taker = Snapshotter(one, SnapshotConfig(memstore=tmp_path, limit=0, terms=Terms()))
-    taker.sit(SnapshotPlace(0, 1, "net"), 1)
-    taker.take(1, one.light(), one.copied_buffers())
-    taker.finish()
-    taker.close()
+    snapshotter = Snapshotter(one, SnapshotConfig(memstore=tmp_path, limit=0, terms=Terms()))
+    snapshotter.sit(SnapshotPlace(0, 1, "net"), 1)
+    snapshotter.take(1, one.rank_state(), one.copied_buffers())
+    snapshotter.finish()
+    snapshotter.close()
     (path,) = labels(tmp_path)
     with Snapshot(path) as snapshot:
         entries = {entry.key: entry for entry in snapshot.entries}
@@ -195,8 +195,8 @@ def test_a_snapshot_has_what_fills_its_memory_as_it_lies_and_pickles_none_of_it(
 def test_an_index_whose_strides_do_not_fill_the_tensor_is_refused(tmp_path: Path, strides: list[Any]) -> None:
     """It comes from another node: whoever believed it would take any amount of memory, or read what is not there."""
     data = bytes(20)
-    label = Label(step=1, lineage=1, rank=0, world=1, piece="p", part=0, parts=1, size=len(data), cut=CUT, time=0.0)
-    with pytest.raises(Unusable, match="its index is not one of this version") if strides != [1, 5] else nullcontext():
+    label = Label(step=1, lineage=1, rank=0, world=1, shard="p", part=0, parts=1, size=len(data), cut=SLICE_BYTES, time=0.0)
+    with pytest.raises(UnusableSnapshot, match="its index is not one of this version") if strides != [1, 5] else nullcontext():
         slot = Slot(tmp_path / "a.snap")
         slot.begin(label)
         slot.seal(label, [word_sum(data)], [Entry("w", (5, 4), "uint8", len(data), tuple(strides))], {})
@@ -223,7 +223,7 @@ def test_a_scalar_of_a_fused_or_capturable_optimizer_lands_on_the_device_of_its_
     held = {name: {"step": torch.tensor(4.0), "exp_avg": torch.zeros(2, device="meta")} for name in ("weight", "bias")}
     state = {**newcomer.named(optimizer), "state": held, ON_DEVICE: {"weight": ["step"]}}
     state["param_groups"][0]["lr"] = torch.tensor(0.2)
-    newcomer.settle_tree({"model": {}, "optimizers": [state], "schedulers": [], "extra": {}}, {})
+    newcomer.load_tree({"model": {}, "optimizers": [state], "schedulers": [], "extra": {}}, {})
     steps = [optimizer.state[parameter]["step"] for parameter in (model.weight, model.bias)]
     assert [(one.device.type, one.dtype) for one in steps] == [("meta", torch.float32), ("cpu", torch.float32)]
     assert optimizer.param_groups[0]["lr"].device.type == "meta"

@@ -22,37 +22,37 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_newest_snapshot_told_is_the_newest_whole_one_in_the_memory_store(tmp_path: Path) -> None:
     """With the moment at which its state was the present one."""
     trainer, told = Trainer(tmp_path), StatsReporter()
-    assert "step" not in told.said(trainer.taker, 1)
+    assert "step" not in told.said(trainer.snapshotter, 1)
     trainer.to(FIRST + 3)
     newest = max(labels(tmp_path).values(), key=lambda label: label.step)
-    said = told.said(trainer.taker, 1)
+    said = told.said(trainer.snapshotter, 1)
     assert (said["step"], said["at"]) == (newest.step, newest.time) == (FIRST + 2, newest.time)
     assert (said["every"], said["taken"]) == (1, 3)
     assert said["size"] == newest.size
-    assert 0 <= said["hidden"] <= said["copied"]
+    assert 0 <= said["overlapped"] <= said["copied"]
 
 
 def test_accounts_of_generations_add_up_to_that_of_the_process(tmp_path: Path) -> None:
     """A process that lives on into another generation counts nothing twice."""
     trainer, told = Trainer(tmp_path), StatsReporter()
-    told.said(trainer.taker, 1)
+    told.said(trainer.snapshotter, 1)
     trainer.to(FIRST + 4)
-    first = told.said(trainer.taker, 1)
-    assert told.said(trainer.taker, 2) | dict.fromkeys(SUMS, 0) == told.said(trainer.taker, 2)
+    first = told.said(trainer.snapshotter, 1)
+    assert told.said(trainer.snapshotter, 2) | dict.fromkeys(SUMS, 0) == told.said(trainer.snapshotter, 2)
     trainer.to(FIRST + 9)
-    second = told.said(trainer.taker, 2)
+    second = told.said(trainer.snapshotter, 2)
     for name in SUMS:
-        assert first[name] + second[name] == pytest.approx(getattr(trainer.taker.counts, name))
+        assert first[name] + second[name] == pytest.approx(getattr(trainer.snapshotter.counts, name))
 
 
 def test_costs_are_told_now_and_then_and_the_newest_step_always(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A beat stays small; a new generation begins with all of it."""
     monkeypatch.setattr(stats_reporter, "PAUSE", math.inf)
     trainer, told = Trainer(tmp_path), StatsReporter()
-    assert set(told.said(trainer.taker, 1)) == {"every", "size", *SUMS}
+    assert set(told.said(trainer.snapshotter, 1)) == {"every", "size", *SUMS}
     trainer.to(FIRST + 2)
-    assert set(told.said(trainer.taker, 1)) == {"step", "at"}
-    assert set(told.said(trainer.taker, 2)) == {"step", "at", "every", "size", *SUMS}
+    assert set(told.said(trainer.snapshotter, 1)) == {"step", "at"}
+    assert set(told.said(trainer.snapshotter, 2)) == {"step", "at", "every", "size", *SUMS}
 
 
 def test_a_rank_that_takes_none_says_why_where_that_is_its_own_doing() -> None:

@@ -58,9 +58,9 @@ def test_every_message_arrives_as_it_was_said(line_to: Lines, agent: AgentDouble
     line.resumed(8, None, replica=True)
     line.section("evaluation", 60.0, begin=True)
     line.saved(10, Path("/c/step-00000010"), 0.1, 77)
-    line.trouble("checkpoint-torn", None, Path("/c"), "why")
-    line.bye(10)
-    agent.wait_for("bye")
+    line.storage_error("checkpoint-torn", None, Path("/c"), "why")
+    line.finished(10)
+    agent.wait_for("finished")
     assert math.isnan(agent.heard.pop(5)["loss"])
     assert agent.heard == [
         {"t": "hello", "protocol": 1, "rank": 3, "generation": 5},
@@ -72,8 +72,8 @@ def test_every_message_arrives_as_it_was_said(line_to: Lines, agent: AgentDouble
         {"t": "resumed", "step": 8, "path": None, "generation": 5, "replica": True},
         {"t": "section", "name": "evaluation", "limit_s": 60.0, "begin": True},
         {"t": "saved", "step": 10, "path": "/c/step-00000010", "seconds": 0.1, "size": 77},
-        {"t": "trouble", "kind": "checkpoint-torn", "step": None, "path": "/c", "why": "why"},
-        {"t": "bye", "step": 10},
+        {"t": "storage_error", "kind": "checkpoint-torn", "step": None, "path": "/c", "why": "why"},
+        {"t": "finished", "step": 10},
     ]
 
 
@@ -94,7 +94,7 @@ def test_without_an_agent_nothing_happens() -> None:
     line.hello()
     line.beat(1, 1.0, 1.0, 1)
     line.exception(ValueError())
-    line.bye(1)
+    line.finished(1)
     assert line.may_commit(1).ok
     assert (line.attached, threading.active_count()) == (False, threads)
 
@@ -144,7 +144,7 @@ def test_an_agent_that_ends_in_the_middle_is_ignored(line_to: Lines, agent: Agen
     agent.vanish()
     for step in range(100):
         line.beat(step, 1.0, 1.0, None)
-    line.bye(100)
+    line.finished(100)
     assert line.attached is False
 
 
@@ -193,12 +193,12 @@ def test_a_forked_child_does_not_speak_for_its_parent(agent: AgentDouble, monkey
         "link().hello()\n"
         "if os.fork() == 0:\n"
         "    link().beat(1, 1.0, 1.0, None)\n"
-        "    link().bye(1)\n"
+        "    link().finished(1)\n"
         "    print(os.getpid(), flush=True)\n"
         "    time.sleep(60)\n"
         "    os._exit(0)\n"
         "sys.stdin.readline()\n"
-        "link().bye(7)\n"
+        "link().finished(7)\n"
     )
     ended = threading.Event()
     closing = agent._listen
@@ -219,7 +219,7 @@ def test_a_forked_child_does_not_speak_for_its_parent(agent: AgentDouble, monkey
         assert worker.wait(10) == 0
         assert ended.wait(10), "the child holds the line open"
         os.kill(child, 9)
-    assert [message["t"] for message in agent.heard] == ["hello", "bye"]
+    assert [message["t"] for message in agent.heard] == ["hello", "finished"]
     assert agent.heard[1]["step"] == 7
 
 

@@ -176,7 +176,7 @@ def test_a_manifest_that_nobody_thought_of_makes_a_checkpoint_unusable(tmp_path:
     (folder / manifest.MANIFEST).write_text(text)
     with pytest.raises(manifest.UnusableCheckpoint):
         manifest.read(folder)
-    assert list(manifest.whole_steps(tmp_path)) == []
+    assert list(manifest.complete_steps(tmp_path)) == []
 
 
 class Harm:

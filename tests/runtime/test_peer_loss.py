@@ -109,7 +109,7 @@ def test_a_value_that_nobody_has_left_in_a_store_is_a_late_peer_and_not_a_lost_o
     group, inner = _group()
     with pytest.raises(DistStoreError):
         group.lose(inner, error)  # type: ignore[arg-type]
-    assert not group.attempt.lost
+    assert not group.transaction.lost
 
 
 DEVICE = (
@@ -124,7 +124,7 @@ def test_an_error_of_the_gpu_is_raised_even_when_somebody_is_lost(error: Runtime
     """It sticks: who answered it as the echo of a lost peer would go through one recovery after the other."""
     assert is_device_error(error)
     group, inner = _group()
-    group.attempt.fail("rank 3 is lost")
+    group.transaction.fail("rank 3 is lost")
     group.lose(inner, RuntimeError("an echo of the loss, whatever it says"))
     for connections in (inner, BackendGroup({})):  # and those that were given up meanwhile
         with pytest.raises(type(error)):
@@ -158,18 +158,19 @@ def test_what_a_step_left_on_the_gpu_is_judged_before_the_vote(
     raises: bool,  # noqa: FBT001 (a table)
 ) -> None:
     """There is no GPU here to wait for: its answer is scripted."""
-    keeper = object.__new__(RecoveryManager)
+    recovery = object.__new__(RecoveryManager)
     on_a_gpu: Any = SimpleNamespace(parameters=lambda: [SimpleNamespace(is_cuda=True)])
-    keeper.training, keeper.assembly = SimpleNamespace(model=on_a_gpu), SimpleNamespace(attempt=StepTransaction(lost=somebody_is_lost))  # type: ignore[assignment]
+    recovery.training = SimpleNamespace(model=on_a_gpu)  # type: ignore[assignment]
+    recovery.membership = SimpleNamespace(transaction=StepTransaction(lost=somebody_is_lost))  # type: ignore[assignment]
 
     def synchronize() -> None:
         raise error
 
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     with pytest.raises(type(error)) if raises else nullcontext():
-        keeper._await_device()
+        recovery._await_device()
     if raises and somebody_is_lost:
-        assert not keeper.lost_peer(error)  # nor is it swallowed where all save together
+        assert not recovery.lost_peer(error)  # nor is it swallowed where all save together
 
 
 def _group() -> tuple[ManagedGroup, BackendGroup]:

@@ -10,31 +10,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.snapshots.restore_planner import Fetch, NoPlan, RankHolding, RestorePlan, Stored, Transfer, plan
+from holdfast.runtime.snapshots.restore_planner import Fetch, NoPlan, RankHolding, RestorePlan, SnapshotRef, Transfer, plan
 
 STEPS = st.integers(0, 4)
 PIECES = ("a", "b", "c")
 NODES = ("north", "south")
 
 
-def new(rank: int, piece: str = "model") -> RankHolding:
+def new(rank: int, shard: str = "model") -> RankHolding:
     """Return what a rank holds whose process is new: nothing."""
-    return RankHolding(rank=rank, piece=piece)
+    return RankHolding(rank=rank, shard=shard)
 
 
-def keeps(rank: int, live: int, piece: str = "model", *, lights: dict[int, set[int]] | None = None, prepared: bool = False) -> RankHolding:
-    """Return what a survivor holds after step *live*, with *lights* of others."""
-    kept = {ward: frozenset(steps) for ward, steps in (lights or {}).items()}
-    return RankHolding(rank=rank, piece=piece, live=live, prepared=live + 1 if prepared else None, lights=kept)
+def keeps(
+    rank: int, live: int, shard: str = "model", *, rank_states: dict[int, set[int]] | None = None, prepared: bool = False
+) -> RankHolding:
+    """Return what a survivor holds after step *live*, with *rank_states* of others."""
+    kept = {ward: frozenset(steps) for ward, steps in (rank_states or {}).items()}
+    return RankHolding(rank=rank, shard=shard, live=live, prepared=live + 1 if prepared else None, rank_states=kept)
 
 
-def kept(rank: int, step: int, piece: str, *, part: int = 0, parts: int = 1, node: str = "", lineage: int = 0) -> Stored:
+def kept(rank: int, step: int, shard: str, *, part: int = 0, parts: int = 1, node: str = "", lineage: int = 0) -> SnapshotRef:
     """Return a snapshot in the memory of *node*, by default the one of *rank*."""
     node = node or f"node-{rank}"
-    return Stored(step=step, lineage=lineage, rank=rank, piece=piece, part=part, parts=parts, node=node, name=f"{rank}.{step}")
+    return SnapshotRef(step=step, lineage=lineage, rank=rank, shard=shard, part=part, parts=parts, node=node, name=f"{rank}.{step}")
 
 
-def planned(holdings: list[RankHolding], checkpoints: tuple[int, ...] = (), stored: tuple[Stored, ...] = (), most: int = 8) -> RestorePlan:
+def planned(
+    holdings: list[RankHolding], checkpoints: tuple[int, ...] = (), stored: tuple[SnapshotRef, ...] = (), most: int = 8
+) -> RestorePlan:
     """Return the plan, which there must be."""
     found = plan(holdings, checkpoints, stored, most=most)
     assert isinstance(found, RestorePlan), found
@@ -46,10 +50,10 @@ def planned(holdings: list[RankHolding], checkpoints: tuple[int, ...] = (), stor
 
 def test_a_new_rank_takes_the_state_from_all_its_replicas_and_its_light_state_from_its_buddy() -> None:
     """Plain data parallelism: three survivors send a third each."""
-    found = planned([keeps(0, 12), keeps(1, 12), new(2), keeps(3, 12, lights={2: {11, 12}})])
+    found = planned([keeps(0, 12), keeps(1, 12), new(2), keeps(3, 12, rank_states={2: {11, 12}})])
     assert found.step == 12
     assert [(one.source, one.target, one.share, one.shares) for one in found.transfers] == [(0, 2, 0, 3), (1, 2, 1, 3), (3, 2, 2, 3)]
-    assert found.lights == ((3, 2),)
+    assert found.rank_states == ((3, 2),)
     assert not found.roll_forward | found.roll_back
     assert not found.fetches
     assert found.reason == "the ranks that live hold all of step 12"
@@ -58,29 +62,29 @@ def test_a_new_rank_takes_the_state_from_all_its_replicas_and_its_light_state_fr
 def test_nobody_moves_anything_when_all_ranks_live() -> None:
     """Only groups were broken."""
     found = planned([keeps(0, 5), keeps(1, 5)])
-    assert (found.step, found.transfers, found.lights, found.checkpoint) == (5, (), (), False)
+    assert (found.step, found.transfers, found.rank_states, found.checkpoint) == (5, (), (), False)
 
 
 def test_a_lost_stage_comes_from_its_replica_and_from_no_other_stage() -> None:
     """Pipeline by data: the other rank of the stage is the only one that can help."""
-    found = planned([keeps(0, 7, "first"), keeps(1, 7, "first", lights={2: {7}}), new(2, "last"), keeps(3, 7, "last")])
-    assert found.transfers == (Transfer(piece="last", source=3, target=2, share=0, shares=1),)
+    found = planned([keeps(0, 7, "first"), keeps(1, 7, "first", rank_states={2: {7}}), new(2, "last"), keeps(3, 7, "last")])
+    assert found.transfers == (Transfer(shard="last", source=3, target=2, share=0, shares=1),)
 
 
 def test_a_lost_shard_that_nobody_keeps_comes_from_the_checkpoint_with_all_the_others() -> None:
     """Fully sharded, nothing kept in memory: the newest live step is not whole."""
-    found = planned([keeps(0, 14, "shard 0", lights={1: {14}}), new(1, "shard 1")], (10, 5))
+    found = planned([keeps(0, 14, "shard 0", rank_states={1: {14}}), new(1, "shard 1")], (10, 5))
     assert (found.step, found.checkpoint, found.transfers, set(found.roll_back)) == (10, True, (), {0})
     assert found.reason == "the checkpoint of step 10 is whole; nobody has the state of rank 1 at step 14"
 
 
 def test_a_lost_shard_comes_from_its_replica_while_the_others_go_back_to_their_own_snapshots() -> None:
     """What was kept in memory is newer than what is on disk; the replica of the lost rank's snapshot has its light state with it."""
-    ranks = [RankHolding(rank=rank, piece=f"shard {rank}", live=14, node=f"node-{rank}") for rank in (0, 1)]
+    ranks = [RankHolding(rank=rank, shard=f"shard {rank}", live=14, node=f"node-{rank}") for rank in (0, 1)]
     stored = (*(kept(rank, 12, f"shard {rank}") for rank in (0, 1)), kept(2, 12, "shard 2", node="node-1"), kept(0, 13, "shard 0"))
     found = planned([*ranks, new(2, "shard 2")], (10,), stored)
-    assert (found.step, set(found.roll_back), found.transfers, found.lights) == (12, {0, 1}, (), ())
-    assert found.fetches == tuple(Fetch(target=rank, parts=(stored[rank],), light=stored[rank]) for rank in (0, 1, 2))
+    assert (found.step, set(found.roll_back), found.transfers, found.rank_states) == (12, {0, 1}, (), ())
+    assert found.fetches == tuple(Fetch(target=rank, parts=(stored[rank],), rank_state=stored[rank]) for rank in (0, 1, 2))
     assert found.reason.startswith("the memory of nodes has all of step 12; nobody has the state of rank 2")
 
 
@@ -93,13 +97,16 @@ def test_copies_that_shared_the_work_are_put_together() -> None:
     )
     found = planned([new(0), new(1)], (), stored)
     assert found.step == 8
-    assert found.fetches == (Fetch(target=0, parts=stored[:2], light=stored[0]), Fetch(target=1, parts=stored[:2], light=stored[1]))
+    assert found.fetches == (
+        Fetch(target=0, parts=stored[:2], rank_state=stored[0]),
+        Fetch(target=1, parts=stored[:2], rank_state=stored[1]),
+    )
 
 
 def test_each_rank_reads_the_memory_of_its_own_node() -> None:
     """Own snapshot and replica are the same bytes; the near ones cost no network."""
     stored = tuple(kept(rank, 4, f"shard {rank}", node=node) for rank in (0, 1) for node in ("node-0", "node-1"))
-    ranks = [RankHolding(rank=rank, piece=f"shard {rank}", node=f"node-{rank}") for rank in (0, 1)]
+    ranks = [RankHolding(rank=rank, shard=f"shard {rank}", node=f"node-{rank}") for rank in (0, 1)]
     found = planned(ranks, (), stored)
     assert [[part.node for part in one.parts] for one in found.fetches] == [["node-0"], ["node-1"]]
 
@@ -113,7 +120,7 @@ def test_state_of_two_lineages_is_never_mixed() -> None:
     )
     found = planned([new(0, "shard 0"), new(1, "shard 1")], (5,), stored)
     assert (found.step, found.lineage) == (8, 1)
-    live = RankHolding(rank=0, piece="shard 0", live=9, lineage=2)
+    live = RankHolding(rank=0, shard="shard 0", live=9, lineage=2)
     assert planned([live, new(1, "shard 1")], (5,), stored).lineage == 2
     assert planned([replace(live, lineage=3), new(1, "shard 1")], (5,), stored).step == 8
 
@@ -124,31 +131,31 @@ def test_a_rank_that_takes_its_piece_from_a_survivor_may_take_its_light_state_fr
     found = planned([keeps(0, 6), new(1)], (), stored)
     assert found.step == 6
     assert [(one.source, one.target) for one in found.transfers] == [(0, 1)]
-    assert found.fetches == (Fetch(target=1, parts=(), light=stored[0]),)
+    assert found.fetches == (Fetch(target=1, parts=(), rank_state=stored[0]),)
 
 
 def test_who_lost_the_answer_of_the_vote_applies_the_step_that_another_has_applied() -> None:
     """All have voted for it, or nobody would have applied it."""
-    found = planned([keeps(0, 9), keeps(1, 8, prepared=True, lights={2: {8, 9}}), new(2)])
+    found = planned([keeps(0, 9), keeps(1, 8, prepared=True, rank_states={2: {8, 9}}), new(2)])
     assert (found.step, set(found.roll_forward), set(found.roll_back)) == (9, {1}, set())
     assert {one.source for one in found.transfers} == {0, 1}
 
 
 def test_a_step_that_only_some_are_prepared_for_is_given_up_by_all() -> None:
     """One survivor has no gradients of it, and nobody has applied it."""
-    found = planned([keeps(0, 8, prepared=True), keeps(1, 8, lights={2: {8}}), new(2)])
+    found = planned([keeps(0, 8, prepared=True), keeps(1, 8, rank_states={2: {8}}), new(2)])
     assert (found.step, set(found.roll_forward), set(found.roll_back)) == (8, set(), {0})
 
 
 def test_a_step_that_all_survivors_are_prepared_for_is_applied() -> None:
     """Nobody knows the outcome of the vote, and all can go on from here."""
-    found = planned([keeps(0, 8, prepared=True, lights={1: {8, 9}}), new(1)])
+    found = planned([keeps(0, 8, prepared=True, rank_states={1: {8, 9}}), new(1)])
     assert (found.step, set(found.roll_forward)) == (9, {0})
 
 
 def test_a_step_whose_light_state_is_lost_is_not_whole() -> None:
     """The lost rank had not voted for step 9: nobody knows its generators after it."""
-    found = planned([keeps(0, 8, prepared=True, lights={1: {8}}), new(1)])
+    found = planned([keeps(0, 8, prepared=True, rank_states={1: {8}}), new(1)])
     assert (found.step, set(found.roll_forward), set(found.roll_back)) == (8, set(), {0})
     assert found.reason.endswith("; nobody has the generators and the position in the data of rank 1 at step 9")
 
@@ -174,8 +181,8 @@ def test_the_reason_why_there_is_no_plan_names_what_is_lacking() -> None:
 
 def test_many_targets_share_the_sources_evenly() -> None:
     """Eight newcomers, eight survivors, two sources each: every survivor sends one whole piece."""
-    eligibility = {rank: {4} for rank in range(8, 16)}
-    found = planned([*(keeps(rank, 4, lights=eligibility) for rank in range(8)), *(new(rank) for rank in range(8, 16))], most=2)
+    protected_ranks = {rank: {4} for rank in range(8, 16)}
+    found = planned([*(keeps(rank, 4, rank_states=protected_ranks) for rank in range(8)), *(new(rank) for rank in range(8, 16))], most=2)
     assert set(Counter(one.source for one in found.transfers).values()) == {2}
     assert {one.shares for one in found.transfers} == {2}
 
@@ -184,7 +191,7 @@ def test_many_targets_share_the_sources_evenly() -> None:
 def test_a_holding_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     """It would be a mistake of ours."""
     with pytest.raises(ValueError, match="rank 0"):
-        RankHolding(rank=0, piece="a", **wrong)  # type: ignore[arg-type]
+        RankHolding(rank=0, shard="a", **wrong)  # type: ignore[arg-type]
 
 
 def test_two_holdings_of_one_rank_are_refused() -> None:
@@ -199,16 +206,16 @@ def test_two_holdings_of_one_rank_are_refused() -> None:
 @st.composite
 def holding(draw: st.DrawFn, rank: int, world: int) -> RankHolding:
     """Draw what a rank holds: often near step 2, at times anything."""
-    piece = draw(st.sampled_from(PIECES))
+    shard = draw(st.sampled_from(PIECES))
     live = draw(st.sampled_from([None, 2, 2, 2, 1, 1, 3, 0]))
     return RankHolding(
         rank=rank,
-        piece=piece,
+        shard=shard,
         live=live,
         node=draw(st.sampled_from(NODES)),
         prepared=None if live is None or draw(st.booleans()) else live + 1,
         lineage=1,
-        lights=draw(st.dictionaries(st.integers(0, world - 1), st.frozensets(STEPS, min_size=1), max_size=world)),
+        rank_states=draw(st.dictionaries(st.integers(0, world - 1), st.frozensets(STEPS, min_size=1), max_size=world)),
     )
 
 
@@ -221,8 +228,8 @@ def generations(draw: st.DrawFn) -> list[RankHolding]:
 
 STORED = st.lists(
     st.builds(
-        lambda step, lineage, rank, piece, cut, node: Stored(
-            step=step, lineage=lineage, rank=rank, piece=piece, part=cut[0], parts=cut[1], node=node, name="any"
+        lambda step, lineage, rank, shard, cut, node: SnapshotRef(
+            step=step, lineage=lineage, rank=rank, shard=shard, part=cut[0], parts=cut[1], node=node, name="any"
         ),
         STEPS,
         st.sampled_from([1, 1, 1, 0]),
@@ -254,22 +261,22 @@ def lives(one: RankHolding, step: int, ranks: list[RankHolding]) -> bool:
     return one.live is not None and sane(ranks) and (one.live == step or (one.prepared == step and counts(step, ranks)))
 
 
-def in_memory(piece: str, moment: tuple[int, int], stored: tuple[Stored, ...]) -> bool:
-    """Say whether the memory of nodes has all of *piece*."""
-    there = {(one.part, one.parts) for one in stored if one.moment == moment and one.piece == piece}
+def in_memory(shard: str, moment: tuple[int, int], stored: tuple[SnapshotRef, ...]) -> bool:
+    """Say whether the memory of nodes has all of *shard*."""
+    there = {(one.part, one.parts) for one in stored if one.moment == moment and one.shard == shard}
     return (0, 1) in there or {(0, 2), (1, 2)} <= there
 
 
-def whole(moment: tuple[int, int], ranks: list[RankHolding], stored: tuple[Stored, ...]) -> bool:
+def whole(moment: tuple[int, int], ranks: list[RankHolding], stored: tuple[SnapshotRef, ...]) -> bool:
     """Say by brute force whether memory holds all of a step."""
     step, lineage = moment
     living = [one for one in ranks if lives(one, step, ranks)] if lineage == 1 else []
     keepers = ranks if lineage == 1 and sane(ranks) and any(one.live is not None for one in ranks) else []
     return all(
-        (any(other.piece == one.piece for other in living) or in_memory(one.piece, moment, stored))
+        (any(other.shard == one.shard for other in living) or in_memory(one.shard, moment, stored))
         and (
             one in living
-            or any(other.rank != one.rank and step in other.lights.get(one.rank, ()) for other in keepers)
+            or any(other.rank != one.rank and step in other.rank_states.get(one.rank, ()) for other in keepers)
             or any(kept.rank == one.rank and kept.moment == moment for kept in stored)
         )
         for one in ranks
@@ -280,7 +287,7 @@ CHECKPOINTS = st.frozensets(st.integers(0, 2), max_size=1)
 
 
 @given(generations(), CHECKPOINTS, STORED)
-def test_the_newest_whole_step_is_chosen(ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[Stored, ...]) -> None:
+def test_the_newest_whole_step_is_chosen(ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[SnapshotRef, ...]) -> None:
     """As brute force finds it; and memory goes before disk."""
     found = plan(ranks, checkpoints, stored)
     held = {one.moment for one in stored} | {(step, 1) for step in range(6) if any(lives(one, step, ranks) for one in ranks)}
@@ -300,7 +307,7 @@ def test_the_newest_whole_step_is_chosen(ranks: list[RankHolding], checkpoints: 
 
 @given(generations(), CHECKPOINTS, STORED)
 def test_what_a_plan_says_can_be_done_and_brings_every_rank_to_its_step(
-    ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[Stored, ...]
+    ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[SnapshotRef, ...]
 ) -> None:
     """Nobody sends what it does not hold, and at the end nobody lacks anything."""
     found = plan(ranks, checkpoints, stored)
@@ -318,18 +325,18 @@ def test_what_a_plan_says_can_be_done_and_brings_every_rank_to_its_step(
     assert not received & fetched
     assert received | fetched | at_hand == set(by_rank)
     for one in found.transfers:
-        assert one.piece == by_rank[one.target].piece == by_rank[one.source].piece
+        assert one.shard == by_rank[one.target].shard == by_rank[one.source].shard
         assert one.source in at_hand
     for fetch in found.fetches:
-        assert all(kept in stored and kept.moment == (step, found.lineage) for kept in [*fetch.parts, *filter(None, [fetch.light])])
-        assert all(part.piece == by_rank[fetch.target].piece for part in fetch.parts)
+        assert all(kept in stored and kept.moment == (step, found.lineage) for kept in [*fetch.parts, *filter(None, [fetch.rank_state])])
+        assert all(part.shard == by_rank[fetch.target].shard for part in fetch.parts)
         assert [part.part for part in fetch.parts] == list(range(len(fetch.parts)))
         assert not fetch.parts or {part.parts for part in fetch.parts} == {len(fetch.parts)}
-        assert fetch.light is None or fetch.light.rank == fetch.target
-    for source, target in found.lights:
+        assert fetch.rank_state is None or fetch.rank_state.rank == fetch.target
+    for source, target in found.rank_states:
         assert source != target
-        assert step in by_rank[source].lights[target]
-    lit = [target for _, target in found.lights] + [fetch.target for fetch in found.fetches if fetch.light]
+        assert step in by_rank[source].rank_states[target]
+    lit = [target for _, target in found.rank_states] + [fetch.target for fetch in found.fetches if fetch.rank_state]
     assert sorted(lit) == sorted(received | fetched)
     for target in received:
         mine = [one for one in found.transfers if one.target == target]
@@ -339,7 +346,7 @@ def test_what_a_plan_says_can_be_done_and_brings_every_rank_to_its_step(
 
 @given(generations(), CHECKPOINTS, STORED)
 def test_each_piece_comes_from_the_fastest_that_has_it(
-    ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[Stored, ...]
+    ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[SnapshotRef, ...]
 ) -> None:
     """Ranks that live before the memory of nodes, and of that the own node's before another's."""
     found = plan(ranks, checkpoints, stored)
@@ -348,7 +355,7 @@ def test_each_piece_comes_from_the_fastest_that_has_it(
     for fetch in found.fetches:
         mine = next(one for one in ranks if one.rank == fetch.target)
         if fetch.parts:
-            assert not any(one.piece == mine.piece and lives(one, found.step, ranks) for one in ranks) or found.lineage != 1
+            assert not any(one.shard == mine.shard and lives(one, found.step, ranks) for one in ranks) or found.lineage != 1
         for part in fetch.parts:
             same = [replace(part, node=mine.node, rank=one.rank, name=one.name) for one in stored]
             assert part.node == mine.node or not any(one in stored for one in same)
@@ -356,7 +363,7 @@ def test_each_piece_comes_from_the_fastest_that_has_it(
 
 @given(generations(), CHECKPOINTS, STORED, st.data())
 def test_every_rank_arrives_at_the_same_plan(
-    ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[Stored, ...], data: st.DataObject
+    ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[SnapshotRef, ...], data: st.DataObject
 ) -> None:
     """Whatever order it has heard the others in."""
     heard = data.draw(st.permutations(ranks)), sorted(checkpoints), data.draw(st.permutations(stored))
@@ -366,8 +373,8 @@ def test_every_rank_arrives_at_the_same_plan(
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 9))
 def test_no_source_sends_more_than_a_share_more_than_another(survivors: int, newcomers: int, most: int) -> None:
     """Whatever the numbers of both."""
-    eligibility = {survivors + number: {6} for number in range(newcomers)}
-    ranks = [*(keeps(rank, 6, lights=eligibility) for rank in range(survivors)), *(new(rank) for rank in eligibility)]
+    protected_ranks = {survivors + number: {6} for number in range(newcomers)}
+    ranks = [*(keeps(rank, 6, rank_states=protected_ranks) for rank in range(survivors)), *(new(rank) for rank in protected_ranks)]
     load: Counter[int] = Counter(one.source for one in planned(ranks, most=most).transfers)
     shares = min(survivors, most)
     assert sum(load.values()) * Fraction(1, shares) == newcomers

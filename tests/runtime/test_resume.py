@@ -44,7 +44,7 @@ def test_a_resumed_run_gives_the_losses_of_an_undisturbed_one(ranks: Ranks, tmp_
 
 
 def test_without_settling_a_restart_shows_in_the_last_bits(ranks: Ranks, tmp_path: Path) -> None:
-    """DDP that sorts its buckets after the first step is the reason for `settled`; when this fails, torch has mended it."""
+    """DDP that sorts its buckets after the first step is the reason for `stabilize_ddp`; when this fails, torch has mended it."""
     undisturbed = ranks.run("train", 4, directory=tmp_path / "a", until=40, settle=False)[0]["losses"]
     resumed = interrupted(ranks, 4, tmp_path / "b", until=40, settle=False)[0]["losses"]
     assert resumed != {step: undisturbed[step] for step in resumed}

@@ -35,14 +35,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_stops_no_training_and_the_next_cadence_tries_again(ranks: Ranks, agent: AgentDouble, small_disk: Path) -> None:
     """Two ranks meet a full disk twice, tell it once, leave nothing behind; when there is room again the next save stands."""
     run = ranks.start("train", 2, agent.environment, directory=small_disk / "c", until=60, every=4, seconds_a_step=0.02)
-    agent.wait_for("trouble")
+    agent.wait_for("storage_error")
     agent.wait_for("beat", step=14)
     assert names(small_disk / "c") == []
     (small_disk / "ballast").unlink()
     agent.wait_for("saved")
     told = run.told()
     assert [rank["step"] for rank in told] == [60, 60]
-    troubles = agent.of("trouble")
+    troubles = agent.of("storage_error")
     assert [(one["kind"], one["why"]) for one in troubles] == [("checkpoint-disk-full", "No space left on device")]
     assert {one["step"] for one in agent.of("beat")} == set(range(1, 61))
     assert names(small_disk / "c")[-1] == "step-00000060"
@@ -57,14 +57,14 @@ def test_a_disk_gone_read_only_is_told_as_that(ranks: Ranks, agent: AgentDouble,
     remount = ["mount", "-o", "remount,ro", str(small_disk)]
     wait_until(lambda: subprocess.run(remount, check=False, capture_output=True).returncode == 0, seconds=60)  # busy while a file is open
     assert [rank["step"] for rank in run.told()] == [60, 60]
-    assert [(one["kind"], one["why"]) for one in agent.of("trouble")] == [("checkpoint-read-only", "Read-only file system")]
+    assert [(one["kind"], one["why"]) for one in agent.of("storage_error")] == [("checkpoint-read-only", "Read-only file system")]
 
 
 def test_one_rank_that_cannot_write_fails_the_save_of_all(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
     """The last of three ranks may write 4 KiB only: no checkpoint stands on any rank's word, none waits for it."""
     told = ranks.run("train_without_room", 3, agent.environment, directory=tmp_path)
     assert [rank["step"] for rank in told] == [12] * 3
-    assert [(one["kind"], one["why"]) for one in agent.of("trouble")] == [("checkpoint-write-failed", "File too large")]
+    assert [(one["kind"], one["why"]) for one in agent.of("storage_error")] == [("checkpoint-write-failed", "File too large")]
     assert names(tmp_path) == []
 
 
@@ -78,7 +78,7 @@ def test_a_directory_of_someone_else_is_told_as_read_only(ranks: Ranks, agent: A
     agent.path.parent.chmod(0o755)
     agent.path.parent.parent.chmod(0o755)
     assert ranks.run("train_as_nobody", 1, agent.environment, directory=tmp_path / "c")[0]["step"] == 12
-    assert [one["kind"] for one in agent.of("trouble")] == ["checkpoint-read-only"]
+    assert [one["kind"] for one in agent.of("storage_error")] == ["checkpoint-read-only"]
 
 
 def test_a_checkpoint_refused_by_the_agent_is_not_put_in_place(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_corrupt_checkpoint_is_neither_counted_nor_removed(ranks: Ranks, agent
     flip_a_bit(biggest(tmp_path / "step-00000008"))
     run = ranks.run("train", 1, agent.environment, directory=tmp_path, until=20, every=6)
     assert run[0]["began"] == 4
-    assert [(one["kind"], one["step"]) for one in agent.of("trouble")] == [("checkpoint-corrupt", 8)]
+    assert [(one["kind"], one["step"]) for one in agent.of("storage_error")] == [("checkpoint-corrupt", 8)]
     assert names(tmp_path) == ["step-00000008", "step-00000018", "step-00000020"]
 
 
@@ -172,7 +172,7 @@ def test_a_peer_lost_in_a_save_is_no_trouble_of_the_disk(ranks: Ranks, agent: Ag
     os.kill(run.pids[1], 9)
     assert [one.status for one in run.wait()] == [1, -9]
     assert [one["peer_lost"] for one in agent.of("exception")] == [True]
-    assert agent.of("trouble") == []
+    assert agent.of("storage_error") == []
 
 
 def test_after_a_kill_at_any_moment_the_newest_checkpoint_is_whole(ranks: Ranks, tmp_path: Path) -> None:

@@ -44,10 +44,10 @@ def train(until: int | None = 5, **options: Any) -> Any:
 def test_a_worker_tells_its_agent_all_it_does(listening: AgentDouble, tmp_path: Path) -> None:
     """From hello to bye: both marks, where it begins, each step, each save as a section."""
     train(until=3, checkpoint_dir=tmp_path, save_every=2)
-    listening.wait_for("bye")
+    listening.wait_for("finished")
     told = [message["t"] for message in listening.heard]
     save = ["section", "commit?", "saved", "section"]
-    assert told == ["hello", "mark", "mark", "resumed", "beat", "beat", *save, "beat", *save, "bye"]
+    assert told == ["hello", "mark", "mark", "resumed", "beat", "beat", *save, "beat", *save, "finished"]
     assert [mark["name"] for mark in listening.of("mark")] == ["group", "load"]
     assert [(beat["step"], beat["loss"], beat["until"]) for beat in listening.of("beat")] == [(1, 0.1, 3), (2, 0.2, 3), (3, 0.3, 3)]
     train(until=4, checkpoint_dir=tmp_path, save_every=0)
@@ -202,7 +202,7 @@ def test_an_exception_that_nobody_catches_reaches_the_agent_with_its_step(agent:
     assert (told["type"], told["message"], told["step"], told["peer_lost"]) == ("ArithmeticError", "the loss is gone", 4, False)
     assert "train.py" in told["traceback"]
     assert (ended.returncode, "ArithmeticError: the loss is gone" in ended.stderr) == (1, True)
-    assert agent.of("bye") == []
+    assert agent.of("finished") == []
 
 
 def test_ranks_find_each_other_by_the_environment_alone(ranks: Ranks, agent: AgentDouble) -> None:
@@ -210,4 +210,4 @@ def test_ranks_find_each_other_by_the_environment_alone(ranks: Ranks, agent: Age
     told = ranks.run("train", 2, agent.environment, until=2)
     assert told[0]["model"] == told[1]["model"]
     assert sorted(one["rank"] for one in agent.wait_for("hello", 2)) == [0, 1]
-    assert len(agent.wait_for("bye", 2)) == 2
+    assert len(agent.wait_for("finished", 2)) == 2

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from detectors.evidence import RankProgress
 from detectors.hang_analysis import explain
-from holdfast.control.faults.rank_status import standing_of
+from holdfast.control.faults.rank_status import parse_rank_status
 from holdfast.runtime.groups.in_flight import MOST, InFlightOperations
 from holdfast.runtime.telemetry.rank_status import QUESTIONS, answering
 from tests.runtime.flow_double import FlowDouble, Job
@@ -18,17 +18,17 @@ from tests.runtime.flow_double import FlowDouble, Job
 
 def standings(flow: FlowDouble) -> dict[int, dict[str, Any]]:
     """Call the roll; return what each rank says."""
-    before = len(flow.of("standing"))
+    before = len(flow.of("status"))
     for rank in range(flow.ranks):
         flow.send(rank, {"do": "roll-call"})
-    flow.until(lambda: len(flow.of("standing")) == before + flow.ranks, "the standings of all")
-    told = flow.of("standing")[before:]
+    flow.until(lambda: len(flow.of("status")) == before + flow.ranks, "the standings of all")
+    told = flow.of("status")[before:]
     return {next(rank for rank in range(flow.ranks) if flow.pids[rank] == one["pid"]): one for one in told}
 
 
 def test_ranks_say_where_they_stand_while_they_wait_and_while_they_dawdle(job: Job) -> None:
     """The one that did not come is named with the line in which it sleeps; once it has come nothing is in work any more."""
-    flow = job(script="standing", ranks=3)
+    flow = job(script="status", ranks=3)
     for rank in range(3):
         flow.hear("here", rank)
     flow.until(lambda: all(standings(flow)[rank]["groups"][0]["counts"] == {"": 2} for rank in (0, 2)), "the waits of ranks 0 and 2")
@@ -39,7 +39,7 @@ def test_ranks_say_where_they_stand_while_they_wait_and_while_they_dawdle(job: J
     waiting = told[0]["groups"][0]["pending"][0]
     assert {**waiting, "seconds": 0} == {"way": "", "number": 2, "name": "allreduce", "size": 5, "kind": "float32", "seconds": 0}
     assert told[0]["waits"] == "gradients"
-    finding = explain({rank: RankProgress(node="n", step=0, age=1.0, standing=standing_of(one)) for rank, one in told.items()})
+    finding = explain({rank: RankProgress(node="n", step=0, age=1.0, status=parse_rank_status(one)) for rank, one in told.items()})
     assert finding is not None
     assert (finding.kind, finding.rank) == ("", 1)
     flow.pass_gate()

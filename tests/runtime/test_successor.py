@@ -23,13 +23,13 @@ MODULES = {
 
 PROGRAM = """
 import json, os, sys, sysconfig
-from holdfast.process import adopt_orphans
+from holdfast.process import become_subreaper
 from holdfast.runtime.process import successor
 
 folder, names = sys.argv[1], sys.argv[2:]
 sys.path.insert(0, folder)
 sysconfig.get_path = lambda _name: folder  # what lies there counts as installed
-adopt_orphans()
+become_subreaper()
 agent = os.getpid()
 if not os.fork():
     os.environ["RANK"] = "0"
@@ -38,8 +38,8 @@ if not os.fork():
     if told is None:
         for name in names:
             __import__(name)
-        successor.note_imports()
-        successor.learn()
+        successor.record_imports()
+        successor.send_imports()
         if successor.ready() is None:
             print(json.dumps({"gone": True}), flush=True)
         else:

@@ -15,7 +15,7 @@ from holdfast.memstore.replication_progress import ReplicationProgress
 from holdfast.memstore.shared_memory import Snapshot, labels
 from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace, WriteWish
 from holdfast.runtime.snapshots.copy_schedule import Terms
-from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource, Spoiled
+from holdfast.runtime.snapshots.restore import RestoreError, Restorer, SnapshotSource
 from holdfast.runtime.snapshots.restore_planner import Fetch
 from holdfast.runtime.snapshots.snapshotter import HELD, SLOTS, Snapshotter
 from holdfast.runtime.state.training import Training
@@ -50,9 +50,9 @@ def test_three_slots_take_turns_and_keep_the_newest_two(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == SLOTS
     assert sorted(stored(tmp_path)) == [FIRST + 5, FIRST + 6, FIRST + 7]
     trainer.begin()
-    trainer.taker.give_up()
+    trainer.snapshotter.give_up()
     assert max(stored(tmp_path)) == FIRST + 7
-    assert trainer.taker.counts.taken == 8
+    assert trainer.snapshotter.counts.taken == 8
 
 
 def test_copies_share_a_state_and_both_parts_are_needed(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_copies_share_a_state_and_both_parts_are_needed(tmp_path: Path) -> None:
     other = Trainer(tmp_path)
     restore(other, tmp_path, FIRST + 2)
     again = Trainer(tmp_path / "elsewhere")
-    again.taker.enabled = False
+    again.snapshotter.enabled = False
     torch.manual_seed(9)
     again.to(FIRST + 2)
     assert same(other.state()["net"], again.state()["net"])
@@ -120,7 +120,7 @@ def test_a_slot_that_somebody_reads_is_left_alone(tmp_path: Path) -> None:
         trainer.to(FIRST + 5)
         snapshot.verify()
         assert snapshot.label == oldest[1]
-    assert trainer.taker.counts.given_up > 0
+    assert trainer.snapshotter.counts.given_up > 0
 
 
 def test_a_node_without_room_trains_on_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,17 +151,17 @@ def test_copying_goes_on_in_windows_and_nowhere_else(tmp_path: Path) -> None:
     """A step that waits long enough has its snapshot before its optimizer asks for it."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 1)
-    trainer.taker.planning.profile.forget()  # as one that has just come in: it copies whenever it waits
+    trainer.snapshotter.planning.profile.forget()  # as one that has just come in: it copies whenever it waits
     trainer.begin()
     assert FIRST + 1 not in stored(tmp_path)
     assert trainer.idle.enter("pipeline")
     while FIRST + 1 not in stored(tmp_path):
         torch.cuda.is_available()
     trainer.idle.leave()
-    before = trainer.taker.counts.copied
+    before = trainer.snapshotter.counts.copied
     trainer.end()
-    assert trainer.taker.counts.hidden > 0
-    assert trainer.taker.counts.copied > before
+    assert trainer.snapshotter.counts.overlapped > 0
+    assert trainer.snapshotter.counts.copied > before
 
 
 def test_a_spoiled_part_leaves_nothing_taken_for_whole(tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ def test_a_spoiled_part_leaves_nothing_taken_for_whole(tmp_path: Path) -> None:
     data[5000] ^= 1
     (tmp_path / one.name).write_bytes(data)
     memory = SnapshotSource(tmp_path, "here", {}, "")
-    with pytest.raises(Spoiled, match="was changed in memory"):
-        Restorer(Trainer(tmp_path).training, memory).take(Fetch(target=0, parts=(one,), light=one), lambda _light: None)
+    with pytest.raises(RestoreError, match="was changed in memory"):
+        Restorer(Trainer(tmp_path).training, memory).take(Fetch(target=0, parts=(one,), rank_state=one), lambda _rank_state: None)
     assert memory.usable([memory.listed(1)]) == {other for steps in stored(tmp_path).values() for other in steps} - {one}
 
 
@@ -187,9 +187,9 @@ def test_an_error_in_copying_costs_a_snapshot_and_no_step(tmp_path: Path, monkey
         raise RuntimeError("the device says no")
 
     with monkeypatch.context() as broken:
-        broken.setattr(trainer.taker._copier._mover, "copy", fails)
+        broken.setattr(trainer.snapshotter._copier._mover, "copy", fails)
         trainer.to(FIRST + 4)
-    assert trainer.taker.counts.given_up == 2
+    assert trainer.snapshotter.counts.given_up == 2
     trainer.to(FIRST + 6)
     assert max(stored(tmp_path)) == FIRST + 5
 
@@ -215,9 +215,9 @@ def test_whatever_an_optimizer_keeps_comes_back_to_its_parameter(tmp_path: Path)
         trainer.optimizer = Counting(trainer.net.parameters(), lr=0.01, momentum=0.9)  # type: ignore[assignment]
         trainer.scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 2, 0.5)
         trainer.training = Training(model=trainer.net, optimizers=[trainer.optimizer], schedulers=[trainer.scheduler], extra=trainer.extra)
-        trainer.taker = Snapshotter(trainer.training, SnapshotConfig(memstore=tmp_path, limit=0, terms=Terms()), windows=trainer.idle)
-        opened.append(trainer.taker)
-        trainer.taker.sit(SnapshotPlace(0, 1, "net"), 1)
+        trainer.snapshotter = Snapshotter(trainer.training, SnapshotConfig(memstore=tmp_path, limit=0, terms=Terms()), windows=trainer.idle)
+        opened.append(trainer.snapshotter)
+        trainer.snapshotter.sit(SnapshotPlace(0, 1, "net"), 1)
         trainers.append(trainer)
     trainers[0].to(FIRST + 2)
     wanted = trainers[0].state()
@@ -232,14 +232,14 @@ def test_only_who_is_waited_for_tells_that_replicas_are_behind(tmp_path: Path, c
     trainer, sender = Trainer(tmp_path), ReplicationProgress(tmp_path, 0)
     trainer.to(FIRST + 2)
     sender.whole(FIRST, 1)
-    trainer.taker.held = True  # for another rank's sake
+    trainer.snapshotter.held = True  # for another rank's sake
     trainer.to(FIRST + 2 + HELD)
-    assert trainer.taker.counts.held >= HELD
+    assert trainer.snapshotter.counts.held >= HELD
     assert "replica-behind" not in caplog.text
-    trainer.taker.held = False
+    trainer.snapshotter.held = False
     trainer.to(FIRST + 4 + HELD)
-    assert trainer.taker.behind()
-    trainer.taker.held = True
+    assert trainer.snapshotter.behind()
+    trainer.snapshotter.held = True
     trainer.to(FIRST + 7 + HELD)
     assert caplog.text.count("replica-behind") == 1
 
@@ -248,21 +248,21 @@ def test_no_snapshot_takes_the_place_of_the_last_one_that_is_replicated(tmp_path
     """The older of the newest two must be on the other node before the next begins; where nothing is sent nobody waits."""
     trainer, sender = Trainer(tmp_path), ReplicationProgress(tmp_path, 0)
     trainer.to(FIRST + 2)
-    assert not trainer.taker.behind()
+    assert not trainer.snapshotter.behind()
     sender.moves()  # something is on its way, and nothing whole there
-    assert trainer.taker.behind()
+    assert trainer.snapshotter.behind()
     sender.whole(FIRST, 1)
-    assert not trainer.taker.behind()
+    assert not trainer.snapshotter.behind()
     trainer.begin()
     trainer.end()
-    assert trainer.taker.behind()
-    trainer.taker.held = True  # so say all ranks
+    assert trainer.snapshotter.behind()
+    trainer.snapshotter.held = True  # so say all ranks
     trainer.to(FIRST + 5)
     assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2]
-    assert trainer.taker.counts.held == 2
-    trainer.taker.wish(WriteWish(step=FIRST + 5, directory=tmp_path, keep=2, loss=None, stood=0.0))
+    assert trainer.snapshotter.counts.held == 2
+    trainer.snapshotter.wish(WriteWish(step=FIRST + 5, directory=tmp_path, keep=2, loss=None, stood=0.0))
     trainer.begin()
     trainer.end()
     assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2, FIRST + 5]  # what the other node has stays
     sender.end()
-    assert not trainer.taker.behind()
+    assert not trainer.snapshotter.behind()

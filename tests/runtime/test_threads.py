@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 
-from holdfast.runtime.process.gloo_threads import let_go
+from holdfast.runtime.process.gloo_threads import wait_until_idle
 from tests.runtime.ranks import Ranks
 
 
@@ -22,10 +22,10 @@ def test_a_process_waits_for_gloo_threads_at_work() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     named.wait()
-    assert let_go(seconds=0.05) is False
+    assert wait_until_idle(seconds=0.05) is False
     done.set()
     thread.join()
-    assert let_go() is True
+    assert wait_until_idle() is True
 
 
 def test_threads_at_rest_hold_nothing_up(ranks: Ranks) -> None:

@@ -13,7 +13,7 @@ from holdfast.runtime.agent_client import link
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.invalidated import WrittenOff
 from holdfast.runtime.snapshots.restore import SnapshotSource
-from holdfast.runtime.snapshots.restore_planner import Stored
+from holdfast.runtime.snapshots.restore_planner import SnapshotRef
 
 
 def train(place: Path, until: int, every: int = 2) -> Any:
@@ -28,26 +28,26 @@ def train(place: Path, until: int, every: int = 2) -> Any:
 def test_checkpoints_are_passed_over_until_they_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The older ones that count are kept meanwhile."""
     train(tmp_path, until=8)
-    monkeypatch.setenv("HOLDFAST_WRITTEN_OFF", "5:7")
+    monkeypatch.setenv("HOLDFAST_INVALIDATED", "5:7")
     monkeypatch.setattr(link(), "generation", 7)
-    assert list(manifest.whole_steps(tmp_path, WrittenOff.of())) == [4, 2]
+    assert list(manifest.complete_steps(tmp_path, WrittenOff.of())) == [4, 2]
     assert train(tmp_path, until=6) == 4
-    assert list(manifest.whole_steps(tmp_path, WrittenOff.of())) == [6, 4, 2], "step 8 is still the spoiled one"
+    assert list(manifest.complete_steps(tmp_path, WrittenOff.of())) == [6, 4, 2], "step 8 is still the spoiled one"
     assert train(tmp_path, until=10) == 6
-    assert list(manifest.whole_steps(tmp_path, WrittenOff.of()))[:2] == [10, 8]
+    assert list(manifest.complete_steps(tmp_path, WrittenOff.of()))[:2] == [10, 8]
 
 
 def test_snapshots_of_generations_before_do_not_count() -> None:
     """From the step on; nothing else is touched."""
-    memory = SnapshotSource.of({"HOLDFAST_WRITTEN_OFF": "5:7,90:9"})
-    told = {"node": "n", "name": "rank-0", "rank": 0, "piece": "p", "part": 0, "parts": 1}
+    memory = SnapshotSource.of({"HOLDFAST_INVALIDATED": "5:7,90:9"})
+    told = {"node": "n", "name": "rank-0", "rank": 0, "shard": "p", "part": 0, "parts": 1}
     steps = [(4, 0), (5, 6), (5, 7), (90, 8), (90, 9)]
     kept = memory.usable([[{**told, "step": step, "lineage": lineage} for step, lineage in steps]])
     assert {(one.step, one.lineage) for one in kept} == {(4, 0), (5, 7), (90, 9)}
-    assert all(isinstance(one, Stored) for one in kept)
+    assert all(isinstance(one, SnapshotRef) for one in kept)
 
 
 def test_steps_in_a_row_are_passed_over_at_their_first() -> None:
     """So that each is done with a batch of none of them."""
-    off = WrittenOff.of({"HOLDFAST_SKIP": "3,4,9"})
+    off = WrittenOff.of({"HOLDFAST_SKIP_STEPS": "3,4,9"})
     assert [off.passed_over(step) for step in range(1, 11)] == [0, 0, 2, 0, 0, 0, 0, 0, 1, 0]

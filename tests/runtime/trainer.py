@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace
 from holdfast.runtime.snapshots.copy_schedule import PROFILE, Terms
 from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource
-from holdfast.runtime.snapshots.restore_planner import Fetch, Stored
+from holdfast.runtime.snapshots.restore_planner import Fetch, SnapshotRef
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state.training import Training
 from holdfast.runtime.telemetry.wait_windows import WaitWindows
@@ -52,17 +52,17 @@ class Trainer:
         self.extra: dict[str, Any] = {"seen": 0, "mean": torch.zeros(5)}
         self.training = Training(model=self.net, optimizers=[self.optimizer], schedulers=[self.scheduler], extra=self.extra)
         self.idle = WaitWindows()
-        self.taker = Snapshotter(self.training, SnapshotConfig(memstore=memstore, limit=limit, terms=Terms()), windows=self.idle)
-        opened.append(self.taker)
-        self.taker.sit(place or SnapshotPlace(0, 1, "net"), 1)
+        self.snapshotter = Snapshotter(self.training, SnapshotConfig(memstore=memstore, limit=limit, terms=Terms()), windows=self.idle)
+        opened.append(self.snapshotter)
+        self.snapshotter.sit(place or SnapshotPlace(0, 1, "net"), 1)
         self.step = 0
 
     def begin(self) -> None:
         """Begin a step: a snapshot of the one before."""
-        self.taker.begin_step()
-        if self.taker.due(self.step):
+        self.snapshotter.begin_step()
+        if self.snapshotter.due(self.step):
             buffers = {f"model.{name}": one.detach().clone() for name, one in self.net.named_buffers()}
-            self.taker.take(self.step, self.training.light(), buffers)
+            self.snapshotter.take(self.step, self.training.rank_state(), buffers)
 
     def end(self) -> None:
         """Do all of the step that was begun."""
@@ -97,19 +97,19 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def stored(memstore: Path) -> dict[int, list[Stored]]:
+def stored(memstore: Path) -> dict[int, list[SnapshotRef]]:
     """Return what lies in *memstore*, by step."""
-    found: dict[int, list[Stored]] = {}
+    found: dict[int, list[SnapshotRef]] = {}
     for item in SnapshotSource(memstore, "here", {}, "").listed(1):
-        found.setdefault(item["step"], []).append(Stored(**item))
+        found.setdefault(item["step"], []).append(SnapshotRef(**item))
     return found
 
 
 def restore(trainer: Trainer, memstore: Path, step: int) -> list[bytes]:
     """Take *trainer* to *step*; return the light states that came with it."""
-    lights: list[bytes] = []
+    rank_states: list[bytes] = []
     parts = sorted(stored(memstore)[step], key=lambda one: one.part)
     Restorer(trainer.training, SnapshotSource(memstore, "here", {}, "")).take(
-        Fetch(target=0, parts=tuple(parts), light=parts[0]), lights.append
+        Fetch(target=0, parts=tuple(parts), rank_state=parts[0]), rank_states.append
     )
-    return lights
+    return rank_states

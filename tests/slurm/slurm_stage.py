@@ -50,6 +50,6 @@ class SlurmStage(Stage):
         self.nodes.clear(name)
 
 
-def remarks(play: Play) -> str:
+def job_events(play: Play) -> str:
     """Return all that was remarked of the job."""
-    return "\n".join(one.text for one in queries.remarks(play.stage.history, play.job.id))
+    return "\n".join(one.text for one in queries.job_events(play.stage.history, play.job.id))

@@ -30,23 +30,23 @@ def test_agents_outlive_who_asked_for_them_know_no_secrets_and_end_with_their_al
         monkeypatch.setenv(name, value)
     cluster = SlurmCluster(kind="slurm", allocation="new", directory=str(tmp_path / "n"), options=["--hold"])
     first = SlurmNodes(cluster)
-    first.lender.begin("j1", "agents", tmp_path)
-    first.lender.wish(AllocationRequest(nodes=1))
-    (held,) = wait_until(lambda: first.lender.present, seconds=60, explain=first.lender.in_words)
+    first.allocator.begin("j1", "agents", tmp_path)
+    first.allocator.request(AllocationRequest(nodes=1))
+    (held,) = wait_until(lambda: first.allocator.present, seconds=60, explain=first.allocator.describe)
     shutil.rmtree(job_directory("agents"))
     slurm.run("scontrol", "release", held.id)
-    (node,) = wait_until(lambda: first.lender.usable(time.time()), seconds=60, explain=first.lender.in_words)
+    (node,) = wait_until(lambda: first.allocator.usable(time.time()), seconds=60, explain=first.allocator.describe)
     first.start_agent(node)
-    (number,) = [one.id for one in first.lender.present]
+    (number,) = [one.id for one in first.allocator.present]
     assert (tmp_path / f"slurm-{number}.log").exists()
-    assert f"asked Slurm for 1 node: job {number}" in first.lender.news()
-    first.lender.close(end=False)
+    assert f"asked Slurm for 1 node: job {number}" in first.allocator.new_messages()
+    first.allocator.close(end=False)
     first.close()
 
     second = SlurmNodes(cluster)
-    second.lender.begin("j1", "agents", tmp_path)
-    assert second.lender.usable(time.time()) == [node]
-    views = {view.name: (view.standing, view.allocation) for view in second.survey()}
+    second.allocator.begin("j1", "agents", tmp_path)
+    assert second.allocator.usable(time.time()) == [node]
+    views = {view.name: (view.status, view.allocation) for view in second.survey()}
     assert views == {name: ("up", number) if name == node else ("away", None) for name in slurm.names}
     assert (second.answers(node), second.address(node)) == (True, "127.0.0.1")
     agent = next(iter(marked("HOLDFAST_NODE_MARK", str(second.folder(node)))))
@@ -55,7 +55,7 @@ def test_agents_outlive_who_asked_for_them_know_no_secrets_and_end_with_their_al
     assert not words.keys() & {"LAB_TOKEN", "SLURM_NTASKS", "SLURM_PROCID"}
     second.close()
     in_a_bundle(second, node, tmp_path)
-    second.lender.close(end=True)
+    second.allocator.close(end=True)
     wait_until(lambda: not list(marked("HOLDFAST_NODE_MARK", str(tmp_path / "n" / "nodes" / node))), seconds=60, explain=slurm.logs)
     assert slurm.run("squeue", "--noheader", "--states=RUNNING,PENDING") == ""
 

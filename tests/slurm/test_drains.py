@@ -50,11 +50,11 @@ def test_only_what_we_drained_is_ours_and_given_back(slurm: SlurmServer) -> None
     allocations = Allocations(CLUSTER)
     allocations.begin("j1", "drained", Path("/"))
     try:
-        allocations.wish(AllocationRequest(out={ours: "gpu-off-bus: it fell off the bus", theirs: "ecc"}))
-        wait_until(lambda: slurm.state(ours).startswith("drain"), seconds=60, explain=allocations.in_words)
+        allocations.request(AllocationRequest(out={ours: "gpu-off-bus: it fell off the bus", theirs: "ecc"}))
+        wait_until(lambda: slurm.state(ours).startswith("drain"), seconds=60, explain=allocations.describe)
         assert slurm.run("sinfo", "-h", "-n", ours, "-o", "%E").endswith("/slurm: gpu-off-bus: it fell off the bus")
-        allocations.wish(AllocationRequest())
-        wait_until(lambda: slurm.state(ours) == "idle", seconds=60, explain=allocations.in_words)
+        allocations.request(AllocationRequest())
+        wait_until(lambda: slurm.state(ours) == "idle", seconds=60, explain=allocations.describe)
         assert slurm.state(theirs).startswith("drain")
         (word,) = [one for one in allocations.states.values() if one.name == theirs]
         assert not Drains(CLUSTER).are_of(word)

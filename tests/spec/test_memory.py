@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from holdfast.control.config.worker_env import how_to_run
+from holdfast.control.config.worker_env import prepare_fields
 from holdfast.history import Job
 from holdfast.spec import LocalCluster, TrainingJob
 from holdfast.spec.job import MemoryPlan
@@ -57,7 +57,7 @@ def test_what_cannot_be_is_refused_by_its_field(wrong: dict[str, Any]) -> None:
 def order(**memory: Any) -> dict[str, Any]:
     """Return the order that prepares a node for a job."""
     spec = TrainingJob.model_validate({"name": "a", "script": "b.py", "checkpoint": {"memory": memory}})
-    return how_to_run(spec, LocalCluster(), Job(name="a", spec={}, cluster={}, directory="/", at=0.0))
+    return prepare_fields(spec, LocalCluster(), Job(name="a", spec={}, cluster={}, directory="/", at=0.0))
 
 
 @pytest.mark.usefixtures("holdfast_home")

@@ -76,8 +76,8 @@ def test_a_job_survives_being_written() -> None:
 
 def test_a_job_that_names_no_least_never_shrinks() -> None:
     """Empty means as many as wanted."""
-    assert Nodes(wanted=3).fewest == 3
-    assert Nodes(wanted=3, least=1).fewest == 1
+    assert Nodes(wanted=3).min_nodes == 3
+    assert Nodes(wanted=3, least=1).min_nodes == 1
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,13 @@ def test_what_is_left_out_is_filled_in(tmp_path: Path) -> None:
     text = "hosts: [a, {name: b, address: '::1', port: 2222, user: root, key: other, jump: []}]\nkey: id\njump: [gate, me@inner:22022]\n"
     a, b = targets_of(cluster(tmp_path, text), lambda: "runner")
     key = str(tmp_path / "id")
-    assert a.door == Endpoint(address="a", port=22, user="runner", key=key)
-    assert a.way == (Endpoint(address="gate", port=22, user="runner", key=key), Endpoint(address="inner", port=22022, user="me", key=key))
-    assert b.door == Endpoint(address="::1", port=2222, user="root", key=str(tmp_path / "other"))
-    assert b.way == ()
+    assert a.endpoint == Endpoint(address="a", port=22, user="runner", key=key)
+    assert a.jump_hosts == (
+        Endpoint(address="gate", port=22, user="runner", key=key),
+        Endpoint(address="inner", port=22022, user="me", key=key),
+    )
+    assert b.endpoint == Endpoint(address="::1", port=2222, user="root", key=str(tmp_path / "other"))
+    assert b.jump_hosts == ()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ maintenance: [{domains: [rack-b], begins: 2026-12-01 22:00}, {nodes: ["gpu[008-0
 """
     made = cluster(tmp_path, text)
     assert made.names == ["gpu008", "gpu009", "gpu010", "cpu-1.lab", "cpu-3.lab", "cpu-4.lab", "alone"]
-    doors = {one.node: (one.door.address, one.door.port) for one in targets_of(made, lambda: "runner")}
+    doors = {one.node: (one.endpoint.address, one.endpoint.port) for one in targets_of(made, lambda: "runner")}
     assert (doors["gpu010"], doors["cpu-3.lab"], doors["alone"]) == (("gpu010", 22), ("10.0.3.8", 2222), ("alone", 22))
     assert [sorted(one.nodes) for one in made.windows] == [["cpu-1.lab", "cpu-3.lab", "cpu-4.lab"], ["gpu008", "gpu009"]]
     assert cluster_of(made.model_dump(mode="json")) == made
@@ -109,7 +112,9 @@ def test_ranges_in_one_name_stand_for_each_with_each(tmp_path: Path) -> None:
     """As racks with hosts, and their addresses; the last range is gone through first."""
     made = cluster(tmp_path, "hosts: [{name: 'rack[1-2]-gpu[08-10].lab', address: '10.0.[1-2].[8-10]'}]\n")
     assert made.names == [f"rack{rack}-gpu{gpu}.lab" for rack in "12" for gpu in ("08", "09", "10")]
-    assert [one.door.address for one in targets_of(made, lambda: "me")] == [f"10.0.{rack}.{gpu}" for rack in (1, 2) for gpu in (8, 9, 10)]
+    assert [one.endpoint.address for one in targets_of(made, lambda: "me")] == [
+        f"10.0.{rack}.{gpu}" for rack in (1, 2) for gpu in (8, 9, 10)
+    ]
 
 
 def test_a_network_may_be_written_by_any_address_in_it(tmp_path: Path) -> None:

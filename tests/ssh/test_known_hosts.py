@@ -9,7 +9,7 @@ import pytest
 from paramiko import HostKeys, PKey
 from paramiko.hostkeys import InvalidHostKey
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.readings import NodeReading
 from holdfast.cluster.ssh import known_hosts
 from holdfast.cluster.ssh.known_hosts import KnownHosts, name_in_file
@@ -195,7 +195,7 @@ def test_a_server_with_a_certificate_is_asked_for_it(site: Site) -> None:
     node = site.node("a", known=False)
     signed(node.key, authority := key_at(site.place / "authority"), "-h", "-n", node.address)
     site.known_hosts.write_text("@cert-authority " + line("127.0.0.*", PKey.from_path(authority)))
-    assert isinstance(unasked := site.sweeper().sweep()["a"].found, Blind)
+    assert isinstance(unasked := site.sweeper().sweep()["a"].found, Unknown)
     assert "unknown host key" in unasked.why
     node.stop()
     node.more = (f"HostCertificate {node.key}-cert.pub",)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.readings import NodeReading
 from holdfast.cluster.ssh.credentials import Keys
 from holdfast.cluster.ssh.endpoints import targets_of
@@ -73,7 +73,7 @@ def test_a_key_that_cannot_be_had_is_named_and_never_shown(
 def test_a_server_that_is_away_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address may hold one."""
     monkeypatch.setenv("PREFECT_API_URL", "http://ann:hunter2@127.0.0.1:9/api")
-    assert server.why_away("http://ann:hunter2@127.0.0.1/api", 0.0) == "nonnumeric port: '***@127.0.0.1'"
+    assert server.unreachable_reason("http://ann:hunter2@127.0.0.1/api", 0.0) == "nonnumeric port: '***@127.0.0.1'"
     with pytest.raises(UnusableFile, match=r"the Prefect server at http://ann:\*\*\*@127\.0\.0\.1:9/api does not give it") as raised:
         Keys().load("block:site")
     assert "hunter2" not in str(raised.value)
@@ -105,7 +105,7 @@ def test_of_an_agents_many_keys_one_may_be_named(site: Site, tmp_path: Path, mon
     with agent_with([*(key_at(tmp_path / f"other-{number}") for number in range(3)), site.key], tmp_path / "agent"):
         monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
         found = site.sweeper(key=None).sweep()["a"].found
-        assert isinstance(found, Blind), "it speaks against no node"
+        assert isinstance(found, Unknown), "it speaks against no node"
         assert "after 3 keys: too many in the SSH agent" in found.why
         assert "Name the one that it takes in `key`" in found.why
         wait_until(lambda: "oo many authentication failures" in node.log, seconds=30, explain=lambda: node.log)
@@ -122,7 +122,7 @@ def test_of_an_agents_many_keys_one_may_be_named(site: Site, tmp_path: Path, mon
     node.stop()
     node.start()
     gone = sweeper.sweep()["a"].found
-    assert isinstance(gone, Blind)
+    assert isinstance(gone, Unknown)
     assert "no more. `ssh-add` it" in gone.why
     with pytest.raises(UnusableFile, match="it has a passphrase, and the SSH agent does not have it"):
         site.sweeper()
@@ -157,5 +157,5 @@ def test_a_passphrase_is_had_from_where_the_cluster_says(
         load_cluster(tmp_path / "c.yaml")
     assert PHRASE not in "".join(traceback.format_exception(slip.value)) + caplog.text
     (tmp_path / "c.yaml").write_text("kind: ssh\nhosts: [{name: a, passphrase: ./own}, b]\npassphrase: env:SITE_PHRASE\n")
-    doors = [one.door.passphrase for one in targets_of(cluster_in(tmp_path / "c.yaml"), lambda: "me")]
+    doors = [one.endpoint.passphrase for one in targets_of(cluster_in(tmp_path / "c.yaml"), lambda: "me")]
     assert doors == [str(tmp_path / "own"), "env:SITE_PHRASE"]

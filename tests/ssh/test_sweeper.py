@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from detectors.evidence import Blind
-from detectors.probe_result import Missed
+from detectors.evidence import Unknown
+from detectors.probe_result import UnansweredProbe
 from detectors.readings import HostReading, NodeReading
 from holdfast.cluster.ssh import SshSweeper
 from holdfast.errors import UnusableFile
@@ -77,9 +77,9 @@ def test_nodes_behind_jump_hosts_share_one_login_there(site: Site) -> None:
     site.node("inner")
     site.node("a")
     site.node("b")
-    way = [f"{site.nodes[name].address}:{site.nodes[name].port}" for name in ("outer", "inner")]
+    jump_hosts = [f"{site.nodes[name].address}:{site.nodes[name].port}" for name in ("outer", "inner")]
     hosts = [{"name": name, "address": site.nodes[name].address, "port": site.nodes[name].port} for name in ("a", "b")]
-    sweeper = site.sweeper(hosts=hosts, jump=way)
+    sweeper = site.sweeper(hosts=hosts, jump=jump_hosts)
     for _ in range(2):
         looks = sweeper.sweep(LONG)
         assert all(isinstance(look.found, NodeReading) for look in looks.values()), looks
@@ -93,7 +93,7 @@ def test_a_node_that_is_off_behind_a_jump_host_missed_and_the_others_are_seen(si
     off.stop()
     looks = site.sweeper(jump=f"{jump.address}:{jump.port}").sweep(LONG)
     assert isinstance(looks["on"].found, NodeReading)
-    assert isinstance(looks["off"].found, Missed)
+    assert isinstance(looks["off"].found, UnansweredProbe)
     assert f"through {jump.address} port {jump.port}" in looks["off"].found.why
 
 
@@ -103,7 +103,7 @@ def test_a_jump_host_that_is_off_speaks_against_no_node(site: Site) -> None:
     site.node("a")
     jump.stop()
     look = site.sweeper(jump=f"{jump.address}:{jump.port}").sweep(LONG, ["a"])["a"]
-    assert isinstance(look.found, Blind)
+    assert isinstance(look.found, Unknown)
     assert f"jump host {jump.address} port {jump.port} could not be reached" in look.found.why
 
 
@@ -116,7 +116,7 @@ def test_a_jump_host_that_hangs_speaks_against_no_node(site: Site) -> None:
     sweeper._lines["a"].cut()
     jump.signal(signal.SIGSTOP)
     look = sweeper.sweep(SHORT, ["a"])["a"]
-    assert isinstance(look.found, Blind), look
+    assert isinstance(look.found, Unknown), look
     assert f"jump host {jump.address} port {jump.port} could not be reached" in look.found.why
     jump.signal(signal.SIGCONT)
     wait_until(lambda: isinstance(sweeper.sweep(LONG, ["a"])["a"].found, NodeReading), seconds=LONG)
@@ -132,7 +132,7 @@ def test_our_own_lack_of_descriptors_speaks_against_no_node(site: Site) -> None:
         look = sweeper.sweep(LONG)["a"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert isinstance(look.found, Blind)
+    assert isinstance(look.found, Unknown)
     assert "raise `ulimit -n`" in look.found.why
 
 
@@ -143,7 +143,7 @@ def test_a_changed_host_key_is_a_fact_of_its_own(site: Site) -> None:
     text = node.known.rpartition(" ")[0] + " " + other.with_suffix(".pub").read_text().split()[1] + "\n"
     site.known_hosts.write_text(text)
     found = site.sweeper().sweep(LONG)["a"].found
-    assert isinstance(found, Blind)
+    assert isinstance(found, Unknown)
     assert "changed host key" in found.why
     assert str(site.known_hosts) in found.why
     assert f"ssh-keygen -R '[{node.address}]:{node.port}'" in found.why
@@ -157,7 +157,7 @@ def test_an_unknown_host_key_is_never_added(site: Site) -> None:
     sweeper = site.sweeper()
     for _ in range(2):
         found = sweeper.sweep(LONG)["a"].found
-        assert isinstance(found, Blind)
+        assert isinstance(found, Unknown)
         assert "unknown host key" in found.why
         assert "`holdfast nodes trust CLUSTER_FILE`" in found.why
     assert site.known_hosts.read_text() == ""
@@ -178,7 +178,7 @@ def test_a_key_that_is_not_let_in_is_told_with_the_cure(site: Site) -> None:
     """Nothing of it speaks against the node."""
     site.node("a")
     found = site.sweeper(key=str(key_at(site.place / "stranger"))).sweep(LONG)["a"].found
-    assert isinstance(found, Blind)
+    assert isinstance(found, Unknown)
     assert "does not let" in found.why
     assert "authorized_keys" in found.why
 
@@ -188,7 +188,7 @@ def test_without_any_key_the_cure_is_told(site: Site, monkeypatch: pytest.Monkey
     site.node("a")
     monkeypatch.setenv("HOME", str(site.place / "empty"))
     found = site.sweeper(key=None).sweep(LONG)["a"].found
-    assert isinstance(found, Blind)
+    assert isinstance(found, Unknown)
     assert "there is no key to log in" in found.why
     assert "ssh-add" in found.why
 
@@ -208,7 +208,7 @@ def test_a_node_without_the_interpreter_is_told_of(site: Site) -> None:
     """Not a miss: it let us in."""
     site.node("a")
     found = site.sweeper(python="/nowhere/python3").sweep(LONG)["a"].found
-    assert isinstance(found, Blind)
+    assert isinstance(found, Unknown)
     assert "/nowhere/python3" in found.why
     assert "Install it, or name another interpreter" in found.why
 
@@ -217,7 +217,7 @@ def test_an_address_that_does_not_resolve_is_told(site: Site) -> None:
     """Ours to mend, and no miss."""
     site.known_hosts.touch()
     found = site.sweeper(hosts=[{"name": "a", "address": "no-such-host.invalid"}]).sweep(LONG)["a"].found
-    assert isinstance(found, Blind)
+    assert isinstance(found, Unknown)
     assert "no-such-host.invalid does not resolve" in found.why
 
 
@@ -230,7 +230,7 @@ def test_a_server_that_hangs_is_given_up_at_the_deadline(site: Site) -> None:
     hung.signal(signal.SIGSTOP)
     looks = sweeper.sweep(SHORT)
     assert isinstance(looks["well"].found, NodeReading)
-    assert isinstance(looks["hung"].found, Missed), looks
+    assert isinstance(looks["hung"].found, UnansweredProbe), looks
     assert looks["hung"].found.times == 2
     assert "did not speak SSH in time" in looks["hung"].found.why
     hung.signal(signal.SIGCONT)
@@ -246,7 +246,7 @@ def test_a_connection_that_hangs_after_the_login_is_given_up(site: Site) -> None
     hung.signal(signal.SIGSTOP)
     looks = sweeper.sweep(SHORT)
     assert isinstance(looks["well"].found, NodeReading)
-    assert isinstance(looks["hung"].found, Missed), "that it let us in before proves nothing of now"
+    assert isinstance(looks["hung"].found, UnansweredProbe), "that it let us in before proves nothing of now"
     hung.signal(signal.SIGCONT)
     assert isinstance(sweeper.sweep(LONG)["hung"].found, NodeReading)
 
@@ -275,7 +275,7 @@ def test_an_interpreter_that_answers_with_anything_else_is_told_of(site: Site, t
     """The login proves that the node lives: none of this is a miss."""
     site.node("a")
     found = site.sweeper(python=script(site, text)).sweep(SHORT if "in time" in why else LONG)["a"].found
-    assert isinstance(found, Blind), found
+    assert isinstance(found, Unknown), found
     assert why in found.why
 
 
@@ -306,7 +306,7 @@ def test_a_collector_that_was_killed_is_started_again(site: Site) -> None:
     wait_until(lambda: len(collectors(node)) == 1, seconds=60)  # what a look forks is gone in a moment
     (pid,) = collectors(node)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() and not lives(sweeper, "a"), seconds=60)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() and not is_alive(sweeper, "a"), seconds=60)
     assert isinstance(sweeper.sweep(LONG)["a"].found, NodeReading)
     assert node.logins() == 1
 
@@ -343,7 +343,7 @@ def test_when_all_nodes_miss_at_once_it_is_ours(site: Site) -> None:
         site.node(name).stop()
     looks = site.sweeper().sweep(LONG)
     for look in looks.values():
-        assert isinstance(look.found, Blind)
+        assert isinstance(look.found, Unknown)
         assert "all 2 nodes missed at once, so our own network is suspected" in look.found.why
         assert "refused" in look.found.why
 
@@ -351,7 +351,7 @@ def test_when_all_nodes_miss_at_once_it_is_ours(site: Site) -> None:
 def test_a_cluster_of_one_node_can_be_silent(site: Site) -> None:
     """There is nobody to compare with."""
     site.node("a").stop()
-    assert isinstance(site.sweeper().sweep(LONG)["a"].found, Missed)
+    assert isinstance(site.sweeper().sweep(LONG)["a"].found, UnansweredProbe)
 
 
 @pytest.mark.parametrize(
@@ -388,16 +388,16 @@ def collectors(node: Sshd) -> list[int]:
     return found
 
 
-def lives(sweeper: SshSweeper, node: str) -> bool:
+def is_alive(sweeper: SshSweeper, node: str) -> bool:
     """Tell whether the collector of *node* is believed to live."""
     line = sweeper._lines[node]
-    return bool(line.collector and line.collector.lives)
+    return bool(line.collector and line.collector.is_alive)
 
 
 def missed(sweeper: SshSweeper, node: str) -> int:
     """Sweep, and return how often the node has missed in a row."""
     found = sweeper.sweep(LONG)[node].found
-    assert isinstance(found, Missed)
+    assert isinstance(found, UnansweredProbe)
     return found.times
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.local import LocalNodes
-from holdfast.errors import CapacityTimeout, NotEnoughNodes, NotOutsideOfJobs
+from holdfast.errors import AllocationRequired, CapacityTimeout, NotEnoughNodes
 from holdfast.history import History, cordons
 from holdfast.history.cordons import CordonTable
-from holdfast.probe.health.capacity import checking_capacity, wait_for
+from holdfast.probe.health.capacity import open_capacity_check, wait_for
 from holdfast.spec import LocalCluster, cluster_of
 from policies.cordons import OperatorRequest, Owner, Rules
 from policies.quarantine import quarantine, readmit
@@ -36,7 +36,7 @@ def test_nodes_that_are_quarantined_or_do_not_answer_are_not_free(history: Histo
     """Each is named with its reason; the ones that are left are free."""
     quarantined(history, "node-1")
     LocalNodes.of(SMALL).power_off("node-2")
-    with checking_capacity(SMALL) as check:
+    with open_capacity_check(SMALL) as check:
         found = check.now()
     assert found.free == ("node-0",)
     assert found.unavailable["node-1"].startswith("quarantined by ann@desk (hold 1): Xid 79")
@@ -54,7 +54,7 @@ def test_a_wait_ends_as_soon_as_a_node_comes_back(history: History) -> None:
         told.append(line)
         cordons.say(history, PLACE, "node-1", lambda one, _: readmit(one, word("new GPU")), now=time.time())
 
-    with checking_capacity(SMALL) as check:
+    with open_capacity_check(SMALL) as check:
         found = wait_for(check, 2, timeout_seconds=60, poll_seconds=0.05, tell=tell)
     assert found.free == ("node-0", "node-1")
     assert len(told) == 1
@@ -65,7 +65,7 @@ def test_a_wait_that_takes_too_long_says_what_each_node_lacks(history: History) 
     """In one sentence, with numbers."""
     quarantined(history, "node-1")
     LocalNodes.of(SMALL).power_off("node-2")
-    with checking_capacity(SMALL) as check, pytest.raises(CapacityTimeout) as raised:
+    with open_capacity_check(SMALL) as check, pytest.raises(CapacityTimeout) as raised:
         wait_for(check, 2, timeout_seconds=0.2, poll_seconds=0.05)
     assert str(raised.value).startswith("after 200 ms cluster 'small' has 1 free node(s) of the 2 required (node-1: quarantined")
     assert "node-2: unreachable: " in str(raised.value)
@@ -73,16 +73,16 @@ def test_a_wait_that_takes_too_long_says_what_each_node_lacks(history: History) 
 
 def test_more_nodes_than_the_cluster_has_are_refused_at_once(history: History) -> None:
     """No wait could ever end; a local cluster's nodes have no labels either."""
-    with checking_capacity(SMALL) as check, pytest.raises(NotEnoughNodes, match="it has 3 in all"):
+    with open_capacity_check(SMALL) as check, pytest.raises(NotEnoughNodes, match="it has 3 in all"):
         wait_for(check, 4, timeout_seconds=600, poll_seconds=1)
-    with checking_capacity(SMALL, {"gpu": "h200"}) as check, pytest.raises(NotEnoughNodes, match=r"only 0 node\(s\) have the labels"):
+    with open_capacity_check(SMALL, {"gpu": "h200"}) as check, pytest.raises(NotEnoughNodes, match=r"only 0 node\(s\) have the labels"):
         wait_for(check, 1, timeout_seconds=600, poll_seconds=1)
 
 
 def test_a_slurm_cluster_is_refused_in_words() -> None:
     """Its own queue waits."""
     cluster = cluster_of({"kind": "slurm", "name": "hpc"})
-    with pytest.raises(NotOutsideOfJobs, match="waiting for free nodes is not to be had for cluster 'hpc'"), checking_capacity(cluster):
+    with pytest.raises(AllocationRequired, match="waiting for free nodes is not to be had for cluster 'hpc'"), open_capacity_check(cluster):
         pytest.fail("nothing to wait for")
 
 
@@ -91,13 +91,13 @@ def test_a_machine_without_holdfast_or_without_an_answer_is_not_free(site: Site,
     site.node("up", "SetEnv HOLDFAST_KERNEL_LOG=/dev/null")  # the machine's own has what other tests did to it
     site.node("down").stop()
     cluster = site.cluster(name="racked", misses=1, directory=str(tmp_path))
-    with checking_capacity(cluster) as check:
+    with open_capacity_check(cluster) as check:
         assert "`holdfast nodes bootstrap CLUSTER_FILE` puts Holdfast there" in check.now().unavailable["up"]
     python = tmp_path / "env/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    with checking_capacity(cluster) as check:
+    with open_capacity_check(cluster) as check:
         found = check.now()
     assert found.free == ("up",), found.reasons
     assert "Connection refused" in found.unavailable["down"]

@@ -50,8 +50,8 @@ class MemstoreManager:
         self.memstore: Path | None = None
         self.limit = 0
         """Bytes of memory for everything in the memory store."""
-        os.environ.pop("HOLDFAST_VAULT", None)  # of whoever started us: it is none of ours
-        os.environ.pop("HOLDFAST_VAULT_LIMIT", None)
+        os.environ.pop("HOLDFAST_MEMSTORE", None)  # of whoever started us: it is none of ours
+        os.environ.pop("HOLDFAST_MEMSTORE_LIMIT", None)
 
     def prepare(self, plan: SpawnPlan) -> None:
         """Make the memory store for the job, and have it served; what keeps us from it is told, and training goes on without."""
@@ -91,13 +91,13 @@ class MemstoreManager:
             self._none(f"other nodes cannot be served from {plan.address}: {error}", "server")
 
     def _none(self, why: str, what: str) -> None:
-        note(log, "memory.none", what=what, why=why)
-        self._emit("memory.none", what=what, why=why)
+        note(log, "memstore.unavailable", what=what, why=why)
+        self._emit("memstore.unavailable", what=what, why=why)
 
     def _environment(self) -> dict[str, str]:
         if self.memstore is None:
             return {}
-        return {"HOLDFAST_VAULT": str(self.memstore), "HOLDFAST_VAULT_LIMIT": str(self.limit), "HOLDFAST_FLUSHER": "1"}
+        return {"HOLDFAST_MEMSTORE": str(self.memstore), "HOLDFAST_MEMSTORE_LIMIT": str(self.limit), "HOLDFAST_CHECKPOINT_WRITER": "1"}
 
     def about(self) -> dict[str, Any] | None:
         """Return what a flow must know of this node's memory, if it keeps anything there."""

@@ -22,7 +22,7 @@ from holdfast.process import mark_of
 from holdfast.protocol import Message
 
 BACKLOG: Final = 64
-TOLD: Final = frozenset({"memory.full", "memory.fits", "replica.lost", "replica.kept"})
+TOLD: Final = frozenset({"memstore.full", "memstore.has-room", "replica.lost", "replica.restored"})
 """What a server may tell the flow."""
 
 
@@ -107,7 +107,7 @@ class MemstoreServerClient:
 
     def _given_up(self, why: str) -> None:
         self.end()
-        self._emit("memory.none", what="server", why=f"its server: {why}")
+        self._emit("memstore.unavailable", what="server", why=f"its server: {why}")
 
     def due(self) -> float | None:
         """Return when another server is to be started (monotonic)."""

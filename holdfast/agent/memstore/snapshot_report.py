@@ -16,7 +16,7 @@ TAKES: Final[Mapping[str, Callable[[Message, str], object]]] = {
     "taken": schema.whole,
     "given_up": schema.whole,
     "copied": schema.seconds,
-    "hidden": schema.seconds,
+    "overlapped": schema.seconds,
     "paused": schema.seconds,
     "prepared": schema.seconds,
     "slowed": schema.seconds,

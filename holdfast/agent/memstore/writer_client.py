@@ -97,7 +97,9 @@ class CheckpointWriterClient:
             self._again_at = time.monotonic() + PAUSE * self._lost
             return
         why = f"the process that writes checkpoints has ended {self._lost} times; see {self._me.directory / 'checkpoint-writer.log'}"
-        self._emit("trouble", rank=0, generation=self._workers.generation, kind="checkpoint-write-failed", step=None, path="", why=why)
+        self._emit(
+            "storage_error", rank=0, generation=self._workers.generation, kind="checkpoint-write-failed", step=None, path="", why=why
+        )
         if self.memstore is not None:
             write_requests.close(self.memstore)
 
@@ -145,7 +147,7 @@ class CheckpointWriterClient:
                 return {"re": message.get("id"), **self._leave(message)}
             elif word == "saved":
                 self._on_saved(message)
-            elif word == "trouble":
+            elif word == "storage_error":
                 self._on_trouble(message)
         except schema.BadField as error:
             note(log, "checkpoint-writer.unclear", word=word, why=error)
@@ -164,4 +166,4 @@ class CheckpointWriterClient:
     def _on_trouble(self, message: Message) -> None:
         facts = {name: schema.text(message, name) for name in ("kind", "why", "path")}
         rank, step = schema.whole(message, "rank"), schema.maybe(schema.whole, message, "step")
-        self._emit("trouble", rank=rank, generation=self._workers.generation, step=step, **facts)
+        self._emit("storage_error", rank=rank, generation=self._workers.generation, step=step, **facts)

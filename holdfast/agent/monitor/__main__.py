@@ -8,13 +8,13 @@ from pathlib import Path
 
 from holdfast.agent.monitor.loop import MonitorLoop
 from holdfast.log import set_up
-from holdfast.process import let_termination_pass
+from holdfast.process import survive_sigterm
 
 
 def main(arguments: list[str]) -> None:
     """Watch the node until the agent goes."""
     descriptor, node, kernel_log, root = arguments
-    let_termination_pass()
+    survive_sigterm()
     set_up()
     with socket.socket(fileno=int(descriptor)) as agent:
         agent.set_inheritable(False)

@@ -61,19 +61,19 @@ class MonitorClient:
             facts = {name: schema.text(message, name) for name in ("part", "quote", "source")}
             on = ranks_on(facts["part"], facts["quote"], self._workers.workers.values(), self._root)
             self._emit("node.fault", kind=schema.text(message, "fault"), seen_at=schema.number(message, "at"), on=on, **facts)
-        elif "grew" in message:
-            grew = schema.mapping(message, "grew")
-            counted = {name: schema.whole(grew, name) for name in grew}
+        elif "counter_increases" in message:
+            counter_increases = schema.mapping(message, "counter_increases")
+            counted = {name: schema.whole(counter_increases, name) for name in counter_increases}
             over, seconds = schema.whole(message, "generation"), schema.seconds(message, "seconds")
-            self._emit("node.grew", over=over, seconds=seconds, grew=counted)
+            self._emit("node.counter-increases", over=over, seconds=seconds, counter_increases=counted)
         elif "deaf" in message:
-            self._emit("node.deaf", why=schema.text(message, "deaf"))
+            self._emit("node.gpu-events-lost", why=schema.text(message, "deaf"))
         elif "hears" in message:
-            self._emit("node.hears")
+            self._emit("node.gpu-events-restored")
 
     def _given_up(self, why: str) -> None:
         self._helper.end()
-        self._emit("node.unwatched", why=why)
+        self._emit("node.unmonitored", why=why)
 
     def due(self) -> float | None:
         """Return when `tick` has something to do (monotonic)."""

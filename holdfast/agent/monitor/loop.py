@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from typing import Final
 
-from detectors.codec import Misshapen, unpacked
+from detectors.codec import MalformedData, unpacked
 from detectors.counter_deltas import grown_errors
-from detectors.evidence import NOT_ASKED
+from detectors.evidence import NOT_REQUESTED
 from detectors.gpu_readings import Xid
-from detectors.health import sightings
-from detectors.kernel_lines import sighting_of
+from detectors.health import fault_findings
+from detectors.kernel_lines import finding_of
 from detectors.readings import KernelLine, NodeReading
-from detectors.xids import sighting
+from detectors.xids import finding
 from holdfast.agent.monitor.child_reaper import ChildReaper
 from holdfast.agent.monitor.deduplicator import Deduplicator, EventBudget
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
@@ -118,7 +118,7 @@ class MonitorLoop:
             if self._budget.passed_over == 1:
                 note(log, "kernel-log.flooded")
             return
-        seen = sighting_of(line)
+        seen = finding_of(line)
         if seen is not None and self._telling.happened(seen, "kernel log", at, now):
             self._soon()
 
@@ -127,7 +127,7 @@ class MonitorLoop:
         if "deaf" in message:
             note(log, "listener.deaf", why=message["deaf"])
             return
-        seen = sighting(unpacked(Xid, message["xid"]))
+        seen = finding(unpacked(Xid, message["xid"]))
         if seen is not None and self._telling.happened(seen, "GPU driver events", message["at"], time.monotonic()):
             self._soon()
 
@@ -164,8 +164,10 @@ class MonitorLoop:
             return
         self._end_look()
         try:
-            reading = unpacked(NodeReading, json.loads(bytes(told)) | {"kernel": {"blind": NOT_ASKED.why}})  # its log is followed already
-        except (ValueError, Misshapen) as error:
+            reading = unpacked(
+                NodeReading, json.loads(bytes(told)) | {"kernel": {"blind": NOT_REQUESTED.why}}
+            )  # its log is followed already
+        except (ValueError, MalformedData) as error:
             note(log, "look.failed", why=error)
             return
         self._compare(reading)
@@ -188,8 +190,8 @@ class MonitorLoop:
         before, self._before = self._before, now
         if self._baseline is None:
             self._baseline = now
-        self._telling.looked(sightings(now, before), now.at, time.monotonic())
+        self._telling.looked(fault_findings(now, before), now.at, time.monotonic())
         if self._ended is not None:
             (generation, since), self._ended = self._ended, None
             if since is not None:
-                self._say({"grew": grown_errors(since, now), "generation": generation, "seconds": now.at - since.at})
+                self._say({"counter_increases": grown_errors(since, now), "generation": generation, "seconds": now.at - since.at})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from detectors.codec import packed
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from holdfast.agent.monitor.child_reaper import ChildReaper
 from holdfast.log import note
 from holdfast.probe.readers.nvml import NoNvml
@@ -140,7 +140,7 @@ def _hear(pipe: int, watch: XidWatch) -> None:
     """Tell each Xid until NVML can no longer wait for one."""
     while True:
         found = watch.wait(WAIT)
-        if isinstance(found, Blind):
+        if isinstance(found, Unknown):
             _say(pipe, {"deaf": found.why})
             return
         if found is not None:

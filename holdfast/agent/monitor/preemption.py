@@ -81,7 +81,7 @@ class PreemptionClient:
             signal.signal(number, lambda *_: None)  # the loop hears of it
         if plan is None or (plan.file is None and plan.url is None):
             self._helper.end()
-        elif not self._helper.lives:
+        elif not self._helper.is_alive:
             self._helper.begin()
         elif plan != before:
             self._tell()
@@ -101,22 +101,22 @@ class PreemptionClient:
 
     def _take(self, message: Message) -> None:
         if "blind" in message:
-            self._emit("notice.blind", why=schema.text(message, "blind"))
+            self._emit("notice.unknown", why=schema.text(message, "blind"))
         elif message.get("notice") is None:
             if self._told:
                 self._told = False
-                self._emit("agent.staying")
+                self._emit("agent.preemption-cancelled")
         else:
             self._leave(schema.text(message, "notice"))
 
     def _leave(self, why: str) -> None:
         if not self._told and self._plan is not None:
             self._told = True
-            self._emit("agent.leaving", seconds=self._plan.lasts, why=why)
+            self._emit("agent.preemption-notice", seconds=self._plan.lasts, why=why)
 
     def _given_up(self, why: str) -> None:
         self._helper.end()
-        self._emit("notice.blind", why=why)
+        self._emit("notice.unknown", why=why)
 
     def due(self) -> float | None:
         """Return when `tick` has something to do (monotonic)."""

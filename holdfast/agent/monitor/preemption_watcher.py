@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.process import let_termination_pass
+from holdfast.process import survive_sigterm
 from holdfast.protocol import LineBuffer, Message, encode
 
 MOST: Final = 64 * 1024
@@ -193,7 +193,7 @@ class PreemptionWatcher:
 
 def main(arguments: list[str]) -> None:
     """Look for notices until the agent goes."""
-    let_termination_pass()
+    survive_sigterm()
     with socket.socket(fileno=int(arguments[0])) as agent:
         agent.set_inheritable(False)
         try:

@@ -22,7 +22,7 @@ START_SECONDS: Final = 20.0
 """How long an agent may take to listen: some 0.2 s on an idle machine, more on one that is busy starting others."""
 
 
-class NotStarted(Exception):
+class AgentNotStarted(Exception):
     """No agent came up; says why."""
 
 
@@ -56,15 +56,15 @@ class AgentDirectory:
     """Options of the interpreter that the agent runs in."""
 
     def start_agent(self, token: FencingToken | None = None) -> None:
-        """Start an agent that outlives this process, and wait until it listens; raise `NotStarted`, or `Refused` for a late *token*."""
+        """Start an agent that outlives this process, and wait until it listens; raise `AgentNotStarted`, or `Refused` for a late *token*."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.admit(token)
             told = self._spawn()
         except (OSError, BadLine, subprocess.TimeoutExpired) as error:
-            raise NotStarted(f"no agent could be started in {self.folder}: {error}") from error
+            raise AgentNotStarted(f"no agent could be started in {self.folder}: {error}") from error
         if not told.get("ready"):
-            raise NotStarted(f"its agent did not come up: {told.get('why', 'no word from it')}; see {self.folder / 'agent.log'}")
+            raise AgentNotStarted(f"its agent did not come up: {told.get('why', 'no word from it')}; see {self.folder / 'agent.log'}")
 
     def _spawn(self) -> Message:
         """Start the agent; return its first word, or nothing when it ended without one."""

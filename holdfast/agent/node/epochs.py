@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.agent.errors import Refused, Superseded
+from holdfast.agent.errors import Refused, StaleEpoch
 from holdfast.process import boot_time
 
 FILE: Final = "epochs.json"
@@ -59,7 +59,7 @@ class Epochs:
             beside.replace(self._path)
 
     def admit(self, token: FencingToken) -> None:
-        """Let an order in that comes in time and of no older flow than the newest one; raise `Superseded` or `Refused` otherwise."""
+        """Let an order in that comes in time and of no older flow than the newest one; raise `StaleEpoch` or `Refused` otherwise."""
         self.check(token)
         late = boot_time() - token.until
         if late > 0:
@@ -69,10 +69,10 @@ class Epochs:
                 self.note(token.job, token.epoch)
 
     def check(self, token: FencingToken) -> None:
-        """Raise `Superseded` once a newer flow than that of *token* has given an order here."""
+        """Raise `StaleEpoch` once a newer flow than that of *token* has given an order here."""
         newest = self.of(token.job)
         if newest > token.epoch:
-            raise Superseded(newest, token.epoch)
+            raise StaleEpoch(newest, token.epoch)
 
     def _read(self) -> dict[str, int]:
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.authenticated_listener import admitted, open_port, taken
+from holdfast.authenticated_listener import accept_authenticated, open_port, taken
 
 SIOCGIFADDR: Final = 0x8915
 SIOCGIFNETMASK: Final = 0x891B
@@ -90,7 +90,7 @@ def meet(host: str, port: int, seconds: float, source: str | None = None) -> dic
 
 
 def _swallow(server: socket.socket, token: str) -> None:
-    with server, suppress(OSError), admitted(server, token, time.monotonic() + LISTENS) as sock:
+    with server, suppress(OSError), accept_authenticated(server, token, time.monotonic() + LISTENS) as sock:
         sock.settimeout(LISTENS)
         buffer, arrived = bytearray(BLOCK), 0
         while (got := sock.recv_into(buffer)) and arrived < MOST_MEASURED:

@@ -24,15 +24,15 @@ from typing import Final
 
 from detectors.codec import packed
 from holdfast.agent import schema
-from holdfast.agent.errors import Refused, Superseded
-from holdfast.agent.node.directory import AgentDirectory, NotStarted
+from holdfast.agent.errors import Refused, StaleEpoch
+from holdfast.agent.node.directory import AgentDirectory, AgentNotStarted
 from holdfast.agent.node.epochs import FencingToken
 from holdfast.agent.node.interfaces import bandwidth_to, interfaces, listening, meet
 from holdfast.agent.node.venvs import interpreter_for
 from holdfast.agent.workers.log_files import AGENT, folder_of, listed, piece, place_of
-from holdfast.process import boot_time, fresh_signals, let_termination_pass
-from holdfast.protocol import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, connect, decode, encode, numbered, whole_lines
-from holdfast.source_tree import on_python_path
+from holdfast.process import boot_time, reset_signals, survive_sigterm
+from holdfast.protocol import GREETING, MAX_LINE_BYTES, PROTOCOL, BadLine, Message, complete_lines, connect, decode, encode, numbered
+from holdfast.source_tree import python_path_env
 
 IDLE: Final = 90.0
 """Seconds without a word after which the gate ends: a connection that was cut silently is never told to be closed."""
@@ -79,7 +79,7 @@ class ProxyServer:
             for line in lines:
                 if not self._take(line):
                     return 2
-            if len(rest) > LONGEST_LINE:
+            if len(rest) > MAX_LINE_BYTES:
                 return 2
         return 0
 
@@ -104,9 +104,9 @@ class ProxyServer:
     def _answer(self, order: Message, act: Callable[[Message], Message]) -> None:
         try:
             answer = {"ok": True, **act(order)}
-        except Superseded as error:
+        except StaleEpoch as error:
             answer = {"ok": False, "why": str(error), "epoch": error.epoch}
-        except (ValueError, NotStarted, Refused) as error:
+        except (ValueError, AgentNotStarted, Refused) as error:
             answer = {"ok": False, "why": str(error)}
         except OSError as error:
             answer = {"ok": False, "why": error.strerror or str(error), "errno": error.errno}
@@ -123,7 +123,7 @@ class ProxyServer:
     def _enter(self, order: Message) -> Message:
         """Learn which node this is; say what it is like."""
         folder = Path(schema.text(order, "directory")).expanduser().absolute()
-        path = on_python_path(os.environ)  # for the workers
+        path = python_path_env(os.environ)  # for the workers
         self._place = AgentDirectory(
             folder / "nodes" / schema.text(order, "node"),
             schema.text(order, "node"),
@@ -213,7 +213,7 @@ class ProxyServer:
     def _relay(self, number: int, sock: socket.socket) -> None:
         """Pass on what the agent says."""
         with suppress(OSError):
-            for lines in whole_lines(sock, CHUNK):
+            for lines in complete_lines(sock, CHUNK):
                 self._say(number, lines)
         self._streams.pop(number, None)
         sock.close()
@@ -255,9 +255,9 @@ def hand_over(words: list[str]) -> None:
 
 def main() -> int:
     """Serve on standard input and output; hand these over to a gate that speaks what the caller does, where this one does not."""
-    fresh_signals()
+    reset_signals()
     hand_over(sys.argv[1:])
-    let_termination_pass()
+    survive_sigterm()
     source, sink = os.dup(0), os.dup(1)
     with Path(os.devnull).open("r+b", buffering=0) as nothing:  # nobody but the gate talks there
         os.dup2(nothing.fileno(), 0)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from holdfast.agent.connection import MessageStream
-from holdfast.process import die_with_parent, fresh_signals, kill
+from holdfast.process import die_with_parent, kill, reset_signals
 from holdfast.source_tree import ROOT
 
 PROGRAM: Final = ROOT / "holdfast" / "runtime" / "process" / "fork_server_main.py"
@@ -47,7 +47,7 @@ def spawn(argv: tuple[str, ...], log: IO[bytes], **how: Any) -> int:  # noqa: AN
     parent = os.getpid()
 
     def as_ours() -> None:
-        fresh_signals()
+        reset_signals()
         die_with_parent(parent)
 
     try:

@@ -202,7 +202,7 @@ class WorkerGroup:
     # -- stopping -----------------------------------------------------------------------------------------------------
 
     def stop(self, generation: int, number: int, grace: float) -> None:
-        """Signal all workers up to *generation*; kill what is left after *grace* seconds. ``workers.gone`` tells when none is left.
+        """Signal all workers up to *generation*; kill what is left after *grace* seconds. ``workers.exited`` tells when none is left.
 
         Standbys live on: the next generation may need them.
         """
@@ -239,7 +239,7 @@ class WorkerGroup:
         if self._end_strays():
             return
         generation, self._stopping, self._kill_at = self._stopping, None, None
-        self._emit("workers.gone", generation=generation)
+        self._emit("workers.exited", generation=generation)
 
     def _end_strays(self) -> bool:
         """Kill what workers forked into sessions of their own: as orphans they are our children now. Tell whether there are any."""
@@ -334,7 +334,7 @@ class WorkerGroup:
         assert worker.standby is not None
         if self.standbys.get(worker.standby) is worker:
             del self.standbys[worker.standby]
-        self._emit("standby.gone", id=worker.standby, **facts)
+        self._emit("standby.exited", id=worker.standby, **facts)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

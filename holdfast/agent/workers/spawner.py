@@ -17,7 +17,7 @@ from holdfast.agent.node.identity import Identity
 from holdfast.agent.workers import error_file
 from holdfast.agent.workers.fork_server import ForkServer, Launch, start_cold
 from holdfast.log import note
-from holdfast.protocol import BEAT, BadLine, Message
+from holdfast.protocol import HEARTBEAT_INTERVAL, BadLine, Message
 
 log = logging.getLogger("holdfast.agent")
 
@@ -63,7 +63,7 @@ class SpawnPlan:
     """None: no state is kept in memory."""
     watch: bool = True
     """Faults of the node are looked for."""
-    beat: float = BEAT
+    beat: float = HEARTBEAT_INTERVAL
     """Seconds between two beats to the flow."""
     notice: PreemptionSettings | None = None
     """Where notices of the node's end are to be seen; None: only SIGTERM is one."""
@@ -85,7 +85,7 @@ class SpawnPlan:
             defaults=schema.maybe(schema.environment, order, "defaults") or {},
             log_directory=Path(schema.path(order, "log_directory")),
             memory=None if memory is None else MemstoreSettings.of(memory),
-            beat=schema.maybe(schema.seconds, order, "beat") or BEAT,
+            beat=schema.maybe(schema.seconds, order, "beat") or HEARTBEAT_INTERVAL,
             watch=schema.maybe(schema.flag, order, "watch") is not False,
             notice=None if notice is None else PreemptionSettings.of(notice),
         )
@@ -131,7 +131,7 @@ class Spawner:
             python=self._plan.python,
             environment={**self._plan.defaults, **os.environ, **self._plan.environment, **self._me.marks()},
             preload=self._plan.preload,
-            log=self._me.directory / "starter.log",
+            log=self._me.directory / "fork-server.log",
         )
         self._fork_server = fork_server
         self._selector.register(fork_server.socket, selectors.EVENT_READ, lambda mask: self._serve(fork_server, mask))
@@ -230,7 +230,7 @@ class Spawner:
         fork_server.asked = time.monotonic()
         if "ready" in message:
             fork_server.ready = True
-            self._emit("starter.ready", seconds=schema.seconds(message, "seconds"), preloaded=list(schema.words(message, "preloaded")))
+            self._emit("fork-server.ready", seconds=schema.seconds(message, "seconds"), preloaded=list(schema.words(message, "preloaded")))
             for ticket, launch in list(self._waiting.items()):
                 if launch is None:  # owed by a starter before this one, and unwanted
                     del self._waiting[ticket]
@@ -260,7 +260,7 @@ class Spawner:
             return
         self._drop_fork_server()
         self._lost += 1
-        self._emit("starter.gone", ready=fork_server.ready)
+        self._emit("fork-server.exited", ready=fork_server.ready)
         waiting, self._waiting = self._waiting, {}
         for ticket, launch in waiting.items():
             if launch is None:

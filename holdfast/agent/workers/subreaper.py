@@ -11,18 +11,18 @@ import os
 import signal
 from collections.abc import Callable
 
-from holdfast.process import AGENT_MARK, adopt_orphans, die_with_parent, end_children, kill, sweep
+from holdfast.process import AGENT_MARK, become_subreaper, die_with_parent, end_children, kill, sweep
 
 
 def guard(agent: Callable[[], int], agent_id: str) -> int:
     """Run *agent* in a child and return its status; when it has ended, however it ended, leave no process of it behind."""
-    adopt_orphans()
+    become_subreaper()
     guardian = os.getpid()
     alive, life = os.pipe()  # the agent alone holds the writing end: its end of life is the end of the file
     child = os.fork()
     if child == 0:
         os.close(alive)
-        adopt_orphans()
+        become_subreaper()
         die_with_parent(guardian, signal.SIGTERM)
         os._exit(agent())
     os.close(life)

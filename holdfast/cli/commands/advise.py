@@ -168,7 +168,7 @@ def _wrapped(text: str, indent: int) -> str:
 
 def _facts(found: Figures) -> Iterator[tuple[str, str]]:
     work, fleet, rate = found.work, found.fleet, found.rate
-    beside = f", and is written for {duration(work.beside_s)} beside training" if work.beside_s else ""
+    beside = f", and is written for {duration(work.overlapped_s)} beside training" if work.overlapped_s else ""
     yield "one save", f"{duration(work.save_s)}{beside}, median of {plural(work.saves, 'save')}" if work.saves else "none was measured yet"
     yield "one step", f"{duration(work.step_s)}, median of {plural(work.steps, 'step')}" if work.steps else "none was measured yet"
     yield "faults", f"{plural(fleet.faults, 'fault')} in {fleet.node_hours:,.3g} node-hours of {plural(fleet.jobs, 'job')}"

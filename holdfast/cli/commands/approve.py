@@ -8,7 +8,7 @@ from holdfast.cli.actor import signature
 from holdfast.cli.output import clock, heading, hint, say, say_json
 from holdfast.history import approvals
 from holdfast.history.approvals import ISOLATE, KEEP, ApprovalAnswer
-from holdfast.history.models import Question
+from holdfast.history.models import ApprovalRequest
 from holdfast.history.store import History
 
 
@@ -16,7 +16,7 @@ def open_questions(*, as_json: bool) -> int:
     """List what is asked."""
     history = History.open()
     try:
-        found = approvals.still_open(history)
+        found = approvals.pending_approvals(history)
     finally:
         history.close()
     if as_json:
@@ -42,11 +42,11 @@ def answer(number: int, *, refuse: bool, nodes: tuple[str, ...], reason: str, as
     if as_json:
         say_json(approvals.facts(done))
     else:
-        say(f"question {done.number} of job {done.job} is answered: {approvals.in_words(done)}")
+        say(f"question {done.number} of job {done.job} is answered: {approvals.describe(done)}")
     return 0
 
 
-def _tell(one: Question) -> None:
+def _tell(one: ApprovalRequest) -> None:
     heading(f"Question {one.number}, job {one.job}, cluster {one.cluster}, since {clock(one.at)}")
     say(one.reason)
     for node, told in one.nodes.items():

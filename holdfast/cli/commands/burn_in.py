@@ -19,7 +19,7 @@ from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.repair import Repair
 from holdfast.report.wording import duration, visible
 from holdfast.spec import LocalCluster, load_cluster
-from policies.burn_in import BurnInOutcome, in_a_word, seen, stays_out
+from policies.burn_in import BurnInOutcome, explain_still_isolated, node_result, seen
 from policies.cordons import TESTABLE, Owner
 from policies.node_states import NodeState
 
@@ -37,7 +37,7 @@ def burn_in(nodes: Sequence[str], cluster_file: Path | None, *, short: bool, sec
         with Repair(cluster, history, Owner(name=signature(), person=True), plan) as repair:
             if not as_json:
                 repair.tell = tell
-            repair.refuse_strangers(wanted)
+            repair.check_names(wanted)
             if not short:
                 _begin(repair, wanted)
             begun = list(repair.trials)
@@ -88,7 +88,7 @@ def _tell_verdicts(repair: Repair, found: dict[str, BurnInOutcome], begun: Seque
     say()
     for node, one in found.items():
         moved = f"; {moves[node].before} -> {moves[node].after}" if node in moves else ""
-        say(f"{node}: {one.reason}{moved}" if one.mark is CheckMark.PASSED else f"{node} {in_a_word(one.mark)}: {one.reason}{moved}")
+        say(f"{node}: {one.reason}{moved}" if one.mark is CheckMark.PASSED else f"{node} {node_result(one.mark)}: {one.reason}{moved}")
         _advise(node, one, after[node].state, short=repair.plan.short)
 
 
@@ -97,12 +97,12 @@ def _advise(node: str, one: BurnInOutcome, state: NodeState, *, short: bool) -> 
     if one.mark is CheckMark.FAILED and state in {NodeState.HEALTHY, NodeState.SUSPECT}:
         hint(f'Jobs may still be given {node}. `holdfast nodes hold {node} --reason "failed a burn-in"` takes it out.')
     if one.mark is CheckMark.SKIPPED and state is NodeState.QUARANTINED:
-        hint(stays_out(one, str(state)))
+        hint(explain_still_isolated(one, str(state)))
     if one.mark is CheckMark.PASSED and short and state is NodeState.QUARANTINED:
         hint(f"{node} stays quarantined: a short burn-in lifts nothing. Leave out `--short`.")
 
 
 def _record(one: BurnInOutcome, state: str, counted: bool) -> dict[str, Any]:  # noqa: FBT001 (a field of the record)
     checks = [dataclasses.asdict(check) for check in one.checks]
-    outcome = in_a_word(one.mark)
+    outcome = node_result(one.mark)
     return {"node": one.node, "outcome": outcome, "reason": one.reason, "state": state, "for_a_hold": counted, "checks": checks}

@@ -119,7 +119,7 @@ def _checkpoint_record(one: StoredCheckpoint, now: float) -> dict[str, Any]:
     manifest = one.manifest
     return {
         "step": one.step,
-        "standing": one.status,
+        "status": one.status,
         "path": str(one.path),
         "size": manifest.size if manifest else None,
         "files": sorted(manifest.files) if manifest else None,
@@ -134,8 +134,8 @@ def _set_record(one: SnapshotSet, now: float) -> dict[str, Any]:
     return {
         "step": one.step,
         "lineage": one.lineage,
-        "standing": one.status,
-        "whole": one.whole,
+        "status": one.status,
+        "complete": one.complete,
         "lack": one.missing,
         "age_s": now - one.time,
         "size": sum(held.label.file_size for held in one.snapshots),

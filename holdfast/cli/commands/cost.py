@@ -54,8 +54,8 @@ def _tell(found: Bill, name: str | None) -> None:
         _rows(words.phases(found), "Lost, by phase")
     if found.phases or found.without:
         _rows(words.kinds(found), "Lost, by kind of fault")
-    if found.lemons:
-        _rows(words.lemons(found), "Nodes, by what incidents with their root there cost")
+    if found.bad_nodes:
+        _rows(words.bad_nodes(found), "Nodes, by what incidents with their root there cost")
     if len(found.jobs) > 1:
         _rows(words.jobs(found), "Jobs")
 

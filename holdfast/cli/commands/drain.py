@@ -24,7 +24,7 @@ from holdfast.history.lease import holder_of
 from holdfast.history.models import Job
 from holdfast.spec import Cluster, LocalCluster, load_cluster
 from holdfast.stored_job import recorded_cluster
-from policies.cordons import Answer, Changed, Node, OperatorRequest, Owner, QuarantineLimits
+from policies.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner, QuarantineLimits
 from policies.quarantine import cancel_drain, drain
 
 
@@ -52,7 +52,7 @@ def drain_node(wish: DrainRequest, cluster_file: Path | None, job: str | None, *
         word = OperatorRequest(owner=Owner(name=signature(), person=True), reason=wish.reason, at=now)
         refuse_a_stranger(history, place, wish.node, now)
         answer = say_of(history, place, wish.node, partial(_said, wish, word, leave_by), now=now)
-        if not isinstance(answer, Changed):
+        if not isinstance(answer, CordonChanged):
             raise NodeNotChanged(wish.node, cluster.name, answer.why)
         _tell(history, cluster, answer, leave_by, as_json=as_json)
     finally:
@@ -94,7 +94,7 @@ def _cluster(history: History, cluster_file: Path | None, job: str | None) -> Cl
     return load_cluster(cluster_file) if cluster_file else LocalCluster()
 
 
-def _tell(history: History, cluster: Cluster, done: Changed, leave_by: float | None, *, as_json: bool) -> None:
+def _tell(history: History, cluster: Cluster, done: CordonChanged, leave_by: float | None, *, as_json: bool) -> None:
     node, asked = done.node, done.node.drain
     before = done.moves[0].before if done.moves else node.state
     job = next((view.job for view in views_of(cluster) if view.name == node.name), None)

@@ -11,7 +11,7 @@ from detectors.all_kinds import by_place, words_of
 from detectors.associations import ASSOCIATIONS, traits_of
 from detectors.catalogue import AREAS, CATALOGUE, Area, Blame, FaultKind, RecommendedAction
 from holdfast.cli.output import clock, heading, hint, say, say_facts, say_json, say_rows
-from holdfast.errors import UnknownFault, UnknownWord
+from holdfast.errors import UnknownFault, UnknownOptionValue
 from holdfast.report.wording import plural
 
 
@@ -37,7 +37,7 @@ class FaultFilter:
         for name, words in known.items():
             given = getattr(self, name)
             if given is not None and given not in tuple(words):
-                raise UnknownWord(name, given, tuple(str(word) for word in words))
+                raise UnknownOptionValue(name, given, tuple(str(word) for word in words))
 
 
 def list_kinds(wanted: FaultFilter, *, as_json: bool) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from detectors.catalogue import Fault, RecommendedAction
-from detectors.codec import Misshapen, packed, unpacked
-from detectors.health import blind_spots, judge
+from detectors.codec import MalformedData, packed, unpacked
+from detectors.health import judge, unknown_signals
 from detectors.readings import NodeReading
 from holdfast.cli.output import say, say_json, say_rows
 from holdfast.errors import BadFile, NotReadable, Problem
@@ -25,7 +25,7 @@ def health(since: Path | None, *, deadline: float, as_json: bool) -> int:
     """Look at this machine, tell its faults and what could not be seen; return 1 when a fault asks for more than to be recorded."""
     before = _earlier(since) if since is not None else None
     now = read_node(os.uname().nodename, seconds=deadline)
-    faults, blind = judge(now, before), list(blind_spots(now))
+    faults, blind = judge(now, before), list(unknown_signals(now))
     if as_json:
         say_json({"node": now.node, "faults": [_record(fault) for fault in faults], "blind": dict(blind), READING: packed(now)})
     else:
@@ -63,7 +63,7 @@ def _earlier(path: Path) -> NodeReading:
         return unpacked(NodeReading, told[READING])
     except OSError as error:
         raise NotReadable("the earlier look", str(path), error.strerror or str(error)) from error
-    except (ValueError, KeyError, TypeError, Misshapen) as error:
-        why = f": {error}" if isinstance(error, Misshapen) else ""
+    except (ValueError, KeyError, TypeError, MalformedData) as error:
+        why = f": {error}" if isinstance(error, MalformedData) else ""
         cure = "Name a file written by `holdfast health --local --json`"
         raise BadFile(str(path), (Problem(field=READING, reason=f"holds no look at a node{why}", cure=cure),)) from error

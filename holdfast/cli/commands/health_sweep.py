@@ -13,7 +13,7 @@ from holdfast.probe.health import Checkup
 from holdfast.probe.sweep import open_sweeper
 from holdfast.report.wording import NOTHING
 from holdfast.spec import load_cluster
-from policies.node_health import HealthChange, HealthFinding, HealthVerdict, NodeHealthState, worst_first
+from policies.node_health import HealthAssessment, HealthChange, HealthFinding, NodeHealthState, worst_first
 
 
 def check_up(cluster_file: Path, *, deadline: float, as_json: bool) -> int:
@@ -32,12 +32,12 @@ def check_up(cluster_file: Path, *, deadline: float, as_json: bool) -> int:
         say_json(_record(checkup))
     else:
         _tell(checkup)
-    return int(any(told.standing != NodeHealthState.OK for told in checkup.verdicts.values()))
+    return int(any(told.status != NodeHealthState.OK for told in checkup.verdicts.values()))
 
 
 def _tell(checkup: Checkup) -> None:
     say_rows(("NODE", "VERDICT", "SINCE", "EVIDENCE"), [_row(told) for told in checkup.verdicts.values()], coloured=1, last="folded")
-    say(f"\n{checkup.in_words}.")
+    say(f"\n{checkup.describe}.")
     known = [change for change in checkup.changes if change.before]
     if known:
         say("\nNew since the look before:")
@@ -57,10 +57,10 @@ def _news(change: HealthChange) -> str:
     return f"{change.node}: {moved}, {'; '.join(told) or change.reason}"
 
 
-def _row(told: HealthVerdict) -> list[str]:
+def _row(told: HealthAssessment) -> list[str]:
     findings = [one.words if one.seen >= told.at else f"{one.words} (last seen {clock(one.seen)})" for one in worst_first(told.findings)]
     evidence = [told.reason, *findings] if told.reason else findings
-    return [told.node, told.standing, clock(told.since), "\n".join(evidence) or NOTHING]
+    return [told.node, told.status, clock(told.since), "\n".join(evidence) or NOTHING]
 
 
 def _record(checkup: Checkup) -> dict[str, Any]:
@@ -69,10 +69,10 @@ def _record(checkup: Checkup) -> dict[str, Any]:
     return {"cluster": checkup.cluster, "at": checkup.at, "seconds": checkup.seconds, "nodes": nodes, "changes": changes}
 
 
-def _node(checkup: Checkup, told: HealthVerdict) -> dict[str, Any]:
+def _node(checkup: Checkup, told: HealthAssessment) -> dict[str, Any]:
     return {
         "node": told.node,
-        "verdict": told.standing,
+        "verdict": told.status,
         "since": told.since,
         "reason": told.reason,
         "evidence": [_finding(one) for one in told.findings],

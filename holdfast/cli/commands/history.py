@@ -14,7 +14,7 @@ from holdfast.cli.job_view import find_job
 from holdfast.cli.output import clock, heading, hint, say, say_facts, say_json, say_rows, say_styled
 from holdfast.errors import UnknownIncident
 from holdfast.history import queries
-from holdfast.history.models import Decision, Fault, Incident, Job, Phase, Verdict
+from holdfast.history.models import DecisionRecord, FaultRecord, Incident, IncidentDiagnosis, Job, Phase
 from holdfast.history.store import History
 from holdfast.report import loss_words
 from holdfast.report import phases as known
@@ -22,7 +22,7 @@ from holdfast.report.hypotheses import explanations
 from holdfast.report.memory import IN_MEMORY
 from holdfast.report.notes import collapsed
 from holdfast.report.phases import ROLLBACK
-from holdfast.report.wording import NOTHING, begun, count, duration, in_ranks, kept, over, plural, seat, share, taken_over
+from holdfast.report.wording import NOTHING, begun, count, duration, in_ranks, kept, over, plural, recovery_details, seat, share
 
 TOLD: Final = 0.01
 """Seconds of a downtime that its phases may leave open without a word."""
@@ -109,7 +109,7 @@ def _life(book: History, job: Job, *, as_json: bool) -> None:
         "incidents": queries.incidents(book, job.id),
         "decisions": queries.decisions(book, job.id),
         "checkpoints": queries.checkpoints(book, job.id),
-        "remarks": queries.remarks(book, job.id),
+        "job_events": queries.job_events(book, job.id),
     }
     if as_json:
         lost = losses(book, job).as_record()
@@ -148,12 +148,12 @@ def _lines(book: History, job: Job) -> Iterator[HistoryLine]:
         nodes = ", ".join(one.ranks)
         text = f"generation {one.number}: {in_ranks(one.world_size, one.facts)} on {nodes}{kept(one.facts)}"
         yield HistoryLine(at=one.at, id=one.id, text=text, style="dim" if in_recovery(one.at, incidents) else "")
-    for note in collapsed(queries.remarks(book, job.id), {node for one in generations for node in one.ranks}):
+    for note in collapsed(queries.job_events(book, job.id), {node for one in generations for node in one.ranks}):
         again = f" ({note.repeated}, last at {clock(note.last)})" if note.repeated else ""
         yield HistoryLine(at=note.at, id=note.id, text=f"{note.text}{again}", style="dim")
     for saved in queries.checkpoints(book, job.id):
-        if saved.trouble and saved.trouble not in IN_MEMORY:  # of those a note tells
-            yield HistoryLine(at=saved.at, id=saved.id, text=f"{saved.trouble}: {saved.path}: {saved.reason}")
+        if saved.problem and saved.problem not in IN_MEMORY:  # of those a note tells
+            yield HistoryLine(at=saved.at, id=saved.id, text=f"{saved.problem}: {saved.path}: {saved.reason}")
 
 
 def _recoveries(book: History, job: Job, incidents: Sequence[Incident]) -> Iterator[HistoryLine]:
@@ -221,8 +221,8 @@ def _title(text: str) -> None:
 def _incident_facts(one: Incident) -> Iterator[tuple[str, str]]:
     yield "happened", clock(one.fault_at)
     yield "detected", f"{duration(one.detected_at - one.fault_at)} later"
-    if one.ordered_at is not None:
-        yield "first order", f"{duration(one.ordered_at - one.detected_at)} after that"
+    if one.commands_sent_at is not None:
+        yield "first order", f"{duration(one.commands_sent_at - one.detected_at)} after that"
     if one.action:
         yield "answer", one.action
     if one.reason:
@@ -235,13 +235,13 @@ def _incident_facts(one: Incident) -> Iterator[tuple[str, str]]:
         resumed = f", resumed after step {count(one.resumed_step)}" if one.resumed_step is not None else ""
         yield "steps", f"had reached {count(one.step_before)}{resumed}{lost}"
     if one.facts:
-        yield "take-over" if "rebuilt" in one.facts else "state", "\n".join(taken_over(one.facts))
+        yield "take-over" if "rebuilt" in one.facts else "state", "\n".join(recovery_details(one.facts))
     after = f" → {one.generation_after}" if one.generation_after is not None else ""
     yield "generation", f"{one.generation_before}{after}"
     yield "id", one.id
 
 
-def _faults(faults: Sequence[Fault]) -> None:
+def _faults(faults: Sequence[FaultRecord]) -> None:
     if faults:
         _title("Seen")
     shown: dict[str, str] = {}
@@ -274,7 +274,7 @@ def _evidence(name: str, text: str) -> None:
         say(f"            │ {line}")
 
 
-def _weighed(verdicts: Sequence[Verdict]) -> None:
+def _weighed(verdicts: Sequence[IncidentDiagnosis]) -> None:
     found = list(explanations(verdicts))
     if found:
         _title("Explained by")
@@ -288,7 +288,7 @@ def _weighed(verdicts: Sequence[Verdict]) -> None:
                 say(f"            {name} {symptoms}")
 
 
-def _decisions(decisions: Sequence[Decision]) -> None:
+def _decisions(decisions: Sequence[DecisionRecord]) -> None:
     if decisions:
         _title("Decided")
     for decision in decisions:

@@ -30,7 +30,7 @@ def migrate(reference: str, facts: dict[str, Any], *, timeout: float | None, as_
             return _tell(job, facts, why, done=False, as_json=as_json)
         number = ask(history, job, facts)
         if not as_json:
-            hint(f"asked job '{job.name}' to move {in_words(facts)}; training goes on meanwhile")
+            hint(f"asked job '{job.name}' to move {describe(facts)}; training goes on meanwhile")
         done, outcome = _outcome(history, job, number, timeout)
         return _tell(job, facts, outcome, done=done, as_json=as_json)
     finally:
@@ -59,7 +59,7 @@ def _outcome(history: History, job: Job, number: str, timeout: float | None) -> 
         time.sleep(POLL)
 
 
-def in_words(facts: dict[str, Any]) -> str:
+def describe(facts: dict[str, Any]) -> str:
     """Say what is to move where."""
     what = f"rank {facts['rank']}" if facts.get("rank") is not None else f"the ranks of {facts['from']}"
     return f"{what} to {facts['to']}" if facts.get("to") else what
@@ -71,5 +71,5 @@ def _tell(job: Job, facts: dict[str, Any], outcome: str, *, done: bool | None, a
     elif done:
         say(outcome)
     else:
-        hint(f"{in_words(facts)}: not moved, {outcome}" if done is False else outcome)
+        hint(f"{describe(facts)}: not moved, {outcome}" if done is False else outcome)
     return 0 if done else NOT_MOVED

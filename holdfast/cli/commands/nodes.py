@@ -16,13 +16,13 @@ from holdfast.history import queries
 from holdfast.history.cordons import CordonTable
 from holdfast.history.cordons import nodes as held_nodes
 from holdfast.history.health_samples import verdicts
-from holdfast.history.models import Job, NodeMove
+from holdfast.history.models import Job, NodeStatusChange
 from holdfast.history.store import History
 from holdfast.report.wording import NOTHING
 from holdfast.spec import Cluster, LocalCluster, load_cluster
 from policies.cordons import Cordon, CordonKind, Node
-from policies.maintenance import Closing, MaintenanceWindow, closing
-from policies.node_health import HealthVerdict
+from policies.maintenance import MaintenanceWindow, PlannedOutage, planned_outage
+from policies.node_health import HealthAssessment
 
 HEAD: Final = (
     "NODE",
@@ -50,11 +50,11 @@ class KnownNode:
 
     view: NodeView
     node: Node
-    move: NodeMove | None
-    told: HealthVerdict | None
+    move: NodeStatusChange | None
+    told: HealthAssessment | None
     due: bool
     """A burn-in should be run on it."""
-    closing: Closing | None
+    closing: PlannedOutage | None
     """The maintenance window that it is in, or its next one."""
 
 
@@ -66,7 +66,7 @@ def nodes(cluster_file: Path | None, *, now: bool, as_json: bool) -> int:
     cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
     history = History.open(create=False)
     try:
-        moves, told = queries.node_standings(history, cluster.name), verdicts(history, cluster.name)
+        moves, told = queries.node_statuses(history, cluster.name), verdicts(history, cluster.name)
         held = held_nodes(
             history, CordonTable(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules), now=time.time()
         )
@@ -84,18 +84,22 @@ def nodes(cluster_file: Path | None, *, now: bool, as_json: bool) -> int:
 
 
 def _known(
-    view: NodeView, held: Mapping[str, Node], move: NodeMove | None, told: HealthVerdict | None, windows: tuple[MaintenanceWindow, ...]
+    view: NodeView,
+    held: Mapping[str, Node],
+    move: NodeStatusChange | None,
+    told: HealthAssessment | None,
+    windows: tuple[MaintenanceWindow, ...],
 ) -> KnownNode:
     node = held.get(view.name) or Node(name=view.name)
     now = time.time()
-    closed = closing(windows, view.name, now, soon=False)
+    closed = planned_outage(windows, view.name, now, soon=False)
     return KnownNode(view=view, node=node, move=move, told=told, due=node.is_due(now), closing=closed)
 
 
 def views_of(cluster: Cluster, *, now: bool = False) -> list[NodeView]:
     """Return the nodes as they are seen now; those that are reached by SSH are only named, unless *now*."""
     if cluster.kind == "ssh" and not now:
-        return [NodeView(name=host.name, standing=NOTHING, agent=NOTHING) for host in cluster.machines]
+        return [NodeView(name=host.name, status=NOTHING, agent=NOTHING) for host in cluster.machines]
     with contextlib.closing(open_cluster(cluster)) as source:
         return source.survey()
 
@@ -109,8 +113,8 @@ def _with_name(history: History, view: NodeView) -> NodeView:
 
 def _record(one: KnownNode) -> dict[str, Any]:
     move, told = one.move, one.told
-    jobs = {"standing": move.standing, "since": move.at, "reason": move.reason} if move else None
-    thought = {"verdict": told.standing, "since": told.since, "seen": told.seen or None, "evidence": list(told.evidence)} if told else None
+    jobs = {"status": move.status, "since": move.at, "reason": move.reason} if move else None
+    thought = {"verdict": told.status, "since": told.since, "seen": told.seen or None, "evidence": list(told.evidence)} if told else None
     now = {name: None if value == NOTHING else value for name, value in dataclasses.asdict(one.view).items()}
     service = {
         "state": one.node.state,
@@ -125,14 +129,14 @@ def _record(one: KnownNode) -> dict[str, Any]:
 def _row(one: KnownNode) -> list[str]:
     view, move, told = one.view, one.move, one.told
     agent = f"pid {view.pid}" if view.pid else view.agent
-    jobs = [move.standing, clock(move.at)] if move else [NOTHING, NOTHING]
-    thought = [told.standing, clock(told.seen) if told.seen else NOTHING] if told else [NOTHING, NOTHING]
+    jobs = [move.status, clock(move.at)] if move else [NOTHING, NOTHING]
+    thought = [told.status, clock(told.seen) if told.seen else NOTHING] if told else [NOTHING, NOTHING]
     reasons = [_reason(hold) for hold in reversed(one.node.holds)]
     if one.closing is not None:
         reasons.append(f"{one.closing.reason} from {clock(one.closing.begins)} to {clock(one.closing.ends)}")
     seen = [view.why, *reasons, move.reason if move else "", *(told.evidence if told else ())]
     reason = "\n".join(words for words in dict.fromkeys(seen) if words and not any(words in other for other in seen if other != words))
-    return [view.name, *_service(one), view.standing, agent, view.job or NOTHING, view.allocation or NOTHING, *jobs, *thought, reason]
+    return [view.name, *_service(one), view.status, agent, view.job or NOTHING, view.allocation or NOTHING, *jobs, *thought, reason]
 
 
 def _service(one: KnownNode) -> list[str]:

@@ -86,7 +86,7 @@ def _write(path: Path, wheel: NodeWheel) -> None:
         raise NotWritable("the wheel", str(path), error.strerror or str(error)) from error
 
 
-class _Progress:
+class _BootstrapProgress:
     """Shows on a terminal how far many hosts are."""
 
     def __init__(self, bar: Progress, task: TaskID, nodes: Collection[str]) -> None:
@@ -105,12 +105,12 @@ ENDS: Final = frozenset({"kept", "installed", "mended", "failed", "looked at"})
 
 
 @contextmanager
-def progress(nodes: Sequence[str], *, quiet: bool) -> Iterator[_Progress]:
+def progress(nodes: Sequence[str], *, quiet: bool) -> Iterator[_BootstrapProgress]:
     """Give what is to be told of each stage: it draws a bar where a person looks."""
     columns = (TextColumn("hosts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}", markup=False))
     console = Console(file=sys.stderr)
     with Progress(*columns, console=console, disable=quiet or not on_terminal() or not sys.stderr.isatty(), transient=True) as bar:
-        yield _Progress(bar, bar.add_task("", total=len(nodes), now=""), nodes)
+        yield _BootstrapProgress(bar, bar.add_task("", total=len(nodes), now=""), nodes)
 
 
 def _tell(outcomes: Sequence[HostOutcome], wheel: NodeWheel) -> None:

@@ -25,7 +25,7 @@ from holdfast.history.store import History
 from holdfast.report.wording import NOTHING
 from holdfast.spec import Cluster, LocalCluster, load_cluster
 from holdfast.spec.durations import CURE, parse
-from policies.cordons import Answer, Changed, Node, OperatorRequest, Owner, QuarantineLimits
+from policies.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner, QuarantineLimits
 from policies.quarantine import hold, readmit, release, retire
 
 
@@ -78,7 +78,7 @@ def change(verb: str, wish: CordonRequest, cluster_file: Path | None, *, as_json
         answer = say_of(history, place, wish.node, partial(_said, verb, word, wish), now=now)
     finally:
         history.close()
-    if not isinstance(answer, Changed):
+    if not isinstance(answer, CordonChanged):
         raise NodeNotChanged(wish.node, cluster.name, answer.why)
     _tell(cluster, answer, as_json=as_json)
     if cluster.kind == "slurm":
@@ -110,7 +110,7 @@ def refuse_a_stranger(history: History, place: CordonTable, node: str, now: floa
         raise UnknownNode(node, place.cluster, tuple(difflib.get_close_matches(node, place.names, n=3) or list(place.names)[:5]))
 
 
-def _tell(cluster: Cluster, done: Changed, *, as_json: bool) -> None:
+def _tell(cluster: Cluster, done: CordonChanged, *, as_json: bool) -> None:
     node, hold_ends = done.node, next((one.until for one in done.node.holds if one.number == done.hold), None)
     before = done.moves[0].before if done.moves else node.state
     if as_json:

@@ -38,14 +38,14 @@ def trust(cluster_file: Path, nodes: Sequence[str], *, yes: bool, as_json: bool)
             told |= {one.name: one for one in found}
             if not as_json:
                 _tell(found)
-            new = [one for one in found if one.standing is HostKeyStatus.UNKNOWN]
+            new = [one for one in found if one.status is HostKeyStatus.UNKNOWN]
             if not new or not _agreed(new, trust.known.path, yes=yes, as_json=as_json):
                 break
             trust.add(new)
             added |= {one.name for one in new}
-            behind = {one.machine.door for one in new}
-            machines = [one.machine for one in found if one.key is None and behind & set(one.machine.way)]
-    left = [one for one in told.values() if one.standing is not HostKeyStatus.TRUSTED and one.name not in added]
+            behind = {one.machine.endpoint for one in new}
+            machines = [one.machine for one in found if one.key is None and behind & set(one.machine.jump_hosts)]
+    left = [one for one in told.values() if one.status is not HostKeyStatus.TRUSTED and one.name not in added]
     if as_json:
         rows = [_record(one, added) for one in told.values()]
         say_json({"cluster": cluster.name, "known_hosts": str(trust.known.path), "machines": rows})
@@ -59,12 +59,12 @@ def _tell(found: Sequence[ShownKey]) -> None:
     for one in found:
         node = one.machine.nodes[0] if one.machine.is_node else f"way to {plural(len(one.machine.nodes), 'node')}"
         key = one.key.get_name() if one.key is not None else "none"
-        rows.append((one.name, node, key, one.key.fingerprint if one.key is not None else "", one.why or str(one.standing)))
+        rows.append((one.name, node, key, one.key.fingerprint if one.key is not None else "", one.why or str(one.status)))
     say_rows(HEAD, rows, last="folded")
     same = defaultdict(set)
     for one in found:
         if one.key is not None:
-            same[one.key.fingerprint].add(one.machine.door.address)
+            same[one.key.fingerprint].add(one.machine.endpoint.address)
     for addresses in same.values():
         if len(addresses) > 1:
             whose = ", ".join(sorted(addresses))
@@ -94,14 +94,14 @@ def _conclude(told: Sequence[ShownKey], left: Sequence[ShownKey], added: set[str
 
 
 def _record(one: ShownKey, added: set[str]) -> dict[str, Any]:
-    trusted = one.standing is HostKeyStatus.TRUSTED or one.name in added
+    trusted = one.status is HostKeyStatus.TRUSTED or one.name in added
     return {
         "machine": one.name,
         "nodes": list(one.machine.nodes),
         "is_node": one.machine.is_node,
         "key": one.key.get_name() if one.key is not None else None,
         "fingerprint": one.key.fingerprint if one.key is not None else None,
-        "standing": one.standing,
+        "status": one.status,
         "trusted": trusted,
         "added": one.name in added,
         "reason": one.why or None,

@@ -16,7 +16,7 @@ from holdfast.errors import OperatorError
 from holdfast.prefect.event_kinds import LOST_SECONDS
 from holdfast.prefect.server import is_configured
 from holdfast.report.wording import duration
-from holdfast.source_tree import of_source_tree
+from holdfast.source_tree import source_tree_env
 
 SHORTEST: Final = 10.0
 """Seconds without a heartbeat after which Prefect can alert at the earliest."""
@@ -112,7 +112,7 @@ def addresses(*, as_json: bool) -> int:
 def _order(**order: Any) -> Any:  # noqa: ANN401 (whatever JSON the order answers)
     if not is_configured():
         raise NoServer
-    environment = {**os.environ, **of_source_tree(os.environ), "PREFECT_LOGGING_LEVEL": "ERROR"}
+    environment = {**os.environ, **source_tree_env(os.environ), "PREFECT_LOGGING_LEVEL": "ERROR"}
     command = [sys.executable, "-P", "-m", "holdfast.prefect_client.notifications"]
     ran = subprocess.run(command, input=json.dumps(order), env=environment, capture_output=True, text=True, check=False)
     if ran.returncode:

@@ -14,9 +14,9 @@ from holdfast.cli.job_view import find_job
 from holdfast.cli.output import clock, heading, hint, say, say_facts, say_json
 from holdfast.errors import UnknownPolicy
 from holdfast.history import queries
-from holdfast.history.models import Decision, Incident, Job, Move
+from holdfast.history.models import DecisionRecord, Incident, Job, JobTransition
 from holdfast.history.store import History
-from holdfast.report.policy_words import changes, in_words, number, of_slowness, values
+from holdfast.report.policy_text import changes, describe, number, of_slowness, values
 from holdfast.report.wording import duration, plural, seat
 from holdfast.spec.job import is_policy_file
 from holdfast.spec.load_policy import load_policy, policy_of, review_policy
@@ -39,9 +39,9 @@ def show(reference: str | None, *, as_json: bool) -> int:
         return 0
     heading(f"{policy.name}, based on {base.name}" if policy.name != base.name else policy.name)
     say("Rules, in their order; the first that has an answer decides:")
-    usual = {in_words(rule, base) for rule in base.rules}
+    usual = {describe(rule, base) for rule in base.rules}
     for place, rule in enumerate(policy.rules, 1):
-        words = in_words(rule, policy)
+        words = describe(rule, policy)
         say(f"{' ' if words in usual else MARK}{place:>3}  {type(rule).__name__}: {words}")
     _levels(policy)
     say()
@@ -82,8 +82,8 @@ def _levels(policy: Policy) -> None:
 def record(policy: Policy) -> dict[str, Any]:
     """Return a policy for programs; times in seconds."""
     base = NAMED[policy.based_on]
-    usual = {in_words(rule, base) for rule in base.rules}
-    rules = [{"rule": repr(rule), "words": (words := in_words(rule, policy)), "differs": words not in usual} for rule in policy.rules]
+    usual = {describe(rule, base) for rule in base.rules}
+    rules = [{"rule": repr(rule), "words": (words := describe(rule, policy)), "differs": words not in usual} for rule in policy.rules]
     return {
         "name": policy.name,
         "based_on": policy.based_on,
@@ -127,7 +127,7 @@ def explain_slow(job: str | None, *, as_json: bool) -> int:
     book = History.open(create=False)
     try:
         owner = find_job(book, job) if job is not None else next(iter(queries.jobs(book, limit=1)), None)
-        told = queries.weighings(book, owner.id) if owner is not None else []
+        told = queries.straggler_decisions(book, owner.id) if owner is not None else []
     finally:
         book.close()
     name = owner.name if owner is not None else None
@@ -167,7 +167,7 @@ def explain(reference: str, job: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def attempts(one: Incident, decisions: Sequence[Decision], moves: Sequence[Move]) -> Iterator[dict[str, Any]]:
+def attempts(one: Incident, decisions: Sequence[DecisionRecord], moves: Sequence[JobTransition]) -> Iterator[dict[str, Any]]:
     """Yield each attempt to answer an incident: the decision, by which rule of which policy, and how it ended."""
     for place, decision in enumerate(decisions):
         later = decisions[place + 1] if place + 1 < len(decisions) else None
@@ -185,7 +185,7 @@ def attempts(one: Incident, decisions: Sequence[Decision], moves: Sequence[Move]
         }
 
 
-def _end(one: Incident, decision: Decision, later: Decision | None, moves: Sequence[Move]) -> str:
+def _end(one: Incident, decision: DecisionRecord, later: DecisionRecord | None, moves: Sequence[JobTransition]) -> str:
     if later is None:
         if one.outcome is None:
             return "under way"

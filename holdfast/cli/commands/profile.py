@@ -14,7 +14,7 @@ from holdfast.cli.output import clock, heading, hint, say, say_facts, say_json, 
 from holdfast.history.models import Job
 from holdfast.history.store import History
 from holdfast.paths import job_directory
-from holdfast.report import profile_words as words
+from holdfast.report import profile_text as words
 from holdfast.report import write_profile
 from holdfast.report.profiles import JobProfile, read
 from holdfast.report.wording import plural

@@ -30,7 +30,7 @@ def replay(policy: str, reference: str | None, since: float | None, *, as_json: 
         book.close()
     if as_json:
         say_json(_record(found))
-    elif not found.decisions and not found.weighings:
+    elif not found.decisions and not found.straggler_decisions:
         hint("There is no decision to ask about. `holdfast history` lists what the history has.")
     else:
         _tell(found)
@@ -45,8 +45,8 @@ def _tell(found: PolicyReplay) -> None:
     facts += [("cannot tell", f"{many}: {why}") for why, many in found.unreadable.items()]
     if found.differences:
         facts.append(("in all", _in_all(found)))
-    if found.weighings:
-        facts.append(("slow ranks", f"{found.weighings} weighed, {len(found.slow)} differently"))
+    if found.straggler_decisions:
+        facts.append(("slow ranks", f"{found.straggler_decisions} weighed, {len(found.slow)} differently"))
     say_facts(facts)
     _tell_of_slow(found)
     if found.differences:
@@ -124,7 +124,7 @@ def _record(found: PolicyReplay) -> dict[str, Any]:
         "unpriced": found.unpriced,
         "actions": {action: {"seconds": cost.seconds, "n": cost.n} for action, cost in found.costs.items()},
         "differences": [_difference(one) for one in found.differences],
-        "weighings": found.weighings,
+        "straggler_decisions": found.straggler_decisions,
         "slow_ranks": [dataclasses.asdict(one) for one in found.slow],
     }
 

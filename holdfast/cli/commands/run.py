@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.cli.commands.validate import checked, in_words
+from holdfast.cli.commands.validate import checked, describe
 from holdfast.cli.flow_process import FlowProcess, FlowProcessStep, write_spec
 from holdfast.cli.output import hint, say, say_json
 from holdfast.cli.rank_output import RankOutput, ranks_in
 from holdfast.cli.screens import screen_for
 from holdfast.cli.watch import JobWatcher, Taps, counted_taps
-from holdfast.errors import HistoryTrouble, JobAlreadyRunning
+from holdfast.errors import HistoryError, JobAlreadyRunning
 from holdfast.history import queries
 from holdfast.history.lease import described, holder_of
 from holdfast.history.models import Job, Lease
-from holdfast.history.retry import patiently
+from holdfast.history.retry import wait_for_history
 from holdfast.history.store import History
 
 
@@ -24,10 +24,12 @@ def run(  # noqa: PLR0913 (as many as the command has options)
     """Run the job in *job_file* and watch it, with the output of *log_ranks*; as a *standby*, also while another flow steers it."""
     job, cluster = checked(job_file, cluster_file)
     wanted = ranks_in(log_ranks or ("none" if as_json or detach else "0"), job.nodes.wanted * job.nodes.ranks)
-    history = patiently(History.open, _waits) if standby else History.open()
+    history = wait_for_history(History.open, _waits) if standby else History.open()
     try:
         with FlowProcessStep(job.name) as turn:
-            adopted, steered, known = patiently(lambda: _looked(history, job.name), _waits) if standby else _looked(history, job.name)
+            adopted, steered, known = (
+                wait_for_history(lambda: _looked(history, job.name), _waits) if standby else _looked(history, job.name)
+            )
             if not standby and adopted is not None and steered is not None:
                 raise JobAlreadyRunning(job.name, described(steered))
             fresh = {"job": job.model_dump(mode="json"), "cluster": cluster.model_dump(mode="json")}
@@ -39,7 +41,7 @@ def run(  # noqa: PLR0913 (as many as the command has options)
                 watch = JobWatcher(history, screen, flow=flow, job=adopted, from_now=adopted is not None)
                 watch.output = RankOutput(wanted, from_now=adopted is not None)
                 if adopted is None:
-                    watch.say("start", f"{in_words(job, cluster)} Log: {flow.log}", job=job.name, pid=flow.pid, log=str(flow.log))
+                    watch.say("start", f"{describe(job, cluster)} Log: {flow.log}", job=job.name, pid=flow.pid, log=str(flow.log))
                 else:
                     text = _adoption(job.name, changed=spec != fresh, steered=steered)
                     watch.say("adopt", text, job=job.name, id=adopted.id, pid=flow.pid, log=str(flow.log))
@@ -54,7 +56,7 @@ def _looked(history: History, name: str) -> tuple[Job | None, Lease | None, froz
     return live, holder_of(history, live.id) if live else None, frozenset(old.id for old in queries.jobs(history, name, limit=None))
 
 
-def _waits(error: HistoryTrouble) -> None:
+def _waits(error: HistoryError) -> None:
     hint(f"{error} This standby waits for it.")
 
 

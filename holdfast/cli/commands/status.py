@@ -9,8 +9,8 @@ from holdfast.accounting.losses import losses
 from holdfast.cli.job_view import JobView, find_job, live_jobs, look, placed
 from holdfast.cli.output import clock, heading, hint, say_facts, say_json, say_rows
 from holdfast.history.health_samples import verdicts
-from holdfast.history.models import StandbyFlow
-from holdfast.history.standby_controllers import FRESH, standing_by
+from holdfast.history.models import StandbyHeartbeat
+from holdfast.history.standby_controllers import FRESH, standby_heartbeats
 from holdfast.history.store import History
 from holdfast.report import loss_words, memory
 from holdfast.report.wording import NOTHING, count, duration, in_ranks, share
@@ -82,7 +82,7 @@ def _row(outlook: JobView) -> list[str]:
 
 
 def _one(history: History, outlook: JobView, *, as_json: bool) -> None:
-    present = [] if outlook.ended else standing_by(history, outlook.job)
+    present = [] if outlook.ended else standby_heartbeats(history, outlook.job)
     if as_json:
         told = {"losses": losses(history, outlook.job, now=outlook.at).as_record()}
         say_json({**outlook.as_record(), **told, "standbys": [one.model_dump(exclude={"job"}) for one in present]})
@@ -142,18 +142,18 @@ def _health(history: History, outlook: JobView) -> list[tuple[str, str]]:
         return []
     told = verdicts(history, str(outlook.job.cluster.get("name")))
     bad = [told[node] for node in outlook.members if node in told and told[node].is_bad and told[node].is_fresh(outlook.at)]
-    return [("health", f"{one.node} {one.standing} since {clock(one.since)}: {'; '.join(one.evidence[:2])}") for one in bad]
+    return [("health", f"{one.node} {one.status} since {clock(one.since)}: {'; '.join(one.evidence[:2])}") for one in bad]
 
 
-def _standbys(outlook: JobView, present: Sequence[StandbyFlow]) -> list[tuple[str, str]]:
+def _standbys(outlook: JobView, present: Sequence[StandbyHeartbeat]) -> list[tuple[str, str]]:
     """Say who would steer the job if its flow died, and who would not."""
     return [("standby", f"{one.host} {_standing(one, outlook.at)}") for one in present]
 
 
-def _standing(one: StandbyFlow, now: float) -> str:
+def _standing(one: StandbyHeartbeat, now: float) -> str:
     gone = now - one.at > FRESH
-    if one.trouble:
-        return f"{f'ended {duration(now - one.at)} ago' if gone else 'cannot steer'}: {one.trouble}"
+    if one.problem:
+        return f"{f'ended {duration(now - one.at)} ago' if gone else 'cannot steer'}: {one.problem}"
     return f"was last heard of {duration(now - one.at)} ago" if gone else "ready to steer"
 
 

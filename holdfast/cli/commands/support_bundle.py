@@ -10,7 +10,7 @@ from holdfast import paths
 from holdfast.agent.workers.log_files import JOB
 from holdfast.cli.job_view import find_job
 from holdfast.cli.output import hint, say, say_json
-from holdfast.errors import HistoryTrouble, UnknownJob
+from holdfast.errors import HistoryError, UnknownJob
 from holdfast.history.store import History
 from holdfast.support.bundle import write
 
@@ -39,7 +39,7 @@ def _known(job: str) -> str:
             return find_job(history, job).name
         finally:
             history.close()
-    except HistoryTrouble:  # a history that cannot be read is a reason for a bundle, not against one
+    except HistoryError:  # a history that cannot be read is a reason for a bundle, not against one
         return job
     except UnknownJob:
         if JOB.fullmatch(job) and paths.job_directory(job).is_dir():  # it never came so far

@@ -22,7 +22,7 @@ def validate(job_file: Path, cluster_file: Path | None, *, as_json: bool) -> int
         say_json({"file": str(job_file), "ok": not problems, "problems": problems, "job": fields})
         return 2 if problems else 0
     job, cluster = checked(job_file, cluster_file)
-    say(f"{job_file}: fine. {in_words(job, cluster)}")
+    say(f"{job_file}: fine. {describe(job, cluster)}")
     return 0
 
 
@@ -34,11 +34,11 @@ def checked(job_file: Path, cluster_file: Path | None) -> tuple[TrainingJob, Clu
     return draft.job, draft.cluster or LocalCluster()
 
 
-def in_words(job: TrainingJob, cluster: Cluster) -> str:
+def describe(job: TrainingJob, cluster: Cluster) -> str:
     """Say in a sentence what is to run."""
     nodes = job.nodes
     spare = f" and {nodes.spare} spare" if nodes.spare else ""
-    least = f", at least {nodes.fewest}" if nodes.fewest < nodes.wanted else ""
+    least = f", at least {nodes.min_nodes}" if nodes.min_nodes < nodes.wanted else ""
     what = job.script or (job.command or [""])[0]
     where = f"{plural(nodes.wanted, 'node')}{spare} of cluster '{cluster.name}'{least}"
     return f"Job '{job.name}': {what} on {where}, {plural(nodes.ranks, 'rank')} each.{_in_slurm(cluster)}"

@@ -14,14 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from detectors.evidence import SchedulerWord
+from detectors.evidence import SchedulerNodeState
 from holdfast.cluster.interface import AllocationRequest, Leaving
 from holdfast.cluster.slurm.allocation_request import IDLE, SbatchRequest, logs_of, submit
 from holdfast.cluster.slurm.commands import asked
 from holdfast.cluster.slurm.drains import Drains
 from holdfast.cluster.slurm.parsing import Allocation, SlurmNodeState, node_states
 from holdfast.cluster.slurm.queue import in_queue
-from holdfast.errors import HoldfastError, NoSlurm, SlurmAway, SlurmRefused
+from holdfast.errors import HoldfastError, NoSlurm, SlurmRefused, SlurmUnavailable
 from holdfast.log import note
 from holdfast.report.wording import moment, plural
 from holdfast.spec import SlurmCluster
@@ -117,16 +117,16 @@ class Allocations:
         """Return the nodes of all allocations that have begun."""
         return list(self._places)
 
-    def lent_since(self, node: str) -> float | None:
+    def allocated_since(self, node: str) -> float | None:
         """Return when the allocation began that *node* is in."""
         one = self.allocation_of(node)
         return None if one is None else one.began
 
-    def leaving(self, node: str, now: float) -> Leaving | None:
+    def drain_reason(self, node: str, now: float) -> Leaving | None:
         """Return why *node* is to be left, once that is near: its allocation ends, or somebody has drained it."""
         state = self._states.get(node)
         if state is not None and state.is_leaving and not self._drains.are_of(state) and self.allocation_of(node) is not None:
-            return Leaving(reason=f"Slurm has it {state.in_words()}", since=now)
+            return Leaving(reason=f"Slurm has it {state.describe()}", since=now)
         return self._ending(node, now)
 
     def _ending(self, node: str, now: float) -> Leaving | None:
@@ -140,7 +140,7 @@ class Allocations:
             return None
         return Leaving(reason=f"Slurm job {one.id}, which it belongs to, ends at {moment(one.ends)}", since=one.ends - notice, by=one.ends)
 
-    def has(self, node: str) -> bool:
+    def is_allocated(self, node: str) -> bool:
         """Tell whether *node* is in an allocation that has begun and is not over."""
         return self.allocation_of(node) is not None
 
@@ -153,20 +153,22 @@ class Allocations:
         return [
             node
             for node in self.nodes()
-            if node not in out and not self._is_lost(node) and not self._is_dead(node) and self.leaving(node, now) is None
+            if node not in out and not self._is_lost(node) and not self._is_dead(node) and self.drain_reason(node, now) is None
         ]
 
-    def over_at(self) -> float | None:
+    def ends_at(self) -> float | None:
         """Return when the time of this very process is over, where it runs inside of an allocation that the job uses."""
         if self._outer is None or self._outer != os.environ.get("SLURM_JOB_ID"):
             return None
         return next((one.ends for one in self._seen if one.id == self._outer), None)
 
-    def words_of(self) -> list[SchedulerWord]:
+    def scheduler_states(self) -> list[SchedulerNodeState]:
         """Return what Slurm says of the nodes that the job has."""
         now, had = time.time(), set(self.nodes()) | self._wish.used
         states = [self._states[node] for node in had if node in self._states]
-        return [SchedulerWord(node=one.name, at=now, states=one.states, reason=one.reason, ours=self._drains.are_of(one)) for one in states]
+        return [
+            SchedulerNodeState(node=one.name, at=now, states=one.states, reason=one.reason, ours=self._drains.are_of(one)) for one in states
+        ]
 
     def _is_lost(self, node: str) -> bool:
         at, one = self._wish.lost.get(node), self._places.get(node)
@@ -176,12 +178,12 @@ class Allocations:
         state = self._states.get(node)
         return state is not None and state.is_dead
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Say what is there, and why not more."""
-        words = [one.in_words() for one in self._seen]
+        words = [one.describe() for one in self._seen]
         return "; ".join([*words, *([self._trouble] if self._trouble else [])]) or "Slurm has given nothing yet"
 
-    def news(self) -> list[str]:
+    def new_messages(self) -> list[str]:
         """Return what there is to tell since the last time, in words."""
         with self._lock:
             taken, self._news = self._news, []
@@ -190,7 +192,7 @@ class Allocations:
     def _tell(self, text: str) -> None:
         with self._lock:
             self._news.append(text)
-        note(log, "slurm.told", job=self._name, text=text)
+        note(log, "slurm.message", job=self._name, text=text)
 
     # -- following ----------------------------------------------------------------------------------------------------
 
@@ -199,15 +201,15 @@ class Allocations:
         self._job, self._name, self._directory = job, name, directory
         try:
             self.look()
-        except SlurmAway as error:
+        except SlurmUnavailable as error:
             self._troubled(error)
         self._thread = threading.Thread(target=self._follow, name="slurm", daemon=True)
         self._thread.start()
 
-    def wish(self, wish: AllocationRequest) -> None:
+    def request(self, request: AllocationRequest) -> None:
         """Learn what the job needs from now on."""
-        before, self._wish, self._wished = self._wish, wish, True
-        if before != wish:
+        before, self._wish, self._wished = self._wish, request, True
+        if before != request:
             self._wake.set()
 
     def close(self, *, end: bool) -> None:
@@ -226,9 +228,9 @@ class Allocations:
     def _follow(self) -> None:
         while not self._over.is_set():
             try:
-                wish = self._wish
+                request = self._wish
                 self.look()
-                if self._wish == wish:  # else what was seen is older than what the job has lost: it is looked again at once
+                if self._wish == request:  # else what was seen is older than what the job has lost: it is looked again at once
                     self._keep_up(time.time())
                 self._looked.set()
             except HoldfastError as error:
@@ -298,7 +300,7 @@ class Allocations:
 
     def _note(self, one: Allocation) -> None:
         """Tell what is new of an allocation."""
-        words = one.in_words()
+        words = one.describe()
         if self._told.get(one.id) != words:
             self._told[one.id] = words
             until = f" until {moment(one.ends)}" if one.is_here and one.ends is not None else ""
@@ -311,7 +313,7 @@ class Allocations:
     # -- having enough ------------------------------------------------------------------------------------------------
 
     def _missing(self, now: float) -> int:
-        over = self.over_at()
+        over = self.ends_at()
         if over is not None and now > over - self._notice():  # this process ends with them, and asks for nothing any more
             return 0
         coming = sum(self._sizes[one.id] for one in self._seen if one.is_coming or self._may_come_back(one, now)) + sum(
@@ -376,7 +378,7 @@ class Allocations:
         if self._missing(now) > 0 or any(
             one.is_coming for one in self._seen
         ):  # what does not answer may come back before another one comes
-            usable |= {node for node in self._wish.lost if self.leaving(node, now) is None and not self._is_dead(node)}
+            usable |= {node for node in self._wish.lost if self.drain_reason(node, now) is None and not self._is_dead(node)}
         for one in self._seen:
             if not one.is_here or one.id == self._outer or not self._wish.nodes:
                 continue
@@ -393,7 +395,7 @@ class Allocations:
             asked("scontrol", "update", f"JobId={one.id}", f"NodeList={','.join(kept)}")
         except SlurmRefused as error:
             self._whole.add(one.id)
-            note(log, "slurm.not-shrunk", allocation=one.id, why=error)
+            note(log, "slurm.shrink-rejected", allocation=one.id, why=error)
             return
         self._tell(f"Slurm job {one.id} has let go of {', '.join(gone)}")
 
@@ -404,8 +406,8 @@ class Allocations:
         try:
             asked("scancel", *numbers)
         except SlurmRefused as error:  # over already
-            note(log, "slurm.not-cancelled", allocations=",".join(numbers), why=error)
-        except SlurmAway as error:
+            note(log, "slurm.cancel-rejected", allocations=",".join(numbers), why=error)
+        except SlurmUnavailable as error:
             self._tell(
                 f"{error}. Slurm job(s) {', '.join(numbers)} end by themselves within {IDLE / 60:.0f} minutes after their last agent"
             )

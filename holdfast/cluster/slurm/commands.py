@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Final
 
-from holdfast.errors import NoSlurm, SlurmAway, SlurmRefused
+from holdfast.errors import NoSlurm, SlurmRefused, SlurmUnavailable
 from holdfast.own_variables import without_added
 from holdfast.redaction import is_secret
 
@@ -38,7 +38,7 @@ def environment() -> dict[str, str]:
 
 
 def asked(*argv: str, seconds: float = SECONDS, given: str | None = None, extra: Mapping[str, str] | None = None) -> str:
-    """Return what a command of Slurm's says; raise `SlurmAway` when it may say otherwise later, `SlurmRefused` when it will not."""
+    """Return what a command of Slurm's says; raise `SlurmUnavailable` when it may say otherwise later, `SlurmRefused` when it will not."""
     program = shutil.which(argv[0])
     if program is None:
         raise NoSlurm(argv[0])
@@ -57,10 +57,10 @@ def asked(*argv: str, seconds: float = SECONDS, given: str | None = None, extra:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise SlurmAway(argv[0], f"no answer within {seconds:g} s") from None
+        raise SlurmUnavailable(argv[0], f"no answer within {seconds:g} s") from None
     except OSError as error:
-        raise SlurmAway(argv[0], str(error)) from error
+        raise SlurmUnavailable(argv[0], str(error)) from error
     if done.returncode == 0:
         return done.stdout
     why = " ".join((done.stderr or done.stdout).split()) or f"status {done.returncode}"
-    raise (SlurmAway if PASSING.search(why) else SlurmRefused)(argv[0], why[:500])
+    raise (SlurmUnavailable if PASSING.search(why) else SlurmRefused)(argv[0], why[:500])

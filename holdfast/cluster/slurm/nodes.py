@@ -48,7 +48,7 @@ class SlurmNodes(RemoteNodes):
     """Nodes of allocations. Others are only named, with what Slurm says of them."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
-        self.lender = Allocations(cluster)
+        self.allocator = Allocations(cluster)
         self._spec = cluster
         self._wardens: list[subprocess.Popen[bytes]] = []
         reach = SlurmTransport(cluster, self._allocation_of, self._state_of)
@@ -56,22 +56,22 @@ class SlurmNodes(RemoteNodes):
         self._domains = dict(cluster.domains)
 
     def _allocation_of(self, node: str) -> str | None:
-        found = self.lender.allocation_of(node)
+        found = self.allocator.allocation_of(node)
         return None if found is None else found.id
 
     def _state_of(self, node: str) -> SlurmNodeState | None:
-        return self.lender.states.get(node)
+        return self.allocator.states.get(node)
 
     def names(self) -> list[str]:
         """Return the names of the cluster's nodes, in Slurm's order."""
-        if not self.lender.states:
+        if not self.allocator.states:
             self._learn()
-        return list(dict.fromkeys([*self.lender.states, *self.lender.nodes()]))
+        return list(dict.fromkeys([*self.allocator.states, *self.allocator.nodes()]))
 
     def _learn(self) -> None:
         """Ask now, where nobody has begun to follow what Slurm says."""
-        if not self.lender.is_followed:
-            self.lender.look()
+        if not self.allocator.is_followed:
+            self.allocator.look()
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
@@ -136,9 +136,9 @@ class SlurmNodes(RemoteNodes):
             )
         )
 
-    def outfit(self, node: str, job: str) -> dict[str, Any]:
+    def node_settings(self, node: str, job: str) -> dict[str, Any]:
         """Return what of a job's plan is this node's own. Logs go where the job's are: the nodes of a Slurm cluster share homes."""
-        return {name: value for name, value in super().outfit(node, job).items() if name != "log_directory"}
+        return {name: value for name, value in super().node_settings(node, job).items() if name != "log_directory"}
 
     def logs(self, node: str, job: str) -> Logs:  # noqa: ARG002 (as above)
         """Return the logs of the ranks of *job*, wherever they ran."""
@@ -163,15 +163,15 @@ class SlurmNodes(RemoteNodes):
 
     def answers(self, node: str) -> bool:
         """Tell whether *node* answers now, by a step of its own."""
-        return self.lender.has(node) and super().answers(node)
+        return self.allocator.is_allocated(node) and super().answers(node)
 
-    def others_answer(self, but: Collection[str]) -> bool:  # noqa: ARG002 (nodes that are not ours say nothing)
+    def any_other_reachable(self, but: Collection[str]) -> bool:  # noqa: ARG002 (nodes that are not ours say nothing)
         """Tell whether Slurm's controller answers now: it is there to say what becomes of nodes."""
-        return self.lender.answers()
+        return self.allocator.answers()
 
     def survey(self, seconds: float | None = None) -> list[NodeView]:  # noqa: ARG002 (as the interface has it)
         """Look at all nodes that we have; of the others say what Slurm says. Steps take their time to begin; Slurm knows the dead."""
-        names, ours = self.names(), self.lender.nodes()
+        names, ours = self.names(), self.allocator.nodes()
         with ThreadPoolExecutor(min(HANDS, max(1, len(ours))), thread_name_prefix="survey") as hands:
             views = dict(zip(ours, hands.map(lambda node: self._view(node, REACH_SECONDS), ours), strict=True))
         return [self._placed(views[name]) if name in views else self._elsewhere(name) for name in names]
@@ -180,9 +180,9 @@ class SlurmNodes(RemoteNodes):
         return replace(view, allocation=self._allocation_of(view.name))
 
     def _elsewhere(self, node: str) -> NodeView:
-        state = self.lender.states.get(node)
-        said = "" if state is None else f"Slurm has it {state.in_words()}"
-        return NodeView(name=node, standing="away", why=said)
+        state = self.allocator.states.get(node)
+        said = "" if state is None else f"Slurm has it {state.describe()}"
+        return NodeView(name=node, status="away", why=said)
 
     def close(self) -> None:
         """Let go of all connections. Agents, and the allocations that they are in, go on."""
@@ -198,4 +198,4 @@ def told_of(cluster: SlurmCluster, job: str, name: str) -> str:
         seen.look()
     except HoldfastError as error:
         return str(error)
-    return "\n".join(one.in_words() for one in seen.present) or "it has no allocation"
+    return "\n".join(one.describe() for one in seen.present) or "it has no allocation"

@@ -10,7 +10,7 @@ from itertools import islice, zip_longest
 from typing import Any, Final
 
 from detectors.scheduler import DEAD, LEAVING
-from holdfast.errors import SlurmAway
+from holdfast.errors import SlurmUnavailable
 
 FORMAT: Final = "%A|%T|%r|%N|%S|%e|%D|%k"
 """Fields of squeue: id, state, reason, nodes, begin, end, count, comment. The comment comes last, as it may hold anything.
@@ -70,7 +70,7 @@ class Allocation:
         """Tell whether Slurm cleans up after it: it is over, or was put back into the queue."""
         return self.state == "COMPLETING"
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Say how it stands."""
         if self.is_here:
             return f"Slurm job {self.id} has {', '.join(self.nodes)}"
@@ -101,7 +101,7 @@ class SlurmNodeState:
         """Tell whether Slurm gives it to no further job."""
         return bool(LEAVING & set(self.states))
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Say how it stands, as sinfo would."""
         return "+".join(one.lower() for one in self.states) + (f" ({self.reason})" if self.reason else "")
 
@@ -128,7 +128,7 @@ def _allocation(line: str) -> Allocation:
 def node_states(text: str, partitions: str | None = None) -> dict[str, SlurmNodeState]:
     """Return the nodes that `sinfo --json` tells of, in its order: all, or those of *partitions*, whatever it was asked for.
 
-    Raise `SlurmAway` when that is not what it printed.
+    Raise `SlurmUnavailable` when that is not what it printed.
     """
     wanted = set((partitions or "").split(",")) - {""}
     try:
@@ -136,7 +136,7 @@ def node_states(text: str, partitions: str | None = None) -> dict[str, SlurmNode
         rows = told["nodes"] if "nodes" in told else _of_groups(told["sinfo"])
         found = [_node(row) for row in rows if not wanted or not row.get("partitions") or wanted & set(row["partitions"])]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SlurmAway("sinfo --json", f"what it printed cannot be read ({error})") from error
+        raise SlurmUnavailable("sinfo --json", f"what it printed cannot be read ({error})") from error
     return {node.name: node for node in found}
 
 

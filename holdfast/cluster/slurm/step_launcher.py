@@ -20,9 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from holdfast.process import NODE_MARK, fresh_signals, mark_of
+from holdfast.process import NODE_MARK, mark_of, reset_signals
 from holdfast.protocol import BadLine, LineBuffer, Message, connect, encode, listen
-from holdfast.source_tree import on_python_path
+from holdfast.source_tree import python_path_env
 
 SOCKET: Final = "warden.sock"
 HEAR: Final = 5.0
@@ -63,9 +63,9 @@ class StepLauncher:
 
     def _hear(self, guest: socket.socket) -> None:
         guest.settimeout(HEAR)
-        wish = _line(guest)
+        request = _line(guest)
         try:
-            self._agents.append(self._start(str(wish["node"]), str(wish["cluster"]), guest))
+            self._agents.append(self._start(str(request["node"]), str(request["cluster"]), guest))
         except (OSError, KeyError, ValueError) as error:
             guest.sendall(encode({"ready": False, "why": f"its warden cannot start an agent: {error}"}))
 
@@ -100,7 +100,7 @@ def own(folder: Path) -> None:
 def environment(folder: Path) -> dict[str, str]:
     """Return the environment of an agent: ours, without what is true of this step alone."""
     kept = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(("SLURM", "SRUN"))}
-    return {**kept, **on_python_path(os.environ), NODE_MARK: mark_of(folder)}  # for the workers, whatever their interpreter
+    return {**kept, **python_path_env(os.environ), NODE_MARK: mark_of(folder)}  # for the workers, whatever their interpreter
 
 
 def ask(folder: Path, node: str, cluster: str) -> int:
@@ -142,7 +142,7 @@ def main() -> int:
     folder = args.directory.expanduser().absolute() / "nodes" / node
     if args.start:
         return ask(folder, args.start, args.cluster)
-    fresh_signals()
+    reset_signals()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # they are for agents, who take them for notices of their end
     try:

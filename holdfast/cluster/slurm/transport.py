@@ -17,8 +17,8 @@ from typing import Final
 
 from holdfast.cluster.slurm.commands import environment
 from holdfast.cluster.slurm.parsing import SlurmNodeState
-from holdfast.errors import NodeLost, NoSlurm, NotAskable
-from holdfast.source_tree import of_source_tree
+from holdfast.errors import NodeLost, NodeStateUnknown, NoSlurm
+from holdfast.source_tree import source_tree_env
 from holdfast.spec import SlurmCluster
 
 SHOWN: Final = 200
@@ -44,7 +44,7 @@ def python_of(cluster: SlurmCluster) -> str:
 def handed_on() -> dict[str, str]:
     """Return the environment of what runs on nodes. From a source tree, which nodes share as they do homes, they take it from there."""
     words = environment()
-    return words | of_source_tree(words)
+    return words | source_tree_env(words)
 
 
 def step(allocation: str, node: str, *argv: str) -> list[str]:
@@ -174,7 +174,7 @@ class SlurmTransport:
         try:
             return StepPipe(step(allocation, node, self._python, "-m", "holdfast.agent.node.proxy"), self._python)
         except OSError as error:
-            raise NotAskable(node, f"no step can be started: {error}") from error
+            raise NodeStateUnknown(node, f"no step can be started: {error}") from error
 
     def _knock(self, node: str, until: float) -> None:
         """See that slurmd's port takes a connection, which is known at once: `srun` tries for ten seconds and more."""

@@ -43,7 +43,7 @@ class SshBurnInConnections:
 
     def address(self, node: str) -> str:
         """Return the address by which the node is reached from here, or from its jump host: other nodes are taken to reach it so too."""
-        return self._targets[node].door.address
+        return self._targets[node].endpoint.address
 
     def folder(self, node: str) -> str:  # noqa: ARG002 (the same on all)
         """Return the folder in which a disk is tried."""
@@ -55,7 +55,7 @@ class SshBurnInConnections:
         try:
             connection = self._ways.open(target, until)
         except NodeUnreachable:
-            self._ways.jumps.doubt(target.way)
+            self._ways.jumps.doubt(target.jump_hosts)
             raise
         until = time.monotonic() + DEADLINE
         try:

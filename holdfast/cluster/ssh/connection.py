@@ -35,12 +35,12 @@ logging.getLogger(LOG).setLevel(logging.CRITICAL)  # what it has to say comes as
 class Connection:
     """A way to a machine on which commands can be run, and other machines be reached."""
 
-    door: Endpoint
+    endpoint: Endpoint
     transport: Transport
     sock: socket.socket | paramiko.Channel
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Tell whether it can be used, as far as is known."""
         return self.transport.is_active()
 
@@ -65,28 +65,28 @@ class Opener:
     def __init__(self, known: KnownHosts, keys: Keys, watchdog: Watchdog) -> None:
         self._known, self._keys, self._watchdog = known, keys, watchdog
 
-    def open(self, door: Endpoint, until: float, *, via: Connection | None = None, then: float | None = None) -> Connection:
-        """Return a connection to *door* by *until* (monotonic); raise `NodeUnreachable` or `ProbeFailed`.
+    def open(self, endpoint: Endpoint, until: float, *, via: Connection | None = None, then: float | None = None) -> Connection:
+        """Return a connection to *endpoint* by *until* (monotonic); raise `NodeUnreachable` or `ProbeFailed`.
 
         With *then* the machine has until *until* to take a connection, which its kernel does, and until *then* to let us in.
         """
-        sock = _direct(door, until) if via is None else _through(via, door, until)
+        sock = _direct(endpoint, until) if via is None else _through(via, endpoint, until)
         until = until if then is None else then
         try:
             with self._watchdog.over(until, lambda: cut(sock)):
-                return self._shake_hands(door, sock, until)
+                return self._shake_hands(endpoint, sock, until)
         except BaseException:
             cut(sock)
             if isinstance(sock, socket.socket):
                 sock.close()
             raise
 
-    def key_of(self, door: Endpoint, until: float, *, via: Connection | None = None) -> PKey:
-        """Return the key that *door* shows, trusted or not; nobody logs in. Raise `NodeUnreachable` or `ProbeFailed`."""
-        sock = _direct(door, until) if via is None else _through(via, door, until)
+    def key_of(self, endpoint: Endpoint, until: float, *, via: Connection | None = None) -> PKey:
+        """Return the key that *endpoint* shows, trusted or not; nobody logs in. Raise `NodeUnreachable` or `ProbeFailed`."""
+        sock = _direct(endpoint, until) if via is None else _through(via, endpoint, until)
         try:
             with self._watchdog.over(until, lambda: cut(sock)):
-                transport = self._greeted(door, sock, until)
+                transport = self._greeted(endpoint, sock, until)
                 key = transport.get_remote_server_key()
                 _end(transport)
                 return key
@@ -95,22 +95,22 @@ class Opener:
             if isinstance(sock, socket.socket):
                 sock.close()
 
-    def _shake_hands(self, door: Endpoint, sock: socket.socket | paramiko.Channel, until: float) -> Connection:
-        transport = self._greeted(door, sock, until)
+    def _shake_hands(self, endpoint: Endpoint, sock: socket.socket | paramiko.Channel, until: float) -> Connection:
+        transport = self._greeted(endpoint, sock, until)
         try:
-            self._known.check(door.known_as, transport.get_remote_server_key())
-            with closing(self._keys.of(door.key, door.passphrase)) as keys:
-                log_in(transport, door.user, keys, str(door))
+            self._known.check(endpoint.known_as, transport.get_remote_server_key())
+            with closing(self._keys.of(endpoint.key, endpoint.passphrase)) as keys:
+                log_in(transport, endpoint.user, keys, str(endpoint))
         except (paramiko.SSHException, EOFError, OSError) as error:
             _end(transport)
-            raise of_handshake(error, str(door)) from error
+            raise of_handshake(error, str(endpoint)) from error
         except NoAnswer:
             _end(transport)
             raise
         sock.settimeout(LAZY)
-        return Connection(door, transport, sock)
+        return Connection(endpoint, transport, sock)
 
-    def _greeted(self, door: Endpoint, sock: socket.socket | paramiko.Channel, until: float) -> Transport:
+    def _greeted(self, endpoint: Endpoint, sock: socket.socket | paramiko.Channel, until: float) -> Transport:
         """Return an encrypted way to whoever shows the key that it has."""
         transport = None
         try:
@@ -118,13 +118,13 @@ class Opener:
             transport.set_log_channel(LOG)
             left = max(0.01, until - time.monotonic())
             transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = left
-            _ask_for_known_keys(transport, self._known.types_of(door.known_as), vouched=self._known.has_authority(door.known_as))
+            _ask_for_known_keys(transport, self._known.types_of(endpoint.known_as), vouched=self._known.has_authority(endpoint.known_as))
             transport.start_client(timeout=left)
             if not transport.initial_kex_done:
                 raise EOFError  # noqa: TRY301 (as paramiko does where it notices by itself)
         except (paramiko.SSHException, EOFError, OSError) as error:
             _end(transport)
-            raise of_handshake(error, str(door)) from error
+            raise of_handshake(error, str(endpoint)) from error
         return transport
 
 
@@ -143,24 +143,24 @@ def _ask_for_known_keys(transport: Transport, types: list[str], *, vouched: bool
     options.key_types = tuple(dict.fromkeys([*certificates, *known, *options.key_types]))
 
 
-def _direct(door: Endpoint, until: float) -> socket.socket:
+def _direct(endpoint: Endpoint, until: float) -> socket.socket:
     """Return a connected socket: the first of the machine's addresses that takes a connection."""
     try:
         left = until - time.monotonic()
-        found = in_time(left, lambda: socket.getaddrinfo(door.address, door.port, type=socket.SOCK_STREAM))
+        found = in_time(left, lambda: socket.getaddrinfo(endpoint.address, endpoint.port, type=socket.SOCK_STREAM))
     except TimeoutError:
-        raise ProbeFailed(f"no name server said in time where {door.address} is. Mend /etc/resolv.conf, or write its address") from None
+        raise ProbeFailed(f"no name server said in time where {endpoint.address} is. Mend /etc/resolv.conf, or write its address") from None
     except OSError as error:
-        raise of_socket(error, door.address) from error
+        raise of_socket(error, endpoint.address) from error
     except UnicodeError as error:
-        raise ProbeFailed(f"the name {door.address} cannot be asked for: {error}. Mend the address") from error
+        raise ProbeFailed(f"the name {endpoint.address} cannot be asked for: {error}. Mend the address") from error
     trouble: OSError = TimeoutError()
     for number, (family, kind, protocol, _name, address) in enumerate(found):
         try:
             return _connected(socket.socket(family, kind, protocol), address, (until - time.monotonic()) / (len(found) - number))
         except OSError as error:
             trouble = error
-    raise of_socket(trouble, str(door)) from trouble
+    raise of_socket(trouble, str(endpoint)) from trouble
 
 
 def _connected(sock: socket.socket, address: object, seconds: float) -> socket.socket:
@@ -177,14 +177,14 @@ def _connected(sock: socket.socket, address: object, seconds: float) -> socket.s
     return sock
 
 
-def _through(via: Connection, door: Endpoint, until: float) -> paramiko.Channel:
+def _through(via: Connection, endpoint: Endpoint, until: float) -> paramiko.Channel:
     """Return a channel through a jump host."""
     left = max(0.01, until - time.monotonic())
     try:
-        return via.transport.open_channel("direct-tcpip", (door.address, door.port), ("127.0.0.1", 0), timeout=left)
+        return via.transport.open_channel("direct-tcpip", (endpoint.address, endpoint.port), ("127.0.0.1", 0), timeout=left)
     except paramiko.ChannelException as error:
-        raise of_channel(error, str(door), str(via.door)) from error
+        raise of_channel(error, str(endpoint), str(via.endpoint)) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
-        if via.lives:
-            raise NodeUnreachable(f"{door}, through {via.door}: {error}") from error
-        raise ProbeFailed(f"the connection to jump host {via.door} broke: {error}") from error
+        if via.is_alive:
+            raise NodeUnreachable(f"{endpoint}, through {via.endpoint}: {error}") from error
+        raise ProbeFailed(f"the connection to jump host {via.endpoint} broke: {error}") from error

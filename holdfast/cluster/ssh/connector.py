@@ -20,8 +20,8 @@ class Connector:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
         self.known, keys = known or KnownHosts.read(cluster.known_hosts), Keys()
         self.targets = targets_of(cluster, own_name)
-        for door in (door for target in self.targets for door in (target.door, *target.way)):
-            keys.load(door.key, door.passphrase)
+        for endpoint in (endpoint for target in self.targets for endpoint in (target.endpoint, *target.jump_hosts)):
+            keys.load(endpoint.key, endpoint.passphrase)
         self.watchdog = Watchdog()
         self._opener = Opener(self.known, keys, self.watchdog)
         self.jumps = Jumps(self._opener)
@@ -31,11 +31,11 @@ class Connector:
 
         With *then* the node has until *until* to take a connection, and until *then* to let us in.
         """
-        return self._opener.open(target.door, until, via=self.jumps.to(target.way, until), then=then)
+        return self._opener.open(target.endpoint, until, via=self.jumps.to(target.jump_hosts, until), then=then)
 
-    def key_of(self, door: Endpoint, way: tuple[Endpoint, ...], until: float) -> PKey:
-        """Return the key that *door*, behind *way*, shows by *until*, trusted or not; raise `NodeUnreachable` or `ProbeFailed`."""
-        return self._opener.key_of(door, until, via=self.jumps.to(way, until))
+    def key_of(self, endpoint: Endpoint, jump_hosts: tuple[Endpoint, ...], until: float) -> PKey:
+        """Return the key that *endpoint*, behind *jump_hosts*, shows by *until*, trusted or not; raise `NodeUnreachable` or `ProbeFailed`."""
+        return self._opener.key_of(endpoint, until, via=self.jumps.to(jump_hosts, until))
 
     def close(self) -> None:
         """End the connections to jump hosts, and what watches over deadlines."""

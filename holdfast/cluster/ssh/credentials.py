@@ -17,7 +17,7 @@ from paramiko.pkey import PublicBlob
 from holdfast.cluster.ssh.watchdog import in_time
 from holdfast.errors import UnusableFile
 from holdfast.probe.remote.errors import NodeUnreachable, ProbeFailed
-from holdfast.secrets import is_elsewhere, secret
+from holdfast.secrets import is_secret_reference, secret
 
 OWN_FILES: Final = ("id_ed25519", "id_ecdsa", "id_rsa")
 """The user's own keys, in the order in which they are tried."""
@@ -86,7 +86,7 @@ class Keys:
             self._phrases[passphrase] = _phrase(passphrase)
         if file is not None and (file, passphrase) not in self._files:
             lock = None if passphrase is None else HostKeyGate(passphrase, self._phrases[passphrase])
-            self._files[file, passphrase] = _elsewhere(file, lock) if is_elsewhere(file) else _file(Path(file).expanduser(), lock)
+            self._files[file, passphrase] = _elsewhere(file, lock) if is_secret_reference(file) else _file(Path(file).expanduser(), lock)
 
     def of(self, file: str | None, passphrase: str | None = None) -> Generator[PKey]:
         """Yield the keys to try: that of *file*, or else what the SSH agent has, and the user's own."""
@@ -166,7 +166,7 @@ def _agents() -> Generator[PKey]:
 
 def _phrase(name: str) -> bytes:
     """Return the passphrase that is the secret called *name*, or that a file of that name holds; its line end is none of it."""
-    if is_elsewhere(name):
+    if is_secret_reference(name):
         return secret(name, PHRASE).rstrip("\r\n").encode()
     try:
         held = Path(name).expanduser().read_bytes().rstrip(b"\r\n")

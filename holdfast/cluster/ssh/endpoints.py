@@ -37,12 +37,12 @@ class Target:
     """A node, and the doors on the way to it."""
 
     node: str
-    door: Endpoint
+    endpoint: Endpoint
     python: str
     """Its interpreter."""
     directory: str
     """Its folder for what is ours."""
-    way: tuple[Endpoint, ...] = ()
+    jump_hosts: tuple[Endpoint, ...] = ()
     """Jump hosts, first to last."""
 
 
@@ -51,10 +51,10 @@ def targets_of(cluster: SshCluster, own_name: Callable[[], str]) -> list[Target]
     found = []
     for host in cluster.machines:
         user, key, phrase = host.user or cluster.user or own_name(), host.key or cluster.key, host.passphrase or cluster.passphrase
-        door = Endpoint(address=host.address or host.name, port=host.port or cluster.port, user=user, key=key, passphrase=phrase)
+        endpoint = Endpoint(address=host.address or host.name, port=host.port or cluster.port, user=user, key=key, passphrase=phrase)
         hops = cluster.jump if host.jump is None else host.jump
         ours = {"python": host.python or cluster.python, "directory": host.directory or cluster.directory}
-        found.append(Target(node=host.name, door=door, **ours, way=tuple(_door(hop, door) for hop in hops)))
+        found.append(Target(node=host.name, endpoint=endpoint, **ours, jump_hosts=tuple(_door(hop, endpoint) for hop in hops)))
     return found
 
 

@@ -31,9 +31,9 @@ class SshInterpreter:
             raise ProbeFailed(f"it let us in, and {done}: {str(error) or type(error).__name__}. See `MaxSessions` of its sshd") from error
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Tell whether it can be asked, as far as is known."""
-        return self._connection.lives and not self._channel.closed and not self._channel.eof_received
+        return self._connection.is_alive and not self._channel.closed and not self._channel.eof_received
 
     def settimeout(self, timeout: float | None) -> None:
         """Set how many seconds a call may wait."""
@@ -64,7 +64,7 @@ class SshInterpreter:
 
     def connection_error(self) -> str:
         """Say that the connection ended; nothing where it lives."""
-        return "" if self._connection.lives else f"the connection to {self._connection.door} ended before it answered"
+        return "" if self._connection.is_alive else f"the connection to {self._connection.endpoint} ended before it answered"
 
     def close(self) -> None:
         """End the connection, and with it the interpreter."""

@@ -30,45 +30,45 @@ class Jumps:
         self._one_at_a_time: dict[tuple[Endpoint, ...], threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def to(self, way: tuple[Endpoint, ...], until: float) -> Connection | None:
-        """Return a connection to the last machine of *way*, or nothing for a direct one; raise `ProbeFailed` when there is none.
+    def to(self, jump_hosts: tuple[Endpoint, ...], until: float) -> Connection | None:
+        """Return a connection to the last machine of *jump_hosts*, or nothing for a direct one; raise `ProbeFailed` when there is none.
 
         A jump host that does not answer speaks against no node behind it.
         """
-        if not way:
+        if not jump_hosts:
             return None
         with self._lock:
-            turn = self._one_at_a_time.setdefault(way, threading.Lock())
+            turn = self._one_at_a_time.setdefault(jump_hosts, threading.Lock())
         if not turn.acquire(timeout=max(0.01, until - time.monotonic())):
-            raise ProbeFailed(f"jump host {way[-1]} could not be reached in time")
+            raise ProbeFailed(f"jump host {jump_hosts[-1]} could not be reached in time")
         try:
-            return self._reached(way, until)
+            return self._reached(jump_hosts, until)
         finally:
             turn.release()
 
-    def _reached(self, way: tuple[Endpoint, ...], until: float) -> Connection:
-        present = self._open.get(way)
-        if present is not None and present.lives and (way not in self._doubted or _answers(present, until)):
-            self._doubted.discard(way)
+    def _reached(self, jump_hosts: tuple[Endpoint, ...], until: float) -> Connection:
+        present = self._open.get(jump_hosts)
+        if present is not None and present.is_alive and (jump_hosts not in self._doubted or _answers(present, until)):
+            self._doubted.discard(jump_hosts)
             return present
         if present is not None:
             present.cut()
-        at, why = self._failed.get(way, (0.0, ""))
+        at, why = self._failed.get(jump_hosts, (0.0, ""))
         if why and time.monotonic() - at < AGAIN:
             raise ProbeFailed(why)
         try:
-            before = self.to(way[:-1], until)
-            self._open[way] = self._opener.open(way[-1], until, via=before)
+            before = self.to(jump_hosts[:-1], until)
+            self._open[jump_hosts] = self._opener.open(jump_hosts[-1], until, via=before)
         except NoAnswer as error:
-            why = str(error) if isinstance(error, ProbeFailed) else f"jump host {way[-1]} could not be reached: {error}"
-            self._failed[way] = (time.monotonic(), why)
+            why = str(error) if isinstance(error, ProbeFailed) else f"jump host {jump_hosts[-1]} could not be reached: {error}"
+            self._failed[jump_hosts] = (time.monotonic(), why)
             raise ProbeFailed(why) from error
-        return self._open[way]
+        return self._open[jump_hosts]
 
-    def doubt(self, way: tuple[Endpoint, ...]) -> None:
-        """Have the last machine of *way* prove that it answers before it is used again: a node behind it did not."""
-        if way:
-            self._doubted.add(way)
+    def doubt(self, jump_hosts: tuple[Endpoint, ...]) -> None:
+        """Have the last machine of *jump_hosts* prove that it answers before it is used again: a node behind it did not."""
+        if jump_hosts:
+            self._doubted.add(jump_hosts)
 
     def forget(self) -> None:
         """Try jump hosts anew that could not be reached: what kept us from it was mended."""
@@ -76,8 +76,8 @@ class Jumps:
 
     def close(self) -> None:
         """End all connections, the innermost first."""
-        for way in sorted(self._open, key=len, reverse=True):
-            self._open[way].cut()
+        for jump_hosts in sorted(self._open, key=len, reverse=True):
+            self._open[jump_hosts].cut()
         self._open.clear()
 
 

@@ -100,7 +100,7 @@ class KnownHosts:
         """Tell whether an authority may vouch for *name*: a server that has a certificate is asked for it."""
         return bool(self._authorities_of(name))
 
-    def standing(self, name: str, key: PKey) -> HostKeyStatus:
+    def status(self, name: str, key: PKey) -> HostKeyStatus:
         """Return what is known of the *key* that *name* shows."""
         if self._revoking(key) is not None:
             return HostKeyStatus.REVOKED
@@ -111,18 +111,18 @@ class KnownHosts:
 
     def check(self, name: str, key: PKey) -> None:
         """Raise `ProbeFailed` when *key* is not one that is known to be the key of *name*."""
-        standing = self.standing(name, key)
-        if standing is not HostKeyStatus.TRUSTED:
-            raise ProbeFailed(self.complaint(standing, name, key))
+        status = self.status(name, key)
+        if status is not HostKeyStatus.TRUSTED:
+            raise ProbeFailed(self.complaint(status, name, key))
 
-    def complaint(self, standing: HostKeyStatus, name: str, key: PKey) -> str:
+    def complaint(self, status: HostKeyStatus, name: str, key: PKey) -> str:
         """Say why *key* is not trusted, and what is to be done."""
         shown = key.fingerprint
-        if standing is HostKeyStatus.REVOKED:
+        if status is HostKeyStatus.REVOKED:
             return f"{name} showed the key {shown}, which {self._revoking(key)} says is revoked: find out who answers there"
         if why := self._vouched(name, key):
             shown += f", with a certificate that does not count: {why}"
-        if standing is HostKeyStatus.UNKNOWN:
+        if status is HostKeyStatus.UNKNOWN:
             cure = "Check that it is the machine's own, then add it: `holdfast nodes trust CLUSTER_FILE` shows it and asks"
             files = " and ".join(str(path) for path in self._read or [self.path])
             return f"unknown host key: in {files} is no key of {name}, which showed {shown}. {cure}"

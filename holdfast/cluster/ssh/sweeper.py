@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from detectors.evidence import Blind
-from detectors.probe_result import Found, Missed, NodeLook
+from detectors.evidence import Unknown
+from detectors.probe_result import NodeProbe, ProbeOutcome, UnansweredProbe
 from detectors.readings import NodeReading
 from holdfast.cluster.ssh.connection import Connection
 from holdfast.cluster.ssh.connector import Connector
@@ -84,16 +84,16 @@ class SshSweeper:
         """Return the nodes' names, in the cluster's order."""
         return list(self._lines)
 
-    def sweep(self, deadline: float = DEADLINE, nodes: Collection[str] | None = None) -> dict[str, NodeLook]:
+    def sweep(self, deadline: float = DEADLINE, nodes: Collection[str] | None = None) -> dict[str, NodeProbe]:
         """Return a look at each node (or each of *nodes*), in the cluster's order; one attempt takes *deadline* seconds at most."""
         lines = [line for name, line in self._lines.items() if nodes is None or name in nodes]
-        looks: dict[str, NodeLook] = {}
+        looks: dict[str, NodeProbe] = {}
         with ThreadPoolExecutor(max(1, min(self._hands, len(lines))), thread_name_prefix="sweep") as hands:
             missing = lines
             while missing:
                 found = list(hands.map(lambda line: self._look(line, deadline), missing))
                 looks |= {look.node: look for look in found}
-                again = {look.node for look in found if isinstance(look.found, Missed) and look.found.times < self.cluster.misses}
+                again = {look.node for look in found if isinstance(look.found, UnansweredProbe) and look.found.times < self.cluster.misses}
                 missing = [line for line in missing if line.target.node in again]
                 if missing:
                     time.sleep(self._pause)
@@ -106,25 +106,25 @@ class SshSweeper:
             line.cut()
         self._ways.jumps.close()
 
-    def _look(self, line: NodeConnection, deadline: float) -> NodeLook:
+    def _look(self, line: NodeConnection, deadline: float) -> NodeProbe:
         """Make one attempt to look at a node, and return what came of it."""
         begun = time.monotonic()
         with line.busy:
             try:
-                found: Found = self._attempt(line, begun + deadline)
+                found: ProbeOutcome = self._attempt(line, begun + deadline)
             except ProbeFailed as error:
                 line.cut()
-                found = Blind(str(error))
+                found = Unknown(str(error))
             except NodeUnreachable as error:
                 line.cut()
-                self._ways.jumps.doubt(line.target.way)
-                found = Missed(times=line.misses + 1, why=str(error))
-            if not isinstance(found, Blind):  # which says nothing of the node, and so ends no row of misses
-                line.misses = found.times if isinstance(found, Missed) else 0
-        return NodeLook(node=line.target.node, at=time.time(), seconds=time.monotonic() - begun, found=found)
+                self._ways.jumps.doubt(line.target.jump_hosts)
+                found = UnansweredProbe(times=line.misses + 1, why=str(error))
+            if not isinstance(found, Unknown):  # which says nothing of the node, and so ends no row of misses
+                line.misses = found.times if isinstance(found, UnansweredProbe) else 0
+        return NodeProbe(node=line.target.node, at=time.time(), seconds=time.monotonic() - begun, found=found)
 
-    def _attempt(self, line: NodeConnection, until: float) -> NodeReading | Blind:
-        if line.connection is not None and line.connection.lives:
+    def _attempt(self, line: NodeConnection, until: float) -> NodeReading | Unknown:
+        if line.connection is not None and line.connection.is_alive:
             try:
                 return self._asked(line, line.connection, until - KEPT * (until - time.monotonic()))
             except NoAnswer:
@@ -133,24 +133,24 @@ class SshSweeper:
         line.connection = self._ways.open(line.target, until)
         return self._asked(line, line.connection, until)
 
-    def _asked(self, line: NodeConnection, connection: Connection, until: float) -> NodeReading | Blind:
+    def _asked(self, line: NodeConnection, connection: Connection, until: float) -> NodeReading | Unknown:
         with self._ways.watchdog.over(until + 0.5, connection.cut):  # for the calls that know no deadline; the others end by themselves
-            if line.collector is None or not line.collector.lives:
+            if line.collector is None or not line.collector.is_alive:
                 interpreter = SshInterpreter(connection, line.target.python, until)
                 line.collector = RemoteProgram(interpreter, program(), until, expected="look")
             seconds = max(0.2, SHARE * (until - time.monotonic()))
             found = reading_of(line.collector.ask(until, node=line.target.node, seconds=seconds))
         return dataclasses.replace(found, node=line.target.node) if isinstance(found, NodeReading) else found
 
-    def _without_ours(self, looks: dict[str, NodeLook], lines: list[NodeConnection]) -> dict[str, NodeLook]:
+    def _without_ours(self, looks: dict[str, NodeProbe], lines: list[NodeConnection]) -> dict[str, NodeProbe]:
         """Return *looks* without the misses that are ours: when all nodes that are reached one way miss at once, it is the way."""
-        for way in {line.target.way for line in lines}:
-            group = [looks[line.target.node] for line in lines if line.target.way == way]
-            if len(group) > 1 and all(isinstance(look.found, Missed) for look in group):
-                whose = f"the way through {way[-1]}" if way else "our own network"
+        for jump_hosts in {line.target.jump_hosts for line in lines}:
+            group = [looks[line.target.node] for line in lines if line.target.jump_hosts == jump_hosts]
+            if len(group) > 1 and all(isinstance(look.found, UnansweredProbe) for look in group):
+                whose = f"the way through {jump_hosts[-1]}" if jump_hosts else "our own network"
                 for look in group:
-                    assert isinstance(look.found, Missed)
+                    assert isinstance(look.found, UnansweredProbe)
                     self._lines[look.node].misses = 0
                     why = f"all {len(group)} nodes missed at once, so {whose} is suspected and no node; this one: {look.found.why}"
-                    looks[look.node] = dataclasses.replace(look, found=Blind(why))
+                    looks[look.node] = dataclasses.replace(look, found=Unknown(why))
         return looks

@@ -11,7 +11,7 @@ import paramiko
 
 from holdfast.cluster.ssh.connection import Connection
 from holdfast.cluster.ssh.connector import Connector
-from holdfast.errors import NodeLost, NotAskable
+from holdfast.errors import NodeLost, NodeStateUnknown
 from holdfast.probe.remote.errors import NodeUnreachable, ProbeFailed, printable
 from holdfast.protocol import PROTOCOL
 from holdfast.spec import SshCluster
@@ -67,16 +67,16 @@ class SshTransport:
         self._targets = {target.node: target for target in self._ways.targets}
 
     def open(self, node: str, until: float, then: float) -> SshPipe:
-        """Log in to *node* and start its gate; raise `NodeLost` when it does not answer, `NotAskable` when the look could not be made."""
+        """Log in to *node* and start its proxy; raise `NodeLost` when it does not answer, `NodeStateUnknown` when that is unknown."""
         target = self._targets[node]
         python = f"{target.directory}/env/bin/python"
         try:
             connection = self._ways.open(target, until, then=then)
         except NodeUnreachable as error:
-            self._ways.jumps.doubt(target.way)
+            self._ways.jumps.doubt(target.jump_hosts)
             raise NodeLost(node, str(error)) from error
         except ProbeFailed as error:
-            raise NotAskable(node, str(error)) from error
+            raise NodeStateUnknown(node, str(error)) from error
         try:
             with self._ways.watchdog.over(then, connection.cut):
                 channel = connection.transport.open_session(timeout=max(0.01, then - time.monotonic()))
@@ -90,7 +90,7 @@ class SshTransport:
 
     def address(self, node: str) -> str:
         """Return the address by which the node is reached."""
-        return self._targets[node].door.address
+        return self._targets[node].endpoint.address
 
     def close(self) -> None:
         """Let go of the jump hosts; each pipe has a connection of its own."""

@@ -26,8 +26,8 @@ DEADLINE: Final = 15.0
 class Machine:
     """A node, or a jump host: who it is in known_hosts, and the way to it."""
 
-    door: Endpoint
-    way: tuple[Endpoint, ...]
+    endpoint: Endpoint
+    jump_hosts: tuple[Endpoint, ...]
     nodes: tuple[str, ...]
     """The node that it is, or those that lie behind it."""
     is_node: bool
@@ -39,7 +39,7 @@ class ShownKey:
 
     machine: Machine
     key: PKey | None = None
-    standing: HostKeyStatus | None = None
+    status: HostKeyStatus | None = None
     """What is known of the key; empty where none was shown."""
     why: str = ""
     """What stands against trusting it, in words."""
@@ -47,7 +47,7 @@ class ShownKey:
     @property
     def name(self) -> str:
         """Return the machine's name in known_hosts."""
-        return self.machine.door.known_as
+        return self.machine.endpoint.known_as
 
 
 class Trust:
@@ -70,11 +70,14 @@ class Trust:
         found = []
         for target in self._ways.targets:
             if not nodes or target.node in nodes:
-                for place, door in enumerate(target.way):
-                    behind.setdefault((door, target.way[:place]), []).append(target.node)
-                found.append(Machine(door=target.door, way=target.way, nodes=(target.node,), is_node=True))
-        jumps = [Machine(door=door, way=way, nodes=tuple(names), is_node=False) for (door, way), names in behind.items()]
-        return sorted(jumps, key=lambda one: len(one.way)) + found
+                for place, endpoint in enumerate(target.jump_hosts):
+                    behind.setdefault((endpoint, target.jump_hosts[:place]), []).append(target.node)
+                found.append(Machine(endpoint=target.endpoint, jump_hosts=target.jump_hosts, nodes=(target.node,), is_node=True))
+        jumps = [
+            Machine(endpoint=endpoint, jump_hosts=jump_hosts, nodes=tuple(names), is_node=False)
+            for (endpoint, jump_hosts), names in behind.items()
+        ]
+        return sorted(jumps, key=lambda one: len(one.jump_hosts)) + found
 
     def ask(self, machines: Iterable[Machine]) -> list[ShownKey]:
         """Return what each of *machines* shows. Those behind a jump host that is not trusted show nothing."""
@@ -83,14 +86,14 @@ class Trust:
             return list(hands.map(self._ask, machines))
 
     def _ask(self, machine: Machine) -> ShownKey:
-        door = machine.door
+        endpoint = machine.endpoint
         try:
-            key = self._ways.key_of(door, machine.way, time.monotonic() + DEADLINE)
+            key = self._ways.key_of(endpoint, machine.jump_hosts, time.monotonic() + DEADLINE)
         except NoAnswer as error:
             return ShownKey(machine=machine, why=str(error))
-        standing = self.known.standing(door.known_as, key)
-        why = "" if standing in {HostKeyStatus.TRUSTED, HostKeyStatus.UNKNOWN} else self.known.complaint(standing, door.known_as, key)
-        return ShownKey(machine=machine, key=key, standing=standing, why=why)
+        status = self.known.status(endpoint.known_as, key)
+        why = "" if status in {HostKeyStatus.TRUSTED, HostKeyStatus.UNKNOWN} else self.known.complaint(status, endpoint.known_as, key)
+        return ShownKey(machine=machine, key=key, status=status, why=why)
 
     def add(self, shown: Iterable[ShownKey]) -> None:
         """Trust these machines' keys from now on; raise `UnusableFile` when the file cannot be written."""

@@ -13,7 +13,7 @@ _Home = Annotated[tuple[str, Count], Field(strict=False)]
 """Host and port; JSON has no tuples."""
 
 
-class _Memory(Record):
+class _MemstoreAnswer(Record):
     port: Count | None = None
     to: list[_Home] = Field(default_factory=list)
 
@@ -39,7 +39,7 @@ class _About(Record):
     grouped: list[Count]
     standbys: dict[Digits, _Standby]
     roles: _Roles | None
-    memory: _Memory | None
+    memory: _MemstoreAnswer | None
 
 
 class _Attached(Record):
@@ -48,7 +48,7 @@ class _Attached(Record):
 
 
 class _Prepared(Record):
-    memory: _Memory | None = None
+    memory: _MemstoreAnswer | None = None
 
 
 class _Port(Record):

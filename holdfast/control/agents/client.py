@@ -20,8 +20,8 @@ from typing import Final
 
 from holdfast.control.agents.answers import complaint
 from holdfast.control.agents.event_queue import EventQueue
-from holdfast.control.agents.reactor import LISTENER
-from holdfast.errors import AgentGone, LeaseLost, NodeLost, OrderRefused, OtherProtocol
+from holdfast.control.agents.reactor import REACTOR
+from holdfast.errors import AgentDisconnected, CommandRejected, LeaseLost, NodeLost, ProtocolMismatch
 from holdfast.log import note
 from holdfast.protocol import PROTOCOL, BadLine, LineBuffer, Message, encode
 
@@ -46,8 +46,8 @@ class Disconnection(OSError):
 class AgentClient:
     """One agent. Its events go to *inbox* with the node's name; its end is an event too.
 
-    Raise `AgentGone` when none listens on the node, `NodeLost` when the node does not answer in time, `OtherProtocol` when nobody there
-    speaks ours.
+    Raise `AgentDisconnected` when none listens on the node, `NodeLost` when the node does not answer in time, `ProtocolMismatch` when
+    the agent there has another protocol.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class AgentClient:
         """When the agent was last heard, and when it was last given an order."""
         self.gone: str | None = None
         self.gone_at: float | None = None
-        self.away_since: float | None = None
+        self.disconnected_since: float | None = None
         """Since when there has been no connection (monotonic); None while there is one."""
         self.superseded = 0
         """Epoch of a newer flow, once the agent has refused an order in its favour."""
@@ -81,32 +81,32 @@ class AgentClient:
         except TimeoutError as error:
             raise NodeLost(node, str(error)) from error
         except OSError as error:
-            raise AgentGone(node, str(error)) from error
+            raise AgentDisconnected(node, str(error)) from error
         self._socket.settimeout(None)
         self._lines = LineBuffer()
-        self._listened = LISTENER.add(self._socket, self._hear, self._ended)
+        self._listened = REACTOR.add(self._socket, self._hear, self._ended)
 
     def about(self) -> Message:
         """Return what the agent says of itself: its job, generation, membership and workers."""
-        told = self.order("about", protocol=PROTOCOL)
+        told = self.send_command("about", protocol=PROTOCOL)
         self.agent = told.get("agent")
         return told
 
     def attach(self, *, since: int = LATEST) -> None:
         """Have the agent tell its events from now on, those after *since* first; return when the first ones are in the inbox."""
-        told = self.order("attach", since=since, protocol=PROTOCOL)
+        told = self.send_command("attach", since=since, protocol=PROTOCOL)
         self.agent = told["agent"]
         self._told = max(int(told["since"]), self._told or 0)  # some of them may have come already
-        self.order("ping")  # answered after the events of the past: one stream keeps its order
+        self.send_command("ping")  # answered after the events of the past: one stream keeps its order
 
     @property
     def away(self) -> bool:
         """Tell whether there has been no connection for so long that orders do not wait for the next one."""
-        since = self.away_since
+        since = self.disconnected_since
         return since is not None and time.monotonic() - since > PATIENCE
 
-    def order(self, verb: str, *, seconds: float = 10.0, **facts: object) -> Message:
-        """Give an order and wait for its answer; raise `OrderRefused` when it is no, `AgentGone` when none comes.
+    def send_command(self, verb: str, *, seconds: float = 10.0, **facts: object) -> Message:
+        """Give an order and wait for its answer; raise `CommandRejected` when it is no, `AgentDisconnected` when none comes.
 
         Raise `LeaseLost` when the agent says that a newer flow steers the job.
         """
@@ -120,21 +120,23 @@ class AgentClient:
             self.forget(number)
 
     def judged(self, verb: str, answer: Message) -> Message:
-        """Return the answer to an order; raise `OrderRefused` when it is no, `AgentGone` when it is the agent's end."""
-        if answer.get("event") == "agent.gone":
-            raise AgentGone(self.node, str(answer.get("why")))
+        """Return the answer to an order; raise `CommandRejected` when it is no, `AgentDisconnected` when it is the agent's end."""
+        if answer.get("event") == "agent.disconnected":
+            raise AgentDisconnected(self.node, str(answer.get("why")))
         if answer.get("ok") is not True:
             if self.superseded:
                 raise LeaseLost(self.job or "", f"a newer flow (epoch {self.superseded})")
-            raise OrderRefused(self.node, verb, str(answer.get("why", "it gave no reason")))
+            raise CommandRejected(self.node, verb, str(answer.get("why", "it gave no reason")))
         if why := complaint(verb, answer):
-            raise OrderRefused(self.node, verb, f"what its agent answers makes no sense: {why}")
+            raise CommandRejected(self.node, verb, f"what its agent answers makes no sense: {why}")
         return answer
 
-    def silence(self, verb: str, seconds: float) -> AgentGone:
+    def silence(self, verb: str, seconds: float) -> AgentDisconnected:
         """Return the error that no answer to an order came in so many *seconds*."""
-        missing = "its connection is being sought" if self.away_since is not None else f"no answer to '{verb}' within {seconds:.0f} s"
-        return AgentGone(self.node, missing)
+        missing = (
+            "its connection is being sought" if self.disconnected_since is not None else f"no answer to '{verb}' within {seconds:.0f} s"
+        )
+        return AgentDisconnected(self.node, missing)
 
     def _answer(self, answers: queue.SimpleQueue[Message], until: float) -> Message:
         """Wait for an answer; raise ``queue.Empty`` when there is none by *until*, or no connection for too long."""
@@ -149,14 +151,14 @@ class AgentClient:
             self._number, self.spoke = self._number + 1, time.monotonic()
             number = self._number
             if self.gone:
-                raise AgentGone(self.node, self.gone)
+                raise AgentDisconnected(self.node, self.gone)
             if self.away:
-                raise AgentGone(self.node, "its connection is being sought")
+                raise AgentDisconnected(self.node, "its connection is being sought")
             facts = {"id": number, "do": verb, "epoch": self.epoch, "job": self.job, "session": self._session, **facts}
             line = encode(facts)
             self._answers[number] = take
             self._unanswered[number] = line
-            if self.away_since is None:
+            if self.disconnected_since is None:
                 with suppress(OSError):  # the listener sees the end as well, and it is given again
                     self._socket.sendall(line)
         return number
@@ -168,7 +170,7 @@ class AgentClient:
 
     def takes(self) -> bool:
         """Tell whether an order can be sent now without waiting until the agent has read the ones before."""
-        if self.away_since is not None:
+        if self.disconnected_since is not None:
             return True  # it is kept for the next connection
         writable = select.poll()
         try:
@@ -179,15 +181,15 @@ class AgentClient:
 
     def ping(self) -> None:
         """Show the agent that somebody is here; its answer shows the same of the agent."""
-        if self.away_since is None:
-            with suppress(AgentGone):
+        if self.disconnected_since is None:
+            with suppress(AgentDisconnected):
                 self.forget(self.send("ping", lambda _: None))
 
     def speaks(self, since: float, seconds: float) -> bool:
         """Tell whether anything is heard after *since* (monotonic), for which it is waited so many seconds."""
         until = time.monotonic() + seconds
         while not self.gone and time.monotonic() < until:
-            if self.heard > since and self.away_since is None:
+            if self.heard > since and self.disconnected_since is None:
                 return True
             time.sleep(0.01)
         return False
@@ -197,7 +199,7 @@ class AgentClient:
         self._closed.set()
         with self._lock:
             sock, listened = self._socket, self._listened
-        if LISTENER.drop(listened):
+        if REACTOR.drop(listened):
             self._end("its connection was closed")
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
@@ -219,7 +221,7 @@ class AgentClient:
             self._end(why)
             return
         self._socket.close()
-        self.away_since, self.missed = time.monotonic(), 0
+        self.disconnected_since, self.missed = time.monotonic(), 0
         threading.Thread(target=self._seek, args=(why,), name=f"seek-{self.node}", daemon=True).start()
 
     def _seek(self, why: str) -> None:
@@ -230,9 +232,9 @@ class AgentClient:
             return
         with self._lock:
             self._lines = lines
-            self._listened = LISTENER.add(self._socket, self._hear, self._ended)
+            self._listened = REACTOR.add(self._socket, self._hear, self._ended)
             listened = self._listened
-        if self._closed.is_set() and LISTENER.drop(listened):  # in between
+        if self._closed.is_set() and REACTOR.drop(listened):  # in between
             self._socket.close()
             self._end(why)
 
@@ -244,7 +246,7 @@ class AgentClient:
                 raise OSError
             try:
                 sock = self._connect()
-            except (TimeoutError, OtherProtocol) as error:
+            except (TimeoutError, ProtocolMismatch) as error:
                 if not self.missed:
                     note(log, "agent.away", node=self.node, why=error)
                 self.missed += 1
@@ -284,7 +286,7 @@ class AgentClient:
             sock.close()
             raise OSError("another agent serves there now")
         with self._lock:
-            self._socket, self.away_since, self.heard = sock, None, time.monotonic()
+            self._socket, self.disconnected_since, self.heard = sock, None, time.monotonic()
             waiting = [self._unanswered[number] for number in sorted(self._unanswered)]
             with suppress(OSError):  # the listener sees the end
                 if self._told is not None:
@@ -295,13 +297,13 @@ class AgentClient:
         return lines
 
     def _end(self, why: str) -> None:
-        away = 0.0 if self.away_since is None else time.monotonic() - self.away_since
+        away = 0.0 if self.disconnected_since is None else time.monotonic() - self.disconnected_since
         self.gone_at, self.gone = time.time() - away, why
-        message = {"event": "agent.gone", "why": why, "at": self.gone_at}
+        message = {"event": "agent.disconnected", "why": why, "at": self.gone_at}
         for take in list(self._answers.values()):
             take(message)
         if not self._closed.is_set():
-            note(log, "agent.gone", node=self.node, why=why)
+            note(log, "agent.disconnected", node=self.node, why=why)
             self._event_queue.put((self.node, message))
 
     def _take(self, message: Message) -> None:

@@ -26,9 +26,9 @@ CATCH_UP: Final = 5.0
 class ConnectivityMonitor:
     """What a flow hears of all its agents together."""
 
-    def __init__(self, fleet: AgentPool, lease: float, tell: Callable[[Fault], None], remark: Callable[[str], None]) -> None:
+    def __init__(self, fleet: AgentPool, lease: float, tell: Callable[[Fault], None], record_event: Callable[[str], None]) -> None:
         """Begin with all that is heard; agents end their ranks after *lease* seconds without a word from a flow."""
-        self._fleet, self._lease, self._tell, self._remark = fleet, lease, tell, remark
+        self._fleet, self._lease, self._tell, self._remark = fleet, lease, tell, record_event
         self._deaf = False
         self._until = -CATCH_UP
         """Until when nobody could be heard (monotonic)."""
@@ -37,17 +37,17 @@ class ConnectivityMonitor:
         self.told = False
         """It is on record that nobody is heard, and not yet that anybody is again."""
 
-    def deaf(self) -> bool:
+    def is_partitioned(self) -> bool:
         """Tell whether nobody can be heard, or could until a moment ago: what is not known must not be held against anybody."""
         return self._deaf or time.monotonic() - self._until < CATCH_UP
 
     def known_until(self) -> float:
         """Return until when (wall clock) it is known what ranks do: as agents told, or until now where any news would be heard."""
-        if not self.deaf() and self._fleet.answered():
+        if not self.is_partitioned() and self._fleet.answered():
             return time.time()
-        return _wall(self._before if self.deaf() else self._fleet.newest_word) + KNOWN * self._fleet.beat
+        return _wall(self._before if self.is_partitioned() else self._fleet.newest_word) + KNOWN * self._fleet.beat
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """See whether anybody can be heard, and tell when that changes."""
         before, self._deaf = self._deaf, self._hears_nobody()
         if not (before or self._deaf or self.told):  # thousands of agents need not be gone through for that

@@ -10,7 +10,7 @@ from typing import Final
 
 from holdfast.protocol import Message
 
-PATIENT: Final = frozenset({"beats"})
+PATIENT: Final = frozenset({"heartbeats"})
 """Events that come by the thousand each second and wake nobody: they are taken in with the next look, in their turn."""
 
 MOST: Final = 128 * 2**20

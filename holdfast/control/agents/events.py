@@ -17,7 +17,7 @@ _Row = Annotated[tuple[Count, Real, Real, float | None], Field(strict=False)]
 """A step, when it ended, its seconds and its loss; JSON has no tuples."""
 
 
-class Event(Record):
+class AgentEvent(Record):
     """What any event has. Times are the agent's wall clock."""
 
     event: Annotated[str, StringConstraints(max_length=64)]
@@ -26,7 +26,7 @@ class Event(Record):
     """The one that it belongs to; none where it is about the node."""
 
 
-class RankEvent(Event):
+class RankEvent(AgentEvent):
     """About one rank of one generation."""
 
     generation: Count
@@ -42,7 +42,7 @@ class WorkerEvent(RankEvent):
     """Believed from the agent of the rank's own node alone."""
 
 
-class StandbyEvent(Event):
+class StandbyEvent(AgentEvent):
     """About one standby."""
 
     id: Count
@@ -53,7 +53,7 @@ class StandbyEvent(Event):
         return "standby", self.id
 
 
-class Reason(Event):
+class Reason(AgentEvent):
     """Something that has a reason, in words."""
 
     why: str
@@ -89,7 +89,7 @@ class WorkerKept(WorkerEvent):
     grouped: bool = False
 
 
-class WorkerSucceeded(WorkerEvent):
+class WorkerPidChanged(WorkerEvent):
     """Another process is the rank's from now on: one that a standby had forked before its script began."""
 
     pid: Count
@@ -99,7 +99,7 @@ class WorkerHello(WorkerEvent):
     """A rank has connected to its agent."""
 
 
-class WorkerStranger(WorkerEvent, Reason):
+class WorkerProtocolMismatch(WorkerEvent, Reason):
     """A rank speaks another protocol than its agent, and is not listened to."""
 
 
@@ -112,7 +112,7 @@ class WorkerRoles(WorkerEvent):
 
     roles: Groups | None = None
     copies: Groups | None = None
-    tapes: str = ""
+    recordings: str = ""
 
 
 class WorkerBroken(WorkerEvent, Reason):
@@ -123,7 +123,7 @@ class WorkerBroken(WorkerEvent, Reason):
     step: Count | None = None
 
 
-class WorkerCannot(WorkerEvent, Reason):
+class WorkerRecoveryFailed(WorkerEvent, Reason):
     """A rank cannot go on in its process, or in that generation."""
 
     at: Real
@@ -170,7 +170,7 @@ class WorkerSwitched(WorkerEvent):
     seconds: Real = 0.0
 
 
-class WorkerLeft(WorkerEvent):
+class WorkerDeparted(WorkerEvent):
     """A rank's state is with another process: its end is as planned."""
 
 
@@ -215,7 +215,7 @@ class StartFailed(RankEvent, Reason):
     errno: Whole | None
 
 
-class WorkersGone(Event):
+class WorkersExited(AgentEvent):
     """All workers of a node have ended by order."""
 
     generation: Count
@@ -248,7 +248,7 @@ class WorkerStepped(WorkerEvent):
     heartbeat: bool = False
 
 
-class Steps(Event):
+class Steps(AgentEvent):
     """Steps that rank 0 has finished."""
 
     generation: Count
@@ -263,7 +263,7 @@ class SnapshotFacts(Record):
     every: Count | None = None
     size: Count = 0
     copied: Real = 0.0
-    hidden: Real = 0.0
+    overlapped: Real = 0.0
     slowed: Real = 0.0
     trained: Real = 0.0
     why: str | None = None
@@ -274,10 +274,10 @@ class ParameterDigest(Record):
 
     step: Count
     digest: str
-    piece: str
+    shard: str
 
 
-class Beat(Record):
+class RankHeartbeat(Record):
     """How far one rank is."""
 
     step: Count | None
@@ -295,11 +295,11 @@ class Beat(Record):
     checks: list[ParameterDigest] = Field(default_factory=list)
 
 
-class Beats(Event):
+class Heartbeats(AgentEvent):
     """How far the ranks of a node are; never journaled."""
 
     generation: Count
-    ranks: dict[Digits, Beat]
+    ranks: dict[Digits, RankHeartbeat]
 
 
 class WorkerAnswer(WorkerEvent):
@@ -308,11 +308,11 @@ class WorkerAnswer(WorkerEvent):
     said: dict[str, Any] = Field(default_factory=dict)
 
 
-class WorkerStanding(WorkerAnswer):
+class WorkerRankStatus(WorkerAnswer):
     """Where a rank stands, and what it waits for."""
 
 
-class WorkerSums(WorkerAnswer):
+class WorkerChecksums(WorkerAnswer):
     """The sums of single tensors of a rank."""
 
 
@@ -336,7 +336,7 @@ class Saved(RankEvent):
     """Seconds for which it was written beside training."""
 
 
-class Trouble(RankEvent, Reason):
+class StorageErrorEvent(RankEvent, Reason):
     """Something is wrong with a checkpoint, or with snapshots."""
 
     at: Real
@@ -345,7 +345,7 @@ class Trouble(RankEvent, Reason):
     step: Count | None
 
 
-class Bye(RankEvent):
+class Finished(RankEvent):
     """A rank's script has come to its end."""
 
 
@@ -365,7 +365,7 @@ class StandbyReady(StandbyEvent):
     coverage: dict[str, Any] = Field(default_factory=dict)
 
 
-class StandbyGone(StandbyEvent):
+class StandbyExited(StandbyEvent):
     """A standby has ended, or could not be started."""
 
     ordered: bool = False
@@ -375,7 +375,7 @@ class StandbyGone(StandbyEvent):
     code: Whole | None = None
 
 
-class StandbyStranger(StandbyEvent, Reason):
+class StandbyProtocolMismatch(StandbyEvent, Reason):
     """A standby speaks another protocol than its agent, and is not listened to."""
 
 
@@ -402,7 +402,7 @@ class StandbyBroken(StandbyEvent):
     """A standby has given up its process groups."""
 
 
-class StandbyCannot(StandbyEvent):
+class StandbyRecoveryFailed(StandbyEvent):
     """A standby cannot take the rank that it was given."""
 
 
@@ -417,19 +417,19 @@ class StandbyCoverage(StandbyEvent):
 # -- nodes -----------------------------------------------------------------------------------------------------------------
 
 
-class MemoryNone(Reason):
+class MemstoreUnavailable(Reason):
     """A node keeps no training state in memory, or serves none to others."""
 
     at: Real
 
 
-class MemoryFull(Reason):
+class MemstoreFull(Reason):
     """A node has no room for replicas."""
 
     at: Real
 
 
-class MemoryFits(Event):
+class MemstoreHasRoom(AgentEvent):
     """A node has room for replicas again."""
 
 
@@ -440,14 +440,14 @@ class ReplicaLost(Reason):
     peer: str
 
 
-class ReplicaKept(Event):
+class ReplicaRestored(AgentEvent):
     """A node's snapshots are whole on another node again."""
 
     at: Real
     peer: str
 
 
-class NodeFault(Event):
+class NodeFaultSeen(AgentEvent):
     """Something is wrong with a node."""
 
     kind: str
@@ -459,31 +459,31 @@ class NodeFault(Event):
     """Ranks that compute on that part."""
 
 
-class NodeGrew(Event):
+class NodeCounterIncreases(AgentEvent):
     """Error counters that grew on a node while a generation ran."""
 
     over: Count
     seconds: Real
-    grew: dict[str, Any]
+    counter_increases: dict[str, Any]
 
 
-class NodeUnwatched(Reason):
+class NodeUnmonitored(Reason):
     """Nothing looks for faults on a node any more."""
 
 
-class NodeDeaf(Reason):
+class NodeGpuEventsLost(Reason):
     """A node does not get the errors of its GPUs' driver."""
 
 
-class NodeHears(Event):
+class NodeGpuEventsRestored(AgentEvent):
     """A node gets the errors of its GPUs' driver again."""
 
 
-class NoticeBlind(Reason):
+class NoticeUnknown(Reason):
     """Whether a node will be taken away cannot be seen."""
 
 
-class AgentLeaving(Event):
+class PreemptionNoticed(AgentEvent):
     """A node is about to go."""
 
     at: Real
@@ -491,35 +491,35 @@ class AgentLeaving(Event):
     why: str = "it was told to go"
 
 
-class AgentStaying(Event):
+class PreemptionCancelled(AgentEvent):
     """The notice that a node would go was taken back."""
 
 
-class AgentGone(Reason):
+class AgentConnectionLost(Reason):
     """An agent does not answer any more: its connection could not be had again."""
 
 
-class AgentEnded(Event):
+class AgentEnded(AgentEvent):
     """An agent ends."""
 
 
-class LeaseEnded(Event):
+class LeaseEnded(AgentEvent):
     """No controller has spoken for so long that the agent ends its workers and itself."""
 
     seconds: Real
 
 
-class StarterReady(Event):
+class ForkServerReady(AgentEvent):
     """The warm starter has imported what the script needs."""
 
     seconds: Real
 
 
-class StarterGone(Event):
+class ForkServerExited(AgentEvent):
     """The warm starter has ended."""
 
 
-class Past(Event):
+class ReplayedEvents(AgentEvent):
     """Events that an agent which was killed may have sent to nobody."""
 
     events: list[dict[str, Any]]

@@ -17,22 +17,22 @@ from holdfast.cluster import NodeBackend, NodeView
 from holdfast.control.agents.broadcast import Broadcast
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.event_queue import EventQueue
-from holdfast.control.agents.reactor import LISTENER
+from holdfast.control.agents.reactor import REACTOR
 from holdfast.control.agents.reconnect import Reconnects
 from holdfast.errors import (
-    AgentGone,
+    AgentDisconnected,
+    CommandRejected,
     LeaseLost,
+    LeaseUnconfirmed,
+    NodeError,
     NodeLost,
-    NodeTrouble,
-    OrderRefused,
-    OtherProtocol,
+    ProtocolMismatch,
     Superseded,
-    Unconfirmed,
     WorldError,
 )
 from holdfast.log import note
 from holdfast.process import boot_time
-from holdfast.protocol import BEAT, Message
+from holdfast.protocol import HEARTBEAT_INTERVAL, Message
 
 log = logging.getLogger("holdfast.control")
 
@@ -93,8 +93,8 @@ class AgentPool:
         self.source, self.plan, self.epoch = source, plan, epoch
         self._job = str(plan.get("name", plan["job"]))
         self.event_queue = EventQueue()
-        self.channels: dict[str, AgentClient] = {}
-        self.unreached: dict[str, str] = {}
+        self.clients: dict[str, AgentClient] = {}
+        self.without_agent: dict[str, str] = {}
         """Nodes that should have an agent of this job and, when looked for, had none."""
         self.unseen: dict[str, float] = {}
         """Nodes that should have an agent of this job and have not answered yet, and since when they are waited for (monotonic)."""
@@ -105,7 +105,7 @@ class AgentPool:
         """Nodes that were told to go, and will be gone in a moment."""
         self.lease_until: Callable[[], float] = lambda: boot_time() + LONGEST_LEASE
         """Tells until when nobody else can steer the job, as far as the history goes (seconds since boot)."""
-        self.outrank: Callable[[int], int] = self._overtaken_by
+        self.raise_epoch: Callable[[int], int] = self._overtaken_by
         """Has the history give this flow an epoch above that which agents remember; raises `LeaseLost` if another flow has the job."""
         self._newer = 0
         self._witnessed = -WITNESSED
@@ -119,9 +119,9 @@ class AgentPool:
         """Nodes on which an agent may have been started that has no channel here (yet)."""
         self._coming: set[str] = set()
         """Nodes that are being brought up now: nobody else is to begin with them."""
-        self.owed: set[str] = set()
+        self.uncleaned: set[str] = set()
         """Nodes of which the job has let go without being able to end what it had started there."""
-        self.of_no_use: dict[str, str] = {}
+        self.unusable_nodes: dict[str, str] = {}
         """Nodes that the job could not be given when free ones were last looked for, and why."""
         self._hands = ThreadPoolExecutor(HANDS, thread_name_prefix="fleet")
         self._tries = Reconnects(self._hands, source.answers)
@@ -137,7 +137,7 @@ class AgentPool:
     @property
     def beat(self) -> float:
         """Return the seconds between two beats of an agent with workers."""
-        return float(self.plan.get("beat", BEAT))
+        return float(self.plan.get("beat", HEARTBEAT_INTERVAL))
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
@@ -150,25 +150,25 @@ class AgentPool:
             self._coming.discard(node)
 
     def _bring_up(self, node: str) -> AgentClient:
-        channel = self._reach(node)
-        if channel is None:
+        client = self._reach(node)
+        if client is None:
             self._go_on(node)
             self._past_agents(node, lambda: self.source.start_agent(node, lambda: self._begin(node)))
-            channel = AgentClient(node, lambda: self.source.connect(node), self.event_queue, epoch=self.epoch, job=self.plan["job"])
+            client = AgentClient(node, lambda: self.source.connect(node), self.event_queue, epoch=self.epoch, job=self.plan["job"])
         try:
-            channel.attach()
+            client.attach()
             self._go_on(node)
-            answer = channel.order("prepare", **self._plan_of(node))
+            answer = client.send_command("prepare", **self._plan_of(node))
         except WorldError:
-            channel.close()
+            client.close()
             raise
-        self.channels[node] = channel
-        self._ours.add(str(channel.agent))
+        self.clients[node] = client
+        self._ours.add(str(client.agent))
         self._begun.discard(node)
         self._tries.forget(node)
-        self.unreached.pop(node, None)
+        self.without_agent.pop(node, None)
         self._note_memory(node, answer)
-        return channel
+        return client
 
     def _begin(self, node: str) -> FencingToken:
         """Return in whose name an agent is started on *node*; from now on there may be one."""
@@ -177,12 +177,12 @@ class AgentPool:
         return token
 
     def _go_on(self, node: str) -> None:
-        """Raise `AgentGone` once all have been parted from: what a thread is still at must not disturb the flow that comes next."""
+        """Raise `AgentDisconnected` once all have been parted from: what a thread is still at must not disturb the flow that comes next."""
         if self._closed:
-            raise AgentGone(node, "this flow has parted from all agents")
+            raise AgentDisconnected(node, "this flow has parted from all agents")
 
     def _plan_of(self, node: str) -> dict[str, Any]:
-        memory, own = self.plan.get("memory"), self.source.outfit(node, self._job)
+        memory, own = self.plan.get("memory"), self.source.node_settings(node, self._job)
         plan = {**self.plan, **own, "environment": {**own.get("environment", {}), **self.plan["environment"]}}
         if self.plan["python"]:  # the job names one
             plan["python"] = self.plan["python"]
@@ -195,38 +195,38 @@ class AgentPool:
         if port is not None:
             self.memory[node] = (self.source.address(node), int(port))
 
-    def adopt(self, node: str) -> Message:
+    def reattach(self, node: str) -> Message:
         """Attach to an agent that runs already, and have it tell all events of its generation; return what it says of itself."""
-        channel = self._reach(node)
-        if channel is None:
-            raise AgentGone(node, "no agent listens")
+        client = self._reach(node)
+        if client is None:
+            raise AgentDisconnected(node, "no agent listens")
         try:
-            told = channel.about()
+            told = client.about()
             if told["job"] != self.plan["job"]:
-                raise OrderRefused(node, "attach", "its agent does not run this job")
+                raise CommandRejected(node, "attach", "its agent does not run this job")
             if told["epoch"] >= self.epoch and told["agent"] not in self._ours:  # the same number may be another flow's
                 self._rise_above(node, told["epoch"])
-            channel.epoch = self.epoch
-            channel.attach(since=max(0, told["since"] - BEFORE))
+            client.epoch = self.epoch
+            client.attach(since=max(0, told["since"] - BEFORE))
         except WorldError:
-            channel.close()
+            client.close()
             raise
         with self._outranking:
-            channel.epoch = self.epoch
-            self.channels[node] = channel
+            client.epoch = self.epoch
+            self.clients[node] = client
             self._ours.add(told["agent"])
         self.unseen.pop(node, None)
         self._note_memory(node, told)
         return told
 
-    def adopt_all(self, nodes: Iterable[str]) -> dict[str, Message | WorldError]:
+    def reattach_all(self, nodes: Iterable[str]) -> dict[str, Message | WorldError]:
         """Adopt the agents of all *nodes* at once; return what they say of themselves, or why they do not.
 
         Once some have answered and no other has for `IMPATIENT` seconds, the rest are left to themselves: the job needs who steers it, and
-        one that answers after all is told of by `reached_late`.
+        one that answers after all is told of by `newly_reachable`.
         """
         begun = time.monotonic()
-        left = {self._hands.submit(_safely, self.adopt, node): node for node in nodes}
+        left = {self._hands.submit(_safely, self.reattach, node): node for node in nodes}
         answers: dict[str, Message | WorldError] = {}
         while left:
             done, _ = wait(left, timeout=IMPATIENT if answers else None, return_when=FIRST_COMPLETED)
@@ -246,10 +246,10 @@ class AgentPool:
 
     def wait_for(self, node: str) -> None:
         """Adopt the agent of *node* as soon as it can be reached: it is cut off from here, which says nothing of its ranks."""
-        if node not in self.channels:
+        if node not in self.clients:
             self.unseen.setdefault(node, time.monotonic())
 
-    def reached_late(self) -> Iterator[tuple[str, Message]]:
+    def newly_reachable(self) -> Iterator[tuple[str, Message]]:
         """Yield the nodes whose agents were reached since this was last asked, with what they say of themselves."""
         with suppress(queue.Empty):
             while True:
@@ -258,54 +258,54 @@ class AgentPool:
     def _adopt_late(self, node: str) -> None:
         begun = time.monotonic()
         try:
-            self._late.put((node, self.adopt(node)))
-        except (NodeLost, OtherProtocol):
+            self._late.put((node, self.reattach(node)))
+        except (NodeLost, ProtocolMismatch):
             self._tries.take(node, begun, answered=False)
-        except NodeTrouble as error:
-            self.unreached[node] = str(error)
+        except NodeError as error:
+            self.without_agent[node] = str(error)
             self.unseen.pop(node, None)
 
     def _adopt_now(self, node: str) -> bool:
         """Tell whether the agent of *node* was reached after all."""
         self._tries.see_out(node)
-        if node not in self.channels:
+        if node not in self.clients:
             with suppress(WorldError):
-                self._late.put((node, self.adopt(node)))
-        return node in self.channels
+                self._late.put((node, self.reattach(node)))
+        return node in self.clients
 
     def _reach(self, node: str) -> AgentClient | None:
         try:
             return AgentClient(node, lambda: self.source.connect(node), self.event_queue, epoch=self.epoch, job=self.plan["job"])
-        except AgentGone:
+        except AgentDisconnected:
             return None
 
     def drop(self, node: str) -> None:
         """Let go of a node: its agent ends, and what it had started is killed."""
         self._part(node)()
 
-    def drop_later(self, node: str) -> None:
+    def drop_async(self, node: str) -> None:
         """Let go of a node beside what the flow does."""
         self._hands.submit(self._part(node))
 
     def _part(self, node: str) -> Callable[[], None]:
         """Forget a node; return what ends all on it."""
-        channel = self.channels.pop(node, None)
-        self.unreached.pop(node, None)
+        client = self.clients.pop(node, None)
+        self.without_agent.pop(node, None)
         self.unseen.pop(node, None)
         self.memory.pop(node, None)
-        return lambda: self._finish(node, channel)
+        return lambda: self._finish(node, client)
 
-    def _finish(self, node: str, channel: AgentClient | None) -> None:
+    def _finish(self, node: str, client: AgentClient | None) -> None:
         heard = False
-        if channel is not None:
+        if client is not None:
             try:
-                with suppress(NodeTrouble):
+                with suppress(NodeError):
                     asked = boot_time()
-                    channel.order("end", seconds=2.0)
+                    client.send_command("end", seconds=2.0)
                     heard, self._witnessed = True, asked
             finally:
-                self._newer = max(self._newer, channel.superseded)
-                channel.close()
+                self._newer = max(self._newer, client.superseded)
+                client.close()
         self.clear(node, heard=heard)
 
     def clear(self, node: str, *, heard: bool = False) -> None:
@@ -314,7 +314,7 @@ class AgentPool:
         Unless its agent was *heard* to its end, what it may have told nobody is put into the inbox.
         """
         if self._tries.failed(node):  # a moment ago: nobody waits for that again
-            self.owed.add(node)
+            self.uncleaned.add(node)
         else:
             self._settle(node, heard=heard)
 
@@ -324,12 +324,12 @@ class AgentPool:
             if not heard:
                 self._hear_the_past(node)
             self.wipe(node)
-        except NodeTrouble as error:
-            if node not in self.owed:
+        except NodeError as error:
+            if node not in self.uncleaned:
                 note(log, "node.not-fenced", node=node, why=error)
-            self.owed.add(node)
+            self.uncleaned.add(node)
         else:
-            self.owed.discard(node)
+            self.uncleaned.discard(node)
             self._tries.forget(node)
 
     def _hear_the_past(self, node: str) -> None:
@@ -342,13 +342,13 @@ class AgentPool:
             self.event_queue.put((node, {"event": "past", "events": events}))
 
     def fence(self, node: str) -> None:
-        """Make sure nothing of the job runs on *node*; raise a `NodeTrouble` when it cannot be reached."""
+        """Make sure nothing of the job runs on *node*; raise a `NodeError` when it cannot be reached."""
         killed = self._past_agents(node, lambda: self.source.fence(node, self.plan["job"], lambda: self.confirm(node)))
         if killed:
             note(log, "node.fenced", node=node, killed=len(killed))
 
     def wipe(self, node: str) -> None:
-        """Take what the job keeps in the memory of *node*; raise a `NodeTrouble` when that cannot be reached."""
+        """Take what the job keeps in the memory of *node*; raise a `NodeError` when that cannot be reached."""
         self._past_agents(node, lambda: self.source.wipe_memory(node, self.plan["job"], lambda: self.confirm(node)))
 
     def _past_agents(self, node: str, act: Callable[[], T]) -> T:
@@ -365,26 +365,28 @@ class AgentPool:
         Raise `LeaseLost` where the history says that another flow steers the job.
         """
         if epoch > HIGHEST_EPOCH:
-            raise OrderRefused(node, "attach", f"it has had orders of epoch {epoch}, and no job changes hands so often")
+            raise CommandRejected(node, "attach", f"it has had orders of epoch {epoch}, and no job changes hands so often")
         note(log, "node.superseded", level=logging.WARNING, node=node, epoch=epoch, ours=self.epoch)
         with self._outranking:
             if epoch >= self.epoch:
                 try:
-                    self.epoch = self.outrank(epoch)
+                    self.epoch = self.raise_epoch(epoch)
                 except LeaseLost as error:
                     self._newer = max(self._newer, epoch)
                     raise LeaseLost(self._job, error.holder) from error
-                for channel in self.channels.copy().values():
-                    channel.epoch = self.epoch
+                for client in self.clients.copy().values():
+                    client.epoch = self.epoch
 
     def _overtaken_by(self, epoch: int) -> int:
         raise LeaseLost(self._job, f"a newer flow (epoch {epoch})")
 
-    def order(self, nodes: Iterable[str], verb: str, *, seconds: float = 10.0, **facts: object) -> dict[str, Message | WorldError]:
+    def send_command(self, nodes: Iterable[str], verb: str, *, seconds: float = 10.0, **facts: object) -> dict[str, Message | WorldError]:
         """Give the same order to all *nodes*: every order is out before the first answer is waited for."""
-        return self.orders(dict.fromkeys(nodes, facts), verb, seconds=seconds)
+        return self.send_commands(dict.fromkeys(nodes, facts), verb, seconds=seconds)
 
-    def orders(self, by_node: Mapping[str, Mapping[str, object]], verb: str, *, seconds: float = 10.0) -> dict[str, Message | WorldError]:
+    def send_commands(
+        self, by_node: Mapping[str, Mapping[str, object]], verb: str, *, seconds: float = 10.0
+    ) -> dict[str, Message | WorldError]:
         """Give each node the order with its own facts, all at once: every order is out before the first answer is waited for.
 
         One thread sends to all that read, as thousands of orders cost more between threads than in them; who is slow to read is waited for
@@ -392,31 +394,31 @@ class AgentPool:
         """
         round_ = Broadcast(verb, seconds, len(by_node))
         for node, facts in by_node.items():
-            channel = self.channels.get(node)
-            if channel is None:
-                round_.fail(node, AgentGone(node, "it has no agent"))
-            elif channel.takes():
-                round_.send(channel, facts)
+            client = self.clients.get(node)
+            if client is None:
+                round_.fail(node, AgentDisconnected(node, "it has no agent"))
+            elif client.takes():
+                round_.send(client, facts)
             else:
-                self._hands.submit(round_.send, channel, facts)
+                self._hands.submit(round_.send, client, facts)
         answers = round_.wait(by_node)
-        self.heed()
+        self.check_superseded()
         return answers
 
-    def orders_later(self, by_node: Mapping[str, Mapping[str, object]], verb: str) -> None:
+    def send_commands_async(self, by_node: Mapping[str, Mapping[str, object]], verb: str) -> None:
         """Give each node the order with its own facts, beside what the flow does; nobody waits for the answers."""
-        self._hands.submit(self.orders, by_node, verb)
+        self._hands.submit(self.send_commands, by_node, verb)
 
-    def later(self, node: str, verb: str, **facts: object) -> Future[Message]:
+    def send_command_async(self, node: str, verb: str, **facts: object) -> Future[Message]:
         """Give an order without waiting for its answer, which comes with the future."""
-        return self._hands.submit(lambda: self.channel(node).order(verb, seconds=10.0, **facts))
+        return self._hands.submit(lambda: self.client(node).send_command(verb, seconds=10.0, **facts))
 
-    def channel(self, node: str) -> AgentClient:
-        """Return the connection to *node*; raise `AgentGone` when there is none."""
+    def client(self, node: str) -> AgentClient:
+        """Return the connection to *node*; raise `AgentDisconnected` when there is none."""
         try:
-            return self.channels[node]
+            return self.clients[node]
         except KeyError:
-            raise AgentGone(node, "it has no agent") from None
+            raise AgentDisconnected(node, "it has no agent") from None
 
     def ping(self) -> None:
         """Ask those agents for a word that say nothing by themselves, and renew the leases of all in time.
@@ -425,9 +427,9 @@ class AgentPool:
         """
         now = time.monotonic()
         quiet, due = now - max(QUIET, 2 * self.beat), now - min(self.plan["lease"] / RENEWALS, LONGEST_PAUSE)
-        for channel in list(self.channels.values()):
-            if channel.heard < quiet or channel.spoke < due:
-                channel.ping()
+        for client in list(self.clients.values()):
+            if client.heard < quiet or client.spoke < due:
+                client.ping()
         if self.source.remote:
             unseen = list(self.unseen)
             for node in unseen:
@@ -436,21 +438,21 @@ class AgentPool:
                 self._tries.beside(node, self._tries.knock)
             if self.all_silent(STALE * self.beat):
                 self._tries.beside(OTHERS, self._ask_others)
-        for node in self.owed - self.channels.keys():
+        for node in self.uncleaned - self.clients.keys():
             self._tries.beside(node, self._settle)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def gone(self) -> dict[str, str]:
         """Return the nodes whose agents' connections ended, and how."""
-        return {**self.unreached, **{node: channel.gone for node, channel in self.channels.items() if channel.gone}}
+        return {**self.without_agent, **{node: client.gone for node, client in self.clients.items() if client.gone}}
 
     def gone_at(self, node: str) -> float:
         """Return when the agent of *node* was last known to speak (wall clock)."""
-        channel = self.channels.get(node)
-        if channel is None:
+        client = self.clients.get(node)
+        if client is None:
             return time.time()
-        return channel.gone_at or time.time() - (time.monotonic() - channel.heard)
+        return client.gone_at or time.time() - (time.monotonic() - client.heard)
 
     def silent(self, seconds: float) -> dict[str, str]:
         """Return the nodes whose agents are connected but have not spoken for longer than *seconds*.
@@ -462,22 +464,22 @@ class AgentPool:
         if now - self._asked > STOOD_STILL:
             self._awake = now
         self._asked = now
-        now = min(now, LISTENER.caught_up)
+        now = min(now, REACTOR.caught_up)
         if self._awake > (last := now - seconds):
             return {}
-        unseen = {node: at for node, at in self.unseen.items() if at < last and node not in self.channels}
-        heard = {node: channel.heard for node, channel in self.channels.items() if channel.heard < last and not channel.gone}
+        unseen = {node: at for node, at in self.unseen.items() if at < last and node not in self.clients}
+        heard = {node: client.heard for node, client in self.clients.items() if client.heard < last and not client.gone}
         since = {**unseen, **heard}
         return {node: f"it has been silent for {now - max(at, self._awake):.1f} s" for node, at in since.items()}
 
     @property
     def newest_word(self) -> float:
         """Return when any agent was heard last, or began to be waited for (monotonic); now, where there is none."""
-        return max([*(channel.heard for channel in self.channels.values()), *self.unseen.values()], default=time.monotonic())
+        return max([*(client.heard for client in self.clients.values()), *self.unseen.values()], default=time.monotonic())
 
     def not_gone(self) -> list[str]:
         """Return the nodes whose agents live as far as is known, those included that cannot be reached now."""
-        return [node for node, channel in self.channels.items() if not channel.gone]
+        return [node for node, client in self.clients.items() if not client.gone]
 
     def expected(self) -> set[str]:
         """Return the nodes whose agents are connected, or are sought."""
@@ -486,7 +488,7 @@ class AgentPool:
     def all_silent(self, seconds: float) -> bool:
         """Tell whether no agent at all has been heard for longer than *seconds*; on one machine nothing can be cut between nodes."""
         last = time.monotonic() - seconds
-        if not self.source.remote or any(channel.heard >= last for channel in self.channels.values() if not channel.gone):
+        if not self.source.remote or any(client.heard >= last for client in self.clients.values() if not client.gone):
             return False
         expected = self.expected()
         return bool(expected) and expected <= self.silent(seconds).keys()
@@ -502,21 +504,21 @@ class AgentPool:
     def _ask_others(self, name: str) -> None:
         """See whether anything of the cluster answers that has nothing to do with the job: then it is the job's nodes that are gone."""
         begun = time.monotonic()
-        self._tries.take(name, begun, answered=self.source.others_answer(self.expected()))
+        self._tries.take(name, begun, answered=self.source.any_other_reachable(self.expected()))
 
     def alive(self, but: Collection[str] = ()) -> list[str]:
         """Return the nodes with a living connection, or one that ended only now and is sought; none of *but*."""
-        return [node for node, channel in self.channels.items() if node not in but and not (channel.gone or channel.away)]
+        return [node for node, client in self.clients.items() if node not in but and not (client.gone or client.away)]
 
     def cut_off(self) -> dict[str, str]:
         """Return the nodes whose connection ended and could not be had again at once; their agents may live."""
-        away = [node for node, channel in self.channels.items() if channel.away_since is not None and channel.missed]
+        away = [node for node, client in self.clients.items() if client.disconnected_since is not None and client.missed]
         return dict.fromkeys(away, "its connection ended, and it cannot be reached")
 
-    def sought(self) -> frozenset[str]:
+    def reconnecting(self) -> frozenset[str]:
         """Return the nodes whose connection has just ended and is sought for the first time: nobody knows yet what that means."""
         return frozenset(
-            node for node, channel in self.channels.items() if channel.away_since is not None and not (channel.missed or channel.away)
+            node for node, client in self.clients.items() if client.disconnected_since is not None and not (client.missed or client.away)
         )
 
     def lost(self, seconds: float) -> dict[str, str]:
@@ -525,59 +527,59 @@ class AgentPool:
         return {**quiet, **self.gone()}
 
     def _unanswered(self, node: str) -> bool:
-        channel = self.channels.get(node)
-        return self._tries.failed(node, self.unseen.get(node, time.monotonic()) if channel is None else channel.heard)
+        client = self.clients.get(node)
+        return self._tries.failed(node, self.unseen.get(node, time.monotonic()) if client is None else client.heard)
 
     def logs(self, node: str) -> str:
         """Return the folder on *node* with the logs of the job's ranks."""
-        own = self.source.outfit(node, self._job)
+        own = self.source.node_settings(node, self._job)
         return str(own.get("log_directory") or self.plan["log_directory"])
 
     @property
-    def overtaken(self) -> int:
+    def superseded_by(self) -> int:
         """Return the epoch of a newer flow of which an agent has told; 0 while there is none."""
-        self._newer = max([self._newer, *(channel.superseded for channel in self.channels.copy().values())])
+        self._newer = max([self._newer, *(client.superseded for client in self.clients.copy().values())])
         return self._newer
 
     def confirm(self, node: str) -> FencingToken:
         """Return in whose name an order to *node* goes past its agent, and by when it has to be begun.
 
         A flow that cannot renew its lease does not know whether another one steers by now. Then some of its agents are asked, as any newer
-        flow begins with theirs. Raise `LeaseLost` if one does, and `Unconfirmed` when for some seconds nobody could say.
+        flow begins with theirs. Raise `LeaseLost` if one does, and `LeaseUnconfirmed` when for some seconds nobody could say.
         """
         since = boot_time()
         while (until := max(self.lease_until(), self._witnessed + WITNESSED)) <= boot_time():
             self._ask_agents()
-            self.heed()
+            self.check_superseded()
             if self._witnessed + WITNESSED > boot_time():
                 continue
             if boot_time() - since > CONFIRM_SECONDS:
                 why = "the lease of the job could not be renewed in time, and none of its agents says that it is still this flow's"
-                raise Unconfirmed(node, why)
+                raise LeaseUnconfirmed(node, why)
             time.sleep(0.1)
-        self.heed()
+        self.check_superseded()
         return FencingToken(job=self.plan["job"], epoch=self.epoch, until=until)
 
     def _ask_agents(self) -> None:
         """Have some agents answer: they refuse any order that is not of the newest flow they have heard of, and raise `LeaseLost` here."""
-        alive = [channel for channel in self.channels.copy().values() if not (channel.gone or channel.away)]
-        for channel in alive[:WITNESSES]:
+        alive = [client for client in self.clients.copy().values() if not (client.gone or client.away)]
+        for client in alive[:WITNESSES]:
             asked = boot_time()
-            with suppress(NodeTrouble):
-                channel.order("ping", seconds=1.0)
+            with suppress(NodeError):
+                client.send_command("ping", seconds=1.0)
                 self._witnessed = asked
 
-    def heed(self) -> None:
+    def check_superseded(self) -> None:
         """Raise `LeaseLost` if an agent has told of a newer flow."""
-        if self.overtaken:
-            raise LeaseLost(self._job, f"a newer flow (epoch {self.overtaken})")
+        if self.superseded_by:
+            raise LeaseLost(self._job, f"a newer flow (epoch {self.superseded_by})")
 
     def agent(self, node: str) -> AgentClient | None:
         """Return the living connection to *node*; one that came after another agent's end is another one."""
-        channel = self.channels.get(node)
-        return None if channel is None or channel.gone else channel
+        client = self.clients.get(node)
+        return None if client is None or client.gone else client
 
-    def second_look(self, node: str) -> bool | None:
+    def recheck(self, node: str) -> bool | None:
         """Tell whether *node* lives although its agent does not speak: it answers, and a new agent comes up on it.
 
         What the old agent left is killed first, so that no two agents serve one node. None: it was the connection alone, and the agent
@@ -585,23 +587,23 @@ class AgentPool:
         """
         if node in self.unseen and not self._tries.failed(node) and self._adopt_now(node):
             return None
-        old, answers = self.channels.get(node), None
+        old, answers = self.clients.get(node), None
         if self.source.remote and old is not None and not old.gone:
             tried = self._tries.newest(node, old.heard)
             if (answers := tried.answered) and old.speaks(tried.begun, SPEAK_SECONDS):
                 return None
-        self.channels.pop(node, None)
+        self.clients.pop(node, None)
         if old is not None:
             old.close()
         self.memory.pop(node, None)
         self.unseen.pop(node, None)
-        self.unreached.setdefault(node, "no agent since a second look")
+        self.without_agent.setdefault(node, "no agent since a second look")
         if node in self.leaving or not (self.source.answers(node) if answers is None else answers):
             return False
         try:
             self.fence(node)
             self.bring_up(node)
-        except (LeaseLost, Unconfirmed):  # the latter speaks against this flow, not against the node
+        except (LeaseLost, LeaseUnconfirmed):  # the latter speaks against this flow, not against the node
             raise
         except WorldError as error:
             note(log, "node.second-look-failed", node=node, why=error)
@@ -614,11 +616,11 @@ class AgentPool:
         One that a flow before took for this job in its last moment is held by nobody either.
         """
         own = {None, self.plan["job"]}
-        taken = self.leaving | self.channels.keys() | self.owed | self._coming
+        taken = self.leaving | self.clients.keys() | self.uncleaned | self._coming
         others = [view for view in self.source.survey() if view.name not in taken]
-        free = [view.name for view in others if view.standing == "idle" or (view.standing == "up" and view.job in own)]
+        free = [view.name for view in others if view.status == "idle" or (view.status == "up" and view.job in own)]
         usable = set(free)
-        self.of_no_use = {view.name: _no_use(view) for view in others if view.name not in usable}
+        self.unusable_nodes = {view.name: _no_use(view) for view in others if view.name not in usable}
         return free
 
     # -- the end ------------------------------------------------------------------------------------------------------
@@ -629,22 +631,22 @@ class AgentPool:
         self._hands.shutdown(wait=end, cancel_futures=True)  # a launch that a signal cut short starts no agent after this
         if end:
             with ThreadPoolExecutor(HANDS, thread_name_prefix="fleet end") as hands:
-                done = [hands.submit(self.drop, node) for node in list(self.channels)]
+                done = [hands.submit(self.drop, node) for node in list(self.clients)]
                 done += [hands.submit(self.clear, node) for node in self._begun]
             with ThreadPoolExecutor(HANDS, thread_name_prefix="fleet end") as hands:
-                done += [hands.submit(self._settle, node) for node in self.owed]
+                done += [hands.submit(self._settle, node) for node in self.uncleaned]
             for future in done:
                 with suppress(WorldError):
                     future.result()
-        for channel in list(self.channels.values()):
-            channel.close()
-        self.channels.clear()
+        for client in list(self.clients.values()):
+            client.close()
+        self.clients.clear()
         self.source.close()
 
 
 def _no_use(view: NodeView) -> str:
     """Say why no job can be given a node as it is seen."""
-    return "another job holds it" if view.standing == "up" else view.why or "it does not answer"
+    return "another job holds it" if view.status == "up" else view.why or "it does not answer"
 
 
 def failures(answers: dict[str, Any]) -> dict[str, WorldError]:

@@ -103,5 +103,5 @@ class Reactor:
             one.ended(error)
 
 
-LISTENER: Final = Reactor()
+REACTOR: Final = Reactor()
 """That of this process."""

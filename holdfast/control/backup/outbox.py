@@ -46,8 +46,9 @@ SECONDS: Final = 10.0
 WRITTEN: Final = {
     str(model.__tablename__): SQLModel.metadata.tables[str(model.__tablename__)]
     for model in (
-        models.Move, models.Generation, models.NodeMove, models.Incident, models.Fault, models.Verdict, models.Decision, models.DecidedCase,
-        models.Phase, models.Step, models.Checkpoint, models.Snapshots, models.Request, models.Remark,
+        models.JobTransition, models.Generation, models.NodeStatusChange, models.Incident, models.FaultRecord, models.IncidentDiagnosis,
+        models.DecisionRecord, models.DecidedCase,
+        models.Phase, models.StepRecord, models.Checkpoint, models.Snapshots, models.Request, models.JobEvent,
     )
 }  # fmt: skip
 """What a flow records: nothing else comes back from agents, whoever signed it."""
@@ -108,17 +109,17 @@ class ControllerOutbox:
 
     def keep(self, first: int, until: int, records: Callable[[int], list[dict[str, Any]]]) -> None:
         """Have two agents keep all that waits, numbered from *first* to *until*; *records* gives it from a number on. Never raise."""
-        for channel in self._keepers():
-            since = max(first, self._held.get(channel, first))
+        for client in self._keepers():
+            since = max(first, self._held.get(client, first))
             if since >= until:
                 continue
             try:
                 for begin, part in _parts(since, records(since), self._key):
-                    channel.order("deposit", seconds=ANSWER, records=part)
-                    self._held[channel] = begin + len(part)
+                    client.send_command("deposit", seconds=ANSWER, records=part)
+                    self._held[client] = begin + len(part)
             except Exception as error:  # noqa: BLE001 (the thread that puts rows on the disk must not end with it)
                 if not self._failing:
-                    note(log, "deposit.failing", level=logging.WARNING, node=channel.node, why=error)
+                    note(log, "deposit.failing", level=logging.WARNING, node=client.node, why=error)
                 self._failing = True
             else:
                 self._failing = False
@@ -126,18 +127,18 @@ class ControllerOutbox:
     def forget(self, first: int) -> None:
         """Have the agents forget all: the history has it, up to the row *first*. What they offer of it later is refused."""
         self._settle(first)
-        for channel in self._held:
-            if not channel.gone:
+        for client in self._held:
+            if not client.gone:
                 try:
-                    channel.order("withdraw", seconds=ANSWER)
+                    client.send_command("withdraw", seconds=ANSWER)
                 except WorldError as error:
-                    note(log, "deposit.stays", node=channel.node, why=error)
+                    note(log, "deposit.stays", node=client.node, why=error)
         self._held.clear()
 
     def _keepers(self) -> list[AgentClient]:
         """Return the agents to ask, those first that have something already."""
-        alive = [channel for _, channel in sorted(self._fleet.channels.copy().items()) if not (channel.gone or channel.away)]
-        return sorted(alive, key=lambda channel: channel not in self._held)[:KEEPERS]
+        alive = [client for _, client in sorted(self._fleet.clients.copy().items()) if not (client.gone or client.away)]
+        return sorted(alive, key=lambda client: client not in self._held)[:KEEPERS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +148,8 @@ class OutboxCollector:
     fleet: AgentPool
     history: History
     lease: Lease
-    spill: Path
-    remark: Callable[[str], None]
+    outbox_path: Path
+    record_event: Callable[[str], None]
 
     def collect(self, nodes: Iterable[str]) -> int:
         """Write what was left with the agents of *nodes*, have them forget it, and return how many rows there were."""
@@ -160,15 +161,15 @@ class OutboxCollector:
                 found |= {(one.epoch, one.number): one.change for one in rows}
                 if why:
                     note(log, "deposit.refused", level=logging.WARNING, node=node, why=why)
-                    self.remark(f"{node} gave back rows for the history that were not taken: {why}")
+                    self.record_event(f"{node} gave back rows for the history that were not taken: {why}")
         ours = self._of_this_job([found[number] for number in sorted(found)])
         if ours:
             fence = Fence(self.lease.job_id, self.lease.epoch)
             with translated(self.history.url):
-                write(self.history.engine, ours, lambda change, error: set_aside(self.spill, change, error), fence)
+                write(self.history.engine, ours, lambda change, error: set_aside(self.outbox_path, change, error), fence)
             note(log, "deposit.collected", changes=len(ours))
         given_back = [node for node, given in answers.items() if not isinstance(given, WorldError) and (given[0] or given[1])]
-        self.fleet.order(given_back, "withdraw")
+        self.fleet.send_command(given_back, "withdraw")
         return len(ours)
 
     def _of(self, node: str) -> tuple[list[OutboxEntry], str]:
@@ -195,7 +196,7 @@ class OutboxCollector:
         """Yield all that is left with the agent of *node*, a part at a time."""
         place: int | None = 0
         while place is not None:
-            answer = self.fleet.channel(node).order("deposited", since=place)
+            answer = self.fleet.client(node).send_command("deposited", since=place)
             yield answer["records"]
             place = answer["next"] if answer["next"] is None or answer["next"] > place else None  # or it would go on for ever
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from holdfast.cluster import NodeBackend, open_cluster
 from holdfast.control.supervisor.requests import ask_to_let_go
-from holdfast.errors import HoldfastError, NotAskable
+from holdfast.errors import HoldfastError, NodeStateUnknown
 from holdfast.history import History, Lease, queries
 from holdfast.log import note
 from holdfast.spec import Cluster
@@ -38,7 +38,7 @@ class PartitionFailover:
     """What a standby does about a flow that holds its lease and hears nobody."""
 
     history: History
-    stands_back_until: float = 0.0
+    yields_until: float = 0.0
     """Until when the job is left to others (monotonic)."""
     _search: Search | None = None
     _next: float = 0.0
@@ -53,11 +53,11 @@ class PartitionFailover:
             search, self._search, self._next = self._search, None, time.monotonic() + AGAIN
             note(log, "standby.seeks", job=lease.job_id, answered=search.answered, tried=len(search.nodes), why=search.why)
             if search.reaches_most:
-                self.stands_back_until = 0.0
+                self.yields_until = 0.0
                 by = f"the standby on {platform.node()}, which reaches {search.answered} of {len(search.nodes)} nodes,"
                 ask_to_let_go(self.history, lease, by)
             else:
-                self.stands_back_until = time.monotonic() + BACK
+                self.yields_until = time.monotonic() + BACK
 
 
 class Search(threading.Thread):
@@ -98,5 +98,5 @@ def _some(nodes: Sequence[str]) -> list[str]:
 def _answers(source: NodeBackend, node: str) -> bool:
     try:
         return source.answers(node)
-    except NotAskable:  # the key is not known here, say: then nobody is steered from here
+    except NodeStateUnknown:  # the key is not known here, say: then nobody is steered from here
         return False

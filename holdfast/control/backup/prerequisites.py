@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.cluster import NodeBackend, open_cluster
-from holdfast.errors import HoldfastError, NotAskable, OperatorError, SecretAway
+from holdfast.errors import HoldfastError, NodeStateUnknown, OperatorError, SecretUnavailable
 from holdfast.log import note
 from holdfast.spec import Cluster
 
@@ -54,7 +54,7 @@ class BackupPrerequisites:
         self.close()
         try:
             self._source = open_cluster(cluster)
-        except SecretAway as error:
+        except SecretUnavailable as error:
             self._judge(cluster, str(error))
             self._next = time.monotonic() + AGAIN
             return
@@ -115,8 +115,8 @@ def _why_not(cluster: Cluster) -> str:
                 try:
                     if source.answers(node):
                         return ""
-                except NotAskable as error:
+                except NodeStateUnknown as error:
                     why = str(error)
-            return why or ("" if source.others_answer(some) else f"none of {', '.join(sorted(some))} answers there, nor do others")
+            return why or ("" if source.any_other_reachable(some) else f"none of {', '.join(sorted(some))} answers there, nor do others")
     except HoldfastError as error:
         return str(error)

@@ -51,7 +51,7 @@ def case_of(fleet: FleetStatistics, work: StepStatistics, nodes: int) -> tuple[I
         between_s=rate.between_s(nodes),
         rollback=rollback_share(fleet.back, fleet.recoveries),
         recovery_s=recovery_of(fleet),
-        beside_s=work.beside_s or 0.0,
+        overlapped_s=work.overlapped_s or 0.0,
     )
     return case, rate
 

@@ -9,7 +9,7 @@ from holdfast.control.agents.events import WorkerCoverage, WorkerRegrouped
 from holdfast.control.state.generation import RankState
 
 
-def came_back(ranks: Iterable[RankState]) -> dict[str, Any] | None:
+def restart_facts(ranks: Iterable[RankState]) -> dict[str, Any] | None:
     """Return where the state of processes came from that were all started anew, and how many of them took it from replicas."""
     told = list(ranks)
     if not told or not all(view.resumed for view in told):

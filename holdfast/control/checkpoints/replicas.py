@@ -8,20 +8,20 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeAlias, TypeVar
 
-from detectors.evidence import MemoryTrouble
-from holdfast.control.agents.events import MemoryFull, MemoryNone, ReplicaKept, ReplicaLost
+from detectors.evidence import MemstoreFailure
+from holdfast.control.agents.events import MemstoreFull, MemstoreUnavailable, ReplicaLost, ReplicaRestored
 from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import WorldError
 from holdfast.protocol import Message
 from holdfast.spec.job import MemoryPlan
-from policies.replicas import replica_homes
+from policies.replicas import assign_replica_nodes
 
 N = TypeVar("N", str, str | None)
 
-KINDS: Final = {"memory.none": "memory-none", "memory.full": "memory-limit", "replica.lost": "replica-lost"}
+KINDS: Final = {"memstore.unavailable": "memory-none", "memstore.full": "memory-limit", "replica.lost": "replica-lost"}
 """What a node's event is in the catalogue."""
 
-News: TypeAlias = tuple[MemoryTrouble | None, str]
+News: TypeAlias = tuple[MemstoreFailure | None, str]
 """A trouble for the record, if it is one, and what a person should read."""
 
 
@@ -57,26 +57,26 @@ class Replicas:
 
     # -- homes --------------------------------------------------------------------------------------------------------
 
-    def adopt(self, told: Mapping[str, Message]) -> None:
+    def reattach(self, told: Mapping[str, Message]) -> None:
         """Learn from the agents which homes the flow before had chosen."""
         nodes = {address: node for node, address in self._fleet.memory.items()}
         homes = {node: [tuple(address) for address in (one.get("memory") or {}).get("to") or ()] for node, one in told.items()}
         self._homes = {node: [nodes[address] for address in held if address in nodes] for node, held in homes.items()}
 
-    def keep_up(self, members: Sequence[str]) -> list[News]:
+    def maintain(self, members: Sequence[str]) -> list[News]:
         """See to it that the snapshots of each of *members* go where they should; wait for nothing. Return what there is to tell."""
         if not self._plan.replicas or not self._fleet.gone().keys().isdisjoint(members):  # an incident comes, and changes the members
             return []
         self._settle()
         alive = [node for node in self._fleet.not_gone() if node in self._fleet.memory]  # who cannot be reached from here keeps them well
         nodes, before, held = [node for node in members if node in alive], self._homes, self._members
-        self._homes = replica_homes(self._with_spares(nodes, alive), self._fleet.source.domain, self._plan.replicas, before=before)
+        self._homes = assign_replica_nodes(self._with_spares(nodes, alive), self._fleet.source.domain, self._plan.replicas, before=before)
         self._members = frozenset(members)
         for node in nodes:
-            order = (self._fleet.channels.get(node), [list(self._fleet.memory[home]) for home in self._homes[node]])
+            order = (self._fleet.clients.get(node), [list(self._fleet.memory[home]) for home in self._homes[node]])
             if self._ordered.get(node) != order:
                 self._ordered[node] = order
-                self._asked[node] = self._fleet.later(node, "replicate", to=order[1], bandwidth=self._plan.bandwidth)
+                self._asked[node] = self._fleet.send_command_async(node, "replicate", to=order[1], bandwidth=self._plan.bandwidth)
         return [news for node in nodes for news in self._moved(node, before.get(node, ()), alive, held)]
 
     def _moved(self, node: str, before: Sequence[str], alive: Sequence[str], held: frozenset[str]) -> Iterator[News]:
@@ -112,13 +112,13 @@ class Replicas:
 
     # -- news ---------------------------------------------------------------------------------------------------------
 
-    def take_kept(self, node: str, event: ReplicaKept) -> str:
+    def note_restored(self, node: str, event: ReplicaRestored) -> str:
         """Note that snapshots of *node* are kept again; return what a person should read."""
         again = (node, "replica-lost") in self._open and event.at > self._begun
         self._open.discard((node, "replica-lost"))
         return f"the snapshots of {node} are kept on {self._name_of(event.peer)} again" if again else ""
 
-    def take_trouble(self, node: str, event: MemoryNone | MemoryFull | ReplicaLost) -> News:
+    def note_problem(self, node: str, event: MemstoreUnavailable | MemstoreFull | ReplicaLost) -> News:
         """Return the evidence in an agent's *event*, if it is news, and what a person should read."""
         words = event.why
         if isinstance(event, ReplicaLost):
@@ -134,7 +134,7 @@ class Replicas:
         self._open.add((node, kind))
         if known:
             return None
-        return MemoryTrouble(node=node, at=at, kind=kind, why=words), f"{node}: {words}" if first or kind == "replica-lost" else ""
+        return MemstoreFailure(node=node, at=at, kind=kind, why=words), f"{node}: {words}" if first or kind == "replica-lost" else ""
 
     def _name_of(self, peer: str) -> str:
         return next((node for node, (host, port) in self._fleet.memory.items() if f"{host}:{port}" == peer), peer)

@@ -15,7 +15,7 @@ NOTHING: Final = SnapshotFacts()
 """What a rank has said of which nothing was heard."""
 
 
-def age_of(board: GenerationState) -> int | None:
+def snapshot_age(board: GenerationState) -> int | None:
     """Return how many steps older than the job the newest snapshot is that all ranks have whole; None as long as one of them has none.
 
     Each rank's age is from one message of its own: so ranks that were lost, of which the last word may be older, add nothing.
@@ -35,13 +35,13 @@ def row_of(board: GenerationState, job_id: str, now: float, ages: Mapping[int, i
         generation=board.generation,
         at=max([view.beat_at for view in views if _told(view).model_fields_set], default=now),
         step=_all(views, lambda view: _told(view).step, min),
-        age_steps=age_of(board),
+        age_steps=snapshot_age(board),
         age_s=_all(views, lambda view: _told(view).age, max),
         replica_step=_all(views, lambda view: None if view.beat is None else view.beat.replica, min),
         every=max((one.every for one in told if one.every), default=None),
         size=sum(one.size for one in told) or None,
         copied_s=sum(one.copied for one in told),
-        hidden_s=sum(one.hidden for one in told),
+        overlapped_s=sum(one.overlapped for one in told),
         cost_s=sum(one.slowed for one in told),
         trained_s=sum(one.trained for one in told),
         ages={str(age): number for age, number in sorted(ages.items())},
@@ -58,16 +58,16 @@ class SnapshotStats:
         self._ages: Counter[int] = Counter()
         self._written: models.Snapshots | None = None
 
-    def adopt(self, row: models.Snapshots | None) -> None:
+    def reattach(self, row: models.Snapshots | None) -> None:
         """Go on counting where the flow before left it."""
         if row is not None:
             self._generation, self._ages = row.generation, Counter({int(age): int(number) for age, number in row.ages.items()})
 
-    def look(self, board: GenerationState, now: float, *, training: bool) -> None:
+    def poll(self, board: GenerationState, now: float, *, training: bool) -> None:
         """Record what is new on *board*; the age is counted while the job is *training*."""
         if board.generation != self._generation:
             self._generation, self._ages = board.generation, Counter()
-        age = age_of(board)
+        age = snapshot_age(board)
         if training and age is not None:
             self._ages[age] += 1
         self.record(board, now)

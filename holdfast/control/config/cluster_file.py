@@ -10,7 +10,7 @@ from holdfast.control.config.file_watcher import FileChange, FileWatcher
 from holdfast.report.wording import duration, moment
 from holdfast.spec import Cluster
 from holdfast.spec.load import reread_cluster
-from holdfast.spec.planned import Maintenance
+from holdfast.spec.maintenance import Maintenance
 
 ANEW: Final = frozenset({"maintenance", "notice"})
 """Fields that hold for jobs that run already; the others are those that the job was submitted with."""

@@ -62,7 +62,7 @@ class FileWatcher(Generic[T]):
         self._over.set()
         self._kick.set()
 
-    def look_now(self) -> None:
+    def check_now(self) -> None:
         """Have the file looked at before a decision; one that cannot be read within a moment changes nothing."""
         if self._thread.is_alive():
             self._looked.clear()

@@ -20,13 +20,13 @@ def begin() -> None:
     gc.freeze()
 
 
-def set_aside() -> None:
+def collect_and_freeze() -> None:
     """Collect what came since the last time, and have no later collection look at what stays of it."""
     gc.collect()
     gc.freeze()
 
 
-def look_at_all() -> None:
+def collect_everything() -> None:
     """Collect what died since it was set aside, such as what belonged to former generations, and set the rest aside again."""
     gc.unfreeze()
-    set_aside()
+    collect_and_freeze()

@@ -10,7 +10,7 @@ from pathlib import Path
 from holdfast.control.config.file_watcher import FileChange, FileWatcher, in_a_line
 from holdfast.errors import BadFile
 from holdfast.log import note
-from holdfast.report.policy_words import changes
+from holdfast.report.policy_text import changes
 from holdfast.spec import TrainingJob
 from holdfast.spec.job import is_policy_file
 from holdfast.spec.load_policy import load_policy, under_job
@@ -43,10 +43,10 @@ class WatchedPolicy:
         """Return what there is to tell since the last time, in words."""
         return self._news.take()
 
-    def look_now(self) -> None:
+    def check_now(self) -> None:
         """Have the file looked at before a decision; one that cannot be read within a moment changes nothing."""
         if self._follower is not None:
-            self._follower.look_now()
+            self._follower.check_now()
 
     def _first(self, follower: FileWatcher[Policy]) -> Policy:
         file = follower.file

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.paths import job_directory, make_private
-from holdfast.protocol import BEAT
-from holdfast.runtime.process.preload import USUAL
-from holdfast.source_tree import of_source_tree
+from holdfast.protocol import HEARTBEAT_INTERVAL
+from holdfast.runtime.process.preload import USUAL_IMPORTS
+from holdfast.source_tree import source_tree_env
 
 if TYPE_CHECKING:
     from holdfast.control.state.rank_table import RankTable
@@ -36,8 +36,8 @@ def log_directory(job: Job) -> Path:
     return Path(job.directory) / "logs"
 
 
-def how_to_run(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
-    """Return the fields of the ``prepare`` order: the same for every generation of this job, and every node but for its ``outfit``."""
+def prepare_fields(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
+    """Return the fields of the ``prepare`` order: the same for every generation of this job, and every node but for its ``node_settings``."""
     warm, remote = spec.script is not None, cluster.kind != "local"
     argv = [_as_typed(spec, spec.script), *spec.args] if spec.script is not None else list(spec.command or [])
     return {
@@ -46,10 +46,10 @@ def how_to_run(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
         "lease": spec.limits.lease.total_seconds(),
         "warm": warm,
         "python": spec.python or ("" if remote else sys.executable),
-        "preload": list(USUAL) if warm and _wants_torch(spec.inside(argv[0]), unread=remote) else [],
+        "preload": list(USUAL_IMPORTS) if warm and _wants_torch(spec.inside(argv[0]), unread=remote) else [],
         "argv": argv,
         "directory": str(spec.inside(".")),
-        "environment": {**({} if remote else of_source_tree(os.environ)), **_environment(spec, job)},
+        "environment": {**({} if remote else source_tree_env(os.environ)), **_environment(spec, job)},
         "defaults": {**TORCHRUN_SETS, **({"OMP_NUM_THREADS": "1"} if spec.nodes.ranks > 1 else {})},
         "log_directory": str(log_directory(job)),
         "watch": spec.checks.nodes,
@@ -61,7 +61,7 @@ def how_to_run(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
 
 def beat_of(nodes: int) -> float:
     """Return the seconds between two beats of each agent: a flow hears as many in a second of a thousand nodes as of ten thousand."""
-    return max(BEAT, nodes / BEATS)
+    return max(HEARTBEAT_INTERVAL, nodes / BEATS)
 
 
 def _as_typed(spec: TrainingJob, script: str) -> str:
@@ -178,7 +178,7 @@ KEEPERS: Final = 8
 """Nodes whose agents remember where all ranks are, for a flow that finds the history without this generation."""
 
 
-def told_of(membership: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
+def membership_by_node(membership: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
     """Return for each node what its agent is told of where ranks are: some agents are told of all ranks, the others of their own alone.
 
     If thousands were told of all, a flow would send hundreds of megabytes in the middle of a recovery.
@@ -222,12 +222,12 @@ def rank_table_environment(rank_table: RankTable) -> dict[str, str]:
     """Return how often a process saves, where the flow chooses it, and what it must neither go on from nor do again."""
     every = {} if rank_table.every is None else {"HOLDFAST_SAVE_EVERY": str(rank_table.every)}
     off = (
-        {"HOLDFAST_WRITTEN_OFF": ",".join(f"{step}:{number}" for step, number in rank_table.written_off)} if rank_table.written_off else {}
+        {"HOLDFAST_INVALIDATED": ",".join(f"{step}:{number}" for step, number in rank_table.written_off)} if rank_table.written_off else {}
     )
-    skip = {"HOLDFAST_SKIP": ",".join(map(str, rank_table.skip))} if rank_table.skip else {}
+    skip = {"HOLDFAST_SKIP_STEPS": ",".join(map(str, rank_table.skip))} if rank_table.skip else {}
     return {**every, **off, **skip}
 
 
-def roles_environment(roles: Sequence[Sequence[int]], tapes: str) -> dict[str, str]:
+def roles_environment(roles: Sequence[Sequence[int]], recordings: str) -> dict[str, str]:
     """Return what a process that warms up without the others must know of the job's roles."""
-    return {"HOLDFAST_ROLES": json.dumps([list(ranks) for ranks in roles]), **({"HOLDFAST_TAPES": tapes} if tapes else {})}
+    return {"HOLDFAST_ROLES": json.dumps([list(ranks) for ranks in roles]), **({"HOLDFAST_RECORDINGS": recordings} if recordings else {})}

@@ -8,7 +8,7 @@ from typing import Final
 
 from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels
 from detectors.diagnosis import see
-from detectors.evidence import BadLoss, Copies, Evidence, HangLimits, LossHistory, SameState, StepTimes
+from detectors.evidence import Evidence, FrozenParameters, HangLimits, LossHistory, NonFiniteLoss, ReplicaDigests, StepTimes
 from detectors.host import LOAD
 from detectors.losses import CHECKS
 from detectors.stragglers import BASE, DROPPED, LINKS, RECENT, WARM
@@ -32,20 +32,20 @@ class Alerts:
         self._levels = levels
         self._told: set[str] = set()
         self._next = self._soon = 0.0
-        self._bad: list[tuple[float, BadLoss]] = []
+        self._bad: list[tuple[float, NonFiniteLoss]] = []
         self._compared = 0
         """The newest step whose copies were compared."""
         self._equal: dict[frozenset[int], int] = {}
         """Sets of ranks that were equal, and at how many checks in a row."""
         self._equal_at: dict[frozenset[int], int] = {}
         """The newest step after which these copies were equal."""
-        self._doubt: dict[int, tuple[float, Copies]] = {}
+        self._doubt: dict[int, tuple[float, ReplicaDigests]] = {}
         """Copies that differ, by their step, which wait for the sums of single tensors since a time."""
         self._asked: set[int] = set()
         self._same: dict[int, tuple[str, list[int]]] = {}
         """By rank, its newest digest and the steps at which it had that one."""
 
-    def look(self, board: GenerationState, now: float, *, roles: Roles, limits: HangLimits, good: Callable[[int], str]) -> Iterator[Fault]:
+    def poll(self, board: GenerationState, now: float, *, roles: Roles, limits: HangLimits, good: Callable[[int], str]) -> Iterator[Fault]:
         """Yield what is new at *now* (monotonic) and training goes on through; what asks for an act joins the evidence on *board*.
 
         *good* says what there is to go back to from before a step.
@@ -66,7 +66,7 @@ class Alerts:
                 self._told |= {fault.signature} if is_new else set()
                 if is_new and not levels.acts(fault):
                     yield fault
-                elif levels.acts(fault) and (is_new or isinstance(one, Copies)) and one not in board.evidence:
+                elif levels.acts(fault) and (is_new or isinstance(one, ReplicaDigests)) and one not in board.evidence:
                     board.evidence.append(one)
 
     def _explained(self) -> bool:
@@ -75,11 +75,11 @@ class Alerts:
 
     # -- losses and speed -------------------------------------------------------------------------------------------------
 
-    def _losses(self, board: GenerationState, now: float, good: Callable[[int], str]) -> Iterator[BadLoss]:
+    def _losses(self, board: GenerationState, now: float, good: Callable[[int], str]) -> Iterator[NonFiniteLoss]:
         """Yield the first bad loss of a step, once others had the time to tell of theirs."""
         while board.news:
             one = board.news.popleft()
-            if isinstance(one, BadLoss):
+            if isinstance(one, NonFiniteLoss):
                 self._bad.append((now, one))
         due = [one for since, one in self._bad if now >= since + HEARD]
         if due:
@@ -112,7 +112,7 @@ class Alerts:
             yield from self._frozen(board, step, told)
             for ranks in self._classes(told):
                 nodes = {rank: board.ranks[rank].node for rank in ranks}
-                seen = Copies(at=board.now, step=step, nodes=nodes, digests={rank: told[rank][1] for rank in ranks})
+                seen = ReplicaDigests(at=board.now, step=step, nodes=nodes, digests={rank: told[rank][1] for rank in ranks})
                 if len(set(seen.digests.values())) == 1:
                     self._equal_at[ranks] = step
                 elif (before := self._equal_at.get(ranks)) is not None:
@@ -125,7 +125,7 @@ class Alerts:
                 del self._doubt[step]
                 yield replace(seen, sums=sums)
 
-    def questions(self, board: GenerationState) -> Iterator[tuple[int, frozenset[int]]]:
+    def checksum_requests(self, board: GenerationState) -> Iterator[tuple[int, frozenset[int]]]:
         """Yield a step, and the ranks that must be asked for the sums of their tensors after it."""
         for step, (_, seen) in self._doubt.items():
             if step not in self._asked:
@@ -135,9 +135,9 @@ class Alerts:
     def _classes(self, told: Mapping[int, tuple[str, str]]) -> Iterator[frozenset[int]]:
         """Yield the sets of ranks that hold copies: as they know themselves, else those that were equal at the checks before."""
         known: dict[str, set[int]] = {}
-        for rank, (piece, _) in told.items():
-            if piece:
-                known.setdefault(piece, set()).add(rank)
+        for rank, (shard, _) in told.items():
+            if shard:
+                known.setdefault(shard, set()).add(rank)
         if known:
             yield from (frozenset(ranks) for ranks in known.values() if len(ranks) > 1)
             return
@@ -150,7 +150,7 @@ class Alerts:
             present = [frozenset(ranks) for ranks in equal.values() if len(ranks) > 1]
             self._equal = {ranks: self._equal.get(ranks, 0) + 1 for ranks in present}
 
-    def _frozen(self, board: GenerationState, step: int, told: Mapping[int, tuple[str, str]]) -> Iterator[SameState]:
+    def _frozen(self, board: GenerationState, step: int, told: Mapping[int, tuple[str, str]]) -> Iterator[FrozenParameters]:
         """Yield the lowest rank whose parameters have not changed for some checks."""
         for rank, (_, digest) in sorted(told.items()):
             before, steps = self._same.get(rank, ("", []))
@@ -158,7 +158,7 @@ class Alerts:
         rank = min(told)
         steps = self._same[rank][1]
         if len(steps) >= CHECKS:
-            yield SameState(at=board.now, node=board.ranks[rank].node, rank=rank, steps=tuple(steps))
+            yield FrozenParameters(at=board.now, node=board.ranks[rank].node, rank=rank, steps=tuple(steps))
 
 
 def _overloaded(board: GenerationState) -> bool:

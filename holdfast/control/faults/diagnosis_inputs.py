@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels, RecommendedAction
 from detectors.causes import Candidate
-from detectors.diagnosis import Diagnosis, left_unexplained
+from detectors.diagnosis import Diagnosis, unexplained_faults
 from detectors.logs import warm
 from detectors.outputs import read
 from holdfast.control.faults.node_faults import machine_of
 from holdfast.history import models
 from holdfast.report import wording
-from policies.case import Earlier
+from policies.case import PastFault
 
 if TYPE_CHECKING:
     from holdfast.control.supervisor.controller import JobController
@@ -30,12 +30,12 @@ RECENT: Final = 7200.0
 """Seconds for which a fault of a node that asks for nothing may still explain something."""
 
 
-def make_ready() -> None:
+def compile_log_patterns() -> None:
     """Have the expressions compiled that last words are judged by, while workers start: a tenth of a second that no incident waits for."""
     threading.Thread(target=warm, name="signatures", daemon=True).start()
 
 
-def beside(run: JobController) -> list[Fault]:
+def context_faults(run: JobController) -> list[Fault]:
     """Return what is known beside the faults that ask for an act: what is wrong with the nodes, and what training goes on through.
 
     What is only to be recorded, such as a clock that nobody keeps, explains nothing.
@@ -46,24 +46,24 @@ def beside(run: JobController) -> list[Fault]:
     acting = {_thing(fault, kind) for fault in run.generations.state.unusable}
     others = [fault for fault in run.generations.state.node_faults if _thing(fault, kind) not in acting]
     told = [
-        fault for fault in (*others, *run.generations.state.troubles) if fault.node in run.generations.members and now - fault.at < RECENT
+        fault for fault in (*others, *run.generations.state.problems) if fault.node in run.generations.members and now - fault.at < RECENT
     ]
     known = [fault for fault in (*seen, *told) if run.levels.of(fault) is not RecommendedAction.RECORD]
-    return [fault for fault in known if not run.nodes.eligibility.pardons(fault, run.levels)]
+    return [fault for fault in known if not run.nodes.eligibility.is_excused(fault, run.levels)]
 
 
-def _thing(fault: Fault | Earlier, cluster_kind: str) -> tuple[str, str, str]:
+def _thing(fault: Fault | PastFault, cluster_kind: str) -> tuple[str, str, str]:
     """Return what a fault is of, and where: the nodes of one machine hear of the same."""
     return fault.kind, fault.device, machine_of(fault.node or "", cluster_kind)
 
 
-def heard_once(earlier: Iterable[Earlier], unusable: Iterable[Fault], cluster_kind: str) -> tuple[Earlier, ...]:
+def heard_once(earlier: Iterable[PastFault], unusable: Iterable[Fault], cluster_kind: str) -> tuple[PastFault, ...]:
     """Leave out of *earlier* what other nodes of the same machine reported of an *unusable* GPU: the fault did not come on them."""
     acting = {_thing(fault, cluster_kind): fault.node for fault in unusable}
     return tuple(one for one in earlier if acting.get(_thing(one, cluster_kind), one.node) == one.node)
 
 
-def last_words(run: JobController) -> list[Fault]:
+def read_last_output(run: JobController) -> list[Fault]:
     """Return what workers said before they ended: read once, when the evidence has settled, and for a moment only, as ranks wait for it."""
     end = time.monotonic() + READING
     found, unread = read(run.generations.state.evidence, lambda: time.monotonic() >= end)
@@ -86,14 +86,14 @@ def belong(diagnosis: Diagnosis, acting: Iterable[Fault]) -> list[Fault]:
     root = diagnosis.root
     followed = diagnosis.candidates[0].explains if diagnosis.candidates else ()
     ours = {id(fault) for fault in (*acting, *followed)}
-    return [root, *(fault for fault in diagnosis.echoes if fault is not root and id(fault) in ours)]
+    return [root, *(fault for fault in diagnosis.secondary_failures if fault is not root and id(fault) in ours)]
 
 
-def row_of(diagnosis: Diagnosis, job: str, incident: str, levels: Levels = CATALOGUE_LEVELS) -> models.Verdict:
+def row_of(diagnosis: Diagnosis, job: str, incident: str, levels: Levels = CATALOGUE_LEVELS) -> models.IncidentDiagnosis:
     """Return the verdict as a row of the history."""
     root = diagnosis.root
     candidates = [record(one, levels) for one in diagnosis.candidates]
-    return models.Verdict(
+    return models.IncidentDiagnosis(
         job_id=job,
         incident_id=incident,
         at=time.time(),
@@ -122,7 +122,7 @@ def record(one: Candidate, levels: Levels = CATALOGUE_LEVELS) -> dict[str, Any]:
             {"at": seen.at, "source": seen.source, "subject": seen.subject, "quote": seen.quote} for seen in one.evidence[:MOST_EVIDENCE]
         ],
         "explains": _counted(one.explains),
-        "unexplained": _counted(left_unexplained(one, levels)),
+        "unexplained": _counted(unexplained_faults(one, levels)),
     }
 
 

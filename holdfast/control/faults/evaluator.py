@@ -14,7 +14,7 @@ from typing import Final
 from detectors.catalogue import Fault
 from detectors.diagnosis import see
 from detectors.evidence import HangLimits, Progress
-from detectors.progress import STANDSTILLS, see_progress, without_patience
+from detectors.progress import STANDSTILLS, see_progress, without_grace
 from holdfast.control.state.generation import GenerationState
 
 REST: Final = 9.0
@@ -43,7 +43,7 @@ class FaultEvaluator:
         overrun = [board.overrun] if board.overrun is not None else []
         return [*self._faults, *board.unusable, *see(board.stops(now), limits), *self._still, *see(overrun, limits)]
 
-    def stands_still(self, limits: HangLimits, *, steps_expected: bool) -> bool:
+    def is_stalled(self, limits: HangLimits, *, steps_expected: bool) -> bool:
         """Tell whether no rank gets on, for longer than the job's own steps explain: that alone is no fault."""
         self.progress(limits, steps_expected=steps_expected)
         return self._stands
@@ -61,6 +61,6 @@ class FaultEvaluator:
 
     def _look(self, at: float, limits: HangLimits, *, steps_expected: bool) -> None:
         self._progress = self._board.progress(at, steps_expected=steps_expected)
-        soon = None if self._progress is None else see_progress(replace(self._progress, longest_pause=0.0), without_patience(limits))
+        soon = None if self._progress is None else see_progress(replace(self._progress, longest_pause=0.0), without_grace(limits))
         self._stands = soon is not None and soon.kind in STANDSTILLS
         self._still = see([self._progress], limits) if self._progress is not None and soon is not None else []

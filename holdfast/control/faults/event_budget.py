@@ -26,7 +26,7 @@ TOLD_AGAIN: Final = 3600.0
 """Seconds after which it is told again that a node's budget is spent."""
 
 
-class NodeBudget:
+class NodeEventBudget:
     """What each node may have written: so much at once, and so much a minute after that."""
 
     def __init__(self, what: str, per_minute: float, at_once: float, tell: Callable[[str], None]) -> None:
@@ -54,7 +54,7 @@ class NodeBudget:
         return False
 
 
-class Newest(dict[Key, Value], Generic[Key, Value]):
+class BoundedDict(dict[Key, Value], Generic[Key, Value]):
     """A mapping that keeps the newest keys alone."""
 
     def __init__(self, most: int) -> None:

@@ -19,7 +19,7 @@ from holdfast.control.faults.history import FaultHistory
 from holdfast.control.faults.network_check import NetworkCheck
 from holdfast.control.faults.pauses import Pauses
 from holdfast.control.faults.rank_status import RankStatusQuery
-from holdfast.control.state.generation import GenerationState, limits_of
+from holdfast.control.state.generation import GenerationState, hang_limits
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
@@ -48,7 +48,7 @@ class JobFaults:
     generations: Generations
     incidents: Incidents
     policy: WatchedPolicy
-    pardons: Callable[[Fault, Levels], bool]
+    is_excused: Callable[[Fault, Levels], bool]
     """Tells whether a person decided that the node of a fault stays."""
     connectivity: ConnectivityMonitor = field(init=False)
     pauses: Pauses = field(init=False)
@@ -58,7 +58,7 @@ class JobFaults:
     alerts: Alerts = field(init=False)
     history: FaultHistory = field(default_factory=FaultHistory)
     _limits: HangLimits = field(init=False)
-    _rows: dict[int, tuple[Fault, models.Fault]] = field(default_factory=dict)
+    _rows: dict[int, tuple[Fault, models.FaultRecord]] = field(default_factory=dict)
     """The newest faults on record, by their identity, with their rows."""
     _next_roll_call: float = 0.0
 
@@ -67,7 +67,7 @@ class JobFaults:
         self.pauses = Pauses(self.log.record_event)
         self.rank_status = RankStatusQuery(self.agents)
         self.network_check = NetworkCheck(self.agents.source)
-        self._limits = limits_of(self.spec.limits)
+        self._limits = hang_limits(self.spec.limits)
         self.begin(self.generations.state)
 
     def begin(self, state: GenerationState) -> None:
@@ -87,7 +87,7 @@ class JobFaults:
 
     def acting(self) -> list[Fault]:
         """Return those that ask for an action."""
-        return [fault for fault in self.all() if self.levels.acts(fault) and not self.pardons(fault, self.levels)]
+        return [fault for fault in self.all() if self.levels.acts(fault) and not self.is_excused(fault, self.levels)]
 
     def missing_members(self) -> dict[str, str]:
         """Return the members whose agents are unreachable, and why: the agent exited, or is silent while no step is made."""
@@ -100,14 +100,14 @@ class JobFaults:
         cut_off = self.agents.cut_off()
         if cut_off and not (self.acting() or self.stalled()):
             cut_off = {}
-        if (silent or cut_off) and self.connectivity.deaf() and not self.acting():
+        if (silent or cut_off) and self.connectivity.is_partitioned() and not self.acting():
             silent = cut_off = {}
         missing = {**silent, **cut_off, **gone}
         return {node: why for node, why in missing.items() if node in self.generations.members}
 
     def unreachable(self) -> dict[str, str]:
         """Return the nodes whose agents are silent and accept no new connection, and why; none while all of them are."""
-        return {} if self.connectivity.deaf() else self.agents.lost(self.spec.limits.agent_silence.total_seconds())
+        return {} if self.connectivity.is_partitioned() else self.agents.lost(self.spec.limits.agent_silence.total_seconds())
 
     def uncertain(self) -> bool:
         """Tell whether an agent may turn out to be missing within a moment, or has just answered again.
@@ -115,7 +115,7 @@ class JobFaults:
         Its connection has just ended and is being rebuilt, or the job is stalled and the agent missed several heartbeats.
         """
         members = set(self.generations.members)
-        if not self.agents.sought().isdisjoint(members):
+        if not self.agents.reconnecting().isdisjoint(members):
             return True
         silent = self.agents.silent(DOUBT * self.agents.beat).keys() & members
         return bool(silent) and self.stalled() and not silent <= self.missing_members().keys()
@@ -126,7 +126,7 @@ class JobFaults:
 
     def stalled(self) -> bool:
         """Tell whether no rank has made progress for longer than the job's own steps explain."""
-        return self.evaluator.stands_still(self._limits, steps_expected=self.generations.steps_expected())
+        return self.evaluator.is_stalled(self._limits, steps_expected=self.generations.steps_expected())
 
     def why_completed(self) -> str:
         """Return why the job is completed although some ranks have not exited; empty when it is not.
@@ -135,15 +135,15 @@ class JobFaults:
         help: a script that comes to its end on rank 0 would come to it again.
         """
         state = self.generations.state
-        if not any(rank.well for rank in state.ranks.values()):
+        if not any(rank.succeeded for rank in state.ranks.values()):
             return ""
         fault = next((one for one in self.acting() if one.kind == NOT_ENDING.id), None)
         until = state.until()
-        if fault is None or not (state.first.well or (until is not None and state.step_before >= until)):
+        if fault is None or not (state.first.succeeded or (until is not None and state.step_before >= until)):
             return ""
         self.record(fault, incident=None)
         running = sorted(rank.rank for rank in state.ranks.values() if not rank.ended)
-        done = "rank 0 exited with status 0" if state.first.well else f"step {until}, the last one, is done"
+        done = "rank 0 exited with status 0" if state.first.succeeded else f"step {until}, the last one, is done"
         return f"{done}; rank(s) {in_ranges(running)} did not exit by themselves and are terminated: {fault.quote}"
 
     def symptom(self) -> str | None:
@@ -162,7 +162,7 @@ class JobFaults:
         *newest_good* describes the newest checkpoint from before a step.
         """
         state = self.generations.state
-        found = list(self.alerts.look(state, now, roles=self.generations.roles, limits=self._limits, good=newest_good))
+        found = list(self.alerts.poll(state, now, roles=self.generations.roles, limits=self._limits, good=newest_good))
         for fault in found:
             self.announce(fault)
         return found
@@ -170,7 +170,7 @@ class JobFaults:
     def query_ranks(self, now: float) -> None:
         """Ask ranks for the checksums that an alert needs, and ranks without progress for their status. *now*: monotonic."""
         state = self.generations.state
-        for step, ranks in self.alerts.questions(state):
+        for step, ranks in self.alerts.checksum_requests(state):
             nodes = {state.ranks[rank].node for rank in ranks}
             self.rank_status.ask(state, nodes, {"do": "sums", "step": step}, ranks=sorted(ranks))
         if now < self._next_roll_call:
@@ -178,8 +178,8 @@ class JobFaults:
         self._next_roll_call = now + ROLL_CALL
         progress = self.evaluator.progress(self._limits, steps_expected=self.generations.steps_expected())
         if progress is not None:
-            self.rank_status.look(state, progress, self._limits)
-            self.pauses.look(state, progress, self._limits)
+            self.rank_status.poll(state, progress, self._limits)
+            self.pauses.poll(state, progress, self._limits)
 
     # -- the record ---------------------------------------------------------------------------------------------------
 
@@ -193,16 +193,16 @@ class JobFaults:
         keep_newest(self.generations.state.node_faults, fault)
         self.record(fault, incident=self.incidents.current_id)
 
-    def record(self, fault: Fault, *, incident: str | None, root: bool = False) -> models.Fault:
+    def record(self, fault: Fault, *, incident: str | None, root: bool = False) -> models.FaultRecord:
         """Write a fault into the history, and return its row; one that is there already becomes the incident's."""
         if id(fault) in self._rows:
             known = self._rows[id(fault)][1]
             known.incident_id, known.root = incident, root
             self.history.remember([known])
-            self.log.recorder.amend(models.Fault, known.id, incident_id=incident, root=root)
+            self.log.recorder.amend(models.FaultRecord, known.id, incident_id=incident, root=root)
             return known
         evidence = {name: getattr(fault, name) for name in ("quote", "signature", "detail", "device")}
-        row = models.Fault(
+        row = models.FaultRecord(
             job_id=self.log.job.id,
             incident_id=incident,
             at=fault.at,

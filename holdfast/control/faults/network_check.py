@@ -70,7 +70,7 @@ class NetworkCheck:
             pairs = pairs[:: -(-len(pairs) // MOST) or 1]
             with ThreadPoolExecutor(HANDS, thread_name_prefix="traffic") as hands:
                 found = list(hands.map(self._rate, *zip(*pairs, strict=True))) if pairs else []
-            self._news.put(in_words(ways, found))
+            self._news.put(describe(ways, found))
         except WorldError as error:  # what is the matter with the node is found by whoever watches it
             note(log, "traffic.not-measured", why=error)
 
@@ -81,7 +81,7 @@ class NetworkCheck:
             return Pair(source, to, None, str(error))
 
 
-def in_words(ways: dict[str, str], found: Sequence[Pair]) -> str:
+def describe(ways: dict[str, str], found: Sequence[Pair]) -> str:
     """Say which interfaces training traffic takes (node to interface), and what came through between neighbours."""
     names = sorted(set(ways.values()))
     taken = names[0] if len(names) == 1 else ", ".join(f"{node}: {name}" for node, name in list(ways.items())[:SHOWN])

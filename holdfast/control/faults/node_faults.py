@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from detectors import all_kinds
 from detectors.catalogue import Fault
-from holdfast.control.agents.events import NodeFault, NodeGrew
-from holdfast.control.faults.event_budget import Newest
+from holdfast.control.agents.events import NodeCounterIncreases, NodeFaultSeen
+from holdfast.control.faults.event_budget import BoundedDict
 
 REPEATED: Final = 900.0
 """Seconds within which the same fault of the same part of a machine is not announced again; every one is on record."""
@@ -22,9 +22,9 @@ class NodeFaultDedup:
     """Takes in the lookouts' events. Each is believed once: a flow that adopts a job hears again what the one before has on record."""
 
     def __init__(self) -> None:
-        self._known = Newest[tuple[str, str | None, float], None](REMEMBERED)
+        self._known = BoundedDict[tuple[str, str | None, float], None](REMEMBERED)
 
-    def take(self, node: str, event: NodeFault) -> Fault | None:
+    def take(self, node: str, event: NodeFaultSeen) -> Fault | None:
         """Return the fault that *event* tells of; None where it is on record, or of a kind that this catalogue does not have."""
         name, at = event.kind, event.seen_at
         if name not in all_kinds.CATALOGUE or (name, node, at) in self._known:
@@ -44,7 +44,7 @@ class Announcements:
     """Which faults of nodes people have been told of. One line a cause: the nodes of one machine have its faults in common."""
 
     def __init__(self) -> None:
-        self._last = Newest[tuple[str, str, str], float](REMEMBERED)
+        self._last = BoundedDict[tuple[str, str, str], float](REMEMBERED)
 
     def is_new(self, fault: Fault, machine: str, now: float) -> bool:
         """Tell whether *fault* of *machine* is to be announced at *now* (monotonic), and take it that it is."""
@@ -60,7 +60,10 @@ def machine_of(node: str, cluster_kind: str) -> str:
     return "" if cluster_kind == "local" else node
 
 
-def with_growth(facts: dict[str, Any] | None, node: str, event: NodeGrew) -> dict[str, Any]:
+def with_counter_increases(facts: dict[str, Any] | None, node: str, event: NodeCounterIncreases) -> dict[str, Any]:
     """Return an incident's *facts* with what grew on *node* while its generation ran: counters of errors, by place."""
     facts = facts or {}
-    return {**facts, "grew": {**facts.get("grew", {}), node: {"seconds": event.seconds, "counters": event.grew}}}
+    return {
+        **facts,
+        "counter_increases": {**facts.get("counter_increases", {}), node: {"seconds": event.seconds, "counters": event.counter_increases}},
+    }

@@ -25,7 +25,7 @@ class Pauses:
         self._present = self._longest = 0.0
         self._told = False
 
-    def look(self, board: GenerationState, seen: Progress, limits: HangLimits) -> None:
+    def poll(self, board: GenerationState, seen: Progress, limits: HangLimits) -> None:
         """Take in how far the ranks of *board* are; a pause that a recovery ended says nothing about the job."""
         if board.generation != self._generation:
             self._generation, self._present, self._told = board.generation, 0.0, False

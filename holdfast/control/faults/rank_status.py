@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from detectors.evidence import HangLimits, InGroup, InWork, Progress, RankStatus
+from detectors.evidence import GroupProgress, HangLimits, PendingOperation, Progress, RankStatus
 from detectors.progress import hang_limit
 from holdfast.protocol import Message
 
@@ -28,7 +28,7 @@ class RankStatusQuery:
     def __init__(self, fleet: AgentPool) -> None:
         self._fleet = fleet
 
-    def look(self, board: GenerationState, seen: Progress, limits: HangLimits) -> None:
+    def poll(self, board: GenerationState, seen: Progress, limits: HangLimits) -> None:
         """Ask when it is time; wait for nothing."""
         if not seen.steps_expected or not seen.ranks or any(held.section for held in seen.ranks.values()):
             return
@@ -42,10 +42,10 @@ class RankStatusQuery:
     def ask(self, board: GenerationState, nodes: Iterable[str], question: Message, *, ranks: list[int] | None = None) -> None:
         """Put a question to the ranks on *nodes*; the answers are events."""
         order = {"generation": board.generation, "question": question, "ranks": ranks}
-        self._fleet.orders_later(dict.fromkeys(set(nodes) & set(self._fleet.alive()), order), "ask")
+        self._fleet.send_commands_async(dict.fromkeys(set(nodes) & set(self._fleet.alive()), order), "ask")
 
 
-def standing_of(said: Mapping[str, Any]) -> RankStatus | None:
+def parse_rank_status(said: Mapping[str, Any]) -> RankStatus | None:
     """Return where a rank says that it stands; None where that cannot be understood."""
     with suppress(KeyError, TypeError, ValueError, AttributeError):
         return RankStatus(
@@ -58,13 +58,13 @@ def standing_of(said: Mapping[str, Any]) -> RankStatus | None:
     return None
 
 
-def _group(told: Mapping[str, Any]) -> InGroup:
-    return InGroup(
+def _group(told: Mapping[str, Any]) -> GroupProgress:
+    return GroupProgress(
         name=str(told["name"]),
         ranks=_ranks(told["ranks"]),
         counts={str(way): int(number) for way, number in told["counts"].items()},
         pending=tuple(
-            InWork(
+            PendingOperation(
                 way=str(one["way"]),
                 number=int(one["number"]),
                 name=str(one["name"]),

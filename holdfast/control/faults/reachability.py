@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from detectors.evidence import Severed
+from detectors.evidence import NodePartitioned
 from holdfast.errors import WorldError
 from holdfast.log import note
 
@@ -43,13 +43,13 @@ def pairs_of(suspects: Collection[str], nodes: Sequence[str]) -> list[Pair]:
     return [*itertools.product(doubted, others), *itertools.combinations(others, 2)]
 
 
-def severed(tried: Mapping[Pair, str], at: float) -> list[Severed]:
+def severed(tried: Mapping[Pair, str], at: float) -> list[NodePartitioned]:
     """Return the nodes that explain what failed of *tried* (two nodes, and why they did not meet; empty where they did).
 
     The one with most failures is taken for the reason of its own, as long as `LEAST` others do not reach it and it reaches nobody; what is
     left over is looked at without it. Where nobody meets anybody, it is no node's doing.
     """
-    left, found = dict(tried), list[Severed]()
+    left, found = dict(tried), list[NodePartitioned]()
     while True:
         failed = Counter(node for pair, why in left.items() if why for node in pair)
         met = {node for pair, why in left.items() if not why for node in pair}
@@ -61,12 +61,12 @@ def severed(tried: Mapping[Pair, str], at: float) -> list[Severed]:
         left = {pair: why for pair, why in left.items() if node not in pair}
 
 
-def apart(pairs: Mapping[Pair, str], members: Sequence[str], at: float) -> list[Severed]:
+def apart(pairs: Mapping[Pair, str], members: Sequence[str], at: float) -> list[NodePartitioned]:
     """Return which *members* are to go so that those which stay all reach each other, when these *pairs* do not meet, and why not.
 
     The one that is in most pairs goes first, of several the last one of *members*. None where more than one in `SHARE` would have to go.
     """
-    left, found = {pair: why for pair, why in pairs.items() if set(pair) <= set(members)}, list[Severed]()
+    left, found = {pair: why for pair, why in pairs.items() if set(pair) <= set(members)}, list[NodePartitioned]()
     while left:
         times = Counter(node for pair in left for node in pair)
         node = max(times, key=lambda one: (times[one], members.index(one)))
@@ -75,13 +75,13 @@ def apart(pairs: Mapping[Pair, str], members: Sequence[str], at: float) -> list[
     return found if len(found) <= max(1, len(members) // SHARE) else []
 
 
-def _of(node: str, pairs: Mapping[Pair, str], at: float, *, alone: bool) -> Severed:
+def _of(node: str, pairs: Mapping[Pair, str], at: float, *, alone: bool) -> NodePartitioned:
     """Return what *pairs* say of *node*, which is in some of them."""
     whys = {next(iter({*pair} - {node})): why for pair, why in pairs.items() if node in pair}
-    return Severed(node=node, at=at, peers=tuple(sorted(whys)), why=next(iter(whys.values())), alone=alone)
+    return NodePartitioned(node=node, at=at, peers=tuple(sorted(whys)), why=next(iter(whys.values())), alone=alone)
 
 
-def look(source: NodeBackend, faults: Iterable[Fault], nodes: Sequence[str]) -> tuple[list[Severed], dict[Pair, str]]:
+def check_connections(source: NodeBackend, faults: Iterable[Fault], nodes: Sequence[str]) -> tuple[list[NodePartitioned], dict[Pair, str]]:
     """Have *nodes* try to reach each other; return who is cut off from the others, and which pairs else do not meet, and why.
 
     Of many nodes those are looked at that *faults* name.
@@ -101,7 +101,7 @@ def look(source: NodeBackend, faults: Iterable[Fault], nodes: Sequence[str]) -> 
     return found, others
 
 
-def in_words(pairs: Mapping[Pair, str]) -> str:
+def describe(pairs: Mapping[Pair, str]) -> str:
     """Say which *pairs* (at least one) do not meet."""
     (first, second), why = next(iter(pairs.items()))
     rest = f", and so do {len(pairs) - 1} more pair(s)" if len(pairs) > 1 else ""
@@ -111,6 +111,6 @@ def in_words(pairs: Mapping[Pair, str]) -> str:
 def _meet(source: NodeBackend, one: str, other: str) -> str | None:
     """Say why *one* does not reach *other*; empty when it does, None when it could not be tried: that is another matter."""
     try:
-        return source.meets(one, other, SECONDS)
+        return source.check_connection(one, other, SECONDS)
     except WorldError:
         return None

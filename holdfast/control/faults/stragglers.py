@@ -20,7 +20,7 @@ from holdfast.control.state.generations import Generations
 from holdfast.control.state.job_log import JobLog
 from holdfast.control.supervisor.requests import Requests
 from holdfast.history import models
-from policies.slowness import MovedBefore, SlowAct, SlowRank, StragglerAction
+from policies.slowness import PastMigration, StragglerAction, StragglerCase, StragglerOutcome
 
 MOVABLE: Final = frozenset({COMPUTE.id, HOST.id})
 """Kinds of slow ranks that a move to another node may cure."""
@@ -35,7 +35,7 @@ WORSE: Final = 3.0
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedRank:
     """A rank, or the slowest of a node, that is weighed again while it lasts."""
 
     fault: Fault
@@ -43,7 +43,7 @@ class _Watched:
     rank: int | None
     since: int
     """The step from which on the paces tell of it."""
-    told: tuple[int, SlowAct] | None = None
+    told: tuple[int, StragglerOutcome] | None = None
     """The rank that was weighed last (-1: it costs nothing), and the answer."""
 
 
@@ -60,11 +60,11 @@ class Stragglers:
     requests: Requests
     spares: Callable[[], tuple[str, ...]]
     _pauses: list[float] = field(default_factory=list)
-    _moved: list[MovedBefore] = field(default_factory=list)
+    _moved: list[PastMigration] = field(default_factory=list)
     _failed: int = 0
-    _watched: dict[tuple[str, str, int | None], _Watched] = field(default_factory=dict)
+    _watched: dict[tuple[str, str, int | None], _WatchedRank] = field(default_factory=dict)
     """By kind, node and rank; without a rank what is wrong with a node."""
-    _announced: dict[tuple[str, str, int | None], tuple[SlowAct, float]] = field(default_factory=dict)
+    _announced: dict[tuple[str, str, int | None], tuple[StragglerOutcome, float]] = field(default_factory=dict)
     """By kind, machine and rank: what was announced last, the answer and the cost a step."""
     _next: float = 0.0
 
@@ -79,21 +79,21 @@ class Stragglers:
                 self._pauses.append(float(facts["pause"]))
             if facts.get("kind") and facts.get("rank") is not None:
                 at = row.at if row.handled_at is None else row.handled_at
-                self._moved.append(MovedBefore(at=at, rank=int(facts["rank"]), node=str(facts.get("node", ""))))
+                self._moved.append(PastMigration(at=at, rank=int(facts["rank"]), node=str(facts.get("node", ""))))
 
-    def weigh(self, fault: Fault) -> None:
+    def assess(self, fault: Fault) -> None:
         """Decide about a rank that holds the others up, put that on record, and ask for the move if there is to be one."""
         if fault.kind in MOVABLE and fault.rank is not None and fault.node is not None:
-            one = self._watched[fault.kind, fault.node, fault.rank] = _Watched(fault, fault.node, fault.rank, since=0)
+            one = self._watched[fault.kind, fault.node, fault.rank] = _WatchedRank(fault, fault.node, fault.rank, since=0)
             self._judge(one)
 
     def note(self, fault: Fault) -> None:
         """Watch a node that training goes on through: what it costs shows in the steps to come."""
         if fault.node is not None and fault.entry.blame in DEGRADING and self.policy.present.asks.of(fault) is not RecommendedAction.RECORD:
             since = self.generations.state.step_before + (LONG + 1) * BLOCK
-            self._watched.setdefault((fault.kind, fault.node, None), _Watched(fault, fault.node, None, since))
+            self._watched.setdefault((fault.kind, fault.node, None), _WatchedRank(fault, fault.node, None, since))
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Weigh again what lasts, at *now* (monotonic)."""
         if now < self._next or self.requests.moves:  # a move in work may cure more than one
             return
@@ -105,7 +105,7 @@ class Stragglers:
             elif ranks and self.generations.state.step_before >= one.since:
                 self._judge(one)
 
-    def _judge(self, one: _Watched) -> None:
+    def _judge(self, one: _WatchedRank) -> None:
         """Ask the policy; put the answer on record where it is another than before or costs far more, and announce it then."""
         slow, policy = self._case(one), self.policy.present
         if slow is None:
@@ -114,12 +114,12 @@ class Stragglers:
         free = slow.lost < FREE * slow.step
         answer = -1 if free else slow.rank, weighed.act
         changed, one.told = one.told != answer, answer
-        news = not free and (changed if weighed.act is SlowAct.MOVE else self._is_news(one, weighed.act, slow.lost))
+        news = not free and (changed if weighed.act is StragglerOutcome.MOVE else self._is_news(one, weighed.act, slow.lost))
         if not changed and not news:
             return
         facts: dict[str, Any] = {"kind": slow.kind, "rank": slow.rank, "node": slow.node}
         self.log.recorder.add(
-            models.Weighing(
+            models.StragglerDecision(
                 job_id=self.log.job.id,
                 at=slow.now,
                 **facts,
@@ -131,12 +131,12 @@ class Stragglers:
         )
         if news:
             self.log.record_event(weighed.reason)
-        if weighed.act is SlowAct.MOVE:
+        if weighed.act is StragglerOutcome.MOVE:
             asked = {**facts, "quote": one.fault.quote, "reason": weighed.reason}
             by = f"the detector of {slow.kind}"
             self.requests.ask(models.Request(job_id=self.log.job.id, at=slow.now, kind="migrate", by=by, facts=asked))
 
-    def _is_news(self, one: _Watched, act: SlowAct, lost: float) -> bool:
+    def _is_news(self, one: _WatchedRank, act: StragglerOutcome, lost: float) -> bool:
         """Tell whether an answer is worth a word: another one than before, or for a cost that has grown by far.
 
         Which rank of a node is the slowest changes all the time, and is no news.
@@ -148,7 +148,7 @@ class Stragglers:
         self._announced[key] = (act, lost)
         return True
 
-    def _case(self, one: _Watched) -> SlowRank | None:
+    def _case(self, one: _WatchedRank) -> StragglerCase | None:
         state, now = self.generations.state, time.time()
         paces = state.paces(state.now, self.generations.roles)
         if paces is None or not settled(paces):
@@ -164,7 +164,7 @@ class Stragglers:
         until, wanted = state.until(), self.wanted
         if one.rank is None and wanted is StragglerAction.MIGRATE:  # that is for ranks that are known to be slow
             wanted = StragglerAction.AUTO
-        return SlowRank(
+        return StragglerCase(
             now=now,
             kind=one.fault.kind,
             rank=rank,
@@ -174,7 +174,7 @@ class Stragglers:
             degraded=one.fault.kind if one.rank is None else "",
             remaining=None if until is None else max(0, until - state.step_before),
             wanted=wanted,
-            barred=self.generations.why_not_kept(),
+            blocked_reason=self.generations.why_not_kept(),
             spares=self.spares(),
             pauses=tuple(self._pauses),
             failed=self._failed,

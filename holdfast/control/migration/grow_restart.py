@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import time
 
-from detectors.evidence import Overrun
+from detectors.evidence import RecoveryTimeout
 from holdfast.control.agents.pool import failures
-from holdfast.control.checkpoints.final_checkpoint import save_what_lives
+from holdfast.control.checkpoints.final_checkpoint import save_final_checkpoint
 from holdfast.control.recovery.restart import agree, start_workers, wait_until_gone
 from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.watch import look, see_begun
-from holdfast.errors import NodeTrouble, WorldError
+from holdfast.control.supervisor.watch import poll, see_begun
+from holdfast.errors import NodeError, WorldError
 from policies.case import RecoveryAction
 from policies.placement import place
 from policies.states import Event, Transition
@@ -22,7 +22,7 @@ def grow_by_restart(run: JobController) -> Transition:
     begin, limit = time.monotonic(), run.policy.deadlines.of(RecoveryAction.SHRINK)
     nodes = run.scale_up.nodes()
     come = _brought_up(run, nodes)
-    turn = look(run)
+    turn = poll(run)
     if turn is not None and turn.event is not Event.MOVE_ASKED:
         return turn
     if not come:
@@ -50,7 +50,7 @@ def _placed_anew(run: JobController, come: tuple[str, ...], reason: str) -> str:
         stuck = _stopped(run)
         if not stuck:
             agree(run, place((*run.generations.members, *come), run.spec.nodes.ranks), reason=reason)
-    except (NodeTrouble, WorldError) as error:
+    except (NodeError, WorldError) as error:
         return str(error)
     return stuck
 
@@ -58,7 +58,9 @@ def _placed_anew(run: JobController, come: tuple[str, ...], reason: str) -> str:
 def _overrun(run: JobController, seconds: float, limit: float) -> Transition:
     """Take note that no step has come: the ladder answers that."""
     reached = {view.rank: view.reached() for view in run.generations.state.ranks.values()}
-    run.generations.state.overrun = Overrun(at=time.time(), action=RecoveryAction.SHRINK, seconds=seconds, limit=limit, reached=reached)
+    run.generations.state.overrun = RecoveryTimeout(
+        at=time.time(), action=RecoveryAction.SHRINK, seconds=seconds, limit=limit, reached=reached
+    )
     return Transition(Event.FAULTED, f"a start on more nodes brought no step within {limit:.0f} s")
 
 
@@ -75,11 +77,13 @@ def _brought_up(run: JobController, nodes: tuple[str, ...]) -> tuple[str, ...]:
 
 def _stopped(run: JobController) -> str:
     """End all ranks, and put what they hold in memory on disk, where it can be read at any width; return what is in the way."""
-    answers = run.agents.order(run.generations.members, "stop", generation=run.generations.number, signal=int(signal.SIGKILL), grace=0.0)
+    answers = run.agents.send_command(
+        run.generations.members, "stop", generation=run.generations.number, signal=int(signal.SIGKILL), grace=0.0
+    )
     if failures(answers):
         return "; ".join(str(error) for error in failures(answers).values())
     stuck = wait_until_gone(run, set(run.generations.members))
     if stuck:
         return f"workers on {', '.join(sorted(stuck))} cannot be ended"
-    save_what_lives(run)
+    save_final_checkpoint(run)
     return ""

@@ -55,14 +55,14 @@ class RankMove(MigrationPlan):
         except BaseException:
             self.give_up(told=told)
             raise
-        self.record(seats, rank_table, reason=self.asked.in_words(), source=source)
+        self.record(seats, rank_table, reason=self.asked.describe(), source=source)
         if self.asked.kind:  # a detector's wish: the node held the others up
-            grave, words = source not in run.generations.members, f"{self.asked.kind}: {self.asked.quote}"
-            run.nodes.eligibility.accuse([NodeFault(node=source, grave=grave, reason=words, evidence=(words,), seen=time.time())])
+            severe, words = source not in run.generations.members, f"{self.asked.kind}: {self.asked.quote}"
+            run.nodes.eligibility.record_faults([NodeFault(node=source, severe=severe, reason=words, evidence=(words,), seen=time.time())])
         ranks = ", ".join(map(str, sorted(leavers)))
         if self.asked.rank is None and source not in run.generations.members:
             run.log.record_node_status(source, "excluded", f"rank(s) {ranks} were moved to {target}")
-            run.agents.drop_later(source)
+            run.agents.drop_async(source)
         return f"rank(s) {ranks} moved from {source} to {target}"
 
     def _leavers(self) -> tuple[frozenset[int], str]:
@@ -88,7 +88,7 @@ class RankMove(MigrationPlan):
         fleet, wanted = self.run.agents, self.asked.target
         if wanted == source:
             raise CannotMove(f"the ranks are on {source} already")
-        if wanted and (why := self.run.nodes.eligibility.bars(wanted)):
+        if wanted and (why := self.run.nodes.eligibility.why_ineligible(wanted)):
             raise CannotMove(f"{wanted} is {why}")
         candidates = (
             [wanted] if wanted else [*self._alive(source, count), *(node for node in self.run.nodes.free() if node not in fleet.alive())]

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from detectors.evidence import ReplaceRanksTrouble
+from detectors.evidence import ReplaceRanksFailure
 from holdfast.control.agents.pool import failures
-from holdfast.control.config.worker_env import told_of
+from holdfast.control.config.worker_env import membership_by_node
 from holdfast.control.recovery.in_process import facts_of, store_without, worker_of
 from holdfast.control.state.migration import MigrationState
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import TICK, JobController
-from holdfast.control.supervisor.watch import look
+from holdfast.control.supervisor.watch import poll
 from policies.escalation import Placement
 from policies.placement import Membership, membership_after
 from policies.states import Event, Transition
@@ -117,11 +117,11 @@ class MigrationPlan:
         def tell(node: str) -> None:
             told = {**shared, "memory": memory[node]}
             for rank in run.generations.state.membership.get(node, ()):
-                run.agents.channel(node).order("tell", ranks=[rank], standbys=[], message={**told, "rank": rank})
+                run.agents.client(node).send_command("tell", ranks=[rank], standbys=[], message={**told, "rank": rank})
             for seat in (seat for seat in seats if seat.node == node):
                 environment = run.generations.seat_environment(seat.rank, seat.node, number=moving.generation, rank_table=rank_table)
                 own = {"rank": seat.rank, "environment": environment, "log": f"{run.agents.logs(node)}/rank-{seat.rank}.log"}
-                run.agents.channel(node).order("tell", ranks=[], standbys=[seat.standby], message={**told, **own})
+                run.agents.client(node).send_command("tell", ranks=[], standbys=[seat.standby], message={**told, **own})
 
         self.all_did(run.agents.each(nodes, tell))
         self.wait(lambda: moving.is_prepared, lambda: f"{moving.missing(moving.prepared)} did not get ready")
@@ -136,7 +136,7 @@ class MigrationPlan:
             if not (moving.switched or moving.left):
                 raise
             run.generations.state.evidence.append(
-                ReplaceRanksTrouble(node=run.generations.members[0], at=time.time(), why=f"a planned move stopped halfway: {error}")
+                ReplaceRanksFailure(node=run.generations.members[0], at=time.time(), why=f"a planned move stopped halfway: {error}")
             )
             raise Interrupted(Transition(Event.FAULTED, f"a planned move stopped halfway: {error}")) from error
 
@@ -148,7 +148,7 @@ class MigrationPlan:
             for node, ranks in run.generations.state.membership.items()
         }
         coming = {node: [number for number, where in at.items() if where == node] for node in {*run.generations.members, *at.values()}}
-        return run.agents.orders(
+        return run.agents.send_commands(
             {node: {"ranks": living.get(node, []), "standbys": standbys, "message": message} for node, standbys in coming.items()}, "tell"
         )
 
@@ -165,10 +165,10 @@ class MigrationPlan:
         by_rank, run.generations.migration, self.pause = {seat.rank: seat for seat in seats}, None, moving.pause
         run.generations.enter(moving.generation, moving.membership, rank_table=rank_table, reason=reason)
         nodes: Membership = {**({source: []} if source is not None else {}), **moving.membership}
-        told = told_of(moving.membership)
+        told = membership_by_node(moving.membership)
         keeper = told[next(iter(moving.membership))]
         workers = {node: [worker_of(run, node, rank, by_rank.get(rank)) for rank in ranks] for node, ranks in nodes.items()}
-        answers = run.agents.orders(
+        answers = run.agents.send_commands(
             {node: {"generation": run.generations.number, **told.get(node, keeper), "workers": workers[node]} for node in nodes}, "switch"
         )
         run.nodes.hot_spares.take(self.joiners)
@@ -176,7 +176,7 @@ class MigrationPlan:
         wrong = {node: error for node, error in failures(answers).items() if node in moving.membership}
         if wrong:
             now, why = time.time(), "; ".join(str(error) for error in wrong.values())
-            run.generations.state.evidence.extend(ReplaceRanksTrouble(node=node, at=now, why=str(error)) for node, error in wrong.items())
+            run.generations.state.evidence.extend(ReplaceRanksFailure(node=node, at=now, why=str(error)) for node, error in wrong.items())
             raise Interrupted(Transition(Event.FAULTED, why))
 
     # -- waiting ------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class MigrationPlan:
         """Wait while training goes on; whatever asks for an answer of its own ends the move."""
         run = self.run
         while not done():
-            turn = look(run)
+            turn = poll(run)
             if turn is not None:
                 raise Interrupted(turn)
             run.nodes.hot_spares.settle()

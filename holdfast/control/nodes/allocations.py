@@ -9,11 +9,11 @@ from typing import Final
 
 from detectors.catalogue import RecommendedAction
 from detectors.diagnosis import see
-from holdfast.cluster.interface import AllocationRequest, Allocator, lender_of
+from holdfast.cluster.interface import AllocationRequest, Allocator, allocator_of
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.faults.job_faults import JobFaults
 from holdfast.control.nodes.eligibility import NodeEligibility
-from holdfast.control.state.generation import limits_of
+from holdfast.control.state.generation import hang_limits
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
@@ -31,7 +31,7 @@ STOP: Final = 15.0
 
 
 @dataclass(slots=True, kw_only=True)
-class BorrowedNodes:
+class AllocatedNodes:
     """Keeps as many nodes as the job wants, where they are allocated to jobs; else it does nothing."""
 
     log: JobLog
@@ -43,7 +43,7 @@ class BorrowedNodes:
     faults: JobFaults
     eligibility: NodeEligibility
     forget_notice: Callable[[str], None]
-    _lender: Allocator | None = field(init=False)
+    _allocator: Allocator | None = field(init=False)
     _said: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Node to the kinds of the scheduler's faults that were recorded of it."""
     _lost: dict[str, float] = field(default_factory=dict)
@@ -51,30 +51,30 @@ class BorrowedNodes:
     _starts: int = 0
 
     def __post_init__(self) -> None:
-        self._lender = lender_of(self.agents.source)
+        self._allocator = allocator_of(self.agents.source)
 
     def begin(self) -> None:
         """Learn what the job has been lent already; raise `OperatorError` when nothing ever can be."""
-        if self._lender is not None:
-            self._lender.begin(self.log.job.id, self.log.job.name, self.spec.inside("."))
+        if self._allocator is not None:
+            self._allocator.begin(self.log.job.id, self.log.job.name, self.spec.inside("."))
 
     def close(self, *, end: bool) -> None:
         """Ask for no more; with *end*, give everything back."""
-        if self._lender is not None:
-            self._lender.close(end=end)
+        if self._allocator is not None:
+            self._allocator.close(end=end)
             self._tell()
 
     @property
     def is_lent(self) -> bool:
         """Tell whether more nodes may come than are there."""
-        return self._lender is not None
+        return self._allocator is not None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Say what the job needs now, and take in what there is to know; waits for nothing."""
-        if self._lender is None:
+        if self._allocator is None:
             return
         nodes, members, incident = self.spec.nodes, self.generations.members, self.incidents.current
-        usable = self._lender.usable(time.time())
+        usable = self._allocator.usable(time.time())
         self._forget_old_notices(usable)
         names = {*usable, *members, *self.eligibility.isolated()}
         out = {node: why for node in names if (why := self.eligibility.isolation(node))}
@@ -84,31 +84,31 @@ class BorrowedNodes:
         alive = set(self.agents.alive())
         self._lost = {node: at for node, at in self._lost.items() if node not in alive}
         wanted, back = nodes.wanted + nodes.spare, self.eligibility.back_in_service()
-        self._lender.wish(AllocationRequest(nodes=wanted, out=out, back=back, lost=dict(self._lost), used=used, save=save))
+        self._allocator.request(AllocationRequest(nodes=wanted, out=out, back=back, lost=dict(self._lost), used=used, save=save))
         self._tell()
         self._take_words()
 
     def _forget_old_notices(self, usable: Iterable[str]) -> None:
         """Forget what nodes were told that are lent anew: it was the allocation before that is over."""
-        assert self._lender is not None
+        assert self._allocator is not None
         anew = self._lost.keys() & set(usable)
-        for one in self.eligibility.told_to_go():
-            since = self._lender.lent_since(one.node)
+        for one in self.eligibility.preemption_notices():
+            since = self._allocator.allocated_since(one.node)
             if since is not None and since > one.since:
                 anew.add(one.node)
         for node in anew:
             self.forget_notice(node)
 
     def _tell(self) -> None:
-        assert self._lender is not None
-        for text in self._lender.news():
+        assert self._allocator is not None
+        for text in self._allocator.new_messages():
             self.log.record_event(text)
 
     def _take_words(self) -> None:
         """Record what is said against nodes, once as long as it lasts."""
-        assert self._lender is not None
-        for word in self._lender.words_of():
-            faults = see([word], limits_of(self.spec.limits))
+        assert self._allocator is not None
+        for word in self._allocator.scheduler_states():
+            faults = see([word], hang_limits(self.spec.limits))
             kinds = tuple(fault.kind for fault in faults)
             if self._said.get(word.node, ()) == kinds:
                 continue
@@ -122,18 +122,18 @@ class BorrowedNodes:
 
     def usable(self) -> list[str] | None:
         """Return the nodes that the job has been given and may go on using; nothing where nodes are not lent."""
-        return None if self._lender is None else self._lender.usable(time.time())
+        return None if self._allocator is None else self._allocator.usable(time.time())
 
-    def are_enough(self) -> bool:
+    def has_enough_nodes(self) -> bool:
         """Tell whether the job can start on what is there."""
-        return self._lender is None or len(self.eligibility.usable(self._lender.usable(time.time()))) >= self.spec.nodes.wanted
+        return self._allocator is None or len(self.eligibility.usable(self._allocator.usable(time.time()))) >= self.spec.nodes.wanted
 
-    def may_try_again(self) -> bool:
+    def may_retry_launch(self) -> bool:
         """Tell whether a launch that found too few nodes is to wait for others: nodes on which no agent comes up count as lost."""
         self._starts += 1
-        if self._lender is None or self._starts == STARTS:
+        if self._allocator is None or self._starts == STARTS:
             return False
-        self._lose(set(self._lender.usable(time.time())) - set(self.agents.alive()), {})
+        self._lose(set(self._allocator.usable(time.time())) - set(self.agents.alive()), {})
         return True
 
     def _lose(self, nodes: Iterable[str], since: Mapping[str, float]) -> None:
@@ -144,26 +144,26 @@ class BorrowedNodes:
 
     def explained(self, node: str, why: str) -> str:
         """Return *why* an agent is gone, with what is known of its node's allocation."""
-        return why if self._lender is None or self._lender.has(node) else f"{why}; its allocation is over"
+        return why if self._allocator is None or self._allocator.is_allocated(node) else f"{why}; its allocation is over"
 
     @property
     def refused(self) -> HoldfastError | None:
         """Return why nothing more comes, if that is so."""
-        return None if self._lender is None else self._lender.refused
+        return None if self._allocator is None else self._allocator.refused
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Say what is there, and why not more; empty where nodes are not lent."""
-        return "" if self._lender is None else self._lender.in_words()
+        return "" if self._allocator is None else self._allocator.describe()
 
-    def departure(self, node: str) -> Drain | None:
+    def drain_of(self, node: str) -> Drain | None:
         """Return why and by when *node* is to be left."""
-        leaving = None if self._lender is None else self._lender.leaving(node, time.time())
-        return None if leaving is None else Drain(node=node, reason=leaving.reason, since=leaving.since, by=leaving.by)
+        drain_reason = None if self._allocator is None else self._allocator.drain_reason(node, time.time())
+        return None if drain_reason is None else Drain(node=node, reason=drain_reason.reason, since=drain_reason.since, by=drain_reason.by)
 
     @property
     def end(self) -> str:
         """Say so when the time of this very flow is nearly over; empty where it is not."""
-        over = None if self._lender is None else self._lender.over_at()
+        over = None if self._allocator is None else self._allocator.ends_at()
         limits = self.spec.limits
         if over is None or time.time() < over - limits.last_save.total_seconds() - limits.stop_grace.total_seconds() - STOP:
             return ""

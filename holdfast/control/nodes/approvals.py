@@ -17,7 +17,7 @@ from detectors.codec import packed
 from holdfast.errors import OperatorError
 from holdfast.history import History, approvals, queries
 from holdfast.history.approvals import ISOLATE, KEEP, WITHDRAWN, ApprovalAnswer
-from holdfast.history.models import Job, Question
+from holdfast.history.models import ApprovalRequest, Job
 from holdfast.history.retry import RetryingHistory
 from policies.node_faults import NodeFault
 
@@ -39,11 +39,11 @@ class Approvals:
     job: Job
     seconds: float
     """How long a question stays open; 0: nobody is asked."""
-    remark: Callable[[str], None]
+    record_event: Callable[[str], None]
     tell: Tell
-    _wanted: deque[Question] = field(default_factory=deque)
-    _open: dict[int, Question] = field(default_factory=dict)
-    _answered: list[Question] = field(default_factory=list)
+    _wanted: deque[ApprovalRequest] = field(default_factory=deque)
+    _open: dict[int, ApprovalRequest] = field(default_factory=dict)
+    _answered: list[ApprovalRequest] = field(default_factory=list)
     _withdraw: set[tuple[str, frozenset[str]]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _wake: threading.Event = field(default_factory=threading.Event)
@@ -72,7 +72,7 @@ class Approvals:
                 return
             self._withdraw.discard((about, frozenset(nodes)))
             self._wanted.append(
-                Question(
+                ApprovalRequest(
                     number=0,
                     cluster=self.job.cluster["name"],
                     job_id=self.job.id,
@@ -87,7 +87,7 @@ class Approvals:
             )
         self._wake.set()
 
-    def answers(self, about: str) -> list[Question]:
+    def answers(self, about: str) -> list[ApprovalRequest]:
         """Return the answers to questions of that kind that came since this was last asked."""
         with self._lock:
             found = [one for one in self._answered if one.about == about]
@@ -145,21 +145,21 @@ class Approvals:
                 if self._wanted and self._wanted[0].nodes == put.nodes:
                     self._wanted.popleft()
                 self._open[put.number] = put
-            self.remark(f"question {put.number}: {put.reason}. {how_to_answer(put)}")
+            self.record_event(f"question {put.number}: {put.reason}. {how_to_answer(put)}")
             self.tell("asked", {"question": put})
         for number in [one.number for one in self._open.values() if (one.about, frozenset(one.nodes)) in self._withdraw]:
             self._reply(number, ApprovalAnswer(answer=WITHDRAWN, words="it need not be answered any more"))
         self._withdraw.clear()
-        for number, row in approvals.of_numbers(self.history, list(self._open)).items():
+        for number, row in approvals.by_number(self.history, list(self._open)).items():
             if row.answered_at is not None:
                 self._take(number, row)
 
-    def _take(self, number: int, row: Question) -> None:
+    def _take(self, number: int, row: ApprovalRequest) -> None:
         with self._lock:
             del self._open[number]
             if row.answer != WITHDRAWN:
                 self._answered.append(row)
-        self.remark(f"question {number} is answered: {approvals.in_words(row)}")
+        self.record_event(f"question {number} is answered: {approvals.describe(row)}")
         self.tell("answered", {"question": row})
 
     def _run_out(self) -> None:
@@ -185,7 +185,7 @@ class Approvals:
             self._reply(number, ApprovalAnswer(answer=WITHDRAWN, words="the job has ended"))
 
 
-def how_to_answer(question: Question) -> str:
+def how_to_answer(question: ApprovalRequest) -> str:
     """Say what a person can do, and what happens when nobody does."""
     what = {KEEP: "they stay", ISOLATE: "they are isolated"}[question.otherwise]
     when = time.strftime("%H:%M:%S", time.localtime(question.until))

@@ -18,7 +18,7 @@ from holdfast.errors import WorldError
 from holdfast.history import models
 from holdfast.report.wording import duration, moment
 from holdfast.spec import TrainingJob
-from policies.drains import Drain, DrainAction, DrainView, ends_at, next_act
+from policies.drains import Drain, DrainAction, DrainView, ends_at, next_action
 from policies.states import State
 
 PAST: Final = 60.0
@@ -43,20 +43,20 @@ class PlannedDrains:
     _told: dict[str, str] = field(default_factory=dict)
     """Node to the reason for which it stays, as recorded last."""
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Do what is due at *now* (seconds since 1970) about each node that is to be left."""
         self._forget_past(now)
         if self.machine.state not in AT_WORK or self.incidents.current is not None:
             return
         for node in self.generations.members:
-            departure = self.nodes.eligibility.departure(node)
-            if departure is None:
+            drain_of = self.nodes.eligibility.drain_of(node)
+            if drain_of is None:
                 self._told.pop(node, None)
                 self._asked.pop(node, None)
                 continue
-            after = next_act(departure, self._seen(node, now))
+            after = next_action(drain_of, self._seen(node, now))
             if after.act is DrainAction.MOVE and self.machine.state is State.RUNNING and not self.requests.asked_for(node):
-                self._ask(departure, now)
+                self._ask(drain_of, now)
             elif after.act is DrainAction.LEAVE:
                 self._leave(node, now, after.reason)
             elif after.act is DrainAction.STAY and not self.requests.asked_for(node) and self._told.get(node) != after.reason:
@@ -64,15 +64,15 @@ class PlannedDrains:
                 self.log.record_event(after.reason)
 
     def _forget_past(self, now: float) -> None:
-        for one in self.nodes.eligibility.told_to_go():
+        for one in self.nodes.eligibility.preemption_notices():
             if one.by is not None and now > one.by + PAST:
                 self.nodes.forget_notice(one.node)
 
-    def rank_has_gone(self, node: str) -> None:
+    def rank_terminated_with_node(self, node: str) -> None:
         """Learn that a rank ended by the signal with which *node* was told to go: there is nothing to wait for any more."""
-        departure = self.nodes.eligibility.departure(node)
-        if departure is not None:
-            self._leave(node, time.time(), f"{departure.reason}; its ranks were told to go with it")
+        drain_of = self.nodes.eligibility.drain_of(node)
+        if drain_of is not None:
+            self._leave(node, time.time(), f"{drain_of.reason}; its ranks were told to go with it")
 
     @property
     def end(self) -> str:
@@ -84,11 +84,11 @@ class PlannedDrains:
         now, members, eligibility = time.time(), self.generations.members, self.nodes.eligibility
         if self.nodes.allocations.is_lent:  # others can be had: they are waited for
             return ""
-        found = {node: eligibility.departure(node) for node in members if eligibility.is_told_to_go(node)}
+        found = {node: eligibility.drain_of(node) for node in members if eligibility.has_preemption_notice(node)}
         if not members or len(found) < len(members) or self.nodes.free():
             return ""
         save = self.spec.limits.last_save.total_seconds()
-        if not any(one is not None and one.is_pressing(now, save) for one in found.values()):
+        if not any(one is not None and one.is_urgent(now, save) for one in found.values()):
             return ""
         return "every node of the job was told to go, and no other one is free: what they hold is saved"
 
@@ -108,7 +108,7 @@ class PlannedDrains:
         alone = "" if len(self.generations.state.ranks) > 1 else "its only rank cannot, as nobody would be left to find it"
         return DrainView(
             now=now,
-            barred=self.generations.why_not_kept() or alone,
+            blocked_reason=self.generations.why_not_kept() or alone,
             room=self._room(node),
             tried=self._asked.get(node) if outcome else None,
             outcome=outcome,
@@ -121,15 +121,15 @@ class PlannedDrains:
         count = 1 if len(ranks) == 1 else len(ranks.get(node, ()))
         return any(free >= count for other, free in self.nodes.room().items() if other != node) or bool(self.nodes.free())
 
-    def _ask(self, departure: Drain, now: float) -> None:
-        self._asked[departure.node] = now
-        self._told.pop(departure.node, None)
-        self.log.record_event(f"{departure.node} is to be left: {departure.reason}. Its ranks move while training goes on")
-        ranks = self.generations.state.membership[departure.node]
-        facts: dict[str, Any] = {"from": departure.node}
+    def _ask(self, drain_of: Drain, now: float) -> None:
+        self._asked[drain_of.node] = now
+        self._told.pop(drain_of.node, None)
+        self.log.record_event(f"{drain_of.node} is to be left: {drain_of.reason}. Its ranks move while training goes on")
+        ranks = self.generations.state.membership[drain_of.node]
+        facts: dict[str, Any] = {"from": drain_of.node}
         if len(ranks) == len(self.generations.state.ranks):  # all cannot move at once: one goes first, the others follow it
-            facts = {"rank": max(ranks), "node": departure.node}
-        self.requests.ask(models.Request(job_id=self.log.job.id, at=now, kind="migrate", by=departure.reason, facts=facts))
+            facts = {"rank": max(ranks), "node": drain_of.node}
+        self.requests.ask(models.Request(job_id=self.log.job.id, at=now, kind="migrate", by=drain_of.reason, facts=facts))
 
     def _leave(self, node: str, now: float, reason: str) -> None:
         """Have the ladder answer: the time is up."""

@@ -20,15 +20,15 @@ from holdfast.history import History
 from holdfast.history import cordons as record
 from holdfast.history.approvals import KEEP
 from holdfast.history.cordons import CordonTable
-from holdfast.history.models import Question
+from holdfast.history.models import ApprovalRequest
 from holdfast.history.retry import RetryingHistory
 from holdfast.log import note
 from holdfast.report.wording import moment
 from holdfast.spec import Cluster
-from policies.cordons import Changed, CordonedFault, CordonKind, NeedsPerson, Node, OperatorRequest, OutOfDate, Owner, in_words
+from policies.cordons import CordonChanged, CordonedFault, CordonKind, NeedsPerson, Node, OperatorRequest, OutOfDate, Owner, describe
 from policies.drains import Drain
-from policies.maintenance import Closing, begins_within, closing
-from policies.node_faults import NodeFault, takes_out
+from policies.maintenance import PlannedOutage, planned_outage, window_before
+from policies.node_faults import NodeFault, isolating_fault
 from policies.node_states import NodeState
 from policies.quarantine import doubt, quarantine
 
@@ -48,11 +48,11 @@ class NodeEligibility:
     history: History
     names: Callable[[], Sequence[str]]
     owner: Owner
-    remark: Callable[[str], None]
+    record_event: Callable[[str], None]
     approvals: Approvals
     ends: float | None = None
     """When the job's walltime is over (seconds since 1970); empty: it has none, and any window may meet it."""
-    lent: Callable[[str], Drain | None] = lambda _: None
+    allocation_drain: Callable[[str], Drain | None] = lambda _: None
     """Why a node that was lent is to be left."""
     _known: dict[str, Node] = field(default_factory=dict)
     _grave: dict[str, tuple[NodeFault, float]] = field(default_factory=dict)
@@ -76,12 +76,12 @@ class NodeEligibility:
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def bars(self, node: str) -> str:
+    def why_ineligible(self, node: str) -> str:
         """Return why no job may be given *node*, and what brings it back; empty when jobs may."""
         if node in self._notices:
             return self._notices[node].reason
-        if (lent := self.lent(node)) is not None:
-            return f"left out: {lent.reason}"
+        if (allocation_drain := self.allocation_drain(node)) is not None:
+            return f"left out: {allocation_drain.reason}"
         if (closed := self._closing(node)) is not None and not self._is_isolated(node):
             return f"left out for {_of_window(closed)}; it comes back by itself"
         return self.isolation(node)
@@ -100,16 +100,16 @@ class NodeEligibility:
 
     def isolation(self, node: str) -> str:
         """Return what is held against *node* that keeps it out of service, and what brings it back; empty when nothing is."""
-        known, grave = self._known.get(node), self._grave.get(node)
+        known, severe = self._known.get(node), self._grave.get(node)
         if known is not None and known.is_isolated:
-            return in_words(known)
-        if grave is None or (known is not None and known.state is NodeState.HEALTHY and known.since > grave[1]):
+            return describe(known)
+        if severe is None or (known is not None and known.state is NodeState.HEALTHY and known.since > severe[1]):
             return ""
-        return f"taken out by {self.owner.name}: {grave[0].reason}; `holdfast nodes readmit {node} --reason ...` takes it back"
+        return f"taken out by {self.owner.name}: {severe[0].reason}; `holdfast nodes readmit {node} --reason ...` takes it back"
 
-    def departure(self, node: str) -> Drain | None:
+    def drain_of(self, node: str) -> Drain | None:
         """Return why and by when *node* is to be left; of several reasons the one that leaves least time; nothing where jobs may stay."""
-        found = [one for one in (self._notices.get(node), self.lent(node)) if one is not None]
+        found = [one for one in (self._notices.get(node), self.allocation_drain(node)) if one is not None]
         known = self._known.get(node)
         if known is not None and (hold := known.drain) is not None:
             until = "" if hold.leave_by is None else f" until {moment(hold.leave_by)}"
@@ -120,8 +120,8 @@ class NodeEligibility:
             found.append(Drain(node=node, reason=_of_window(closed), since=since, by=closed.begins))
         return min(found, key=lambda one: float("inf") if one.by is None else one.by, default=None)
 
-    def _closing(self, node: str) -> Closing | None:
-        return closing(self.cluster.windows, node, time.time())
+    def _closing(self, node: str) -> PlannedOutage | None:
+        return planned_outage(self.cluster.windows, node, time.time())
 
     def notice(self, node: str, *, at: float, by: float, why: str) -> bool:
         """Take in that *node* was told that it will be gone; tell whether that is new."""
@@ -133,15 +133,15 @@ class NodeEligibility:
         """Take in that *node* stays after all."""
         self._notices.pop(node, None)
 
-    def is_told_to_go(self, node: str) -> bool:
+    def has_preemption_notice(self, node: str) -> bool:
         """Tell whether *node* itself was told that it will be gone."""
         return node in self._notices
 
-    def told_to_go(self) -> list[Drain]:
+    def preemption_notices(self) -> list[Drain]:
         """Return the notices that count."""
         return list(self._notices.values())
 
-    def doubts(self, node: str) -> str:
+    def why_suspect(self, node: str) -> str:
         """Return why *node* is used only where there is no better one; empty where nothing speaks against it."""
         light, known = self._light.get(node), self._known.get(node)
         if light is not None:
@@ -153,37 +153,37 @@ class NodeEligibility:
     def cut_short(self, node: str) -> str:
         """Return which window would take *node* away before the job's walltime is over; empty where none does."""
         now = time.time()
-        if self.ends is None or (closed := begins_within(self.cluster.windows, node, now, self.ends)) is None:
+        if self.ends is None or (closed := window_before(self.cluster.windows, node, now, self.ends)) is None:
             return ""
         return f"{_of_window(closed)} begins before the job's walltime ends at {moment(self.ends)}"
 
     def usable(self, nodes: Iterable[str]) -> list[str]:
         """Return those of *nodes* that jobs may be given."""
-        return [node for node in nodes if not self.bars(node)]
+        return [node for node in nodes if not self.why_ineligible(node)]
 
     def left_out(self, nodes: Iterable[str] | None = None) -> list[str]:
         """Say of each node that no job may be given why: of those named, or of all of the cluster."""
-        return [f"{node} is {why}" for node in (self.names() if nodes is None else nodes) if (why := self.bars(node))]
+        return [f"{node} is {why}" for node in (self.names() if nodes is None else nodes) if (why := self.why_ineligible(node))]
 
     def news(self, nodes: Iterable[str]) -> list[str]:
         """Say what has come to bar *nodes* since this was last asked of them."""
         found = []
         for node in nodes:
-            why = self.bars(node)
+            why = self.why_ineligible(node)
             if why and not self._told.get(node):
                 found.append(f"{node} is left out: {why}")
             self._told[node] = why
         return found
 
-    def pardons(self, fault: Fault, levels: Levels) -> bool:
+    def is_excused(self, fault: Fault, levels: Levels) -> bool:
         """Tell whether *fault* counts for nothing, as a person keeps the node in spite of it; one that stopped a rank needs an answer."""
-        return fault.rank is None and self._is_kept(fault) and takes_out([fault], levels) is not None
+        return fault.rank is None and self._is_kept(fault) and isolating_fault([fault], levels) is not None
 
     def kept(self, faults: Iterable[Fault], levels: Levels) -> frozenset[str]:
         """Return the nodes that a person keeps in service in spite of all of *faults* that would take them out."""
-        grave = [fault for fault in faults if takes_out([fault], levels) is not None]
-        return frozenset(str(fault.node) for fault in grave if self._is_kept(fault)) - {
-            str(fault.node) for fault in grave if not self._is_kept(fault)
+        severe = [fault for fault in faults if isolating_fault([fault], levels) is not None]
+        return frozenset(str(fault.node) for fault in severe if self._is_kept(fault)) - {
+            str(fault.node) for fault in severe if not self._is_kept(fault)
         }
 
     def _is_kept(self, fault: Fault) -> bool:
@@ -199,24 +199,24 @@ class NodeEligibility:
             self._kept.pop(node, None)
 
     def keep(self, nodes: Mapping[str, Any], at: float) -> None:
-        """Learn that a person said at *at* that *nodes* stay in service, in spite of what speaks against each (`Question.nodes`)."""
+        """Learn that a person said at *at* that *nodes* stay in service, in spite of what speaks against each (`ApprovalRequest.nodes`)."""
         for node, told in nodes.items():
             kinds = frozenset(str(words).partition(":")[0] for words in told["evidence"])
             self._kept[node] = at, kinds
             self._grave.pop(node, None)
 
-    def accuse(self, found: Iterable[NodeFault]) -> None:
+    def record_faults(self, found: Iterable[NodeFault]) -> None:
         """Hold against nodes what they have done, from now on here, and soon in the history."""
         for one in found:
             at, kinds = self._kept.get(one.node, (0.0, frozenset()))
-            if one.grave and one.faults and all(one.seen <= at or fault.kind in kinds for fault in one.faults):
+            if one.severe and one.faults and all(one.seen <= at or fault.kind in kinds for fault in one.faults):
                 continue  # a person keeps the node in spite of these
-            if one.grave:
+            if one.severe:
                 self._grave[one.node] = one, time.time()
             else:
                 self._light[one.node] = one
             self._queue.append(one)
-            note(log, "node.accused", node=one.node, grave=one.grave, reason=one.reason)
+            note(log, "node.accused", node=one.node, severe=one.severe, reason=one.reason)
         self._wake.set()
 
     # -- the history --------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class NodeEligibility:
         if self._thread is not None:
             self._thread.join(LAST)
         for one in self._queue:
-            note(log, "node.accusation-lost", level=logging.ERROR, node=one.node, grave=one.grave, reason=one.reason)
+            note(log, "node.accusation-lost", level=logging.ERROR, node=one.node, severe=one.severe, reason=one.reason)
 
     def _follow(self) -> None:
         while not self._over.is_set():
@@ -267,13 +267,13 @@ class NodeEligibility:
         against, self._unsure = self._unsure, {}
         if self._over.is_set() or not self.approvals.seconds:
             for node in against:
-                self.remark(f"`holdfast nodes hold {node} --reason ...` takes {node} out by your word")
+                self.record_event(f"`holdfast nodes hold {node} --reason ...` takes {node} out by your word")
             return
         why = "; ".join(f"{node}: {one.reason}" for node, one in against.items())
         reason = f"may {', '.join(against)} be isolated, though programs may take out no more of the cluster? {why}"
         self.approvals.ask(SHARE, against.values(), reason, otherwise=KEEP)
 
-    def _answered(self, question: Question) -> None:
+    def _answered(self, question: ApprovalRequest) -> None:
         """Do as a person said about nodes that programs may not isolate by themselves; when nobody did, all stays as it is."""
         for node, told in question.nodes.items():
             if node in question.picked:
@@ -281,7 +281,7 @@ class NodeEligibility:
                 evidence = tuple(map(str, told["evidence"]))
                 faults = tuple(unpacked(CordonedFault, fault) for fault in told.get("faults", ()))
                 reason, seen = str(told["reason"]), float(told["seen"])
-                self.accuse([NodeFault(node=node, grave=True, reason=reason, evidence=evidence, faults=faults, seen=seen)])
+                self.record_faults([NodeFault(node=node, severe=True, reason=reason, evidence=evidence, faults=faults, seen=seen)])
             elif question.by:
                 self.keep({node: told}, question.answered_at or time.time())
 
@@ -289,23 +289,23 @@ class NodeEligibility:
         """Put one offence on record; where a program may isolate no more, the node stays suspect and a person is asked."""
         now, place = time.time(), self._place()
         approved = self._approved.get(one.node, "")
-        reason = f"{one.reason} (approved by {approved})" if approved and one.grave else one.reason
+        reason = f"{one.reason} (approved by {approved})" if approved and one.severe else one.reason
         word = OperatorRequest(
             owner=self.owner, reason=reason, at=now, seen=one.seen, evidence=one.evidence, faults=one.faults, approved=approved
         )
-        verb = quarantine if one.grave else doubt
+        verb = quarantine if one.severe else doubt
         answer = record.say(self.history, place, one.node, lambda node, ward: verb(node, word, ward), now=now)
         if isinstance(answer, NeedsPerson):
             self._unsure[one.node] = one
-            self.remark(f"{one.node} is not quarantined for {one.reason}: {answer.why}. It is suspect meanwhile")
+            self.record_event(f"{one.node} is not quarantined for {one.reason}: {answer.why}. It is suspect meanwhile")
             answer = record.say(self.history, place, one.node, lambda node, ward: doubt(node, word, ward), now=now)
-        if isinstance(answer, Changed):
+        if isinstance(answer, CordonChanged):
             for move in answer.moves:
-                self.remark(f"{one.node}: {move.before} -> {move.after}: {move.reason}")
+                self.record_event(f"{one.node}: {move.before} -> {move.after}: {move.reason}")
                 self.approvals.tell("node-moved", {"node": one.node, "move": move, "hold": answer.hold})
         elif isinstance(answer, OutOfDate):
             note(log, "node.accusation-stale", node=one.node, why=answer.why)
 
 
-def _of_window(closed: Closing) -> str:
+def _of_window(closed: PlannedOutage) -> str:
     return f"{closed.reason} from {moment(closed.begins)} to {moment(closed.ends)}"

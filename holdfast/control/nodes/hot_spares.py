@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.control.agents.events import StandbyGone, StandbyReady
+from holdfast.control.agents.events import StandbyExited, StandbyReady
 from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import WorldError
 from holdfast.protocol import Message
@@ -25,7 +25,7 @@ WINDOW: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HotSpareSpec:
+class HotSpareRequest:
     """What standbys are to be good for."""
 
     roles: Sequence[Sequence[int]]
@@ -51,9 +51,9 @@ class HotSpareState:
 class HotSparePool:
     """The standbys of one job."""
 
-    def __init__(self, fleet: AgentPool, remark: Callable[[str], None]) -> None:
+    def __init__(self, fleet: AgentPool, record_event: Callable[[str], None]) -> None:
         self.standbys: dict[int, HotSpareState] = {}
-        self._fleet, self._remark = fleet, remark
+        self._fleet, self._remark = fleet, record_event
         self._next = EACH * (fleet.epoch - 1)
         self._losses: deque[float] = deque(maxlen=MOST_LOSSES)
         self._asked: list[tuple[str, list[int], Future[Message]]] = []
@@ -85,7 +85,7 @@ class HotSparePool:
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
-    def adopt(self, node: str, told: dict[str, Message], world: int) -> None:
+    def reattach(self, node: str, told: dict[str, Message], world: int) -> None:
         """Take up the standbys that the agent of *node* tells of."""
         for name, view in told.items():
             number = int(name)
@@ -105,7 +105,7 @@ class HotSparePool:
                 self._remark(f"standby {one.id} on {one.node} {_parked(event)}")
             one.ready, one.role = True, one.role if event.role is None else event.role
 
-    def note_gone(self, event: StandbyGone) -> None:
+    def note_exited(self, event: StandbyExited) -> None:
         """Learn that a standby has ended; one that was not wanted gone is worth a remark, and is replaced."""
         one = self.standbys.pop(event.id, None)
         if one is None or event.ordered:
@@ -133,9 +133,9 @@ class HotSparePool:
         for node in {self.standbys[number].node for number in numbers if number in self.standbys}:
             here = [number for number in numbers if number in self.standbys and self.standbys[number].node == node]
             self.take(here)
-            self._fleet.later(node, "drop", standbys=here)
+            self._fleet.send_command_async(node, "drop", standbys=here)
 
-    def keep_up(self, places: Sequence[str], wanted: HotSpareSpec) -> None:
+    def maintain(self, places: Sequence[str], wanted: HotSpareRequest) -> None:
         """Have a standby on each of *places* (a node may be named several times): start what is missing.
 
         One that waits elsewhere goes as soon as each place has one that has parked: beside workers it uses what is theirs.
@@ -154,7 +154,7 @@ class HotSparePool:
         if places and not Counter(places) - Counter(one.node for one in self.standbys.values() if one.ready):
             self.drop(astray)
 
-    def start(self, node: str, parks: Sequence[int], wanted: HotSpareSpec) -> list[int]:
+    def start(self, node: str, parks: Sequence[int], wanted: HotSpareRequest) -> list[int]:
         """Begin to start standbys on *node*, one for each of the roles *parks*; return their numbers."""
         standbys: list[dict[str, Any]] = []
         for role in parks:
@@ -163,7 +163,7 @@ class HotSparePool:
             rank = min(wanted.roles[role])
             standbys.append({"id": number, "environment": wanted.environment(rank, number, role)})
         numbers = [one["id"] for one in standbys]
-        self._asked.append((node, numbers, self._fleet.later(node, "standby", standbys=standbys)))
+        self._asked.append((node, numbers, self._fleet.send_command_async(node, "standby", standbys=standbys)))
         return numbers
 
     def settle(self) -> None:
@@ -221,7 +221,7 @@ def _parked(event: StandbyReady) -> str:
     return f"is warm and parked{after}{memory}{calls}"
 
 
-def _how(event: StandbyGone) -> str:
+def _how(event: StandbyExited) -> str:
     """Say how a standby ended."""
     if event.raised is not None:
         return f"raised {event.raised.type}: {event.raised.message}"[:300]

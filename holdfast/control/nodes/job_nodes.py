@@ -8,10 +8,10 @@ from typing import Final
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.config.worker_env import roles_environment
 from holdfast.control.faults.job_faults import JobFaults
-from holdfast.control.nodes.allocations import BorrowedNodes
+from holdfast.control.nodes.allocations import AllocatedNodes
 from holdfast.control.nodes.approvals import Approvals
 from holdfast.control.nodes.eligibility import NodeEligibility
-from holdfast.control.nodes.hot_spares import HotSparePool, HotSpareSpec, places_for
+from holdfast.control.nodes.hot_spares import HotSparePool, HotSpareRequest, places_for
 from holdfast.control.nodes.preflight import Preflight
 from holdfast.control.nodes.spare_pool import SparePool
 from holdfast.control.state.generations import Generations
@@ -47,16 +47,16 @@ class JobNodes:
     approvals: Approvals
     hot_spares: HotSparePool = field(init=False)
     preflight: Preflight = field(init=False)
-    allocations: BorrowedNodes = field(init=False)
+    allocations: AllocatedNodes = field(init=False)
     spare_pool: SparePool = field(init=False)
 
     def __post_init__(self, history: History) -> None:
         eligibility = self.eligibility
         self.hot_spares = HotSparePool(self.agents, self.log.record_event)
         self.preflight = Preflight(
-            self.cluster, history, on=self.spec.preflight, doubts=eligibility.doubts, cut_short=eligibility.cut_short
+            self.cluster, history, on=self.spec.preflight, why_suspect=eligibility.why_suspect, cut_short=eligibility.cut_short
         )
-        self.allocations = BorrowedNodes(
+        self.allocations = AllocatedNodes(
             log=self.log,
             spec=self.spec,
             agents=self.agents,
@@ -67,7 +67,7 @@ class JobNodes:
             eligibility=eligibility,
             forget_notice=self.forget_notice,
         )
-        eligibility.lent = self.allocations.departure
+        eligibility.allocation_drain = self.allocations.drain_of
         self.spare_pool = SparePool(
             log=self.log,
             wanted=self.spec.nodes,
@@ -84,7 +84,9 @@ class JobNodes:
     def spares(self) -> tuple[str, ...]:
         """Return the nodes with a reachable agent and no ranks that jobs may have, suspect ones last."""
         return tuple(
-            self.preflight.by_worth(self.eligibility.usable(self.agents.alive(but={*self.generations.members, *self.faults.unreachable()})))
+            self.preflight.by_preference(
+                self.eligibility.usable(self.agents.alive(but={*self.generations.members, *self.faults.unreachable()}))
+            )
         )
 
     def free(self) -> list[str]:
@@ -98,22 +100,24 @@ class JobNodes:
         allocated = self.allocations.usable()
         if allocated is None:
             return self.free()
-        alive = set(self.agents.channels) | set(self.generations.members)
+        alive = set(self.agents.clients) | set(self.generations.members)
         return [node for node in self.eligibility.usable(allocated) if node not in alive]
 
     def kept_out(self) -> frozenset[str]:
         """Return the nodes that are out of service, or were given up and are unreachable."""
-        return frozenset({*self.eligibility.isolated(), *self.agents.owed})
+        return frozenset({*self.eligibility.isolated(), *self.agents.uncleaned})
 
     def room(self) -> dict[str, int]:
         """Return how many more ranks each node with an agent could hold: spare nodes, and those that lost ranks to other nodes."""
         ranks, eligibility = self.generations.state.membership, self.eligibility
-        alive = [node for node in self.agents.alive() if not (eligibility.departure(node) if node in ranks else eligibility.bars(node))]
+        alive = [
+            node for node in self.agents.alive() if not (eligibility.drain_of(node) if node in ranks else eligibility.why_ineligible(node))
+        ]
         return {node: max(0, self.spec.nodes.ranks - len(ranks.get(node, ()))) for node in alive}
 
     def release_lost_spares(self) -> None:
         """Release spare nodes that are unreachable or out of service: no rank is affected, so that is an event and no incident."""
-        if self.faults.connectivity.deaf():
+        if self.faults.connectivity.is_partitioned():
             return
         silence, members = self.spec.limits.agent_silence.total_seconds(), set(self.generations.members)
         if self.machine.state is State.RUNNING and self.incidents.current is None:
@@ -126,8 +130,8 @@ class JobNodes:
         if not members or self.generations.migration is not None:  # the target of a planned move is no member yet
             return
         for node in self.agents.alive():
-            if node not in members and (why := self.eligibility.bars(node)):
-                self.agents.drop_later(node)
+            if node not in members and (why := self.eligibility.why_ineligible(node)):
+                self.agents.drop_async(node)
                 self.log.record_node_status(node, "excluded", why)
                 self.log.record_event(f"spare {node} is released: {why}; {len(self.spares())} spare(s) left")
 
@@ -150,13 +154,13 @@ class JobNodes:
             return
         nodes, room = self.spec.nodes, self.room()
         count = nodes.standbys if nodes.standbys is not None else min(nodes.ranks * nodes.spare, sum(room.values()))
-        stay = tuple(node for node in generations.members if not self.eligibility.departure(node))
-        self.hot_spares.keep_up(places_for(count, room, stay, self.hot_spares.held()), self.hot_spare_spec())
+        stay = tuple(node for node in generations.members if not self.eligibility.drain_of(node))
+        self.hot_spares.maintain(places_for(count, room, stay, self.hot_spares.held()), self.hot_spare_spec())
 
-    def hot_spare_spec(self) -> HotSpareSpec:
+    def hot_spare_spec(self) -> HotSpareRequest:
         """Return what this job's hot spares have to be able to do."""
         generations = self.generations
-        return HotSpareSpec(roles=generations.roles, world=generations.rank_table.width, environment=self._hot_spare_environment)
+        return HotSpareRequest(roles=generations.roles, world=generations.rank_table.width, environment=self._hot_spare_environment)
 
     def _hot_spare_environment(self, rank: int, number: int, role: int) -> dict[str, str]:
         """Return the environment of hot spare *number*, which imitates *rank* until it gets a rank, and offloads the state of *role*."""
@@ -164,5 +168,5 @@ class JobNodes:
             **self.generations.seat_environment(rank),
             **roles_environment(self.generations.roles, self.generations.recordings),
             "HOLDFAST_STANDBY": str(number),
-            "HOLDFAST_PARK": str(role),
+            "HOLDFAST_WAITING_ROLE": str(role),
         }

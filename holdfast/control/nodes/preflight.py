@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from detectors.burn_in_results import CheckMark
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from holdfast.errors import HoldfastError
 from holdfast.history import History
 from holdfast.history.health_samples import verdicts
 from holdfast.log import note
-from holdfast.probe.burn_in.connections import open_posts
+from holdfast.probe.burn_in.connections import open_burn_in_connections
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.runner import BurnInRunner
 from holdfast.probe.sweep import Sweeper, open_sweeper
 from holdfast.spec import Cluster
-from policies.node_health import HealthVerdict, NodeHealthState, verdict_on
+from policies.node_health import HealthAssessment, NodeHealthState, assess_health
 
 log = logging.getLogger("holdfast.control")
 
@@ -40,12 +40,12 @@ class Preflight:
     cluster: Cluster
     history: History
     on: bool = True
-    doubts: Callable[[str], str] = lambda _: ""
+    why_suspect: Callable[[str], str] = lambda _: ""
     """What makes a node suspect, whoever looked at it."""
     cut_short: Callable[[str], str] = lambda _: ""
     """What will take a node away before the job could end."""
-    _told: dict[str, HealthVerdict] = field(default_factory=dict)
-    _kept: dict[str, HealthVerdict] = field(default_factory=dict)
+    _told: dict[str, HealthAssessment] = field(default_factory=dict)
+    _kept: dict[str, HealthAssessment] = field(default_factory=dict)
     """Of the history."""
     _sweeper: Sweeper | None = None
     _thread: threading.Thread | None = None
@@ -96,36 +96,36 @@ class Preflight:
         """Return what has come to speak against *nodes* since this was last asked, each with the nodes of which that is so."""
         found: dict[str, list[str]] = {}
         for node in nodes:
-            why = self.against(node)
+            why = self.objection(node)
             if why and self._said.get(node) != why:
                 found.setdefault(why, []).append(node)
             self._said[node] = why
         return found
 
-    def keep_up(self, spares: Collection[str]) -> None:
+    def maintain(self, spares: Collection[str]) -> None:
         """Look at spare nodes when it is time to; never waits."""
         if spares and time.monotonic() >= self._next:
             self._next = time.monotonic() + AGAIN
             self.begin(spares)
 
-    def against(self, node: str) -> str:
+    def objection(self, node: str) -> str:
         """Return what speaks against using *node*; empty when nothing does, or when nobody knows."""
         return self._against(node, self._told)
 
-    def _against(self, node: str, looks: Mapping[str, HealthVerdict]) -> str:
+    def _against(self, node: str, looks: Mapping[str, HealthAssessment]) -> str:
         now = time.time()
         for told in (looks.get(node), self._kept.get(node)):
-            if told is not None and told.standing == NodeHealthState.UNHEALTHY and told.is_fresh(now):
+            if told is not None and told.status == NodeHealthState.UNHEALTHY and told.is_fresh(now):
                 return f"unhealthy: {'; '.join(told.evidence[:2])}"
         if (failed := self._failed.get(node)) is not None:
             return f"failed the short burn-in: {failed}"
-        return self.doubts(node) or self.cut_short(node)
+        return self.why_suspect(node) or self.cut_short(node)
 
-    def is_sound(self, node: str) -> bool:
+    def is_healthy(self, node: str) -> bool:
         """Tell whether nothing speaks against the health of *node*, for all that it may be taken away soon."""
-        return self.against(node) in ("", self.cut_short(node))
+        return self.objection(node) in ("", self.cut_short(node))
 
-    def by_worth(self, nodes: Iterable[str]) -> list[str]:
+    def by_preference(self, nodes: Iterable[str]) -> list[str]:
         """Return *nodes*, those later that will be taken away before the job could end, and those last that are not well.
 
         All are judged by the same looks, whatever comes in meanwhile.
@@ -150,17 +150,17 @@ class Preflight:
             asked = None if self.cluster.kind == "local" else nodes  # one look at this machine tells of all its nodes
             looks = self._sweeper.sweep(max(0.5, self._until - time.monotonic()), asked)
             for node, look in looks.items():
-                if isinstance(look.found, Blind):
+                if isinstance(look.found, Unknown):
                     note(log, "preflight.blind", node=node, why=look.found.why)
             # All at once: where one look tells of all nodes, no node may come before another because of when it was taken in.
-            self._told = {**self._told, **{node: verdict_on(look) for node, look in looks.items()}}
+            self._told = {**self._told, **{node: assess_health(look) for node, look in looks.items()}}
         except (HoldfastError, OSError) as error:  # it could not look: that speaks against no node, and must stop no launch
             note(log, "preflight.blind", why=error)
 
     def _try_out(self, nodes: list[str]) -> None:
         """Have nodes work for a moment. One that cannot is blind, which speaks against nobody; what comes too late counts the next time."""
         try:
-            with open_posts(self.cluster) as posts:
+            with open_burn_in_connections(self.cluster) as posts:
                 for node, found in BurnInRunner(posts, BurnInPlan.of(self.cluster.burn_in, short=True)).try_out(nodes).items():
                     note(log, "preflight.tried", node=node, outcome=found.mark, reason=found.reason)
                     self._failed.pop(node, None)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.supervisor.controller import JobController
-from policies.node_faults import offences
+from policies.node_faults import find_node_faults
 
 
 def release_nodes(run: JobController, nodes: tuple[str, ...], *, lost: set[str], reason: str) -> None:
     """End what the job has on *nodes*; no other job gets them either where they have to answer for the incident."""
     if run.incidents.current is not None and run.incidents.current.case is not None:
-        run.nodes.eligibility.accuse(offences(run.incidents.current.case, nodes))
+        run.nodes.eligibility.record_faults(find_node_faults(run.incidents.current.case, nodes))
     run.agents.each(nodes, run.agents.drop)
     for node in nodes:
         run.generations.sent_to.pop(node, None)
@@ -22,4 +22,4 @@ def release_unreachable(run: JobController, incident: IncidentInWork, node: str)
     incident.lost.add(node)
     run.generations.sent_to.pop(node, None)
     run.log.record_node_status(node, "lost", "it could not be told to end the ranks that leave it")
-    run.agents.drop_later(node)
+    run.agents.drop_async(node)

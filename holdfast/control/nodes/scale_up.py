@@ -14,14 +14,14 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from holdfast.control.checkpoints.snapshot_stats import age_of
+from holdfast.control.checkpoints.snapshot_stats import snapshot_age
 from holdfast.control.nodes.job_nodes import JobNodes
 from holdfast.control.state.generations import Generations
 from holdfast.errors import HoldfastError
 from holdfast.log import note
 from holdfast.report.wording import ranks as in_ranges
 from holdfast.spec.job import Nodes
-from policies.shrink_live import places_to_widen, wins_by_a_start
+from policies.shrink_live import placements_to_grow, restart_pays_off
 
 log = logging.getLogger("holdfast.control")
 
@@ -52,7 +52,7 @@ class ScaleUp:
         self._failures = 0
         self._thread: threading.Thread | None = None
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Look, at most once a second, and wait for nothing: a survey of the cluster may take seconds. *now*: monotonic seconds."""
         if not self.by_restart and (not self._generations.vacant() or self._generations.why_not_kept()):
             self.due, self.found = False, ()
@@ -80,7 +80,7 @@ class ScaleUp:
     def nodes(self) -> tuple[str, ...]:
         """Return the nodes that could be taken in by a restart: as many as are missing at most, those with an agent first."""
         members = self._generations.members
-        free = [node for node in self.found if not self._nodes.eligibility.bars(node) and node not in members]
+        free = [node for node in self.found if not self._nodes.eligibility.why_ineligible(node) and node not in members]
         known = dict.fromkeys([*self._nodes.spares(), *free])
         return tuple(islice(known, max(0, self._wanted.wanted - len(members))))
 
@@ -94,7 +94,7 @@ class ScaleUp:
             return False
         held, coming = len(self._generations.members), len(self.nodes())
         cost = self._seconds_of_a_start() + self._seconds_lost()
-        return wins_by_a_start(left=self._seconds_left(), cost=cost, held=held, coming=coming)
+        return restart_pays_off(left=self._seconds_left(), cost=cost, held=held, coming=coming)
 
     def _seconds_left(self) -> float | None:
         """Return how long the steps that are left take as the job is; nothing where nobody knows."""
@@ -107,7 +107,7 @@ class ScaleUp:
 
     def _seconds_lost(self) -> float:
         """Return what the steps took that a start would throw away: those after the newest snapshot, or else checkpoint."""
-        age = age_of(self._generations.state)
+        age = snapshot_age(self._generations.state)
         steps = max(0, self._generations.best - self._newest_checkpoint()) if age is None else age
         return steps * (self._seconds_of_a_step() or 0.0)
 
@@ -121,10 +121,10 @@ class ScaleUp:
     def places(self) -> dict[int, str]:
         """Return where the missing ranks can go on, on nodes that are at hand or can be brought up."""
         generations, nodes = self._generations, self._nodes
-        room = {node: self._wanted.ranks for node in self.found if not nodes.eligibility.bars(node)} | nodes.room()
+        room = {node: self._wanted.ranks for node in self.found if not nodes.eligibility.why_ineligible(node)} | nodes.room()
         if not generations.state.all_stepped():
             return {}
-        return places_to_widen(generations.copies, generations.state.ranks.keys(), room)
+        return placements_to_grow(generations.copies, generations.state.ranks.keys(), room)
 
     def failed(self) -> None:
         """Try again only after a while."""
@@ -136,7 +136,7 @@ class ScaleUp:
         """Look anew if more ranks are missing."""
         self._failures, self.due, self.found, self._since = 0, False, (), 0.0
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Say what could be done."""
         if self.by_restart:
             return f"there is room on {', '.join(self.nodes())} again: all ranks start anew, to be more"

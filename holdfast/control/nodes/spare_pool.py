@@ -57,7 +57,7 @@ class SparePool:
     _over: bool = False
     """No further node is to be started."""
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Look for what is missing when it is time to, and wait for nothing. *now*: monotonic seconds."""
         if not self._missing():
             self._told, self._full = False, self._full or now
@@ -87,7 +87,7 @@ class SparePool:
     def _fill(self) -> None:
         failed, came = dict[str, str](), list[str]()
         try:
-            candidates = self.preflight.by_worth(self.candidates())
+            candidates = self.preflight.by_preference(self.candidates())
             with suppress(RuntimeError):  # the flow ends, and its hands with it
                 while not self._over and (batch := candidates[: self._missing()]):
                     candidates = candidates[len(batch) :]
@@ -104,9 +104,9 @@ class SparePool:
         """Record which nodes came up, and say what is missing still."""
         short = self._missing()
         for node in came:
-            sound = self.preflight.is_sound(node)
+            sound = self.preflight.is_healthy(node)
             self.log.record_node_status(
-                node, "healthy" if sound else "suspect", "its agent is up" if sound else self.preflight.against(node)
+                node, "healthy" if sound else "suspect", "its agent is up" if sound else self.preflight.objection(node)
             )
         if came:
             self.log.record_event(f"{some(came)} taken in to be spare" + (f", {plural(short, 'node')} still missing" if short else ""))

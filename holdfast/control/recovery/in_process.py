@@ -6,14 +6,14 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from detectors.evidence import ReplaceRanksTrouble
+from detectors.evidence import ReplaceRanksFailure
 from holdfast.control.agents.pool import failures
-from holdfast.control.config.worker_env import roles_environment, told_of
+from holdfast.control.config.worker_env import membership_by_node, roles_environment
 from holdfast.control.nodes.release import release_nodes, release_unreachable
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
-from holdfast.errors import NodeTrouble, OrderRefused
+from holdfast.errors import CommandRejected, NodeError
 from holdfast.report.wording import ranks as in_ranges
 from holdfast.report.wording import some
 from policies.escalation import Decision, Placement
@@ -26,21 +26,21 @@ def isolate(run: JobController, incident: IncidentInWork, decision: Decision) ->
     unhealthy, alive = sorted({seat.rank for seat in decision.seats} | set(decision.vacate)), set(run.agents.alive())
     nodes = [node for node in run.generations.members if node in alive and node in run.generations.sent_to]
     mine = {node: set(run.generations.state.membership[node]) for node in nodes}
-    orders = {
+    send_commands = {
         node: {"generation": run.generations.sent_to[node], "lost": unhealthy, "kill": [rank for rank in unhealthy if rank in mine[node]]}
         for node in nodes
     }
-    answers = run.agents.orders(orders, "abandon")
+    answers = run.agents.send_commands(send_commands, "abandon")
     incident.note_order(run.recorder)
-    incident.takeovers += 1
+    incident.replacement_attempts += 1
     release_nodes(run, decision.drop, lost=incident.lost, reason=decision.reason)
     for node in run.generations.members:
-        if node not in orders and node not in decision.drop and set(run.generations.state.membership[node]) <= set(unhealthy):
+        if node not in send_commands and node not in decision.drop and set(run.generations.state.membership[node]) <= set(unhealthy):
             release_unreachable(run, incident, node)
     incident.lap("isolate", time.time())
     wrong = failures(answers)
     if wrong:
-        return _failed(run, {node: str(error) for node, error in wrong.items() if isinstance(error, OrderRefused)}, wrong)
+        return _failed(run, {node: str(error) for node, error in wrong.items() if isinstance(error, CommandRejected)}, wrong)
     out = (
         f"{'rank' if len(unhealthy) == 1 else 'ranks'} {in_ranges(unhealthy)} of generation {run.generations.number} stopped"
         if unhealthy
@@ -61,7 +61,7 @@ def _note(run: JobController, refused: dict[str, str]) -> None:
     if refused:
         run.pump(0.0)
     now = time.time()
-    run.generations.state.evidence.extend(ReplaceRanksTrouble(node=node, at=now, why=why) for node, why in refused.items())
+    run.generations.state.evidence.extend(ReplaceRanksFailure(node=node, at=now, why=why) for node, why in refused.items())
 
 
 def reschedule(run: JobController, decision: Decision) -> Transition:
@@ -70,8 +70,8 @@ def reschedule(run: JobController, decision: Decision) -> Transition:
     membership = membership_after(run.generations.state.membership, decision.seats, decision.vacate)
     try:
         store, serve = store_without(run, unhealthy.union(decision.vacate), membership)
-    except NodeTrouble as error:
-        return _failed(run, {error.node: str(error)} if isinstance(error, OrderRefused) else {}, {error.node: error})
+    except NodeError as error:
+        return _failed(run, {error.node: str(error)} if isinstance(error, CommandRejected) else {}, {error.node: error})
     number = run.generations.newest + 1
     every = run.checkpoints.choose_interval(f"generation {number}", len(membership))
     rank_table = replace(
@@ -88,7 +88,7 @@ def store_without(run: JobController, leaving: frozenset[int], membership: Membe
         return run.generations.rank_table.store, run.generations.rank_table.serve
     ranks = {rank: node for node, held in membership.items() for rank in held}
     serve = min(ranks.keys() - leaving, default=min(ranks))
-    port = int(run.agents.channel(ranks[serve]).order("port")["port"])
+    port = int(run.agents.client(ranks[serve]).send_command("port")["port"])
     return (run.agents.source.address(ranks[serve]), port), serve
 
 
@@ -96,18 +96,18 @@ def start(run: JobController, decision: Decision, _seconds: float) -> None:
     """Give every node the next generation at once; one that refuses is evidence."""
     by_rank = {seat.rank: seat for seat in decision.seats}
     facts = facts_of(run, run.generations.rank_table)
-    orders = {
+    send_commands = {
         node: [worker_of(run, node, rank, by_rank.get(rank)) for rank in ranks] for node, ranks in run.generations.state.membership.items()
     }
-    told = told_of(run.generations.state.membership)
-    memory = run.checkpoints.replicas.servers(run.generations.state.membership, orders)
+    told = membership_by_node(run.generations.state.membership)
+    memory = run.checkpoints.replicas.servers(run.generations.state.membership, send_commands)
     given = {
         node: {"generation": run.generations.number, **told[node], "facts": {**facts, "memory": memory[node]}, "workers": workers}
-        for node, workers in orders.items()
+        for node, workers in send_commands.items()
     }
-    answers = run.agents.orders(given, "regroup")
+    answers = run.agents.send_commands(given, "regroup")
     wrong = failures(answers)
-    for node, workers in orders.items():
+    for node, workers in send_commands.items():
         standbys = [worker["standby"] for worker in workers if worker["from"] == "standby"]
         if node in wrong:
             run.nodes.hot_spares.drop(standbys)

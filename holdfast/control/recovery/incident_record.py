@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Final
 
 from detectors.catalogue import CATALOGUE, Fault
-from detectors.diagnosis import Before, Diagnosis
-from detectors.evidence import ReplaceRanksTrouble
+from detectors.diagnosis import Diagnosis, PastFailure
+from detectors.evidence import ReplaceRanksFailure
 from detectors.groups import TAKE_OVER_FAILED
 from holdfast.control.faults.diagnosis_inputs import belong, row_of
 from holdfast.control.state.incidents import IncidentInWork, RecoveryAttempt
@@ -66,11 +66,11 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
     return incident
 
 
-def bar_take_over(run: JobController, incident: IncidentInWork, faults: list[Fault]) -> None:
+def bar_replace_ranks(run: JobController, incident: IncidentInWork, faults: list[Fault]) -> None:
     """Try no other take-over in this incident once a worker could not carry one out, or an agent would not without a rank being lost."""
-    told = [one for one in run.generations.state.evidence if isinstance(one, ReplaceRanksTrouble)]
+    told = [one for one in run.generations.state.evidence if isinstance(one, ReplaceRanksFailure)]
     if any(one.rank is not None for one in told) or (told and all(fault.kind == TAKE_OVER_FAILED.id for fault in faults)):
-        incident.barred = f"it failed in this incident: {told[0].why}"
+        incident.blocked_reason = f"it failed in this incident: {told[0].why}"
         if RecoveryAction.TAKE_OVER not in incident.tried:
             incident.tried.append(RecoveryAction.TAKE_OVER)
 
@@ -80,7 +80,7 @@ def record_decision(run: JobController, incident: IncidentInWork, case: Case, an
     decision = answer.decision
     incident.decision, incident.case, incident.action_at = decision, answer.case, case.now
     incident.row.action, incident.row.reason = decision.action, decision.reason
-    row = models.Decision(
+    row = models.DecisionRecord(
         job_id=run.job.id,
         incident_id=incident.row.id,
         at=case.now,
@@ -99,8 +99,8 @@ def record_decision(run: JobController, incident: IncidentInWork, case: Case, an
 def remember_attempt(run: JobController, incident: IncidentInWork, case: Case, action: RecoveryAction) -> None:
     """Remember what is tried against this root cause, for later decisions and diagnoses."""
     assert incident.diagnosis is not None
-    root, got_on = incident.diagnosis.root, run.incidents.progressed(case.now)
-    if got_on:
+    root, counts_as_progress = incident.diagnosis.root, run.incidents.progressed(case.now)
+    if counts_as_progress:
         incident.row.facts = {**(incident.row.facts or {}), PROGRESSED: True}
         run.recorder.amend(models.Incident, incident.row.id, facts=incident.row.facts)
     run.incidents.attempts.append(
@@ -113,9 +113,9 @@ def remember_attempt(run: JobController, incident: IncidentInWork, case: Case, a
             kind=root.kind,
             step=root.step,
             generation=run.generations.number,
-            progressed=got_on,
+            progressed=counts_as_progress,
         )
     )
     run.incidents.failures_before.append(
-        Before(node=root.node, step=root.step, signature=root.signature, kind=root.kind, at=root.at, device=root.device)
+        PastFailure(node=root.node, step=root.step, signature=root.signature, kind=root.kind, at=root.at, device=root.device)
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from detectors.evidence import Overrun
+from detectors.evidence import RecoveryTimeout
 from holdfast.control.recovery import in_process, restart
 from holdfast.control.recovery.incident_record import decided
 from holdfast.control.state.incidents import IncidentInWork
@@ -56,7 +56,9 @@ def resume(run: JobController) -> Transition:
     if turn is None:
         reached = {view.rank: view.reached() for view in run.generations.state.ranks.values()}
         now = time.time()
-        run.generations.state.overrun = Overrun(at=now, action=decision.action, seconds=now - begin + 1e-6, limit=limit, reached=reached)
+        run.generations.state.overrun = RecoveryTimeout(
+            at=now, action=decision.action, seconds=now - begin + 1e-6, limit=limit, reached=reached
+        )
         incident.tried.append(decision.action)
         return Transition(Event.FAULTED, f"{decision.action} brought no step within {limit:.0f} s")
     if turn.event in (Event.STARTED, Event.FINISHED):

@@ -6,19 +6,19 @@ import signal
 import time
 from typing import Final
 
-from detectors.evidence import StartTrouble
+from detectors.evidence import StartFailure
 from detectors.node import NODE_LEAVING
 from holdfast.control.agents.pool import failures
-from holdfast.control.checkpoints.final_checkpoint import save_what_lives
-from holdfast.control.config.worker_env import rank_environments, told_of
+from holdfast.control.checkpoints.final_checkpoint import save_final_checkpoint
+from holdfast.control.config.worker_env import membership_by_node, rank_environments
 from holdfast.control.nodes.release import release_nodes
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
-from holdfast.errors import NodeTrouble
+from holdfast.errors import NodeError
 from holdfast.report.wording import some
 from policies.case import Decision, RecoveryAction
-from policies.placement import Membership, filled_up, members_after, place
+from policies.placement import Membership, members_after, place, with_spares
 from policies.states import Event, Transition
 
 STOP_SECONDS: Final = 10.0
@@ -35,7 +35,7 @@ def isolate(run: JobController, incident: IncidentInWork, decision: Decision) ->
     """Stop all ranks in one go, fence lost nodes, and let go of those that the decision drops."""
     alive = set(run.agents.alive())
     staying = [node for node in run.generations.members if node in alive]
-    answers = run.agents.order(staying, "stop", generation=run.generations.number, signal=int(signal.SIGKILL), grace=0.0)
+    answers = run.agents.send_command(staying, "stop", generation=run.generations.number, signal=int(signal.SIGKILL), grace=0.0)
     incident.note_order(run.recorder)
     if failures(answers):
         return Transition(Event.FAULTED, "; ".join(str(error) for error in failures(answers).values()))
@@ -44,7 +44,7 @@ def isolate(run: JobController, incident: IncidentInWork, decision: Decision) ->
         incident.lost |= stuck
         return Transition(Event.FAULTED, f"workers on {', '.join(sorted(stuck))} cannot be ended")
     if incident.row.kind == NODE_LEAVING.id or decision.action in WIDTH_MAY_CHANGE:
-        save_what_lives(run)  # a node that is still there takes nothing along that could have been saved
+        save_final_checkpoint(run)  # a node that is still there takes nothing along that could have been saved
     gone = [node for node in run.generations.members if node in incident.lost and node not in decision.drop]  # held less than others
     release_nodes(run, (*decision.drop, *gone), lost=incident.lost, reason=decision.reason)
     incident.lap("isolate", time.time())
@@ -64,7 +64,7 @@ def wait_until_gone(run: JobController, nodes: set[str]) -> set[str]:
 def reschedule(run: JobController, decision: Decision) -> Transition:
     """Give every rank a node."""
     after = members_after(
-        run.generations.regular(frozenset(run.incidents.current.lost if run.incidents.current is not None else ())), decision
+        run.generations.nodes_needed(frozenset(run.incidents.current.lost if run.incidents.current is not None else ())), decision
     )
     for why, nodes in run.nodes.preflight.news(decision.add).items():
         run.log.record_event(f"{', '.join(nodes)}: {why}. There is no better node, so the job runs there")
@@ -72,12 +72,12 @@ def reschedule(run: JobController, decision: Decision) -> Transition:
         return Transition(Event.SHORT, "; ".join([f"{len(after)} of {decision.need} node(s) are there", *run.nodes.eligibility.left_out()]))
     world = 0
     if decision.action not in WIDTH_MAY_CHANGE:  # after take-overs fewer nodes may hold all ranks than are meant to
-        world, after = len(run.generations.state.ranks), filled_up(after, run.nodes.spares(), run.generations.width)
+        world, after = len(run.generations.state.ranks), with_spares(after, run.nodes.spares(), run.generations.width)
     try:
         membership = place(after, run.spec.nodes.ranks, world)
         agree(run, membership, reason=decision.reason, before=decision.before, skip=decision.skip)
-    except NodeTrouble as error:
-        run.generations.state.evidence.append(StartTrouble(node=error.node, at=time.time(), why=str(error)))
+    except NodeError as error:
+        run.generations.state.evidence.append(StartFailure(node=error.node, at=time.time(), why=str(error)))
         return Transition(Event.FAULTED, str(error))
     return Transition(Event.PLACED, f"generation {run.generations.number} on {some(after)}")
 
@@ -88,7 +88,7 @@ def agree(run: JobController, membership: Membership, *, reason: str, before: in
     It goes on from a state of fewer steps than *before*, where that is given, and does the steps *skip* with later batches.
     """
     first = next(iter(membership))
-    port = int(run.agents.channel(first).order("port")["port"])
+    port = int(run.agents.client(first).send_command("port")["port"])
     number = run.generations.newest + 1
     every = run.checkpoints.choose_interval(f"generation {number}", len(membership))
     rank_table = RankTable.fresh(number, membership, (run.agents.source.address(first), port), every=every)
@@ -110,9 +110,11 @@ def start_workers(run: JobController, *, seconds: float = START_SECONDS) -> None
     for node, workers in environments.items():
         for worker in workers:
             worker["environment"] |= memory[node]
-    told = told_of(run.generations.state.membership)
-    orders = {node: {"generation": run.generations.number, "workers": environments[node], **told[node]} for node in run.generations.members}
-    answers = run.agents.orders(orders, "start", seconds=seconds)
+    told = membership_by_node(run.generations.state.membership)
+    send_commands = {
+        node: {"generation": run.generations.number, "workers": environments[node], **told[node]} for node in run.generations.members
+    }
+    answers = run.agents.send_commands(send_commands, "start", seconds=seconds)
     run.generations.sent_to |= dict.fromkeys(answers.keys() - failures(answers).keys(), run.generations.number)
     for node, error in failures(answers).items():
-        run.generations.state.evidence.append(StartTrouble(node=node, at=time.time(), why=str(error)))
+        run.generations.state.evidence.append(StartFailure(node=node, at=time.time(), why=str(error)))

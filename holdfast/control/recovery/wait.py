@@ -16,9 +16,9 @@ from holdfast.control.supervisor.watch import ending
 from holdfast.errors import WorldError
 from holdfast.history import approvals
 from holdfast.history.approvals import ISOLATE
-from holdfast.history.models import Question
+from holdfast.history.models import ApprovalRequest
 from policies.case import RecoveryAction
-from policies.node_faults import NodeFault, takes_out
+from policies.node_faults import NodeFault, isolating_fault
 from policies.placement import members_after
 from policies.states import Event, Transition
 
@@ -35,7 +35,7 @@ def wait_for_approval(run: JobController) -> Transition:
         for answer in run.nodes.approvals.answers(LEAST):
             if answer.nodes.keys() == set(decision.drop):  # else of a question that was given up just when it was answered
                 return _answered(run, incident, answer)
-        if run.generations.state.ranks and run.generations.state.all_well():
+        if run.generations.state.ranks and run.generations.state.all_succeeded():
             return Transition(Event.FINISHED, f"all {len(run.generations.state.ranks)} rank(s) ended with status 0")
         if (turn := ending(run)) is not None:
             return turn
@@ -48,13 +48,13 @@ def wait_for_approval(run: JobController) -> Transition:
 
 def _against(run: JobController, incident: IncidentInWork, node: str) -> NodeFault:
     """Return what speaks against *node*."""
-    found = takes_out([fault for fault in incident.faults if fault.node == node], run.levels)
+    found = isolating_fault([fault for fault in incident.faults if fault.node == node], run.levels)
     assert incident.decision is not None
     reason = incident.decision.reason
-    return found or NodeFault(node=node, grave=True, reason=reason, evidence=(reason,), seen=incident.row.detected_at)
+    return found or NodeFault(node=node, severe=True, reason=reason, evidence=(reason,), seen=incident.row.detected_at)
 
 
-def _answered(run: JobController, incident: IncidentInWork, answer: Question) -> Transition:
+def _answered(run: JobController, incident: IncidentInWork, answer: ApprovalRequest) -> Transition:
     """Take a person's word, or that there was none: what was said not to be isolated stays, and is what it was before."""
     incident.approved |= set(answer.picked)
     if answer.by:
@@ -63,18 +63,20 @@ def _answered(run: JobController, incident: IncidentInWork, answer: Question) ->
             {node: told for node, told in answer.nodes.items() if node not in answer.picked}, answer.answered_at or time.time()
         )
     incident.lap("wait", time.time())
-    return Transition(Event.ANSWERED, f"question {answer.number}: {approvals.in_words(answer)}")
+    return Transition(Event.ANSWERED, f"question {answer.number}: {approvals.describe(answer)}")
 
 
 def wait_for_capacity(run: JobController) -> Transition:
     """Wait until the nodes that the decision needs are there: lost ones that came back, or any free one."""
     incident, decision = decided(run)
-    held = run.generations.regular(frozenset(run.incidents.current.lost if run.incidents.current is not None else ()))
+    held = run.generations.nodes_needed(frozenset(run.incidents.current.lost if run.incidents.current is not None else ()))
     limit = run.policy.deadlines.wait_for_capacity
     while True:
         have = members_after(held, decision)
         ours = [node for node in held if node not in decision.drop]  # a person's hold takes nothing from a job
-        alive = run.nodes.preflight.by_worth(node for node in run.agents.alive() if node in ours or not run.nodes.eligibility.bars(node))
+        alive = run.nodes.preflight.by_preference(
+            node for node in run.agents.alive() if node in ours or not run.nodes.eligibility.why_ineligible(node)
+        )
         for words in run.nodes.eligibility.news(run.agents.source.names()):
             run.log.record_event(words)
         ready = [node for node in have if node in alive]
@@ -99,14 +101,14 @@ def can_meet(run: JobController, incident: IncidentInWork, nodes: list[str]) -> 
     """Tell whether *nodes* all reach each other; asked only after two that did not have brought the job to a halt."""
     if NODE_APART.id not in {incident.row.kind, *(fault.kind for fault in incident.faults)}:
         return True
-    cut_off, pairs = reachability.look(run.agents.source, incident.faults, nodes)
+    cut_off, pairs = reachability.check_connections(run.agents.source, incident.faults, nodes)
     return not (cut_off or pairs)
 
 
 def look_after(run: JobController, incident: IncidentInWork) -> None:
     """See what became of nodes that the job holds and whose agents ended while it waits: one that answers gets another, else it is lost."""
-    gone = {node: why for node, why in run.faults.missing_members().items() if node in run.agents.channels}
-    for node, answer in run.agents.each(gone, run.agents.second_look).items():
+    gone = {node: why for node, why in run.faults.missing_members().items() if node in run.agents.clients}
+    for node, answer in run.agents.each(gone, run.agents.recheck).items():
         if answer is not None:
             run.generations.sent_to.pop(node, None)  # a new agent knows of no generation
         if answer is False or isinstance(answer, WorldError):
@@ -118,7 +120,7 @@ def look_after(run: JobController, incident: IncidentInWork) -> None:
 def knock(run: JobController, *, missing: int) -> None:
     """Try to bring up free nodes that jobs may be given, then go on listening for a second."""
     alive = set(run.agents.alive())
-    free = run.nodes.preflight.by_worth(node for node in run.nodes.free() if node not in alive)[:missing]
+    free = run.nodes.preflight.by_preference(node for node in run.nodes.free() if node not in alive)[:missing]
     run.nodes.preflight.begin(free)
     for node, answer in run.agents.each(free, run.agents.bring_up).items():
         if not isinstance(answer, WorldError):

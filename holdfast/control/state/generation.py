@@ -15,39 +15,39 @@ from typing import Any, Final
 
 from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels, RecommendedAction
 from detectors.evidence import (
-    BadLoss,
-    Blind,
     Evidence,
-    GroupTrouble,
+    GroupFailure,
     HangLimits,
-    Overrun,
+    NonFiniteLoss,
     Progress,
-    Raised,
     RankProgress,
     RankStatus,
-    ReplaceRanksTrouble,
-    StartTrouble,
-    StepPace,
-    StepPaces,
+    RecoveryTimeout,
+    ReplaceRanksFailure,
+    StartFailure,
+    StepBreakdown,
+    StepBreakdowns,
+    Unknown,
+    WorkerException,
     WorkerExit,
     WorkerStop,
 )
 from detectors.hang_analysis import operations
 from detectors.progress import WINDOW
 from holdfast.control.agents.events import (
-    Beat,
-    Beats,
-    Event,
+    AgentEvent,
     ExceptionFacts,
+    Heartbeats,
     Mark,
     ParameterDigest,
     RankEvent,
+    RankHeartbeat,
     Resumed,
     Saved,
     StartFailed,
     Steps,
     WorkerBroken,
-    WorkerCannot,
+    WorkerChecksums,
     WorkerContinued,
     WorkerCoverage,
     WorkerEvent,
@@ -56,18 +56,18 @@ from holdfast.control.agents.events import (
     WorkerHello,
     WorkerKept,
     WorkerLoss,
+    WorkerPidChanged,
     WorkerRaised,
+    WorkerRankStatus,
+    WorkerRecoveryFailed,
     WorkerRegrouped,
-    WorkersGone,
-    WorkerStanding,
+    WorkersExited,
     WorkerStarted,
     WorkerStepped,
     WorkerStopped,
-    WorkerSucceeded,
-    WorkerSums,
     WorkerSwitched,
 )
-from holdfast.control.faults.rank_status import standing_of
+from holdfast.control.faults.rank_status import parse_rank_status
 
 _LASTING: Final = frozenset({RecommendedAction.RESET_DEVICE, RecommendedAction.EVICT_WHEN_IDLE, RecommendedAction.EVICT_NOW})
 """Levels of faults that a new generation does not heal."""
@@ -97,17 +97,17 @@ class RankState:
     resumed_replica: bool = False
     """Its state came from a replica that another node had kept."""
     marks: dict[str, float] = field(default_factory=dict)
-    beat: Beat | None = None
+    beat: RankHeartbeat | None = None
     beat_at: float = 0.0
-    standing: RankStatus | None = None
+    status: RankStatus | None = None
     """Where it said that it stands when it was asked last."""
     standing_at: float = 0.0
     """When that was heard."""
     moved_at: float = 0.0
     """When it was last seen to have begun operations since the look before."""
-    paces: deque[tuple[int, StepPace]] = field(default_factory=lambda: deque(maxlen=PACES))
+    paces: deque[tuple[int, StepBreakdown]] = field(default_factory=lambda: deque(maxlen=PACES))
     """How its steps spent their time: blocks by number."""
-    first_paces: list[StepPace] = field(default_factory=list)
+    first_paces: list[StepBreakdown] = field(default_factory=list)
     """The first ones after the warm-up: what the newest are compared with."""
     progress_at: float = 0.0
     """When it last got on, as far as is known here."""
@@ -117,7 +117,7 @@ class RankState:
     ended: bool = False
     ended_at: float = 0.0
     """When its end was heard of."""
-    well: bool = False
+    succeeded: bool = False
     started_at: float = 0.0
     """When its start was heard of."""
     printed_at: float | None = None
@@ -153,7 +153,7 @@ Roles = tuple[tuple[int, ...], ...]
 
 TERMINATED: Final = 128 + signal.SIGTERM
 """Status of a rank that took SIGTERM for the wish that it is, and ended by itself."""
-NONSENSE: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+MALFORMED_EVENT: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 """What taking in an event raises that no agent of ours sends: a journal was damaged, or a node is in the wrong hands."""
 
 
@@ -176,7 +176,7 @@ class GenerationState:
         """Faults of devices that ranks compute on, and cannot any more: they are acted on though steps may still come in."""
         self.node_faults: list[Fault] = []
         """What is wrong with nodes, as their lookouts told while this generation ran, or lastingly before it."""
-        self.troubles: list[Fault] = []
+        self.problems: list[Fault] = []
         """What training goes on through: trouble with checkpoints and with state in memory."""
         self.gone, self.terminated = set[str](), set[str]()
         """Nodes all of whose workers have ended by our order; and nodes with a rank that SIGTERM ended which nobody here had sent: what
@@ -185,7 +185,7 @@ class GenerationState:
         self.step_before, self.longest_pause = 0, 0.0
         """Newest step any rank has finished; and, of all generations, the longest time without progress after which the job went on by
         itself."""
-        self.overrun: Overrun | None = None
+        self.overrun: RecoveryTimeout | None = None
         self.regrouped: dict[int, WorkerRegrouped] = {}
         """By rank, how it came into this generation."""
         self.covered: dict[int, WorkerCoverage] = {}
@@ -215,10 +215,10 @@ class GenerationState:
 
     # -- taking in ----------------------------------------------------------------------------------------------------
 
-    def admits(self, node: str, event: Event) -> bool:
+    def admits(self, node: str, event: AgentEvent) -> bool:
         """Tell whether *event* of *node*'s agent belongs to this generation.
 
-        Raise one of `NONSENSE` for what *node* says of a rank that another one has.
+        Raise one of `MALFORMED_EVENT` for what *node* says of a rank that another one has.
         """
         if event.generation not in {None, self.generation} and not self._ends_before_it_is_kept(event):
             return False
@@ -226,7 +226,7 @@ class GenerationState:
             raise ValueError(f"rank {event.rank} is on {self.ranks[event.rank].node}")
         return True
 
-    def note_arrival(self, event: Event, now: float, *, shows_progress: bool) -> None:
+    def note_arrival(self, event: AgentEvent, now: float, *, shows_progress: bool) -> None:
         """Learn that *event* arrived at *now*: ages are counted from then, by one clock; those of the nodes may differ."""
         self._now = now
         if isinstance(event, RankEvent):
@@ -234,7 +234,7 @@ class GenerationState:
             if shows_progress and not (isinstance(event, Saved) and event.beside):
                 self.ranks[event.rank].progress_at = now
 
-    def _ends_before_it_is_kept(self, event: Event) -> bool:
+    def _ends_before_it_is_kept(self, event: AgentEvent) -> bool:
         """Tell whether a process that was to live on ended before its agent had got the order for this generation."""
         if not isinstance(event, WorkerRaised | WorkerExited) or event.generation != self.since:
             return False
@@ -251,7 +251,7 @@ class GenerationState:
         for rank in self.kept & before.ranks.keys():
             view, old = self.ranks[rank], before.ranks[rank]
             view.pid, view.managed, view.hello, view.grouped, view.until = old.pid, old.managed, old.hello, old.grouped, old.until
-            view.ended, view.raised, view.well = old.ended, old.raised, old.well
+            view.ended, view.raised, view.succeeded = old.ended, old.raised, old.succeeded
         # Who was to live on and has ended since that was decided: its end belongs to this generation, or nobody would answer it.
         self.evidence += [seen for seen in before.evidence if isinstance(seen, WorkerExit) and seen.rank in self.kept]
 
@@ -273,7 +273,7 @@ class GenerationState:
         view.pid, view.started, view.started_at = event.pid, event.at, self._now
         view.grouped = view.grouped or event.grouped
 
-    def on_worker_succeeded(self, _node: str, event: WorkerSucceeded) -> None:
+    def on_worker_pid_changed(self, _node: str, event: WorkerPidChanged) -> None:
         """Note its process."""
         self.ranks[event.rank].pid = event.pid
 
@@ -287,7 +287,7 @@ class GenerationState:
 
     def on_worker_broken(self, node: str, event: WorkerBroken) -> None:
         """Keep the broken groups as evidence."""
-        self.evidence.append(GroupTrouble(node=node, rank=event.rank, at=event.at, why=event.why, group=event.group, step=event.step))
+        self.evidence.append(GroupFailure(node=node, rank=event.rank, at=event.at, why=event.why, group=event.group, step=event.step))
 
     def on_worker_regrouped(self, _node: str, event: WorkerRegrouped) -> None:
         """Keep how it came into this generation."""
@@ -297,9 +297,9 @@ class GenerationState:
         """Keep how much of its first step was foreseen."""
         self.covered[event.rank] = event
 
-    def on_worker_cannot(self, node: str, event: WorkerCannot) -> None:
+    def on_worker_recovery_failed(self, node: str, event: WorkerRecoveryFailed) -> None:
         """Keep the refusal as evidence."""
-        self.evidence.append(ReplaceRanksTrouble(node=node, rank=event.rank, at=event.at, why=event.why))
+        self.evidence.append(ReplaceRanksFailure(node=node, rank=event.rank, at=event.at, why=event.why))
 
     def on_worker_hello(self, _node: str, event: WorkerHello) -> None:
         """Note that it is connected."""
@@ -336,7 +336,7 @@ class GenerationState:
             self._advance(self.first, step)
         self.first.progress_at = self._now
 
-    def on_beats(self, node: str, event: Beats) -> None:
+    def on_heartbeats(self, node: str, event: Heartbeats) -> None:
         """Note how far each rank of the node is."""
         self._first_beat = self._first_beat or self._now
         for name, beat in event.ranks.items():
@@ -355,27 +355,27 @@ class GenerationState:
         newest = view.paces[-1][0] if view.paces else -1
         for number, own, talk, data in told:
             if number > newest:
-                pace = StepPace(own=own, talk=talk, data=data)
+                pace = StepBreakdown(own=own, talk=talk, data=data)
                 if view.first_paces or view.paces:  # the first block has the warm-up in it
                     view.first_paces += [pace] if len(view.first_paces) < FIRST_PACES else []
                 view.paces.append((int(number), pace))
 
     def _note_checks(self, view: RankState, told: Iterable[ParameterDigest]) -> None:
         for one in told:
-            self.checks.setdefault(one.step, {})[view.rank] = one.piece, one.digest
+            self.checks.setdefault(one.step, {})[view.rank] = one.shard, one.digest
         while len(self.checks) > CHECKS:
             del self.checks[min(self.checks)]
 
-    def on_worker_standing(self, _node: str, event: WorkerStanding) -> None:
+    def on_worker_rank_status(self, _node: str, event: WorkerRankStatus) -> None:
         """Keep where it stands; whoever has begun operations since the last answer makes progress."""
-        view, told = self.ranks[event.rank], standing_of(event.said)
+        view, told = self.ranks[event.rank], parse_rank_status(event.said)
         if told is None:
             return
-        before, view.standing, view.standing_at = view.standing, told, self._now
+        before, view.status, view.standing_at = view.status, told, self._now
         if before is not None and operations([before]) != operations([told]):
             view.moved_at = self._now
 
-    def on_worker_sums(self, _node: str, event: WorkerSums) -> None:
+    def on_worker_checksums(self, _node: str, event: WorkerChecksums) -> None:
         """Keep the sums of its tensors."""
         said = event.said
         if isinstance(said.get("sums"), dict):
@@ -383,7 +383,7 @@ class GenerationState:
 
     def on_worker_loss(self, node: str, event: WorkerLoss) -> None:
         """Keep the bad loss as news."""
-        self.news.append(BadLoss(node=node, rank=event.rank, at=event.at, step=event.step, loss=event.loss))
+        self.news.append(NonFiniteLoss(node=node, rank=event.rank, at=event.at, step=event.step, loss=event.loss))
 
     def _advance(self, view: RankState, step: int) -> None:
         view.step = max(view.step, step)
@@ -424,17 +424,17 @@ class GenerationState:
             finished=event.finished,
             step=view.known_step(),
             raised=_raised(event.raised) if event.raised else None,
-            oom=event.oom or (Blind(event.oom_blind) if event.oom_blind else None),
+            oom=event.oom or (Unknown(event.oom_blind) if event.oom_blind else None),
             output=event.output or "",
         )
-        view.well = seen.code == 0 and seen.finished
+        view.succeeded = seen.code == 0 and seen.finished
         self.evidence.append(seen)
 
     def on_start_failed(self, node: str, event: StartFailed) -> None:
         """Keep the failure as evidence."""
-        self.evidence.append(StartTrouble(node=node, at=event.at, why=event.why, errno=event.errno))
+        self.evidence.append(StartFailure(node=node, at=event.at, why=event.why, errno=event.errno))
 
-    def on_workers_gone(self, node: str, _event: WorkersGone) -> None:
+    def on_workers_exited(self, node: str, _event: WorkersExited) -> None:
         """Note that nothing of this generation is left on the node."""
         self.gone.add(node)
 
@@ -483,14 +483,14 @@ class GenerationState:
             steps_expected=steps_expected,
             output_age=min([*quiet, *ends], default=None),
             moved=min((now - view.moved_at for view in living if view.moved_at > view.progress_at), default=None),
-            asked=self.asked_at > max(view.progress_at for view in living),
+            status_requested=self.asked_at > max(view.progress_at for view in living),
             longest_pause=self.longest_pause,
             printed=bool(ends) or any(view.printed_at is not None for view in heard),
-            ended=tuple(sorted(view.rank for view in self.ranks.values() if view.well)),
+            ended=tuple(sorted(view.rank for view in self.ranks.values() if view.succeeded)),
             since_end=min(ends, default=0.0),
         )
 
-    def paces(self, now: float, roles: Roles) -> StepPaces | None:
+    def paces(self, now: float, roles: Roles) -> StepBreakdowns | None:
         """Return how all ranks spent their time, or None before all have told enough to compare."""
         views = [view for view in self.ranks.values() if not view.ended]
         if not views or any(len(view.paces) < 2 for view in views):  # noqa: PLR2004 (the first has the warm-up in it)
@@ -498,7 +498,7 @@ class GenerationState:
         recent = {view.rank: tuple(pace for _, pace in list(view.paces)[1:][-RECENT_PACES:]) for view in views}
         first = {view.rank: tuple(view.first_paces) for view in views}
         nodes = {view.rank: view.node for view in views}
-        return StepPaces(at=now, step=self.step_before, nodes=nodes, first=first, blocks=recent, roles=roles)
+        return StepBreakdowns(at=now, step=self.step_before, nodes=nodes, first=first, blocks=recent, roles=roles)
 
     def grouped(self) -> bool:
         """Tell whether the process groups of every rank that lives are Holdfast's own; a flow that adopts the job hears of no others."""
@@ -507,7 +507,7 @@ class GenerationState:
 
     def dead(self) -> frozenset[int]:
         """Return the ranks whose processes have ended, or are about to."""
-        return frozenset(view.rank for view in self.ranks.values() if (view.ended and not view.well) or view.raised)
+        return frozenset(view.rank for view in self.ranks.values() if (view.ended and not view.succeeded) or view.raised)
 
     def managed(self) -> bool:
         """Tell whether any rank has announced that it reports steps."""
@@ -537,15 +537,15 @@ class GenerationState:
 
     def cut_short(self) -> bool:
         """Tell whether ranks were ended by a flow's order that no flow here gave: the one before died in the middle of a recovery."""
-        return not self.evidence and any(view.ended and not view.well for view in self.ranks.values())
+        return not self.evidence and any(view.ended and not view.succeeded for view in self.ranks.values())
 
-    def at_work(self) -> bool:
+    def all_running(self) -> bool:
         """Tell whether every rank has a process that runs, or ended as it should."""
-        return all(view.started is not None and (not view.ended or view.well) for view in self._seen())
+        return all(view.started is not None and (not view.ended or view.succeeded) for view in self._seen())
 
-    def all_well(self) -> bool:
+    def all_succeeded(self) -> bool:
         """Tell whether every rank has ended as it should."""
-        return all(view.well for view in self.ranks.values())
+        return all(view.succeeded for view in self.ranks.values())
 
     def all_ended(self, nodes: set[str]) -> bool:
         """Tell whether nothing of this generation runs on *nodes*, as their agents say."""
@@ -568,7 +568,7 @@ class GenerationState:
         """Return the step that the ranks went on from."""
         return max((view.resumed for view in self.ranks.values() if view.resumed is not None), default=None)
 
-    def went_on_from(self, before: GenerationState) -> int | None:
+    def resumed_from_step(self, before: GenerationState) -> int | None:
         """Return the step that the ranks went on from: as they told, or as the first step shows that came by heartbeat.
 
         A script that reports one step in ten went on ten before the first that it reports, as far as anybody can tell.
@@ -597,8 +597,10 @@ class GenerationState:
         return sum(seconds for step, seconds in self.durations if step > after)
 
 
-def _raised(facts: ExceptionFacts) -> Raised:
-    return Raised(type=facts.type, message=facts.message, traceback=facts.traceback or "", errno=facts.errno, peer_lost=facts.peer_lost)
+def _raised(facts: ExceptionFacts) -> WorkerException:
+    return WorkerException(
+        type=facts.type, message=facts.message, traceback=facts.traceback or "", errno=facts.errno, peer_lost=facts.peer_lost
+    )
 
 
 def _rank_progress(view: RankState, now: float, lasted: float) -> RankProgress:
@@ -615,11 +617,11 @@ def _rank_progress(view: RankState, now: float, lasted: float) -> RankProgress:
         process=beat.process,
         wait=beat.wait,
         managed=view.managed,
-        standing=view.standing if view.standing_at > view.progress_at else None,
+        status=view.status if view.standing_at > view.progress_at else None,
     )
 
 
-def limits_of(limits: Any) -> HangLimits:  # noqa: ANN401 (holdfast.spec.Limits, which this module must not need to import)
+def hang_limits(limits: Any) -> HangLimits:  # noqa: ANN401 (holdfast.spec.Limits, which this module must not need to import)
     """Return the job's limits as the detectors read them, in seconds."""
     silence = limits.output_silence
     return HangLimits(

@@ -16,8 +16,8 @@ from holdfast.control.state.migration import MigrationState
 from holdfast.control.state.rank_table import RankTable
 from holdfast.history import History, models, queries
 from holdfast.spec import TrainingJob
-from policies.case import Copies
-from policies.placement import regular
+from policies.case import ModelCopies
+from policies.placement import nodes_needed
 
 
 class Generations:
@@ -35,7 +35,7 @@ class Generations:
         """What its agents reported."""
         self.roles: tuple[tuple[int, ...], ...] = ()
         """Sets of ranks that do the same work on different data, as rank 0 reported them."""
-        self.copies: Copies = ()
+        self.copies: ModelCopies = ()
         """Sets of ranks that hold one copy of the model together, where the script distributes each step's samples over them."""
         self.recordings = ""
         """Where rank 0 stored the recorded collectives that a hot spare needs to warm up without communication."""
@@ -97,7 +97,7 @@ class Generations:
     def facts(self) -> dict[str, Any]:
         """Return what the next controller has to know of this generation's processes if it reattaches to them."""
         groups = {"roles": [list(ranks) for ranks in self.roles], "copies": [list(ranks) for ranks in self.copies]}
-        return {**self.rank_table.as_record(), **groups, "tapes": self.recordings}
+        return {**self.rank_table.as_record(), **groups, "recordings": self.recordings}
 
     def record_facts(self) -> None:
         """Record `facts` as they are now."""
@@ -122,9 +122,9 @@ class Generations:
         """Return how many nodes the job's ranks take when each holds as many as it can."""
         return -(-len(self.state.ranks) // self._spec.nodes.ranks)
 
-    def regular(self, lost: frozenset[str]) -> tuple[str, ...]:
+    def nodes_needed(self, lost: frozenset[str]) -> tuple[str, ...]:
         """Return the nodes that hold the job's ranks when each node, except the *lost* ones, holds as many as it can."""
-        return regular(self.state.membership, self._spec.nodes.ranks, lost)
+        return nodes_needed(self.state.membership, self._spec.nodes.ranks, lost)
 
     def vacant(self) -> frozenset[int]:
         """Return the ranks that the job trains without."""
@@ -149,7 +149,7 @@ class Generations:
             return "the controller before did not record what the processes of this generation know of each other"
         if not self.best:
             return "no step has been made yet"
-        if any(rank.well for rank in self.state.ranks.values()):
+        if any(rank.succeeded for rank in self.state.ranks.values()):
             return "some ranks have finished already"
         return ""
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from detectors.catalogue import Fault
-from detectors.diagnosis import Before, Diagnosis
-from holdfast.control.checkpoints.recovery_facts import came_back, facts_of
-from holdfast.control.checkpoints.snapshot_stats import age_of
+from detectors.diagnosis import Diagnosis, PastFailure
+from holdfast.control.checkpoints.recovery_facts import facts_of, restart_facts
+from holdfast.control.checkpoints.snapshot_stats import snapshot_age
 from holdfast.control.state.generation import GenerationState
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.job_log import JobLog
@@ -42,10 +42,10 @@ class IncidentInWork:
     board: GenerationState
     """What was known when the fault came: the steps that a rollback loses are on it."""
     faults: list[Fault] = field(default_factory=list)
-    fault_rows: list[models.Fault] = field(default_factory=list)
-    decisions: list[models.Decision] = field(default_factory=list)
+    fault_rows: list[models.FaultRecord] = field(default_factory=list)
+    decisions: list[models.DecisionRecord] = field(default_factory=list)
     diagnosis: Diagnosis | None = None
-    verdict: models.Verdict | None = None
+    verdict: models.IncidentDiagnosis | None = None
     """The newest verdict, with what was weighed."""
     decision: Decision | None = None
     case: Case | None = None
@@ -58,11 +58,11 @@ class IncidentInWork:
     seconds: dict[str, float] = field(default_factory=dict)
     action_at: float = 0.0
     """When the action in work began."""
-    takeovers: int = 0
+    replacement_attempts: int = 0
     """Take-overs that were begun."""
     approved: set[str] = field(default_factory=set)
     """Nodes that may be isolated though too few are left: a person said so, or nobody said otherwise in time."""
-    barred: str = ""
+    blocked_reason: str = ""
     """Why no take-over can answer this incident any more."""
 
     def note_order(self, recorder: Recorder) -> None:
@@ -70,9 +70,9 @@ class IncidentInWork:
         now, facts = time.time(), self.row.facts or {}
         action = self.decision.action if self.decision is not None else ""
         self.row.facts = {**facts, "orders": [*facts.get("orders", ()), {"action": action, "at": now}]}
-        if self.row.ordered_at is None:
-            self.row.ordered_at = now
-        recorder.amend(models.Incident, self.row.id, ordered_at=self.row.ordered_at, facts=self.row.facts)
+        if self.row.commands_sent_at is None:
+            self.row.commands_sent_at = now
+        recorder.amend(models.Incident, self.row.id, commands_sent_at=self.row.commands_sent_at, facts=self.row.facts)
 
     def lap(self, phase: str, now: float) -> None:
         """Count the time since the last lap to *phase*."""
@@ -123,7 +123,7 @@ class Incidents:
         """The newest decision on it."""
         self.count = 0
         self.attempts: list[RecoveryAttempt] = []
-        self.failures_before: list[Before] = []
+        self.failures_before: list[PastFailure] = []
 
     @property
     def current_id(self) -> str | None:
@@ -143,12 +143,12 @@ class Incidents:
         row.outcome, row.closed_at, row.generation_after = outcome, now, self._generations.number
         if outcome == "recovered":
             self._account(incident, now)
-            grouped = facts_of(state.regrouped, state.covered) or came_back(state.ranks.values()) or {}
+            grouped = facts_of(state.regrouped, state.covered) or restart_facts(state.ranks.values()) or {}
             row.facts = {**(row.facts or {}), **grouped} or None
             for rank, regrouped in sorted(state.regrouped.items()):
                 for difference in regrouped.differs:
                     self._log.record_event(f"rank {rank}, which another process took over, differs from before: {difference}")
-        age = age_of(incident.board)
+        age = snapshot_age(incident.board)
         if age is not None:
             row.facts = {**(row.facts or {}), "snapshot_age": age}
         for phase in incident.rows():
@@ -176,7 +176,7 @@ class Incidents:
         elif not state.heartbeats:
             incident.seconds |= {"communication": group, "load": load, "warm-up": rest}
         row.downtime_s = first - row.fault_at
-        row.resumed_step = state.went_on_from(incident.board)
+        row.resumed_step = state.resumed_from_step(incident.board)
         if row.resumed_step is not None and row.step_before is not None:
             row.steps_lost = max(0, row.step_before - row.resumed_step)
             incident.seconds["rollback"] = incident.board.seconds_of(row.resumed_step)
@@ -193,8 +193,8 @@ class Incidents:
                 at=one.at,
                 action=one.action,
                 node=one.node,
-                gained=best > one.best if managed else progressed,
-                overtaken=one.action in IN_PROCESS and one.incident == incident,
+                made_progress=best > one.best if managed else progressed,
+                interrupted=one.action in IN_PROCESS and one.incident == incident,
                 kind=one.kind,
                 step=one.step,
             )
@@ -208,4 +208,4 @@ class Incidents:
         if generations.managed or begun is None or (self.attempts and self.attempts[-1].generation >= generations.number):
             return False
         diagnosis = self.current.diagnosis if self.current is not None else None
-        return uptime.got_on((now if diagnosis is None else diagnosis.root.at) - begun, generations.state.startup())
+        return uptime.counts_as_progress((now if diagnosis is None else diagnosis.root.at) - begun, generations.state.startup())

@@ -28,10 +28,10 @@ class JobLog:
     def record_event(self, text: str) -> None:
         """Record an event that is no fault."""
         note(log, "job.event", job=self.job.name, text=text)
-        self.recorder.add(models.Remark(job_id=self.job.id, at=time.time(), text=text))
+        self.recorder.add(models.JobEvent(job_id=self.job.id, at=time.time(), text=text))
 
     def record_node_status(self, node: str, status: str, reason: str) -> None:
         """Record that the status of *node* changed."""
         self.recorder.add(
-            models.NodeMove(cluster=self.cluster, node=node, at=time.time(), standing=status, reason=reason, job_id=self.job.id)
+            models.NodeStatusChange(cluster=self.cluster, node=node, at=time.time(), status=status, reason=reason, job_id=self.job.id)
         )

@@ -42,7 +42,7 @@ class JobStateMachine:
 
     def _record(self, before: str, event: str, reason: str) -> None:
         self._log.recorder.add(
-            models.Move(
+            models.JobTransition(
                 job_id=self._log.job.id,
                 at=time.time(),
                 before=before,

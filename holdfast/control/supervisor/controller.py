@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from detectors.catalogue import Levels
-from detectors.evidence import CutShort
+from detectors.evidence import InterruptedRecovery
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.checkpoints.job_checkpoints import JobCheckpoints
 from holdfast.control.checkpoints.replicas import Replicas
@@ -26,7 +26,7 @@ from holdfast.control.nodes.drains import PlannedDrains
 from holdfast.control.nodes.eligibility import NodeEligibility
 from holdfast.control.nodes.job_nodes import JobNodes
 from holdfast.control.nodes.scale_up import ScaleUp
-from holdfast.control.state.generation import NONSENSE, GenerationState, limits_of
+from holdfast.control.state.generation import MALFORMED_EVENT, GenerationState, hang_limits
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
@@ -37,8 +37,8 @@ from holdfast.control.supervisor.event_handlers import EventHandlers
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.control.supervisor.news import nodes_of
 from holdfast.control.supervisor.requests import Requests
-from holdfast.errors import HandedOver, LeaseLost
-from holdfast.history import History, LeaseKeeper, Recorder, models
+from holdfast.errors import JobDetached, LeaseLost
+from holdfast.history import History, LeaseRenewer, Recorder, models
 from holdfast.log import note
 from holdfast.paths import job_directory
 from holdfast.protocol import Message
@@ -91,7 +91,7 @@ class JobController:
     handlers: EventHandlers = field(init=False)
     policy_file: WatchedPolicy = field(init=False)
     cluster_file: ClusterFile = field(init=False)
-    lease: LeaseKeeper = field(init=False)
+    lease: LeaseRenewer = field(init=False)
     deposed_by: str | None = None
     """Who took the lease away, if somebody did."""
     terminated_at: float | None = None
@@ -133,7 +133,7 @@ class JobController:
             generations=generations,
             incidents=incidents,
             policy=self.policy_file,
-            pardons=eligibility.pardons,
+            is_excused=eligibility.is_excused,
         )
         self.nodes = JobNodes(
             log=log,
@@ -171,7 +171,7 @@ class JobController:
             log=log,
             history=self.history,
             cluster_kind=self.cluster.kind,
-            limits=limits_of(limits),
+            limits=hang_limits(limits),
             events=agents.event_queue,
             generations=generations,
             incidents=incidents,
@@ -253,19 +253,19 @@ class JobController:
     def pump(self, seconds: float = TICK) -> None:
         """Handle the agents' events, waiting up to *seconds* for the first one, then do the periodic work that is due.
 
-        Raise `LeaseLost` or `HandedOver` when this controller may or should not go on.
+        Raise `LeaseLost` or `JobDetached` when this controller may or should not go on.
         """
         for node, event in self.agents.event_queue.drain(seconds):
             try:
                 event_table.take(self.handlers, node, event)
-            except NONSENSE as error:
+            except MALFORMED_EVENT as error:
                 self._note_invalid(node, event, error)
         if self.deposed_by:
             raise LeaseLost(self.job.name, self.deposed_by)
         termination.answer(self)
         if self.detached:
-            raise HandedOver(self.job.name, self.detach.why)
-        self.faults.connectivity.look()
+            raise JobDetached(self.job.name, self.detach.why)
+        self.faults.connectivity.poll()
         now = time.monotonic()
         if now >= self._next_ping:
             self._next_ping = now + PING
@@ -275,9 +275,9 @@ class JobController:
         if now >= self._next_fill and self._trains_undisturbed():
             self._next_fill = now + FILL
             self.nodes.fill_hot_spares()
-            self.nodes.preflight.keep_up(self.nodes.spares())
-            self.scale_up.look(now)
-            self.nodes.spare_pool.look(now)
+            self.nodes.preflight.maintain(self.nodes.spares())
+            self.scale_up.poll(now)
+            self.nodes.spare_pool.poll(now)
 
     def _note_invalid(self, node: str, event: Message, error: Exception) -> None:
         """Ignore an invalid event; report the first one of each node, as it may be a bug of ours too."""
@@ -289,20 +289,20 @@ class JobController:
         self.log.record_event(f"the agent of {node} sent an invalid event ({why}); it is ignored")
 
     def _trains_undisturbed(self) -> bool:
-        return self.state is State.RUNNING and self.incidents.current is None and not self.faults.connectivity.deaf()
+        return self.state is State.RUNNING and self.incidents.current is None and not self.faults.connectivity.is_partitioned()
 
     def _work_each_second(self) -> None:
         self.agents.ping()
-        self.agents.heed()
+        self.agents.check_superseded()
         self.nodes.release_lost_spares()
         if self.state in STARTED:
-            for evidence, text in self.checkpoints.replicas.keep_up(self.generations.members):
+            for evidence, text in self.checkpoints.replicas.maintain(self.generations.members):
                 self.handlers.report_memory(evidence, text)
         self._publish_findings()
-        self.checkpoints.snapshots.look(self.generations.state, time.time(), training=self.state is State.RUNNING)
+        self.checkpoints.snapshots.poll(self.generations.state, time.time(), training=self.state is State.RUNNING)
         self.read_files()
-        self.nodes.allocations.look()
-        self.drains.look(time.time())
+        self.nodes.allocations.poll()
+        self.drains.poll(time.time())
 
     def _publish_findings(self) -> None:
         """Report what threads found while the controller did something else: nodes, preflight checks, the network, agents that are back."""
@@ -313,17 +313,17 @@ class JobController:
             self.log.record_event(f"{', '.join(nodes)}: {why}")
         for text in self.faults.network_check.news():
             self.log.record_event(text)
-        for node, status in self.agents.reached_late():
+        for node, status in self.agents.newly_reachable():
             self.take_in(node, status)
             self.log.record_event(f"the agent of {node} is reachable again")
             if node in generations.members and generations.sent_to[node] < generations.number:  # what was presumed of it is not so
-                generations.state.evidence.append(CutShort(at=time.time(), state=self.state))
+                generations.state.evidence.append(InterruptedRecovery(at=time.time(), state=self.state))
 
     def take_in(self, node: str, status: Message) -> None:
         """Take over what the agent of *node*, which ran already, reports of its ranks and hot spares."""
         generations = self.generations
         generations.sent_to[node] = int(status["generation"])
-        self.nodes.hot_spares.adopt(node, status.get("standbys") or {}, generations.rank_table.width)
+        self.nodes.hot_spares.reattach(node, status.get("standbys") or {}, generations.rank_table.width)
         generations.state.unseen.difference_update(generations.state.membership.get(node, ()))
         for rank in status.get("grouped") or () if status["generation"] == generations.number else ():
             if rank in generations.state.ranks:
@@ -331,10 +331,10 @@ class JobController:
 
     def _check_training(self, now: float) -> None:
         """Report the faults through which training continues, and ask ranks without progress for their status."""
-        self.handlers.look(now)
+        self.handlers.poll(now)
         for fault in self.faults.new_alerts(now, self.handlers.good_before):
-            self.stragglers.weigh(fault)
-        self.stragglers.look(now)
+            self.stragglers.assess(fault)
+        self.stragglers.poll(now)
         self.faults.query_ranks(now)
 
     def read_files(self) -> None:
@@ -348,7 +348,7 @@ class JobController:
         if self.cluster.notice != before.notice:  # where agents look for preemption notices
             self.agents.plan["notice"] = self.cluster.notice.for_agents()
             for node in self.agents.alive():
-                self.agents.later(node, "notice", notice=self.agents.plan["notice"])
+                self.agents.send_command_async(node, "notice", notice=self.agents.plan["notice"])
 
     # -- generations and incidents ------------------------------------------------------------------------------------
 

@@ -10,36 +10,36 @@ from typing import Final
 
 from detectors.catalogue import CATALOGUE, Fault, RecommendedAction
 from detectors.diagnosis import see
-from detectors.evidence import CheckpointTrouble, HangLimits, MemoryTrouble
+from detectors.evidence import CheckpointFailure, HangLimits, MemstoreFailure
 from detectors.xids import UNUSABLE
 from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.agents.events import (
-    AgentLeaving,
-    AgentStaying,
-    Event,
-    MemoryFull,
-    MemoryNone,
-    NodeDeaf,
-    NodeFault,
-    NodeGrew,
-    NodeHears,
-    NodeUnwatched,
-    NoticeBlind,
-    Past,
-    ReplicaKept,
+    AgentEvent,
+    MemstoreFull,
+    MemstoreUnavailable,
+    NodeCounterIncreases,
+    NodeFaultSeen,
+    NodeGpuEventsLost,
+    NodeGpuEventsRestored,
+    NodeUnmonitored,
+    NoticeUnknown,
+    PreemptionCancelled,
+    PreemptionNoticed,
+    ReplayedEvents,
     ReplicaLost,
+    ReplicaRestored,
     Resumed,
     Saved,
-    StandbyGone,
+    StandbyExited,
     StandbyPrepared,
     StandbyReady,
     StandbyStarted,
     StandbySwitched,
     StandbyUnprepared,
     Steps,
-    Trouble,
+    StorageErrorEvent,
+    WorkerDeparted,
     WorkerExited,
-    WorkerLeft,
     WorkerPrepared,
     WorkerRoles,
     WorkerStepped,
@@ -47,17 +47,17 @@ from holdfast.control.agents.events import (
     WorkerUnprepared,
 )
 from holdfast.control.checkpoints.job_checkpoints import JobCheckpoints
-from holdfast.control.faults.event_budget import ROWS, ROWS_AT_ONCE, STEPS, STEPS_AT_ONCE, Newest, NodeBudget
+from holdfast.control.faults.event_budget import ROWS, ROWS_AT_ONCE, STEPS, STEPS_AT_ONCE, BoundedDict, NodeEventBudget
 from holdfast.control.faults.job_faults import REMEMBERED, JobFaults, keep_newest
-from holdfast.control.faults.node_faults import REPEATED, Announcements, NodeFaultDedup, machine_of, with_growth
+from holdfast.control.faults.node_faults import REPEATED, Announcements, NodeFaultDedup, machine_of, with_counter_increases
 from holdfast.control.faults.stragglers import Stragglers
 from holdfast.control.nodes.drains import PlannedDrains
 from holdfast.control.nodes.job_nodes import JobNodes
-from holdfast.control.state.generation import NONSENSE
+from holdfast.control.state.generation import MALFORMED_EVENT
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
-from holdfast.errors import HistoryTrouble
+from holdfast.errors import HistoryError
 from holdfast.history import History, models, queries
 from holdfast.log import note
 from holdfast.protocol import Message
@@ -95,18 +95,18 @@ class EventHandlers:
     """The step that was put on record last, by whichever generation."""
     _resumed: dict[int, int] = field(default_factory=dict)
     """Generation to the step that it resumed from, as an earlier controller recorded it."""
-    _whole: Newest[str, int] = field(default_factory=lambda: Newest(REMEMBERED))
+    _whole: BoundedDict[str, int] = field(default_factory=lambda: BoundedDict(REMEMBERED))
     """Complete checkpoints without a reported problem: path and step."""
-    _troubles: Newest[tuple[str, str], None] = field(default_factory=lambda: Newest(REMEMBERED))
-    _rows: NodeBudget = field(init=False)
-    _steps: NodeBudget = field(init=False)
+    _troubles: BoundedDict[tuple[str, str], None] = field(default_factory=lambda: BoundedDict(REMEMBERED))
+    _rows: NodeEventBudget = field(init=False)
+    _steps: NodeEventBudget = field(init=False)
     _behind: dict[str, str] = field(default_factory=dict)
     """Node to why its replicas are stale, until that is reported."""
     _behind_due: float = 0.0
 
     def __post_init__(self) -> None:
-        self._rows = NodeBudget("faults, checkpoints and events", ROWS, ROWS_AT_ONCE, self.log.record_event)
-        self._steps = NodeBudget("steps", STEPS, STEPS_AT_ONCE, self.log.record_event)
+        self._rows = NodeEventBudget("faults, checkpoints and events", ROWS, ROWS_AT_ONCE, self.log.record_event)
+        self._steps = NodeEventBudget("steps", STEPS, STEPS_AT_ONCE, self.log.record_event)
 
     def begin(self, *, recorded: int = 0, saved: int = 0) -> None:
         """Begin a generation of which the history has steps until *recorded* and checkpoints until *saved*."""
@@ -116,7 +116,7 @@ class EventHandlers:
         """Learn what another flow put on record: the *newest* step, and the step that each generation went on from."""
         self._newest, self._resumed = newest, resumed
 
-    def admits(self, node: str, event: Event, *, budgeted: bool) -> bool:
+    def admits(self, node: str, event: AgentEvent, *, budgeted: bool) -> bool:
         """Tell whether *event* of *node*'s agent belongs to the present generation and, where it is *budgeted*, may still be recorded."""
         return event.generation in {None, self.generations.number} and (not budgeted or self._rows.allows(node))
 
@@ -125,12 +125,12 @@ class EventHandlers:
         if event.generation < self.generations.number:
             self._record_steps(node, event)
 
-    def on_past(self, node: str, event: Past) -> None:
+    def on_past(self, node: str, event: ReplayedEvents) -> None:
         """Record the steps and checkpoints among them; what is known stays as it is, and nobody acts on it."""
         for one in event.events:
             try:
                 self._take_past(node, one)
-            except NONSENSE as error:  # out of a file that anything may have happened to
+            except MALFORMED_EVENT as error:  # out of a file that anything may have happened to
                 note(log, "past.damaged", node=node, why=repr(error))
 
     def _take_past(self, node: str, message: Message) -> None:
@@ -145,7 +145,7 @@ class EventHandlers:
         for node, event in self.events.drain(0.0):
             if event.get("event") == "past":
                 with suppress(ValueError):
-                    self.on_past(node, Past.of(event))
+                    self.on_past(node, ReplayedEvents.of(event))
 
     def newest_complete(self) -> int:
         """Return the step of the newest checkpoint that this flow has heard of, or that the ranks went on from."""
@@ -172,7 +172,7 @@ class EventHandlers:
         generation = event.generation
         for step, at, seconds, loss in event.steps:
             if self._is_new(generation, step) and self._steps.allows(node):
-                row = models.Step(job_id=self.log.job.id, generation=generation, step=step, at=at, seconds=seconds, loss=loss)
+                row = models.StepRecord(job_id=self.log.job.id, generation=generation, step=step, at=at, seconds=seconds, loss=loss)
                 self.log.recorder.add(row)
                 self._newest = step if generation == self.generations.number else self._newest
         if generation == self.generations.number:
@@ -200,7 +200,7 @@ class EventHandlers:
     def on_worker_roles(self, _node: str, event: WorkerRoles) -> None:
         """Remember the job's roles, for standbys and for the flows to come."""
         if event.roles:
-            self.generations.roles, self.generations.recordings = tuple(tuple(ranks) for ranks in event.roles), event.tapes
+            self.generations.roles, self.generations.recordings = tuple(tuple(ranks) for ranks in event.roles), event.recordings
             self.generations.copies = tuple(tuple(ranks) for ranks in event.copies or ())
             self.generations.record_facts()
 
@@ -219,7 +219,7 @@ class EventHandlers:
         if self.generations.migration is not None:
             self.generations.migration.note_switched(event.who, event.for_generation, event.seconds)
 
-    def on_worker_left(self, _node: str, event: WorkerLeft) -> None:
+    def on_worker_departed(self, _node: str, event: WorkerDeparted) -> None:
         """Note whose rank is with another process."""
         if self.generations.migration is not None:
             self.generations.migration.left.add(event.rank)
@@ -232,11 +232,11 @@ class EventHandlers:
         """Note that it can take a rank."""
         self.nodes.hot_spares.note_ready(event)
 
-    def on_standby_gone(self, _node: str, event: StandbyGone) -> None:
+    def on_standby_exited(self, _node: str, event: StandbyExited) -> None:
         """Have another one take its place."""
-        self.nodes.hot_spares.note_gone(event)
+        self.nodes.hot_spares.note_exited(event)
 
-    def on_agent_leaving(self, node: str, event: AgentLeaving) -> None:
+    def on_preemption_notice(self, node: str, event: PreemptionNoticed) -> None:
         """Take in that a node is about to go: its ranks move away while there is time."""
         seconds = event.seconds
         if event.at + seconds < time.time():  # of long ago, heard by a flow that adopts the job: the node has outlived it
@@ -244,7 +244,7 @@ class EventHandlers:
         self.nodes.agents.leaving.add(node)
         if self.nodes.eligibility.notice(node, at=event.at, by=event.at + seconds, why=event.why):
             self.log.record_event(f"{node} was told to go, and will be gone in {seconds:.0f} s")
-            self.drains.look(time.time())
+            self.drains.poll(time.time())
         self._see_departure(node)
 
     def on_worker_exited(self, node: str, _event: WorkerExited) -> None:
@@ -253,15 +253,15 @@ class EventHandlers:
 
     def _see_departure(self, node: str) -> None:
         """See whether a rank got the signal that told its node to go, as a batch system sends it to all there is: either is heard first."""
-        if node in self.generations.state.terminated and self.nodes.eligibility.is_told_to_go(node):
-            self.drains.rank_has_gone(node)
+        if node in self.generations.state.terminated and self.nodes.eligibility.has_preemption_notice(node):
+            self.drains.rank_terminated_with_node(node)
 
-    def on_agent_staying(self, node: str, _event: AgentStaying) -> None:
+    def on_preemption_cancelled(self, node: str, _event: PreemptionCancelled) -> None:
         """Take in that a notice was taken back."""
         self.nodes.forget_notice(node)
         self.log.record_event(f"{node} stays: the notice that it would go was taken back")
 
-    def on_notice_blind(self, node: str, event: NoticeBlind) -> None:
+    def on_notice_unknown(self, node: str, event: NoticeUnknown) -> None:
         """Remark on it."""
         self.log.record_event(f"whether {node} will be taken away cannot be seen: {event.why}")
 
@@ -274,7 +274,7 @@ class EventHandlers:
         self.log.recorder.add(models.Checkpoint(job_id=self.log.job.id, generation=self.generations.number, beside=beside, **facts))
         self.checkpoints.note_saved(event.seconds, beside)
 
-    def on_trouble(self, node: str, event: Trouble) -> None:
+    def on_storage_error(self, node: str, event: StorageErrorEvent) -> None:
         """Record a checkpoint's trouble at once; training goes on through it, so the flow need not turn."""
         if (event.kind, event.path) in self._troubles:
             return
@@ -282,18 +282,18 @@ class EventHandlers:
         self._whole.pop(event.path, None)
         facts = event.model_dump(include={"at", "step", "path"})
         self.log.recorder.add(
-            models.Checkpoint(job_id=self.log.job.id, generation=self.generations.number, trouble=event.kind, reason=event.why, **facts)
+            models.Checkpoint(job_id=self.log.job.id, generation=self.generations.number, problem=event.kind, reason=event.why, **facts)
         )
-        evidence = CheckpointTrouble(node=node, **event.model_dump(include={"rank", "at", "kind", "path", "why", "step"}))
+        evidence = CheckpointFailure(node=node, **event.model_dump(include={"rank", "at", "kind", "path", "why", "step"}))
         for fault in see([evidence], self.limits):
-            keep_newest(self.generations.state.troubles, fault)
+            keep_newest(self.generations.state.problems, fault)
             self.faults.record(fault, incident=None)
             if fault.kind == BEHIND:
                 self._behind[node] = event.why
             else:
                 self.log.record_event(told(fault.entry.title, fault.quote, fault.entry.action))
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Tell in one remark on which nodes replicas are behind, a moment after the first: what slows all down slows them at once."""
         if not self._behind:
             return
@@ -304,15 +304,15 @@ class EventHandlers:
             self._behind, self._behind_due = {}, 0.0
             self.log.record_event(told(entry.title, words, entry.action))
 
-    def on_memory_trouble(self, node: str, event: MemoryNone | MemoryFull | ReplicaLost) -> None:
+    def on_memory_trouble(self, node: str, event: MemstoreUnavailable | MemstoreFull | ReplicaLost) -> None:
         """Record a trouble with the state in memory that is new."""
-        self.report_memory(*self.checkpoints.replicas.take_trouble(node, event))
+        self.report_memory(*self.checkpoints.replicas.note_problem(node, event))
 
-    def on_replica_kept(self, node: str, event: ReplicaKept) -> None:
+    def on_replica_restored(self, node: str, event: ReplicaRestored) -> None:
         """Record that replicas are kept again."""
-        self.report_memory(None, self.checkpoints.replicas.take_kept(node, event))
+        self.report_memory(None, self.checkpoints.replicas.note_restored(node, event))
 
-    def report_memory(self, evidence: MemoryTrouble | None, words: str) -> None:
+    def report_memory(self, evidence: MemstoreFailure | None, words: str) -> None:
         """Record a trouble with the state in memory; training goes on through it."""
         for fault in see([evidence], self.limits) if evidence is not None else ():
             self.faults.record(fault, incident=None)
@@ -320,7 +320,7 @@ class EventHandlers:
         if words:
             self.log.record_event(words)
 
-    def on_node_fault(self, node: str, event: NodeFault) -> None:
+    def on_node_fault(self, node: str, event: NodeFaultSeen) -> None:
         """Record what is wrong with a node at once. By itself it is no incident: nobody acts on a node while steps advance through it.
 
         The exception is a GPU that does no more work while a rank computes on it: two signs, and the rank cannot come to its next step.
@@ -346,25 +346,25 @@ class EventHandlers:
             return False
         try:
             return queries.fault_in_other_jobs(self.history, self.log.cluster, fault.kind, since=fault.at - REPEATED, but=self.log.job.id)
-        except HistoryTrouble:
+        except HistoryError:
             return False
 
-    def on_node_grew(self, node: str, event: NodeGrew) -> None:
+    def on_node_counter_increases(self, node: str, event: NodeCounterIncreases) -> None:
         """Keep what grew on a node with the incident that it belongs to; that may have been answered before the node could be looked at."""
         row = self.incidents.current.row if self.incidents.current is not None else self.incidents.last
-        if row is not None and row.generation_before == event.over and event.grew:
-            row.facts = with_growth(row.facts, node, event)
+        if row is not None and row.generation_before == event.over and event.counter_increases:
+            row.facts = with_counter_increases(row.facts, node, event)
             self.log.recorder.amend(models.Incident, row.id, facts=row.facts)
 
-    def on_node_unwatched(self, node: str, event: NodeUnwatched) -> None:
+    def on_node_unmonitored(self, node: str, event: NodeUnmonitored) -> None:
         """Remark on it."""
         self.log.record_event(f"{node} is not watched for faults any more: {event.why}")
 
-    def on_node_deaf(self, node: str, event: NodeDeaf) -> None:
+    def on_node_gpu_events_lost(self, node: str, event: NodeGpuEventsLost) -> None:
         """Remark on it."""
         rest = "Until another one has listened for a while, the kernel's log and a look once a minute tell what GPUs do"
         self.log.record_event(f"{node} is blind to errors as its GPUs' driver tells them: {event.why}. {rest}")
 
-    def on_node_hears(self, node: str, _event: NodeHears) -> None:
+    def on_node_gpu_events_restored(self, node: str, _event: NodeGpuEventsRestored) -> None:
         """Remark on it."""
         self.log.record_event(f"{node} hears its GPUs' driver again")

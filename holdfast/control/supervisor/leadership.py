@@ -14,9 +14,9 @@ from holdfast.control.backup.prerequisites import BackupPrerequisites
 from holdfast.control.supervisor.detach import Detach
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.errors import JobAlreadyRunning, OperatorError
-from holdfast.history import LEASE_SECONDS, History, Lease, holder_of, lease, models, queries, take, this_host, wait_take
+from holdfast.history import LEASE_SECONDS, History, Lease, acquire_when_free, holder_of, lease, models, queries, take, this_host
 from holdfast.history.retry import RetryingHistory
-from holdfast.history.standby_controllers import EVERY, attend, leave
+from holdfast.history.standby_controllers import EVERY, leave, record_heartbeat
 from holdfast.log import note
 from holdfast.paths import job_directory
 from holdfast.spec import Cluster, TrainingJob
@@ -91,7 +91,7 @@ def stand_by(standby: StandbyController, handover: Detach) -> Leadership | JobEn
                 return Deposed(f"the standby ends: {why}")
             time.sleep(LOOK)
     except OperatorError as error:
-        last_words = partial(attend, history, name, str(error))
+        last_words = partial(record_heartbeat, history, name, str(error))
         raise
     finally:
         standby.telling(last_words)
@@ -125,17 +125,17 @@ class StandbyController:
     def turn(self) -> Leadership | JobEnded | None:
         """Look once; have what it takes to steer, and say how that stands, while there is nothing to do."""
         found = list[Leadership | JobEnded | None]()
-        self.asking(lambda: found.append(self.look()))
+        self.asking(lambda: found.append(self.poll()))
         if found and found[0] is not None:
             return found[0]
         if self.asking.is_away:
             self.waits_until = time.monotonic() + GRACE
         self.ahead.prepare(self.wanted)
         if not self.asking.is_away:
-            self.telling(self.attend)
+            self.telling(self.record_heartbeat)
         return None
 
-    def look(self) -> Leadership | JobEnded | None:
+    def poll(self) -> Leadership | JobEnded | None:
         """Return the wheel, or the job's end; nothing while another flow steers it."""
         live = queries.live_job(self.history, self.spec.name)
         if live is None:
@@ -148,7 +148,7 @@ class StandbyController:
         holder = holder_of(self.history, live.id)
         if holder is not None and holder.deaf:
             self.relief.offer(holder, self.wanted)
-        if holder is not None or time.monotonic() < max(self.waits_until, self.relief.stands_back_until):
+        if holder is not None or time.monotonic() < max(self.waits_until, self.relief.yields_until):
             return None
         if self._is_for_others_to_resume(live):
             return None
@@ -160,12 +160,12 @@ class StandbyController:
         suspended = move is not None and move.after == State.SUSPENDED
         return suspended and lease.flow_run_of(self.history, live.id) != self.flow_run.id
 
-    def attend(self) -> None:
+    def record_heartbeat(self) -> None:
         """Say now and then that this flow stands by, and at once when something else is to be said of it."""
         at, trouble = self._attended
         if trouble != self.ahead.trouble or time.monotonic() - at > EVERY:
             self._attended = time.monotonic(), self.ahead.trouble
-            attend(self.history, self.spec.name, self.ahead.trouble)
+            record_heartbeat(self.history, self.spec.name, self.ahead.trouble)
 
     def _ended(self) -> str:
         """Return the id of the newest job of that name if it was this very one and has ended: who comes late begins nothing anew."""
@@ -184,7 +184,7 @@ class StandbyController:
             self.watched = next((one.id for one in queries.jobs(self.history, self.spec.name, limit=1)), "")
             return None
         if live is not None and queries.has_ended(self.history, live.id):  # in between
-            lease.give_back(self.history, taken)
+            lease.release_lease(self.history, taken)
             return None
         return replace(_leadership(job, taken, adopted=live is not None), stood_by=True, flow_run=self.flow_run)
 
@@ -227,10 +227,10 @@ def _lease(history: History, job: models.Job, flow_run: FlowRun) -> Lease:
     except JobAlreadyRunning:
         present = holder_of(history, job.id)
         if present is not None and flow_run.id and present.flow_run == flow_run.id:
-            return wait_take(history, job, holder=HOLDER, seconds=LET_GO_SECONDS, **flow_run.on_lease)
+            return acquire_when_free(history, job, holder=HOLDER, seconds=LET_GO_SECONDS, **flow_run.on_lease)
         if present is None or present.host == this_host():
             raise
-        return wait_take(history, job, holder=HOLDER, seconds=LEASE_SECONDS + 1.0, **flow_run.on_lease)
+        return acquire_when_free(history, job, holder=HOLDER, seconds=LEASE_SECONDS + 1.0, **flow_run.on_lease)
 
 
 def _end(history: History, job_id: str) -> JobEnded:

@@ -10,17 +10,17 @@ from typing import Final
 
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.codec import unpacked
-from detectors.diagnosis import Before
-from detectors.evidence import CutShort
+from detectors.diagnosis import PastFailure
+from detectors.evidence import InterruptedRecovery
 from holdfast.control.backup.outbox import OutboxCollector
 from holdfast.control.config.worker_env import keep_token
 from holdfast.control.state.incidents import IncidentInWork, RecoveryAttempt
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import PROGRESSED, JobController
-from holdfast.errors import NodeLost, OrderRefused, OtherProtocol, OtherVersion, WorldError
+from holdfast.errors import CommandRejected, NodeLost, ProtocolMismatch, VersionMismatch, WorldError
 from holdfast.history import models, queries
 from holdfast.log import note
-from holdfast.paths import spill_file
+from holdfast.paths import outbox_file
 from holdfast.protocol import Message
 from holdfast.report.wording import plural
 from policies.case import IN_PROCESS, Decision, RecoveryAction
@@ -32,7 +32,7 @@ LOOK: Final = 3.0
 """Seconds that a node may take to say whether it is a spare one of the job: what runs there is found later too, when spares are missing."""
 
 
-def adopt(run: JobController) -> None:
+def reattach(run: JobController) -> None:
     """Take up *run* where the flow before left it; faults that happened in between are in the agents' journals."""
     last = queries.state_of(run.history, run.job.id)
     if last is not None and last.after == State.SUSPENDED:
@@ -50,13 +50,13 @@ def adopt(run: JobController) -> None:
         generation, membership = newest["generation"], _membership(told.values(), newest["generation"], membership)
     _continue(run, generation, membership, row)
     _take_standbys(run, told)
-    run.checkpoints.replicas.adopt(told)
+    run.checkpoints.replicas.reattach(told)
     for node, ranks in membership.items():
         if node in away:
             run.agents.wait_for(node)
             run.generations.state.unseen.update(ranks)
         elif node not in told:
-            run.agents.unreached[node] = "no agent was there to adopt"
+            run.agents.without_agent[node] = "no agent was there to adopt"
     _let_go_of_strays(run, told, membership, generation)
     run.pump(0.0)
     run.generations.managed = run.generations.managed or run.generations.state.managed()
@@ -67,7 +67,7 @@ def adopt(run: JobController) -> None:
     _reenter(run)
 
 
-def _take_up_suspended(run: JobController, last: models.Move) -> None:
+def _take_up_suspended(run: JobController, last: models.JobTransition) -> None:
     """Take up a job that holds no nodes: it knows its past, and begins its next generation as if it had just been launched."""
     run.machine.state, run.machine.reason = State.SUSPENDED, last.reason
     _remember(run)
@@ -96,7 +96,7 @@ def _take_standbys(run: JobController, told: dict[str, Message]) -> None:
     roles = next((one["roles"] for one in told.values() if one.get("roles")), newest) or {}
     run.generations.roles, run.generations.recordings = (
         tuple(tuple(ranks) for ranks in roles.get("roles") or ()),
-        str(roles.get("tapes") or ""),
+        str(roles.get("recordings") or ""),
     )
     run.generations.copies = tuple(tuple(ranks) for ranks in roles.get("copies") or ())
     for node, one in told.items():
@@ -113,7 +113,11 @@ def _reach_all(run: JobController) -> tuple[dict[str, Message], set[str]]:
     others, _ = _reach(run, sorted({*_ours(run)} - told.keys() - away))
     told |= others
     collector = OutboxCollector(
-        fleet=run.agents, history=run.history, lease=run.lease.lease, spill=spill_file(run.job.name), remark=run.log.record_event
+        fleet=run.agents,
+        history=run.history,
+        lease=run.lease.lease,
+        outbox_path=outbox_file(run.job.name),
+        record_event=run.log.record_event,
     )
     collected = collector.collect(told)
     run.lease.settle(0)
@@ -131,7 +135,7 @@ def _members(run: JobController) -> set[str]:
 def _take_token(run: JobController, told: dict[str, Message]) -> None:
     """Have the job's secret from the agents of its members: it may have been made on another host."""
     members = _members(run) or {*told}  # the flow before may have died before it could say who they are
-    answers = run.agents.order(sorted(members & told.keys()), "token")
+    answers = run.agents.send_command(sorted(members & told.keys()), "token")
     given = [str(one["token"]) for one in answers.values() if not isinstance(one, WorldError) and one["token"]]
     known = token_of_members(run.token, given)
     if given and given.count(known) < len(given):
@@ -155,7 +159,7 @@ def token_of_members(kept: str, given: Sequence[str]) -> str:
 
 def _reach(run: JobController, nodes: list[str]) -> tuple[dict[str, Message], set[str]]:
     """Attach to the agents of *nodes*; return what they say of themselves, and the nodes that did not answer."""
-    answers = run.agents.adopt_all(nodes)
+    answers = run.agents.reattach_all(nodes)
     refuse_another_version(run.job.name, answers)
     for node, answer in answers.items():
         if isinstance(answer, WorldError):
@@ -165,10 +169,10 @@ def _reach(run: JobController, nodes: list[str]) -> tuple[dict[str, Message], se
 
 
 def refuse_another_version(job: str, answers: Mapping[str, Message | WorldError]) -> None:
-    """Raise `OtherVersion` where agents live with whom this flow cannot speak: to take their nodes for lost would end what they run."""
+    """Raise `VersionMismatch` where agents live with whom this flow cannot speak: to take their nodes for lost would end what they run."""
     for node, answer in answers.items():
-        if isinstance(answer, OtherProtocol) or (isinstance(answer, OrderRefused) and "speaks protocol" in answer.why):
-            raise OtherVersion(job, node, answer.why)
+        if isinstance(answer, ProtocolMismatch) or (isinstance(answer, CommandRejected) and "speaks protocol" in answer.why):
+            raise VersionMismatch(job, node, answer.why)
 
 
 def _let_go_of_strays(run: JobController, told: dict[str, Message], membership: dict[str, list[int]], generation: int) -> None:
@@ -184,7 +188,7 @@ def _let_go_of_strays(run: JobController, told: dict[str, Message], membership: 
 def _continue(run: JobController, generation: int, membership: dict[str, list[int]], row: models.Generation | None) -> None:
     """Replay what the agents told into the board of the generation that runs."""
     steps = queries.steps(run.history, run.job.id, generation=generation)
-    saved = [one.step or 0 for one in queries.checkpoints(run.history, run.job.id) if one.generation == generation and not one.trouble]
+    saved = [one.step or 0 for one in queries.checkpoints(run.history, run.job.id) if one.generation == generation and not one.problem]
     facts = row.facts if row is not None and row.number == generation and row.facts else None
     rank_table = (
         RankTable.from_record(facts) if facts else RankTable()
@@ -204,8 +208,8 @@ def _remember(run: JobController) -> None:
     run.incidents.count = max((one.number for one in known), default=0)
     faults = queries.faults(run.history, run.job.id)
     run.faults.history.remember(faults)
-    run.stragglers.remember(queries.moves_asked(run.history, run.job.id))
-    run.checkpoints.snapshots.adopt(queries.newest_snapshots(run.history, run.job.id))
+    run.stragglers.remember(queries.finished_migrations(run.history, run.job.id))
+    run.checkpoints.snapshots.reattach(queries.newest_snapshots(run.history, run.job.id))
     run.checkpoints.replicas.remember((one.kind, one.node, one.at) for one in faults)
     run.handlers.node_faults.remember((one.kind, one.node, one.at) for one in faults)
     decided = set[str]()
@@ -231,31 +235,31 @@ def _remember(run: JobController) -> None:
         if root:
             signature, device = (str(root.evidence.get(name, "")) for name in ("signature", "device"))
             run.incidents.failures_before.append(
-                Before(node=root.node, step=root.step, signature=signature, kind=root.kind, at=root.at, device=device)
+                PastFailure(node=root.node, step=root.step, signature=signature, kind=root.kind, at=root.at, device=device)
             )
     opened = queries.open_incident(run.history, run.job.id)
     if opened is not None:
         run.incidents.current = _incident(run, opened, [one for one in faults if one.incident_id == opened.id])
 
 
-def _incident(run: JobController, row: models.Incident, faults: list[models.Fault]) -> IncidentInWork:
+def _incident(run: JobController, row: models.Incident, faults: list[models.FaultRecord]) -> IncidentInWork:
     decided = queries.decisions(run.history, incident_id=row.id)
     incident = IncidentInWork(row=row, lap_at=row.fault_at, board=run.generations.state)
     incident.lap("detect", row.detected_at)
     incident.faults = [_fault(one) for one in faults if one.kind in CATALOGUE]
     if decided:
         incident.decision, incident.action_at = _decided(decided[-1]), decided[-1].at
-        incident.takeovers = sum(one.action in IN_PROCESS for one in decided)
+        incident.replacement_attempts = sum(one.action in IN_PROCESS for one in decided)
         incident.lap("diagnose", decided[-1].at)
     return incident
 
 
-def _fault(row: models.Fault) -> Fault:
+def _fault(row: models.FaultRecord) -> Fault:
     text = {name: str(row.evidence.get(name, "")) for name in ("quote", "signature", "detail", "source", "device")}
     return Fault(kind=row.kind, at=row.at, node=row.node, rank=row.rank, step=row.step, **text)
 
 
-def _decided(row: models.Decision) -> Decision:
+def _decided(row: models.DecisionRecord) -> Decision:
     return unpacked(Decision, {**row.act, "action": row.action, "reason": row.reason})
 
 
@@ -267,10 +271,10 @@ def _reenter(run: JobController) -> None:
     )
     recovering = run.state in (State.DECIDING, State.ISOLATING, State.RESCHEDULING) or (run.state is State.RESUMING and not whole)
     if halfway or run.generations.state.is_ahead() or run.generations.state.cut_short() or (recovering and _was_take_over(run)):
-        run.generations.state.evidence.append(CutShort(at=time.time(), state=run.state))
+        run.generations.state.evidence.append(InterruptedRecovery(at=time.time(), state=run.state))
     if recovering and _was_take_over(run):
         assert run.incidents.current is not None
-        run.incidents.current.barred = "the flow died in the middle of one in this incident"
+        run.incidents.current.blocked_reason = "the flow died in the middle of one in this incident"
         run.incidents.current.tried.append(RecoveryAction.TAKE_OVER)
     if run.state is State.MIGRATING:
         _end_move(run)
@@ -286,7 +290,9 @@ def _end_move(run: JobController) -> None:
         run.move(Event.FAULTED, "the flow died in the middle of a planned move")
         return
     for node, ranks in run.generations.state.membership.items():
-        run.agents.later(node, "tell", ranks=list(ranks), standbys=[], message={"do": "forget", "generation": run.generations.newest})
+        run.agents.send_command_async(
+            node, "tell", ranks=list(ranks), standbys=[], message={"do": "forget", "generation": run.generations.newest}
+        )
     run.move(Event.MOVE_FAILED, "the flow died in the middle of this move; it is tried again")
 
 

@@ -55,7 +55,7 @@ class MigrationRequest:
         """Return the node that the ranks are to leave, as far as who asked knew it."""
         return self.source or self.facts.get("node")
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Say what is to move."""
         what = f"rank {self.rank}" if self.rank is not None else f"the ranks of {self.source}"
         return f"{self.by} asked to move {what}" + (f" to {self.target}" if self.target else "")

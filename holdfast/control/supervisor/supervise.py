@@ -16,31 +16,31 @@ from holdfast.cluster import NodeBackend, open_cluster
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.backup.outbox import ControllerOutbox
 from holdfast.control.backup.prerequisites import BackupPrerequisites
-from holdfast.control.checkpoints.final_checkpoint import newest_on_disk, save_what_lives
+from holdfast.control.checkpoints.final_checkpoint import newest_on_disk, save_final_checkpoint
 from holdfast.control.checkpoints.interval import CheckpointInterval
 from holdfast.control.config import gc_tuning
-from holdfast.control.config.worker_env import how_to_run, log_directory
+from holdfast.control.config.worker_env import log_directory, prepare_fields
 from holdfast.control.supervisor import former_jobs
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.detach import Detach, heeding_the_signal
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.control.supervisor.leadership import Deposed, JobEnded, Leadership, StandbyController, stand_by, take_leadership
 from holdfast.control.supervisor.news import began
-from holdfast.control.supervisor.reattach import adopt
+from holdfast.control.supervisor.reattach import reattach
 from holdfast.control.supervisor.requests import Requests
 from holdfast.control.supervisor.termination import end_at_once, heeding_termination, undisturbed
-from holdfast.errors import HandedOver, HistoryTrouble, HoldfastError, LeaseLost, WorldError
-from holdfast.history import History, LeaseKeeper, Recorder, absorb, queries, this_host
+from holdfast.errors import HistoryError, HoldfastError, JobDetached, LeaseLost, WorldError
+from holdfast.history import History, LeaseRenewer, Recorder, absorb, queries, this_host
 from holdfast.history.fence import Fence
-from holdfast.history.retry import patiently
+from holdfast.history.retry import wait_for_history
 from holdfast.history.statistics import fleet, work
 from holdfast.log import note
-from holdfast.paths import make_private, spill_file
+from holdfast.paths import make_private, outbox_file
 from holdfast.report import wording
-from holdfast.rlimits import make_room
+from holdfast.rlimits import raise_descriptor_limit
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.policy import LONGEST
-from policies.node_faults import NodeFault, takes_out
+from policies.node_faults import NodeFault, isolating_fault
 from policies.states import State
 
 log = logging.getLogger("holdfast.control")
@@ -102,7 +102,7 @@ def steering(
 
 def _when_there(act: Callable[[], T], job: str) -> T:
     """Return what *act* does with the history, however long that is away."""
-    return patiently(act, lambda error: note(log, "standby.history-away", level=logging.WARNING, job=job, error=error))
+    return wait_for_history(act, lambda error: note(log, "standby.history-away", level=logging.WARNING, job=job, error=error))
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def _steered(
 ) -> Iterator[JobController]:
     """Have the job, whose lease was taken, steered while the block runs; that it is handed over is no error of the block."""
     make_private(paths.job_directory(leadership.job.name))
-    recorder = Recorder(history, spill_file(leadership.job.name), Fence(leadership.job.id, leadership.lease.epoch))
+    recorder = Recorder(history, outbox_file(leadership.job.name), Fence(leadership.job.id, leadership.lease.epoch))
     run = None
     try:
         run = _begin(leadership, history, recorder, handover, reach)
@@ -121,7 +121,7 @@ def _steered(
             tell("began", began(run))
             with heeding_termination(run):
                 yield run
-        except HandedOver as error:
+        except JobDetached as error:
             note(log, "job.handed-over", job=run.job.name, why=error.why)
         except (LeaseLost, GeneratorExit):
             raise
@@ -143,30 +143,30 @@ def _steered(
 
 def _absorb_all(history: History) -> None:
     """Bring in what flows on this host could not write, of whatever job."""
-    for spill in sorted(paths.home().glob("jobs/*/history.spill.jsonl")):
-        absorb(history, spill)
+    for outbox_path in sorted(paths.home().glob("jobs/*/history.outbox_path.jsonl")):
+        absorb(history, outbox_path)
 
 
 def _begin(
     leadership: Leadership, history: History, recorder: Recorder, handover: Detach, reach: Callable[[Cluster], NodeBackend]
 ) -> JobController:
     job, spec, cluster = leadership.job, leadership.spec, leadership.cluster
-    make_room(f"job '{spec.name}'", spec.nodes.wanted + spec.nodes.spare)
+    raise_descriptor_limit(f"job '{spec.name}'", spec.nodes.wanted + spec.nodes.spare)
     run = JobController(
         job=job,
         spec=spec,
         cluster=cluster,
         history=history,
         recorder=recorder,
-        agents=AgentPool(reach(cluster), how_to_run(spec, cluster, job), epoch=leadership.lease.epoch),
+        agents=AgentPool(reach(cluster), prepare_fields(spec, cluster, job), epoch=leadership.lease.epoch),
         requests=Requests(history, recorder, leadership.lease, handover, leadership.flow_run),
         detach=handover,
         flow_run=leadership.flow_run,
         reattached=leadership.adopted,
     )
-    keeper = run.lease = LeaseKeeper(history, leadership.lease, run.depose, lambda: run.faults.connectivity.told)
+    keeper = run.lease = LeaseRenewer(history, leadership.lease, run.depose, lambda: run.faults.connectivity.told)
     run.agents.lease_until = lambda: keeper.good_until
-    run.agents.outrank = partial(_outrank, run)
+    run.agents.raise_epoch = partial(_outrank, run)
     recorder.elsewhere = ControllerOutbox(run.agents, leadership.lease.outbox_key, keeper.settle)
     run.requests.begin()
     run.nodes.approvals.begin()
@@ -174,7 +174,7 @@ def _begin(
     run.nodes.allocations.begin()
     run.faults.history.remember(queries.faults_of_hardware(history, cluster.name, since=time.time() - LONGEST.total_seconds(), but=job.id))
     if leadership.adopted:
-        adopt(run)
+        reattach(run)
     else:
         run.machine.submit()
     if leadership.stood_by and leadership.adopted:
@@ -190,9 +190,9 @@ def _outrank(run: JobController, epoch: int) -> int:
     """Have the history give this flow an epoch above *epoch*, in which it goes on; raise `LeaseLost` if another flow has the job."""
     try:
         with run.recorder.at_rest():  # a row of the former epoch would be refused as that of a flow that was overtaken
-            lease = run.lease.outrank(epoch)
+            lease = run.lease.raise_epoch(epoch)
             run.recorder.fence = Fence(run.job.id, lease.epoch)
-    except HistoryTrouble as error:  # who cannot ask must take the node's word for it
+    except HistoryError as error:  # who cannot ask must take the node's word for it
         raise LeaseLost(run.job.name, f"a newer flow (epoch {epoch})") from error
     run.requests.epoch = lease.epoch
     run.log.record_event(
@@ -243,16 +243,16 @@ def _end(run: JobController) -> None:
         if asked_for:
             _stop_gently(run)
         if run.state is not State.COMPLETED:
-            save_what_lives(run)
+            save_final_checkpoint(run)
             _say_what_is_saved(run)
-        run.nodes.eligibility.accuse(_found_beside(run))
+        run.nodes.eligibility.record_faults(_found_beside(run))
         if run.incidents.current is not None:
             run.close_incident("stopped" if asked_for else "gave-up")
         run.generations.end()
     except WorldError as error:
         note(log, "job.end-trouble", why=error)
     finally:  # a second signal to this process cuts the gentle stop short, and must not leave workers behind
-        for node in [one for one in run.generations.members if one not in run.agents.channels]:
+        for node in [one for one in run.generations.members if one not in run.agents.clients]:
             run.agents.clear(node)  # one that was lost has no channel, but may have processes
         _clear_forgotten(run)
         run.agents.close(end=True)
@@ -278,11 +278,11 @@ def _clear_forgotten(run: JobController) -> None:
     """
     if not run.reattached:
         return
-    views = [one for one in run.agents.source.survey() if one.name not in run.agents.channels and one.name not in run.generations.members]
+    views = [one for one in run.agents.source.survey() if one.name not in run.agents.clients and one.name not in run.generations.members]
     for one in views:
         if one.job == run.job.id:
             run.agents.clear(one.name)
-        elif one.standing == "idle":
+        elif one.status == "idle":
             with suppress(WorldError):
                 run.agents.wipe(one.name)
 
@@ -297,8 +297,8 @@ def _found_beside(run: JobController) -> list[NodeFault]:
         for fault in run.incidents.current.case.against_nodes():
             if fault.node in run.generations.members:
                 against.setdefault(str(fault.node), []).append(fault)
-    counted = ([fault for fault in faults if not run.nodes.eligibility.pardons(fault, run.levels)] for faults in against.values())
-    return [found for faults in counted if (found := takes_out(faults, run.levels)) is not None]
+    counted = ([fault for fault in faults if not run.nodes.eligibility.is_excused(fault, run.levels)] for faults in against.values())
+    return [found for faults in counted if (found := isolating_fault(faults, run.levels)) is not None]
 
 
 def _doubt(run: JobController) -> None:
@@ -322,7 +322,7 @@ def _where(run: JobController) -> str:
 def _stop_gently(run: JobController) -> None:
     grace = run.spec.limits.stop_grace.total_seconds()
     nodes = set(run.generations.members) & set(run.agents.alive())
-    run.agents.order(nodes, "stop", generation=run.generations.number, signal=int(signal.SIGTERM), grace=grace)
+    run.agents.send_command(nodes, "stop", generation=run.generations.number, signal=int(signal.SIGTERM), grace=grace)
     until = time.monotonic() + grace + 2.0
     while not run.generations.state.all_ended(nodes & set(run.agents.alive())) and time.monotonic() < until:
         run.pump(0.05)

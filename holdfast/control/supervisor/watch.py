@@ -17,7 +17,7 @@ def watch(run: JobController, *, seconds: float, until: Callable[[], bool] | Non
     """Take in what happens until the job faults, finishes, is asked to stop, or *until* is true; None after *seconds*."""
     end = time.monotonic() + seconds
     while True:
-        turn = look(run)
+        turn = poll(run)
         if turn is not None:
             return turn
         if until is not None and until():
@@ -31,12 +31,12 @@ def watch(run: JobController, *, seconds: float, until: Callable[[], bool] | Non
 def see_begun(run: JobController, *, seconds: float) -> Transition | None:
     """See the job to its first step; None when that has not come within *seconds*, and not only because nobody could be heard."""
     turn = watch(run, seconds=max(0.0, seconds), until=run.generations.begun)
-    while turn is None and run.faults.connectivity.deaf():
+    while turn is None and run.faults.connectivity.is_partitioned():
         turn = watch(run, seconds=TICK, until=run.generations.begun)
     return turn
 
 
-def look(run: JobController) -> Transition | None:
+def poll(run: JobController) -> Transition | None:
     """Return what the flow has to turn for now, if anything."""
     if end := run.drains.end:
         return Transition(Event.TIME_OVER, end)
@@ -48,13 +48,13 @@ def look(run: JobController) -> Transition | None:
     if symptom:
         return Transition(Event.FAULTED, symptom)
     if run.state is State.RUNNING and (run.requests.moves or run.scale_up.due):
-        return Transition(Event.MOVE_ASKED, run.requests.moves[0].in_words() if run.requests.moves else run.scale_up.in_words())
+        return Transition(Event.MOVE_ASKED, run.requests.moves[0].describe() if run.requests.moves else run.scale_up.describe())
     return None
 
 
 def _done(run: JobController) -> str:
     """Return why the job is completed; empty when it is not."""
-    if run.generations.state.ranks and run.generations.state.all_well():
+    if run.generations.state.ranks and run.generations.state.all_succeeded():
         return f"all {len(run.generations.state.ranks)} rank(s) ended with status 0"
     if why := run.faults.why_completed():
         run.log.record_event(why)

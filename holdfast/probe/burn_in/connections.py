@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, Self
 
 from holdfast.cluster.local import LocalNodes
-from holdfast.errors import NotOutsideOfJobs
+from holdfast.errors import AllocationRequired
 from holdfast.probe.burn_in.session import BurnInSession
 from holdfast.probe.remote.child import ChildInterpreter
 from holdfast.probe.remote.errors import NodeUnreachable
@@ -46,12 +46,12 @@ class BurnInConnections(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def open_posts(cluster: Cluster) -> BurnInConnections:
+def open_burn_in_connections(cluster: Cluster) -> BurnInConnections:
     """Return where orders to the nodes of *cluster* go; raise `OperatorError` when what it takes is not there."""
     if cluster.kind == "local":
         return LocalBurnInConnections(cluster)
     if cluster.kind == "slurm":
-        raise NotOutsideOfJobs("a burn-in", cluster.name)
+        raise AllocationRequired("a burn-in", cluster.name)
     from holdfast.cluster.ssh import SshBurnInConnections  # noqa: PLC0415 (paramiko takes 0.1 s, and most clusters need none of it)
 
     return SshBurnInConnections(cluster)

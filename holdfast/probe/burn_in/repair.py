@@ -20,14 +20,14 @@ from holdfast.history import History
 from holdfast.history import cordons as record
 from holdfast.history.cordons import CordonTable
 from holdfast.history.models import Job
-from holdfast.probe.burn_in.connections import open_posts
+from holdfast.probe.burn_in.connections import open_burn_in_connections
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.runner import BurnInRunner, Tell
 from holdfast.spec import Cluster
 from policies.burn_in import BurnInOutcome
-from policies.cordons import TESTABLE, Answer, Changed, Node, NodeTransition, OperatorRequest, Owner, Rules, Trial
+from policies.cordons import TESTABLE, Answer, BurnInAttempt, CordonChanged, Node, NodeTransition, OperatorRequest, Owner, Rules
 from policies.quarantine import begin_burn_in, end_burn_in
-from policies.required_checks import Need, needs
+from policies.required_checks import PartToTest, parts_to_test
 
 PASSED: dict[CheckMark, bool | None] = {CheckMark.PASSED: True, CheckMark.FAILED: False, CheckMark.SKIPPED: None}
 BROKEN_OFF = "the burn-in was broken off"
@@ -42,7 +42,7 @@ class Repair:
     owner: Owner
     plan: BurnInPlan
     tell: Tell = lambda _node, _check: None
-    trials: dict[str, Trial] = field(default_factory=dict)
+    trials: dict[str, BurnInAttempt] = field(default_factory=dict)
     """Nodes whose burn-in was begun, and has not been concluded."""
     left: dict[str, str] = field(default_factory=dict)
     """Nodes that were not tried, and why."""
@@ -69,7 +69,7 @@ class Repair:
         now = time.time()
         return [name for name, node in self.known().items() if node.is_due(now)]
 
-    def refuse_strangers(self, nodes: Iterable[str]) -> None:
+    def check_names(self, nodes: Iterable[str]) -> None:
         """Raise `UnknownNode` for a name that the cluster does not have."""
         names = names_of(self.cluster)
         for node in nodes:
@@ -102,7 +102,7 @@ class Repair:
                 self.left[node] = f"it is {known[node].state}: nothing that a burn-in lifts is held against it"
                 continue
             answer = self._say(node, partial(_begun, number=holds[0].number, seconds=self.plan.at_most))
-            if isinstance(answer, Changed):
+            if isinstance(answer, CordonChanged):
                 self.trials[node] = answer.burn_in
             else:
                 self.left[node] = answer.why
@@ -115,15 +115,15 @@ class Repair:
         partners = [name for name, node in known.items() if name not in nodes and not node.is_isolated]
         partners.sort(key=lambda name: name in jobs)
         gpus = {} if self.cluster.kind == "slurm" else self.cluster.gpus_of
-        plan, wanted = replace(self.plan, gpus=gpus), {node: self.needs(known[node]) for node in nodes}
-        with open_posts(self.cluster) as posts:
+        plan, wanted = replace(self.plan, gpus=gpus), {node: self.parts_to_test(known[node]) for node in nodes}
+        with open_burn_in_connections(self.cluster) as posts:
             self.outcomes |= BurnInRunner(posts, plan, tell=self.tell, wanted=wanted).try_out(nodes, partners)
         return self.outcomes
 
-    def needs(self, node: Node) -> tuple[Need, ...]:
+    def parts_to_test(self, node: Node) -> tuple[PartToTest, ...]:
         """Return the parts of *node* that a burn-in has to exercise: those of every fault that programs hold it for."""
         held = (fault for hold in node.of_kind(*TESTABLE) for fault in hold.faults)
-        return needs(held, self.cluster.burn_in.accept_untested)
+        return parts_to_test(held, self.cluster.burn_in.accept_untested)
 
     def conclude(self) -> list[tuple[str, NodeTransition]]:
         """Say what came of each burn-in that was begun; return how nodes moved by that."""
@@ -136,7 +136,7 @@ class Repair:
                 reason=found.reason if found is not None else BROKEN_OFF,
                 evidence=found.evidence if found is not None else (),
             )
-            if isinstance(answer, Changed):
+            if isinstance(answer, CordonChanged):
                 moved += [(node, move) for move in answer.moves]
             else:
                 self.left[node] = f"its burn-in counts for nothing: {answer.why}"
@@ -158,5 +158,5 @@ def _begun(node: Node, word: OperatorRequest, *, number: int, seconds: float) ->
     return begin_burn_in(node, word, number, seconds=seconds)
 
 
-def _ended(node: Node, word: OperatorRequest, *, trial: Trial, passed: bool | None, rules: Rules) -> Answer:
+def _ended(node: Node, word: OperatorRequest, *, trial: BurnInAttempt, passed: bool | None, rules: Rules) -> Answer:
     return end_burn_in(node, word, trial, passed=passed, rules=rules)

@@ -15,13 +15,13 @@ _REPAIRS: dict[str, Repair] = {}
 
 
 @contextmanager
-def repairing(cluster: Cluster, seconds: float | None = None, nodes: Sequence[str] = ()) -> Iterator[Repair]:
+def open_repair(cluster: Cluster, seconds: float | None = None, nodes: Sequence[str] = ()) -> Iterator[Repair]:
     """Have *nodes* of *cluster* repaired while the block runs; raise `OperatorError` when that cannot be."""
     history = History.open()
     try:
         owner, plan = Owner(name="node-repair"), BurnInPlan.of(cluster.burn_in, seconds=seconds)
         with Repair(cluster, history, owner, plan) as repair:
-            repair.refuse_strangers(nodes)
+            repair.check_names(nodes)
             _REPAIRS[cluster.name] = repair
             yield repair
     finally:

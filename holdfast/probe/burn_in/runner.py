@@ -15,9 +15,9 @@ from holdfast.probe.burn_in.connections import BurnInConnections
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.session import BurnInSession
 from holdfast.probe.remote.errors import NoAnswer, ProbeFailed
-from policies.burn_in import OFFSET, UNCERTAIN, BurnInOutcome, held_against, outcome
+from policies.burn_in import OFFSET, UNCERTAIN, BurnInOutcome, apply_thresholds, outcome
 from policies.pair_schedule import PairTest, findings, next_round
-from policies.required_checks import Need
+from policies.required_checks import PartToTest
 
 HANDS: Final = 64
 """Nodes that are tried at once. Each costs who asks a thread that waits, and a connection."""
@@ -47,7 +47,7 @@ class BurnInRunner:
     now: Callable[[], float] = time.time
     """The clock that those of the nodes are held against."""
     relay: Relay | None = None
-    wanted: Mapping[str, Sequence[Need]] = field(default_factory=dict)
+    wanted: Mapping[str, Sequence[PartToTest]] = field(default_factory=dict)
     """Node to the parts of it that the checks have to exercise."""
     _open: dict[str, BurnInSession] = field(default_factory=dict)
     _over: bool = False
@@ -95,7 +95,7 @@ class BurnInRunner:
         for check in self._checks(post):
             if self._over:
                 break
-            found.append(held_against(check, self.plan.limits))
+            found.append(apply_thresholds(check, self.plan.limits))
             self.tell(node, found[-1])
         return found
 
@@ -173,7 +173,7 @@ class BurnInRunner:
             came, served = self._exchange(comes, serves)
         except NoAnswer as error:
             return PairTest(a=a, b=b, mark=CheckMark.SKIPPED, words=str(error)), {}
-        came = held_against(came, self.plan.limits)
+        came = apply_thresholds(came, self.plan.limits)
         ends = {a: came, b: replace(served, figures=came.figures)}
         for end, check in ((a, came), (b, served)):
             if check.mark is not CheckMark.PASSED:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from detectors.burn_in_results import Check, CheckMark
-from detectors.codec import Misshapen, unpacked
+from detectors.codec import MalformedData, unpacked
 from holdfast.probe.burn_in.bundle import program
 from holdfast.probe.remote.errors import NoAnswer, ProbeFailed
 from holdfast.probe.remote.program import Interpreter, RemoteProgram
@@ -53,7 +53,7 @@ class BurnInSession:
         """Return the checks that an order ended with."""
         try:
             return [unpacked(Check, one) for one in self.answer(mark, until)]
-        except (Misshapen, TypeError) as error:
+        except (MalformedData, TypeError) as error:
             raise ProbeFailed(f"its answer makes no sense: {error}") from error
 
     def answer(self, mark: str, until: float) -> Any:  # noqa: ANN401 (any JSON)

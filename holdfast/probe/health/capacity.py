@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict
 
 from holdfast.cluster import NodeBackend, NodeView, names_of, open_cluster
-from holdfast.errors import CapacityTimeout, NotEnoughNodes, NotOutsideOfJobs
+from holdfast.errors import AllocationRequired, CapacityTimeout, NotEnoughNodes
 from holdfast.history import History, Job
 from holdfast.history.cordons import CordonTable
 from holdfast.history.cordons import nodes as held_nodes
@@ -19,10 +19,10 @@ from holdfast.probe.health.report import node_health
 from holdfast.probe.sweep import DEADLINE, open_sweeper
 from holdfast.report.wording import duration, moment
 from holdfast.spec import Cluster
-from policies.cordons import Node, in_words
-from policies.maintenance import Closing
-from policies.maintenance import closing as maintenance_of
-from policies.node_health import HealthVerdict
+from policies.cordons import Node, describe
+from policies.maintenance import PlannedOutage
+from policies.maintenance import planned_outage as maintenance_of
+from policies.node_health import HealthAssessment
 
 
 class Capacity(BaseModel):
@@ -98,25 +98,25 @@ class CapacityCheck:
         return job.name if job is not None else view.job
 
 
-def obstacle(view: NodeView, job: str, node: Node, maintenance: Closing | None, found: HealthVerdict) -> str:
+def obstacle(view: NodeView, job: str, node: Node, maintenance: PlannedOutage | None, found: HealthAssessment) -> str:
     """Return why a node cannot be given to a job now; empty when it can."""
     if job:
         return f"job '{job}' runs on it"
     if node.is_isolated:
-        return in_words(node)
+        return describe(node)
     if maintenance is not None:
         return f"{maintenance.reason} from {moment(maintenance.begins)} to {moment(maintenance.ends)}"
     health = node_health(found)
     if not health.can_train:
         return f"{health.health}: {'; '.join(health.reasons[:2]) or 'no reason is known'}"
-    return "" if view.standing in {"idle", "up"} else f"its agent cannot be reached: {view.why or 'it does not answer'}"
+    return "" if view.status in {"idle", "up"} else f"its agent cannot be reached: {view.why or 'it does not answer'}"
 
 
 @contextmanager
-def checking_capacity(cluster: Cluster, labels: Mapping[str, str] | None = None) -> Iterator[CapacityCheck]:
+def open_capacity_check(cluster: Cluster, labels: Mapping[str, str] | None = None) -> Iterator[CapacityCheck]:
     """Have the capacity of *cluster* examined while the block runs; with *labels*, that of the nodes which have them all."""
     if cluster.kind == "slurm":
-        raise NotOutsideOfJobs("waiting for free nodes", cluster.name)
+        raise AllocationRequired("waiting for free nodes", cluster.name)
     with closing(History.open()) as history, closing(open_cluster(cluster)) as source, open_sweeper(cluster) as sweeper:
         yield CapacityCheck(cluster, labels or {}, history, source, Checkup(cluster.name, sweeper, history))
 

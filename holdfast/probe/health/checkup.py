@@ -6,15 +6,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from detectors.evidence import Blind
-from detectors.health import blind_spots
-from detectors.probe_result import NodeLook
+from detectors.evidence import Unknown
+from detectors.health import unknown_signals
+from detectors.probe_result import NodeProbe
 from detectors.readings import NodeReading
 from holdfast.history import History
-from holdfast.history.health_samples import KnownHealth, keep, known_nodes
+from holdfast.history.health_samples import KnownHealth, keep, latest_health
 from holdfast.probe.sweep import DEADLINE, Sweeper
 from holdfast.report.wording import plural
-from policies.node_health import HealthChange, HealthVerdict, NodeHealthState, change_of, verdict_on
+from policies.node_health import HealthAssessment, HealthChange, NodeHealthState, assess_health, health_change
 
 
 @dataclass(slots=True)
@@ -24,9 +24,9 @@ class Checkup:
     cluster: str
     sweeper: Sweeper
     history: History
-    looks: dict[str, NodeLook] = field(default_factory=dict)
+    looks: dict[str, NodeProbe] = field(default_factory=dict)
     """What the last sweep found."""
-    verdicts: dict[str, HealthVerdict] = field(default_factory=dict)
+    verdicts: dict[str, HealthAssessment] = field(default_factory=dict)
     changes: list[HealthChange] = field(default_factory=list)
     at: float = 0.0
     """When the last sweep began."""
@@ -34,7 +34,7 @@ class Checkup:
     """What it took."""
     _known: dict[str, KnownHealth] | None = None
 
-    def sweep(self, deadline: float = DEADLINE) -> Mapping[str, NodeLook]:
+    def sweep(self, deadline: float = DEADLINE) -> Mapping[str, NodeProbe]:
         """Look at all nodes."""
         self.at, begun = time.time(), time.monotonic()
         self.looks = self.sweeper.sweep(deadline)
@@ -44,10 +44,10 @@ class Checkup:
     def classify(self) -> list[HealthChange]:
         """Judge each node, by what is known from the look before, and return what changed."""
         if self._known is None:
-            self._known = known_nodes(self.history, self.cluster)
+            self._known = latest_health(self.history, self.cluster)
         before = {node: self._known.get(node, KnownHealth()) for node in self.looks}
-        self.verdicts = {node: verdict_on(look, before[node].verdict, before[node].reading) for node, look in self.looks.items()}
-        self.changes = [change for node, told in self.verdicts.items() if (change := change_of(before[node].verdict, told)) is not None]
+        self.verdicts = {node: assess_health(look, before[node].verdict, before[node].reading) for node, look in self.looks.items()}
+        self.changes = [change for node, told in self.verdicts.items() if (change := health_change(before[node].verdict, told)) is not None]
         self._known |= {node: KnownHealth(verdict=told, reading=self._reading(node, before[node])) for node, told in self.verdicts.items()}
         return self.changes
 
@@ -59,17 +59,17 @@ class Checkup:
     def blind(self, node: str) -> dict[str, str]:
         """Return what the last sweep could not see of *node*, and why."""
         found = self.looks[node].found
-        if isinstance(found, Blind):
+        if isinstance(found, Unknown):
             return {"node": found.why}
-        return dict(blind_spots(found)) if isinstance(found, NodeReading) else {}
+        return dict(unknown_signals(found)) if isinstance(found, NodeReading) else {}
 
     def counts(self) -> dict[str, int]:
         """Return how many nodes have which standing, best first; those that none has are left out."""
-        standings = [told.standing for told in self.verdicts.values()]
+        standings = [told.status for told in self.verdicts.values()]
         return {str(one): standings.count(one) for one in NodeHealthState if one in standings}
 
     @property
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Return the last sweep in a sentence."""
         counted = ", ".join(f"{count} {name}" for name, count in self.counts().items())
         return f"{plural(len(self.verdicts), 'node')} in {self.seconds:.1f} s: {counted}"

@@ -14,7 +14,7 @@ _CHECKUPS: dict[str, Checkup] = {}
 
 
 @contextmanager
-def checking_up(cluster: Cluster) -> Iterator[Checkup]:
+def open_checkup(cluster: Cluster) -> Iterator[Checkup]:
     """Have *cluster* checked up while the block runs, over connections that stay; raise `OperatorError` when that cannot be."""
     history = History.open()
     try:

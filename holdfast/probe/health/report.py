@@ -8,7 +8,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from holdfast.probe.health.checkup import Checkup
-from policies.node_health import HealthVerdict, NodeHealthState
+from policies.node_health import HealthAssessment, NodeHealthState
 
 Health = Literal["healthy", "degraded", "unhealthy", "unreachable", "unknown"]
 NAMES: Final[Mapping[str, Health]] = {
@@ -61,9 +61,9 @@ class ClusterHealth(BaseModel):
         return [one.node for one in self.nodes if one.can_train]
 
 
-def node_health(found: HealthVerdict) -> NodeHealth:
+def node_health(found: HealthAssessment) -> NodeHealth:
     """Return what was found of a node."""
-    return NodeHealth(node=found.node, health=NAMES.get(found.standing, "unknown"), reasons=found.evidence)
+    return NodeHealth(node=found.node, health=NAMES.get(found.status, "unknown"), reasons=found.evidence)
 
 
 def cluster_health(checkup: Checkup) -> ClusterHealth:

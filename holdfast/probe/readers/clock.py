@@ -6,7 +6,7 @@ import ctypes
 import os
 from typing import Final
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.readings import ClockReading
 
 UNSYNCHRONIZED: Final = 0x0040
@@ -28,12 +28,12 @@ class _Timex(ctypes.Structure):
     )
 
 
-def read_clock() -> ClockReading | Blind:
+def read_clock() -> ClockReading | Unknown:
     """Return whether this node's clock is kept in step, and how far off it may be."""
     asked = _Timex()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.adjtimex(ctypes.byref(asked)) < 0:
-        return Blind(f"adjtimex: {os.strerror(ctypes.get_errno())}")
+        return Unknown(f"adjtimex: {os.strerror(ctypes.get_errno())}")
     status = int(asked.status)
     return ClockReading(
         synchronized=not status & UNSYNCHRONIZED, offset=asked.offset / (1e9 if status & NANOSECONDS else 1e6), worst=asked.worst / 1e6

@@ -1,7 +1,7 @@
 """One look at this node within a deadline. Each source is read by a child of its own: one that hangs leaves the others seen.
 
 A read of a dead server or a wedged driver cannot be ended, not even by SIGKILL. So nobody waits for such a child: it ends when the kernel
-lets go of it, and what it was to read is `Blind`. The caller must be a process without threads, as the program of `bundle` is.
+lets go of it, and what it was to read is `Unknown`. The caller must be a process without threads, as the program of `bundle` is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from detectors.codec import packed
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.readings import Mount
 from holdfast.probe.readers import clock, files, gpus, host, kernel, network, processes, services, storage
 
@@ -44,7 +44,7 @@ LEFT: Final[set[int]] = set()
 
 
 @dataclass(slots=True)
-class Child:
+class ReaderProcess:
     """A child that reads one source, and what it has written so far."""
 
     name: str
@@ -60,12 +60,12 @@ def look(node: str, root: Path, seconds: float) -> dict[str, Any]:
     mounts = storage.mounted(root)
     jobs: dict[str, Callable[[], Any]] = {name: partial(reader, root) for name, reader in SOURCES.items()}
     jobs["disks"] = partial(storage.read_disks, root)
-    targets = () if isinstance(mounts, Blind) else mounts
+    targets = () if isinstance(mounts, Unknown) else mounts
     jobs |= {f"mount {number}": partial(storage.filled, mount, root) for number, mount in enumerate(targets)}
     found = gathered(jobs, until, f"no answer within {seconds:g} s")
     filled = [_mount(found.pop(f"mount {number}"), mount) for number, mount in enumerate(targets)]
     disks = found.pop("disks")
-    told = {"mounts": packed(mounts) if isinstance(mounts, Blind) else filled, "disks": disks}
+    told = {"mounts": packed(mounts) if isinstance(mounts, Unknown) else filled, "disks": disks}
     return {"node": node, "at": time.time(), **found, "storage": told}
 
 
@@ -86,7 +86,7 @@ def gathered(jobs: Mapping[str, Callable[[], Any]], until: float, late: str) -> 
     return {child.name: _answer(child, late) for child in children}
 
 
-def _read(selector: selectors.BaseSelector, child: Child) -> None:
+def _read(selector: selectors.BaseSelector, child: ReaderProcess) -> None:
     data = os.read(child.pipe, 1 << 16)
     child.told += data
     if not data:
@@ -94,16 +94,16 @@ def _read(selector: selectors.BaseSelector, child: Child) -> None:
         selector.unregister(child.pipe)
 
 
-def _answer(child: Child, late: str) -> Any:  # noqa: ANN401 (JSON)
+def _answer(child: ReaderProcess, late: str) -> Any:  # noqa: ANN401 (JSON)
     """Let go of *child* and return what it told."""
     os.close(child.pipe)
     if not child.ended:
         os.kill(child.pid, signal.SIGKILL)
     _reap(child.pid, wait=child.ended)
     try:
-        return json.loads(child.told) if child.ended else packed(Blind(late))
+        return json.loads(child.told) if child.ended else packed(Unknown(late))
     except ValueError:
-        return packed(Blind("its reader ended without an answer"))
+        return packed(Unknown("its reader ended without an answer"))
 
 
 def _reap(pid: int, *, wait: bool) -> None:
@@ -117,7 +117,7 @@ def _reap(pid: int, *, wait: bool) -> None:
         time.sleep(0.001)
 
 
-def _started(name: str, job: Callable[[], Any]) -> Child:
+def _started(name: str, job: Callable[[], Any]) -> ReaderProcess:
     ours, its = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -126,7 +126,7 @@ def _started(name: str, job: Callable[[], Any]) -> Child:
         finally:
             os._exit(0)
     os.close(its)
-    return Child(name=name, pid=pid, pipe=ours)
+    return ReaderProcess(name=name, pid=pid, pipe=ours)
 
 
 def _tell(pipe: int, job: Callable[[], Any]) -> None:
@@ -139,7 +139,7 @@ def _tell(pipe: int, job: Callable[[], Any]) -> None:
     except OSError as error:
         answer = packed(files.blind(Path(str(error.filename or "reading")), error))
     except Exception as error:  # noqa: BLE001 (what a node has that no reader foresaw is not seen; it must not end the look)
-        answer = packed(Blind(f"{type(error).__name__}: {error}"))
+        answer = packed(Unknown(f"{type(error).__name__}: {error}"))
     with open(pipe, "wb") as out:
         out.write(json.dumps(answer).encode())
 

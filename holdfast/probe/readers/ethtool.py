@@ -11,7 +11,7 @@ import socket
 import struct
 from typing import Final
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.readings import Counters
 
 SIOCETHTOOL: Final = 0x8946
@@ -24,7 +24,7 @@ NAME: Final = 32
 """Bytes of one name (ETH_GSTRING_LEN)."""
 
 
-def driver_counters(interface: str) -> Counters | Blind:
+def driver_counters(interface: str) -> Counters | Unknown:
     """Return the counters of *interface*'s driver."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -32,7 +32,7 @@ def driver_counters(interface: str) -> Counters | Blind:
             names = _ask(asked, interface, struct.pack("=III", GET_NAMES, STATISTICS, count), count * NAME)
             values = _ask(asked, interface, struct.pack("=II", GET_VALUES, count), count * 8)
     except OSError as error:
-        return Blind(f"ethtool {interface}: {error.strerror or error}")
+        return Unknown(f"ethtool {interface}: {error.strerror or error}")
     words = (names[at : at + NAME].partition(b"\0")[0].decode(errors="replace").strip() for at in range(0, len(names), NAME))
     return dict(zip(words, struct.unpack(f"={count}Q", values), strict=False))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 
 MOST = 1 << 20
 """Bytes read of one file at most: files of the kernel are small, and what is larger is none."""
 
 
-def text(path: Path) -> str | Blind:
+def text(path: Path) -> str | Unknown:
     """Return what stands in the file at *path*, without blanks around it."""
     try:
         with path.open("rb") as file:
@@ -19,24 +19,24 @@ def text(path: Path) -> str | Blind:
         return blind(path, error)
 
 
-def number(path: Path) -> int | Blind:
+def number(path: Path) -> int | Unknown:
     """Return the number that stands in the file at *path*."""
     found = text(path)
-    if isinstance(found, Blind):
+    if isinstance(found, Unknown):
         return found
     try:
         return int(found, 0)
     except ValueError:
-        return Blind(f"{path}: {found[:40]!r} is no number")
+        return Unknown(f"{path}: {found[:40]!r} is no number")
 
 
-def flag(path: Path) -> bool | Blind:
+def flag(path: Path) -> bool | Unknown:
     """Return whether the file at *path* says 1."""
     found = number(path)
-    return found if isinstance(found, Blind) else found == 1
+    return found if isinstance(found, Unknown) else found == 1
 
 
-def entries(path: Path) -> tuple[Path, ...] | Blind:
+def entries(path: Path) -> tuple[Path, ...] | Unknown:
     """Return what lies in the folder at *path*, in the order of names."""
     try:
         return tuple(sorted(path.iterdir()))
@@ -44,14 +44,14 @@ def entries(path: Path) -> tuple[Path, ...] | Blind:
         return blind(path, error)
 
 
-def counters(path: Path) -> dict[str, int] | Blind:
+def counters(path: Path) -> dict[str, int] | Unknown:
     """Return each file in the folder at *path* that holds a number; one that cannot be read is left out."""
     files = entries(path)
-    if isinstance(files, Blind):
+    if isinstance(files, Unknown):
         return files
-    return {file.name: value for file in files if not isinstance(value := number(file), Blind)}
+    return {file.name: value for file in files if not isinstance(value := number(file), Unknown)}
 
 
-def blind(path: Path, error: OSError) -> Blind:
+def blind(path: Path, error: OSError) -> Unknown:
     """Say why *path* could not be read."""
-    return Blind(f"{path}: {error.strerror or error}")
+    return Unknown(f"{path}: {error.strerror or error}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.gpu_readings import Clocks, Ecc, Fabric, Gpu, GpuProcess, GpuReading, Heat, NvLink, Pcie, Power, RemappedRows, RetiredPages
 from holdfast.probe.readers import files
 from holdfast.probe.readers.nvml import Device, NoNvml, bus_of, nvml
@@ -25,42 +25,42 @@ def read_gpus(root: Path = Path("/")) -> GpuReading:
             driver = _system(asked, "nvmlSystemGetDriverVersion")
             return GpuReading(on_bus=on_bus, module_version=module, driver_version=driver, gpus=_all(asked, root))
     except NoNvml as error:
-        return GpuReading(on_bus=on_bus, module_version=module, failed=error.code, gpus=Blind(error.why))
+        return GpuReading(on_bus=on_bus, module_version=module, failed=error.code, gpus=Unknown(error.why))
 
 
-def gpus_on_bus(root: Path) -> tuple[str, ...] | Blind:
+def gpus_on_bus(root: Path) -> tuple[str, ...] | Unknown:
     """Return the PCI addresses of NVIDIA's GPUs."""
     devices = files.entries(root / "sys/bus/pci/devices")
-    if isinstance(devices, Blind):
+    if isinstance(devices, Unknown):
         return devices
     return tuple(device.name for device in devices if _is_gpu(device))
 
 
 def _is_gpu(device: Path) -> bool:
     vendor, kind = files.number(device / "vendor"), files.number(device / "class")
-    return vendor == NVIDIA and not isinstance(kind, Blind) and kind >> 8 in DISPLAYS
+    return vendor == NVIDIA and not isinstance(kind, Unknown) and kind >> 8 in DISPLAYS
 
 
 def _system(asked: Any, function: str, *arguments: object) -> Any:  # noqa: ANN401 (pynvml ships no types)
     try:
         return getattr(asked, function)(*arguments)
     except asked.NVMLError as error:
-        return Blind(f"{function}: {error}")
+        return Unknown(f"{function}: {error}")
 
 
-def _all(asked: Any, root: Path) -> tuple[Gpu, ...] | Blind:  # noqa: ANN401
+def _all(asked: Any, root: Path) -> tuple[Gpu, ...] | Unknown:  # noqa: ANN401
     count = _system(asked, "nvmlDeviceGetCount")
-    return count if isinstance(count, Blind) else tuple(_gpu(asked, index, root) for index in range(count))
+    return count if isinstance(count, Unknown) else tuple(_gpu(asked, index, root) for index in range(count))
 
 
 def _gpu(asked: Any, index: int, root: Path) -> Gpu:  # noqa: ANN401
     try:
         device = Device(asked, asked.nvmlDeviceGetHandleByIndex(index))
     except asked.NVMLError as error:
-        return Gpu(index=index, bus=Blind(f"nvmlDeviceGetHandleByIndex: {error}"), failed=int(error.value))
+        return Gpu(index=index, bus=Unknown(f"nvmlDeviceGetHandleByIndex: {error}"), failed=int(error.value))
     place = device.ask("nvmlDeviceGetPciInfo")
     parts: dict[str, Any] = {
-        "bus": place if isinstance(place, Blind) else bus_of(str(place.busId)),
+        "bus": place if isinstance(place, Unknown) else bus_of(str(place.busId)),
         "uuid": device.ask("nvmlDeviceGetUUID"),
         "name": device.ask("nvmlDeviceGetName"),
         "recovery_action": device.field("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"),
@@ -82,17 +82,17 @@ def _gpu(asked: Any, index: int, root: Path) -> Gpu:  # noqa: ANN401
     return Gpu(index=index, failed=device.failed, **parts)
 
 
-def _attribute(answer: Any, name: str) -> int | Blind:  # noqa: ANN401
-    return answer if isinstance(answer, Blind) else int(getattr(answer, name))
+def _attribute(answer: Any, name: str) -> int | Unknown:  # noqa: ANN401
+    return answer if isinstance(answer, Unknown) else int(getattr(answer, name))
 
 
-def _switch(answer: Any) -> bool | Blind:  # noqa: ANN401
-    return answer if isinstance(answer, Blind) else bool(answer)
+def _switch(answer: Any) -> bool | Unknown:  # noqa: ANN401
+    return answer if isinstance(answer, Unknown) else bool(answer)
 
 
-def _pair(answer: Any) -> bool | Blind:  # noqa: ANN401
+def _pair(answer: Any) -> bool | Unknown:  # noqa: ANN401
     """Return what holds now of a mode that is told with what holds after the next reset."""
-    return answer if isinstance(answer, Blind) else bool(answer[0])
+    return answer if isinstance(answer, Unknown) else bool(answer[0])
 
 
 def _ecc(device: Device) -> Ecc:
@@ -109,9 +109,9 @@ def _ecc(device: Device) -> Ecc:
     )
 
 
-def _rows(device: Device) -> RemappedRows | Blind:
+def _rows(device: Device) -> RemappedRows | Unknown:
     answer = device.ask("nvmlDeviceGetRemappedRows")
-    if isinstance(answer, Blind):
+    if isinstance(answer, Unknown):
         return answer
     corrected, uncorrected, pending, failed = answer
     banks = _attribute(device.ask("nvmlDeviceGetRowRemapperHistogram"), "none")
@@ -120,12 +120,12 @@ def _rows(device: Device) -> RemappedRows | Blind:
     )
 
 
-def _pages(device: Device) -> RetiredPages | Blind:
+def _pages(device: Device) -> RetiredPages | Unknown:
     causes = ("MULTIPLE_SINGLE_BIT_ECC_ERRORS", "DOUBLE_BIT_ECC_ERROR")
     single, double = (device.ask("nvmlDeviceGetRetiredPages", device.constant(f"NVML_PAGE_RETIREMENT_CAUSE_{cause}")) for cause in causes)
     pending = device.ask("nvmlDeviceGetRetiredPagesPendingStatus")
     for answer in (single, double, pending):
-        if isinstance(answer, Blind):
+        if isinstance(answer, Unknown):
             return answer
     return RetiredPages(single_bit=len(single), double_bit=len(double), pending=bool(pending))
 
@@ -171,11 +171,11 @@ def _pcie(device: Device) -> Pcie:
     )
 
 
-def _links(device: Device) -> tuple[NvLink, ...] | Blind:
+def _links(device: Device) -> tuple[NvLink, ...] | Unknown:
     found: list[NvLink] = []
     for link in range(device.constant("NVML_NVLINK_MAX_LINKS")):
         state = device.ask("nvmlDeviceGetNvLinkState", link)
-        if isinstance(state, Blind):  # past its last link, or none at all
+        if isinstance(state, Unknown):  # past its last link, or none at all
             return tuple(found) or state
         found.append(_link(device, link, active=bool(state)))
     return tuple(found)
@@ -195,21 +195,21 @@ def _link(device: Device, link: int, *, active: bool) -> NvLink:
     )
 
 
-def _fabric(device: Device) -> Fabric | Blind:
+def _fabric(device: Device) -> Fabric | Unknown:
     """Ask with the newest form of the question, whose buffer the caller brings."""
     try:
         told = device.constant("c_nvmlGpuFabricInfoV_t")()
     except AttributeError:
-        return Blind("nvmlDeviceGetGpuFabricInfoV: this pynvml does not have it")
+        return Unknown("nvmlDeviceGetGpuFabricInfoV: this pynvml does not have it")
     answer = device.ask("nvmlDeviceGetGpuFabricInfoV", device.constant("byref")(told))
-    return answer if isinstance(answer, Blind) else Fabric(state=int(told.state), status=int(told.status))
+    return answer if isinstance(answer, Unknown) else Fabric(state=int(told.state), status=int(told.status))
 
 
-def _processes(device: Device, root: Path) -> tuple[GpuProcess, ...] | Blind:
+def _processes(device: Device, root: Path) -> tuple[GpuProcess, ...] | Unknown:
     answer = device.ask("nvmlDeviceGetComputeRunningProcesses")
-    if isinstance(answer, Blind):
+    if isinstance(answer, Unknown):
         return answer
-    unknown = Blind("the driver does not tell")
+    unknown = Unknown("the driver does not tell")
     return tuple(
         GpuProcess(
             pid=int(one.pid), memory=unknown if one.usedGpuMemory is None else int(one.usedGpuMemory), job=job_of(root, int(one.pid))
@@ -218,10 +218,10 @@ def _processes(device: Device, root: Path) -> tuple[GpuProcess, ...] | Blind:
     )
 
 
-def job_of(root: Path, pid: int) -> str | Blind:
+def job_of(root: Path, pid: int) -> str | Unknown:
     """Return the job that a process got from its agent; empty for a process that got none."""
     found = files.text(root / "proc" / str(pid) / "environ")
-    if isinstance(found, Blind):
+    if isinstance(found, Unknown):
         return found
     mine = (entry.removeprefix(JOB) for entry in found.split("\0") if entry.startswith(JOB))
     return next(mine, "")

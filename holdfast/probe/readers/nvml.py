@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 
 TIMEOUT: Final = 10
 GPU_IS_LOST: Final = 15
@@ -54,7 +54,7 @@ def bus_of(written: str) -> str:
 
 
 class Device:
-    """One GPU to ask; what it does not answer is `Blind`, and *failed* says when it cannot be used at all."""
+    """One GPU to ask; what it does not answer is `Unknown`, and *failed* says when it cannot be used at all."""
 
     def __init__(self, module: Any, handle: Any) -> None:  # noqa: ANN401 (pynvml ships no types)
         self._module, self._handle = module, handle
@@ -67,22 +67,22 @@ class Device:
         except self._module.NVMLError as error:
             if error.value in {GPU_IS_LOST, RESET_REQUIRED}:
                 self.failed = int(error.value)
-            return Blind(f"{function}: {error}")
+            return Unknown(f"{function}: {error}")
         except AttributeError:
-            return Blind(f"{function}: this pynvml does not have it")
+            return Unknown(f"{function}: this pynvml does not have it")
 
     def constant(self, name: str) -> Any:  # noqa: ANN401
         """Return a constant of pynvml."""
         return getattr(self._module, name)
 
-    def field(self, name: str) -> int | Blind:
+    def field(self, name: str) -> int | Unknown:
         """Return the value of the field *name*, one of those that have no function of their own."""
         number = getattr(self._module, name, None)
         if number is None:
-            return Blind(f"{name}: this pynvml does not have it")
+            return Unknown(f"{name}: this pynvml does not have it")
         values = self.ask("nvmlDeviceGetFieldValues", [number])
-        if isinstance(values, Blind):
+        if isinstance(values, Unknown):
             return values
         if values[0].nvmlReturn:
-            return Blind(f"{name}: {self._module.NVMLError(values[0].nvmlReturn)}")
+            return Unknown(f"{name}: {self._module.NVMLError(values[0].nvmlReturn)}")
         return int(values[0].value.uiVal)

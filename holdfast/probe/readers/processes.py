@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.readings import ProcessReading, Stuck
 from holdfast.probe.readers import files
 
@@ -40,14 +40,14 @@ def all_processes(root: Path) -> Iterator[Process]:
 
 def _process(place: Path) -> Process | None:
     told = files.text(place / "stat")
-    if isinstance(told, Blind):
+    if isinstance(told, Unknown):
         return None
     before, _, after = told.rpartition(")")  # a name may have blanks and brackets
     words = after.split()
     return Process(pid=int(place.name), name=before.partition("(")[2], state=words[0], parent=int(words[1]), started=int(words[19]))
 
 
-def sees_the_whole_node(root: Path) -> bool | Blind:
+def sees_the_whole_node(root: Path) -> bool | Unknown:
     """Say whether all processes of the node can be seen from here, or only those of a container."""
     try:
         return (root / "proc/self/ns/pid").stat().st_ino == ALL_OF_THE_NODE
@@ -62,7 +62,7 @@ def read_processes(root: Path = Path("/")) -> ProcessReading:
     """
     found = [one for one in all_processes(root) if one.parent != os.getppid()]
     up = files.text(root / "proc/uptime")
-    uptime = 0.0 if isinstance(up, Blind) else float(up.split()[0])
+    uptime = 0.0 if isinstance(up, Unknown) else float(up.split()[0])
     shown = [one for one in found if one.state == "D" or (one.state == "Z" and not _is_ours(one.parent, root))]
     stuck = [_stuck(one, uptime, root) for one in shown]
     return ProcessReading(count=len(found), stuck=tuple(one for one in stuck if (root / "proc" / str(one.pid)).exists()))  # others went on
@@ -71,7 +71,7 @@ def read_processes(root: Path = Path("/")) -> ProcessReading:
 def _is_ours(pid: int, root: Path) -> bool:
     """Tell whether a process is one of Holdfast's own."""
     command = files.text(root / "proc" / str(pid) / "cmdline")
-    return not isinstance(command, Blind) and OURS.search(command) is not None
+    return not isinstance(command, Unknown) and OURS.search(command) is not None
 
 
 def _stuck(process: Process, uptime: float, root: Path) -> Stuck:
@@ -86,10 +86,10 @@ def _stuck(process: Process, uptime: float, root: Path) -> Stuck:
     )
 
 
-def _switches(path: Path) -> int | Blind:
+def _switches(path: Path) -> int | Unknown:
     """Return how often a process gave its processor up, of its own will or not."""
     told = files.text(path)
-    if isinstance(told, Blind):
+    if isinstance(told, Unknown):
         return told
     found = [int(count) for count in re.findall(r"^(?:non)?voluntary_ctxt_switches:\s*(\d+)$", told, re.MULTILINE)]
-    return sum(found) if found else Blind(f"{path}: nothing counts there")
+    return sum(found) if found else Unknown(f"{path}: nothing counts there")

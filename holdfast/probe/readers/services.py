@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from detectors.evidence import Blind
+from detectors.evidence import Unknown
 from detectors.readings import ServiceReading, ServiceState
 from holdfast.probe.readers import files
 from holdfast.probe.readers.gpus import NVIDIA, gpus_on_bus
@@ -56,9 +56,9 @@ def read_services(root: Path = Path("/")) -> ServiceReading:
     return ServiceReading(services=tuple(service for service in found if service.present or service.needed))
 
 
-def _service(known: KnownService, running: set[str], hardware: set[str], whole: bool | Blind, root: Path) -> ServiceState:  # noqa: FBT001 (an answer)
+def _service(known: KnownService, running: set[str], hardware: set[str], whole: bool | Unknown, root: Path) -> ServiceState:  # noqa: FBT001 (an answer)
     runs = known.program[:SHOWN] in running
-    unseen = whole if isinstance(whole, Blind) else Blind("a container does not see the node's processes")
+    unseen = whole if isinstance(whole, Unknown) else Unknown("a container does not see the node's processes")
     return ServiceState(
         name=known.name,
         present=runs or any((root / place / known.program).exists() for place in PROGRAMS),
@@ -81,10 +81,10 @@ def _enabled(root: Path, unit: str) -> bool:
 def _hardware(root: Path) -> set[str]:
     gpus = gpus_on_bus(root)
     devices = files.entries(root / "sys/bus/pci/devices")
-    switches = () if isinstance(devices, Blind) else tuple(one for one in devices if _is_switch(one))
-    return {name for name, there in (("gpu", gpus), ("nvswitch", switches)) if there and not isinstance(there, Blind)}
+    switches = () if isinstance(devices, Unknown) else tuple(one for one in devices if _is_switch(one))
+    return {name for name, there in (("gpu", gpus), ("nvswitch", switches)) if there and not isinstance(there, Unknown)}
 
 
 def _is_switch(device: Path) -> bool:
     vendor, kind = files.number(device / "vendor"), files.number(device / "class")
-    return vendor == NVIDIA and not isinstance(kind, Blind) and kind >> 8 == BRIDGE
+    return vendor == NVIDIA and not isinstance(kind, Unknown) and kind >> 8 == BRIDGE

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from detectors.evidence import NOT_ASKED, Blind
+from detectors.evidence import NOT_REQUESTED, Unknown
 from detectors.readings import Counters, Disk, Mount
 from holdfast.probe.readers import files
 
@@ -40,10 +40,10 @@ BROKEN: Final = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTD
 """What a file system says of which nothing can be reached; forbidden or removed meanwhile are other matters."""
 
 
-def mounted(root: Path = Path("/")) -> tuple[Mount, ...] | Blind:
+def mounted(root: Path = Path("/")) -> tuple[Mount, ...] | Unknown:
     """Return what is mounted, each file system once, without touching any of it."""
     table = files.text(root / "proc/self/mountinfo")
-    if isinstance(table, Blind):
+    if isinstance(table, Unknown):
         return table
     on_top = {mount.path: (device, mount) for device, mount in map(_mount, table.splitlines())}  # a later mount hides what lies below it
     found: dict[str, Mount] = {}
@@ -70,7 +70,7 @@ def _plain(text: str) -> str:
 
 def filled(mount: Mount, root: Path = Path("/")) -> Mount:
     """Return *mount* with its space; this is what a hung server makes wait."""
-    errors = files.number(root / "sys/fs/ext4" / Path(mount.source).name / "errors_count") if mount.kind == "ext4" else NOT_ASKED
+    errors = files.number(root / "sys/fs/ext4" / Path(mount.source).name / "errors_count") if mount.kind == "ext4" else NOT_REQUESTED
     try:
         told = os.statvfs(root / mount.path.lstrip("/"))
     except OSError as error:
@@ -88,14 +88,14 @@ def filled(mount: Mount, root: Path = Path("/")) -> Mount:
 
 def emptied(mount: Mount, why: str) -> Mount:
     """Return *mount* as one that could not be looked into."""
-    dark = Blind(why)
+    dark = Unknown(why)
     return dataclasses.replace(mount, size=dark, free=dark, inodes=dark, inodes_free=dark)
 
 
-def read_disks(root: Path = Path("/")) -> tuple[Disk, ...] | Blind:
+def read_disks(root: Path = Path("/")) -> tuple[Disk, ...] | Unknown:
     """Return all disks."""
     found = files.entries(root / "sys/block")
-    if isinstance(found, Blind):
+    if isinstance(found, Unknown):
         return found
     return tuple(
         Disk(name=disk.name, read_only=files.flag(disk / "ro"), counters=_requests(disk / "stat"))
@@ -104,14 +104,14 @@ def read_disks(root: Path = Path("/")) -> tuple[Disk, ...] | Blind:
     )
 
 
-def _requests(path: Path) -> Counters | Blind:
+def _requests(path: Path) -> Counters | Unknown:
     """Return what a disk has done; its form: https://docs.kernel.org/block/stat.html ."""
     found = files.text(path)
-    if isinstance(found, Blind):
+    if isinstance(found, Unknown):
         return found
     numbers = found.split()
     try:
         reads, _, _, read_ms, writes, _, _, write_ms = map(int, numbers[:8])
     except ValueError:
-        return Blind(f"{path}: {found[:40]!r} is no statistics")
+        return Unknown(f"{path}: {found[:40]!r} is no statistics")
     return {"reads": reads, "read_ms": read_ms, "writes": writes, "write_ms": write_ms}

@@ -50,7 +50,7 @@ class Facts:
     """By how many seconds it is ahead of this machine's clock, and by how many that may be wrong."""
     environment: dict[str, Any] | None = None
     torch: dict[str, Any] | None = None
-    gate: dict[str, Any] | None = None
+    node_proxy: dict[str, Any] | None = None
     paths: dict[str, Any] = field(default_factory=dict)
     shared: dict[str, Any] | None = None
     """What came of the folder that one node made among the checkpoints: its `place`, `by` whom, whether it is `seen`, and what failed."""

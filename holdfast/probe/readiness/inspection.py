@@ -19,7 +19,7 @@ from holdfast.cluster.ssh.connector import Connector
 from holdfast.cluster.ssh.endpoints import Target
 from holdfast.cluster.ssh.interpreter import SshInterpreter
 from holdfast.cluster.ssh.transport import SshTransport
-from holdfast.errors import NodeTrouble
+from holdfast.errors import NodeError
 from holdfast.probe.readers.bundle import sources
 from holdfast.probe.readiness.finding import Facts, blind
 from holdfast.probe.remote import bundle
@@ -88,7 +88,7 @@ class Inspection:
         targets = [target for target in self._ways.targets if target.node in set(nodes)]
         with ThreadPoolExecutor(max(1, min(HANDS, len(targets))), thread_name_prefix="look") as hands:
             found = list(hands.map(self._one, targets))
-            inside = [facts for facts in found if facts.gate is not None and not blind(facts.gate)]
+            inside = [facts for facts in found if facts.node_proxy is not None and not blind(facts.node_proxy)]
             list(hands.map(self._try_link, inside, [*inside[1:], *inside[:1]]))
             self._try_sharing([facts for facts in found if facts.node in self._programs], hands)
         for facts in found:
@@ -106,7 +106,7 @@ class Inspection:
                 self._ask(facts, target, connection)
         except NoAnswer as error:
             if isinstance(error, NodeUnreachable):
-                self._ways.jumps.doubt(target.way)
+                self._ways.jumps.doubt(target.jump_hosts)
             facts.away, facts.cure = str(error), AWAY if isinstance(error, NodeUnreachable) else ""
         return facts
 
@@ -125,7 +125,7 @@ class Inspection:
         self._tell(facts.node, "importing torch")
         facts.torch = _asked(program, "torch", {"python": python}, seconds=TORCH)
         if facts.environment.get("in_use"):
-            facts.gate = self._gate(facts.node)
+            facts.node_proxy = self._gate(facts.node)
 
     def _environment(self, target: Target, connection: Connection) -> dict[str, Any]:
         wheel, until = node_wheel(), time.monotonic() + LOOK
@@ -140,7 +140,7 @@ class Inspection:
         try:
             facts = self._nodes.facts(node)
             return {**facts, "interface": self._nodes.interface(node), "address": self._nodes.address(node)}
-        except (NodeTrouble, OSError) as error:
+        except (NodeError, OSError) as error:
             return {"blind": str(error)}
 
     # -- hosts among themselves ---------------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ class Inspection:
         self._tell(one.node, f"connecting to {to.node}")
         try:
             one.link = {"to": to.node, "rate": self._nodes.bandwidth(one.node, to.node, LINK_SECONDS)}
-        except (NodeTrouble, OSError) as error:
-            one.link = {"to": to.node, "address": str((to.gate or {}).get("address")), "why": str(error)}
+        except (NodeError, OSError) as error:
+            one.link = {"to": to.node, "address": str((to.node_proxy or {}).get("address")), "why": str(error)}
 
     def _try_sharing(self, inside: Sequence[Facts], hands: ThreadPoolExecutor) -> None:
         """Have each node make a folder among the checkpoints, then look for that of the first and write there: so do ranks that save."""

@@ -71,7 +71,7 @@ def _holdfast(one: Facts, _usual: Baseline) -> Found:
     elif not environment["whole"]:
         words = f"its Holdfast ({environment['in_use']}) is damaged, another version's, or made for another interpreter"
         yield ReadinessState.MISSING, words, BOOTSTRAP.replace("puts it", "puts this one")
-    elif why := blind(one.gate):
+    elif why := blind(one.node_proxy):
         yield ReadinessState.MISSING, f"its gate does not answer: {why}", ""
     else:
         yield ReadinessState.OK, f"Holdfast {str(environment['in_use']).split('-')[0]}", ""
@@ -153,10 +153,10 @@ def _limit(name: str, value: str) -> str:
 
 
 def _interface(one: Facts, _usual: Baseline) -> Found:
-    if one.gate is None or blind(one.gate):
+    if one.node_proxy is None or blind(one.node_proxy):
         yield ReadinessState.UNSEEN, "it can be looked at once Holdfast runs there", ""
         return
-    name, address = one.gate["interface"], one.gate["address"]
+    name, address = one.node_proxy["interface"], one.node_proxy["address"]
     if name is None:
         cure = "Name one in `interface` of the cluster file: its name, or its network"
         yield ReadinessState.DOUBTFUL, f"no interface of it has the address {address} by which it is reached", cure

@@ -35,10 +35,10 @@ print(json.dumps({**built, "devices": devices, "why": why, "path": torch.__file_
 LIMITS: Final = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "nproc": resource.RLIMIT_NPROC}
 MEMORY: Final = "/dev/shm"  # noqa: S108 (the file system in memory itself)
 
-Question = Mapping[str, Any]
+ApprovalRequest = Mapping[str, Any]
 
 
-def answer(asked: Question) -> Any:  # noqa: ANN401 (any JSON)
+def answer(asked: ApprovalRequest) -> Any:  # noqa: ANN401 (any JSON)
     """Answer one question, in a child where that may hang: on a driver, or on the server of a file system."""
     verb = asked["do"]
     if verb == "time":
@@ -48,7 +48,7 @@ def answer(asked: Question) -> Any:  # noqa: ANN401 (any JSON)
     return told
 
 
-def _facts(asked: Question) -> dict[str, Any]:
+def _facts(asked: ApprovalRequest) -> dict[str, Any]:
     directory = _there(Path(asked["directory"]).expanduser().absolute())
     return {
         "python": platform.python_version(),
@@ -83,7 +83,7 @@ def _entries(folder: str) -> list[str]:
     return []
 
 
-def _torch(asked: Question) -> dict[str, Any]:
+def _torch(asked: ApprovalRequest) -> dict[str, Any]:
     """Ask the job's interpreter for its torch: importing it is the proof that it can be."""
     words = [str(Path(asked["python"]).expanduser()), "-c", TORCH]
     try:
@@ -96,12 +96,12 @@ def _torch(asked: Question) -> dict[str, Any]:
     return {"failed": said[-1] if said else f"it ended with status {done.returncode}"}
 
 
-def _paths(asked: Question) -> dict[str, Any]:
+def _paths(asked: ApprovalRequest) -> dict[str, Any]:
     """Tell which paths are there."""
     return {path: os.access(path, os.R_OK) for path in asked["paths"]}
 
 
-def _leave(asked: Question) -> dict[str, Any]:
+def _leave(asked: ApprovalRequest) -> dict[str, Any]:
     """Make a folder in a folder, or in the nearest one above that is there, as a save does, and a file in it; say where."""
     folder = _there(Path(asked["folder"]))
     place = folder / f"{MARK}{asked['token']}"
@@ -120,7 +120,7 @@ def _write(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _join(asked: Question) -> dict[str, Any]:
+def _join(asked: ApprovalRequest) -> dict[str, Any]:
     """Look for the file of another node's, and write one beside it as each rank of a save does; tell what came of both."""
     place = Path(asked["place"])
     try:
@@ -152,14 +152,14 @@ def _sees(file: Path, text: str, patience: float) -> bool:
         time.sleep(0.1)
 
 
-def _remove(asked: Question) -> dict[str, Any]:
+def _remove(asked: ApprovalRequest) -> dict[str, Any]:
     place = Path(asked["place"])
     if place.name.startswith(MARK):
         shutil.rmtree(place)
     return {}
 
 
-VERBS: Final[Mapping[str, Callable[[Question], Any]]] = {
+VERBS: Final[Mapping[str, Callable[[ApprovalRequest], Any]]] = {
     "facts": _facts,
     "gpus": lambda _asked: read_gpus(),
     "torch": _torch,

@@ -41,7 +41,7 @@ class ChildInterpreter:
             raise
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Tell whether it can be asked, as far as is known."""
         return self._child.poll() is None
 

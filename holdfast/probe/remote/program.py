@@ -24,7 +24,7 @@ class Interpreter(Protocol):
     """Its name, as a user knows it."""
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Tell whether it can be asked, as far as is known."""
         ...
 
@@ -67,9 +67,9 @@ class RemoteProgram:
         self._send(f"{len(text)}\n".encode() + text, until)
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Tell whether it can be asked, as far as is known."""
-        return self._interpreter.lives
+        return self._interpreter.is_alive
 
     def ask(self, until: float, **question: object) -> dict[str, Any]:
         """Return the object that answers *question*, by *until* (monotonic); raise `NoAnswer`."""

@@ -13,7 +13,7 @@ from sqlalchemy import func
 from sqlmodel import Session, col, select
 
 from holdfast import __version__
-from holdfast.history.models import LastLook, NodeMove, Question, ServiceMove
+from holdfast.history.models import ApprovalRequest, HealthSample, NodeStatusChange, ServiceTransition
 from holdfast.history.store import History
 from holdfast.report.metrics import incidents, jobs
 from policies.node_states import NodeState
@@ -86,25 +86,25 @@ def _nodes(session: Session) -> list[Metric]:
     for (cluster, node), now in sorted(known.items()):
         if now != NodeState.HEALTHY:
             apart.add_metric([cluster, node, now], 1)
-    looks = Counter((row.cluster, str(row.verdict.get("standing", "unknown"))) for row in session.exec(select(LastLook)))
-    for (cluster, standing), times in sorted(looks.items()):
-        health.add_metric([cluster, standing], times)
+    looks = Counter((row.cluster, str(row.verdict.get("status", "unknown"))) for row in session.exec(select(HealthSample)))
+    for (cluster, status), times in sorted(looks.items()):
+        health.add_metric([cluster, status], times)
     return [states, apart, health]
 
 
 def _node_states(session: Session) -> dict[tuple[str, str], str]:
     """Return the state of each node that the history knows, by cluster and name."""
     known: dict[tuple[str, str], str] = {}
-    for model in (NodeMove, LastLook):
+    for model in (NodeStatusChange, HealthSample):
         for cluster, node in session.exec(select(col(model.cluster), col(model.node)).distinct()):
             known[cluster, node] = NodeState.HEALTHY.value
-    same = select(col(ServiceMove.cluster), col(ServiceMove.node), func.max(col(ServiceMove.number)).label("number"))
-    newest = same.group_by(col(ServiceMove.cluster), col(ServiceMove.node)).subquery()
-    wanted = select(ServiceMove).join(
+    same = select(col(ServiceTransition.cluster), col(ServiceTransition.node), func.max(col(ServiceTransition.number)).label("number"))
+    newest = same.group_by(col(ServiceTransition.cluster), col(ServiceTransition.node)).subquery()
+    wanted = select(ServiceTransition).join(
         newest,
-        (col(ServiceMove.cluster) == newest.c.cluster)
-        & (col(ServiceMove.node) == newest.c.node)
-        & (col(ServiceMove.number) == newest.c.number),
+        (col(ServiceTransition.cluster) == newest.c.cluster)
+        & (col(ServiceTransition.node) == newest.c.node)
+        & (col(ServiceTransition.number) == newest.c.number),
     )
     for move in session.exec(wanted):
         known[move.cluster, move.node] = move.after
@@ -113,5 +113,7 @@ def _node_states(session: Session) -> dict[tuple[str, str], str]:
 
 def _approvals(session: Session) -> Metric:
     found = GaugeMetricFamily("holdfast_approvals_pending", "Approvals that wait for a person (`holdfast approve`).")
-    found.add_metric([], session.exec(select(func.count()).select_from(Question).where(col(Question.answered_at).is_(None))).one())
+    found.add_metric(
+        [], session.exec(select(func.count()).select_from(ApprovalRequest).where(col(ApprovalRequest.answered_at).is_(None))).one()
+    )
     return found

@@ -23,7 +23,7 @@ from sqlmodel import Session, col
 
 from detectors.all_kinds import CATALOGUE
 from detectors.catalogue import Area, RecommendedAction
-from holdfast.history.models import Fault, Incident, Phase
+from holdfast.history.models import FaultRecord, Incident, Phase
 from holdfast.report.metrics.jobs import JOB, JobMetrics, columns, counter_per_job, gauge_per_job
 from holdfast.report.metrics.samples import add_counts, add_histogram
 from holdfast.report.phases import KINDS
@@ -97,9 +97,9 @@ def faults(session: Session, jobs: Sequence[JobMetrics]) -> list[Metric]:
     )
     for one in jobs:
         name = one.job.name
-        wanted = columns(Fault, one, "kind", "level").add_columns(func.count(), func.max(col(Fault.at)))
+        wanted = columns(FaultRecord, one, "kind", "level").add_columns(func.count(), func.max(col(FaultRecord.at)))
         levels, kinds, last = Counter[str](), Counter[str](), defaultdict[str, float](float)
-        for kind, level, times, at in session.connection().execute(wanted.group_by(col(Fault.kind), col(Fault.level))):
+        for kind, level, times, at in session.connection().execute(wanted.group_by(col(FaultRecord.kind), col(FaultRecord.level))):
             levels[level] += times
             kinds[kind] += times
             last[kind] = max(last[kind], at)

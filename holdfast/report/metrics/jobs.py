@@ -20,7 +20,7 @@ from holdfast.accounting.bill import Bill, bill
 from holdfast.accounting.ledger import SECOND, Use
 from holdfast.history import queries
 from holdfast.history.lease import LEASE_SECONDS, holder_of
-from holdfast.history.models import Checkpoint, Job, Lease, Move
+from holdfast.history.models import Checkpoint, Job, JobTransition, Lease
 from holdfast.history.store import History
 from holdfast.report.metrics.samples import add_counts, add_known
 from policies.states import State
@@ -83,10 +83,13 @@ class Accounts:
 
 def shown(history: History, *, now: float) -> list[JobMetrics]:
     """Return the jobs that have metrics: by name, those whose newest run has not ended, or not long ago."""
-    newest = select(func.max(col(Move.id))).group_by(col(Move.job_id))
+    newest = select(func.max(col(JobTransition.id))).group_by(col(JobTransition.job_id))
     with history.session() as session:
         last = {
-            job: (after, at) for job, after, at in session.exec(select(Move.job_id, Move.after, Move.at).where(col(Move.id).in_(newest)))
+            job: (after, at)
+            for job, after, at in session.exec(
+                select(JobTransition.job_id, JobTransition.after, JobTransition.at).where(col(JobTransition.id).in_(newest))
+            )
         }
         runs: dict[str, list[Job]] = defaultdict(list)
         for job in session.exec(select(Job).order_by(col(Job.id))):
@@ -181,9 +184,9 @@ def checkpoints(history: History, session: Session, jobs: Sequence[JobMetrics]) 
     for one in jobs:
         name = one.job.name
         rows: Any = session.connection().execute(
-            columns(Checkpoint, one, "trouble")
+            columns(Checkpoint, one, "problem")
             .add_columns(func.count(), func.sum(Checkpoint.seconds), func.sum(Checkpoint.beside))
-            .group_by(col(Checkpoint.trouble))
+            .group_by(col(Checkpoint.problem))
         )
         by_kind = {kind: (times, seconds or 0.0, written or 0.0) for kind, times, seconds, written in rows}
         times, seconds, written = by_kind.pop(None, (0, 0.0, 0.0))
@@ -191,7 +194,7 @@ def checkpoints(history: History, session: Session, jobs: Sequence[JobMetrics]) 
         stood.add_metric([name], seconds)
         beside.add_metric([name], written)
         add_counts(problems, [name], {kind: count for kind, (count, *_) in by_kind.items()}, PROBLEMS)
-        wanted = select(Checkpoint).where(col(Checkpoint.job_id) == one.job.id, col(Checkpoint.trouble).is_(None))
+        wanted = select(Checkpoint).where(col(Checkpoint.job_id) == one.job.id, col(Checkpoint.problem).is_(None))
         newest = session.exec(wanted.order_by(col(Checkpoint.id).desc()).limit(1)).first()
         if newest is not None:
             add_known(size, [name], newest.size)

@@ -34,18 +34,22 @@ class SavePart:
 
     files: Mapping[str, WrittenFile]
     chunks: Sequence[Chunk] = ()
-    trouble: StorageError | None = None
+    storage_error: StorageError | None = None
 
     def record(self) -> dict[str, Any]:
         """Return it in values that JSON can hold."""
-        trouble = None if self.trouble is None else [self.trouble.kind, self.trouble.why]
-        return {"files": {name: asdict(one) for name, one in self.files.items()}, "chunks": list(self.chunks), "trouble": trouble}
+        storage_error = None if self.storage_error is None else [self.storage_error.kind, self.storage_error.why]
+        return {
+            "files": {name: asdict(one) for name, one in self.files.items()},
+            "chunks": list(self.chunks),
+            "storage_error": storage_error,
+        }
 
     @classmethod
     def told(cls, record: Mapping[str, Any]) -> SavePart:
         """Return what another rank's *record* says."""
         files = {name: WrittenFile(**one) for name, one in record["files"].items()}
-        return cls(files, [Chunk(*one) for one in record["chunks"]], StorageError.told(record["trouble"]))
+        return cls(files, [Chunk(*one) for one in record["chunks"]], StorageError.told(record["storage_error"]))
 
 
 class SavePlan:
@@ -122,7 +126,7 @@ def write(state: Mapping[str, Any], folder: Path, world: World, *, lowest: froze
     digest = hashlib.sha256(json.dumps(claims).encode()).hexdigest()
     told = world.gather([digest, why])
     if any(one for _, one in told):
-        return [SavePart({}, trouble=_failed(rank, one) if one else None) for rank, (_, one) in enumerate(told)]
+        return [SavePart({}, storage_error=_failed(rank, one) if one else None) for rank, (_, one) in enumerate(told)]
     digests = [one for one, _ in told]  # copies claim the same: the first one's word is enough
     first = digests.index(digest) == world.rank
     spoken: dict[str, list[Any]] = {}
@@ -146,9 +150,9 @@ def _written(items: Iterator[Item], folder: Path, rank: int) -> SavePart:
     try:
         return SavePart(*write_alone(items, folder, rank, WritePace(None)))
     except StorageTrouble as failed:
-        return SavePart({}, trouble=_failed(rank, failed.words) if failed.cause is None else StorageError.of(failed.cause))
+        return SavePart({}, storage_error=_failed(rank, failed.words) if failed.cause is None else StorageError.of(failed.cause))
     except Exception as error:  # noqa: BLE001 (as above)
-        return SavePart({}, trouble=_failed(rank, f"{type(error).__name__}: {error}"))
+        return SavePart({}, storage_error=_failed(rank, f"{type(error).__name__}: {error}"))
 
 
 def _failed(rank: int, why: str) -> StorageError:

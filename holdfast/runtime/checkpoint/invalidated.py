@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-VARIABLE: Final = "HOLDFAST_WRITTEN_OFF"
-SKIP: Final = "HOLDFAST_SKIP"
+VARIABLE: Final = "HOLDFAST_INVALIDATED"
+SKIP: Final = "HOLDFAST_SKIP_STEPS"
 
 
 @dataclass(frozen=True, slots=True)

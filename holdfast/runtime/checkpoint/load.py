@@ -12,7 +12,7 @@ from holdfast.runtime.checkpoint.invalidated import NOTHING, WrittenOff
 from holdfast.runtime.checkpoint.manifest import Manifest, UnusableCheckpoint
 from holdfast.runtime.checkpoint.storage import CheckpointReader
 from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
-from holdfast.runtime.state.training import Misfit, Training
+from holdfast.runtime.state.training import CheckpointMismatch, Training
 from holdfast.runtime.world import World
 
 T = TypeVar("T")
@@ -33,18 +33,18 @@ class _Candidate:
 
     folder: Path
     manifest: Manifest | None
-    trouble: StorageError | None
+    storage_error: StorageError | None
 
     def record(self) -> dict[str, Any]:
         """Return it in values that JSON can hold."""
         whole = None if self.manifest is None else asdict(self.manifest)
-        return {"folder": str(self.folder), "manifest": whole, "trouble": _words(self.trouble)}
+        return {"folder": str(self.folder), "manifest": whole, "storage_error": _words(self.storage_error)}
 
     @classmethod
     def told(cls, record: Mapping[str, Any]) -> _Candidate:
         """Return what another rank's *record* says."""
         whole = record["manifest"]
-        return cls(Path(record["folder"]), None if whole is None else Manifest.told(whole), StorageError.told(record["trouble"]))
+        return cls(Path(record["folder"]), None if whole is None else Manifest.told(whole), StorageError.told(record["storage_error"]))
 
 
 def newest_whole(directory: Path, world: World, off: WrittenOff = NOTHING) -> FoundCheckpoint:
@@ -58,21 +58,21 @@ def newest_whole(directory: Path, world: World, off: WrittenOff = NOTHING) -> Fo
         if candidate.manifest is not None and off.covers(candidate.manifest.step, candidate.manifest.generation):
             skipped.append(candidate.folder)
             continue
-        trouble = candidate.trouble or StorageError.told(_first(world.gather(_words(_trouble_in_share(candidate, world)))))
-        if trouble is None:
+        storage_error = candidate.storage_error or StorageError.told(_first(world.gather(_words(_trouble_in_share(candidate, world)))))
+        if storage_error is None:
             return FoundCheckpoint(candidate.folder, candidate.manifest, tuple(skipped))
         skipped.append(candidate.folder)
         if world.rank == 0:
-            StorageErrorReporter().tell(trouble, manifest.step_of(candidate.folder), candidate.folder)
+            StorageErrorReporter().tell(storage_error, manifest.step_of(candidate.folder), candidate.folder)
     return FoundCheckpoint(None, None, tuple(skipped))
 
 
 def load(training: Training, folder: Path, world: World) -> dict[str, Any]:
-    """Load the whole checkpoint in *folder* into *training*; raise `Misfit` on every rank when it fits not on any."""
+    """Load the whole checkpoint in *folder* into *training*; raise `CheckpointMismatch` on every rank when it fits not on any."""
     progress, why = _attempt(training, folder, world)
     first = _first(world.gather(why))
     if progress is None or first is not None:
-        raise Misfit(
+        raise CheckpointMismatch(
             f"{folder} is whole, but it is not a checkpoint of this job: {first}. "
             "Restore the model and optimizer that wrote it, or name another checkpoint directory."
         )
@@ -105,9 +105,9 @@ def _listed(told: Mapping[str, Any]) -> list[_Candidate]:
     return [_Candidate.told(one) for one in told["found"]]
 
 
-def _words(trouble: StorageError | None) -> list[str] | None:
+def _words(storage_error: StorageError | None) -> list[str] | None:
     """Return a trouble as JSON holds it."""
-    return None if trouble is None else [trouble.kind, trouble.why]
+    return None if storage_error is None else [storage_error.kind, storage_error.why]
 
 
 def _candidate(folder: Path) -> _Candidate:

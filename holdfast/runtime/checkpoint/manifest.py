@@ -113,12 +113,12 @@ def step_of(folder: Path) -> int:
     return int(match[1])
 
 
-def whole_steps(directory: Path, off: WrittenOff = NOTHING) -> Iterator[int]:
+def complete_steps(directory: Path, off: WrittenOff = NOTHING) -> Iterator[int]:
     """Yield the steps of the checkpoints below *directory* that look whole, newest first; each is looked at when its turn comes.
 
     Those that are written *off* do not count.
     """
-    return (step_of(folder) for folder in candidates(directory) if looks_whole(folder) and not is_off(folder, off))
+    return (step_of(folder) for folder in candidates(directory) if looks_complete(folder) and not is_off(folder, off))
 
 
 def is_off(folder: Path, off: WrittenOff) -> bool:
@@ -197,7 +197,7 @@ def check_size(folder: Path, name: str, wanted: WrittenFile) -> None:
         raise UnusableCheckpoint("checkpoint-corrupt", f"{name} is longer than it was written: {found} instead of {wanted.size} bytes")
 
 
-def looks_whole(folder: Path) -> bool:
+def looks_complete(folder: Path) -> bool:
     """Say whether *folder* has a sound manifest and all files in their sizes, without reading them."""
     try:
         for name, file in read(folder).files.items():

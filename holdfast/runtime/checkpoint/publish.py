@@ -43,7 +43,7 @@ def put_in_place(whole: Manifest, partial: Path, place: Path, ask: Callable[[], 
 def retire(directory: Path, keep: int, generation: int, *, unusable: Collection[Path] = ()) -> None:
     """Remove whole checkpoints beyond the newest *keep*, those known to be *unusable* not counted; what cannot be removed stays."""
     with suppress(OSError):
-        sound = [path for path in manifest.candidates(directory) if path not in unusable and manifest.looks_whole(path)]
+        sound = [path for path in manifest.candidates(directory) if path not in unusable and manifest.looks_complete(path)]
         for path in sound[keep:]:
             away = manifest.beside(directory, manifest.step_of(path), "removing", generation)
             path.rename(away)  # first, so that a kill in the middle leaves no torn checkpoint

@@ -16,7 +16,7 @@ from holdfast.runtime.checkpoint.collective_save import SavePart, write
 from holdfast.runtime.checkpoint.publish import clear, put_in_place, retire
 from holdfast.runtime.checkpoint.storage import StorageTrouble, write_metadata
 from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
-from holdfast.runtime.state.training import tree_of
+from holdfast.runtime.state.training import tree_key
 from holdfast.runtime.world import World
 
 _log = logging.getLogger("holdfast.runtime")
@@ -62,7 +62,7 @@ class Saver:
         """
         start = time.monotonic()
         partial = manifest.beside(self._keeping.directory, step, "partial", self._generation)
-        parts = write(state, partial, self._world, lowest=lowest, own=tree_of(self._world.rank))
+        parts = write(state, partial, self._world, lowest=lowest, own=tree_key(self._world.rank))
         self._wish = None
         stands = self._world.rank == 0 and self._settle(parts, partial, step, start)
         stands, self.every = self._world.told([stands, self._wish if stands else None])
@@ -73,9 +73,9 @@ class Saver:
     def _settle(self, parts: list[SavePart], partial: Path, step: int, start: float) -> bool:
         """Put the checkpoint in place, or clear away what there is of it; rank 0 only."""
         place = manifest.folder_of(self._keeping.directory, step)
-        trouble = next((part.trouble for part in parts if part.trouble is not None), None)
+        storage_error = next((part.storage_error for part in parts if part.storage_error is not None), None)
         try:
-            if trouble is None:
+            if storage_error is None:
                 files = {name: file for part in parts for name, file in part.files.items()}
                 files |= write_metadata((chunk for part in parts for chunk in part.chunks), partial)
                 whole = manifest.manifest(step, self._generation, self._world.size, files)
@@ -88,11 +88,13 @@ class Saver:
                     return True
                 _log.warning("the checkpoint of step %d is not put in place: %s", step, leave.why)
         except OSError as error:
-            trouble = StorageError.of(error)
+            storage_error = StorageError.of(error)
         except StorageTrouble as failed:
-            trouble = StorageError.of(failed.cause) if failed.cause is not None else StorageError("checkpoint-write-failed", failed.words)
-        if trouble is not None:
-            self._teller.tell(trouble, step, place)
+            storage_error = (
+                StorageError.of(failed.cause) if failed.cause is not None else StorageError("checkpoint-write-failed", failed.words)
+            )
+        if storage_error is not None:
+            self._teller.tell(storage_error, step, place)
         shutil.rmtree(partial, ignore_errors=True)
         return False
 

@@ -121,7 +121,7 @@ class _DigestingFiles(FileSystem):
             raise
 
 
-class _Writer(FileSystemWriter):
+class _DigestWriter(FileSystemWriter):
     """DCP's writer over files that digest."""
 
     def __init__(self, folder: Path, bandwidth: WritePace | None = None) -> None:
@@ -182,7 +182,7 @@ def write_alone(items: Iterable[Item], folder: Path, rank: int, pace: WritePace)
 
     Raises `StorageTrouble`. What the ranks have written becomes a checkpoint by `write_metadata`.
     """
-    writer = _Writer(folder, pace)
+    writer = _DigestWriter(folder, pace)
     writer.set_up_storage_writer(is_coordinator=False, rank=rank, use_collectives=False)
     wanted, data = {}, {}
     for item in items:
@@ -220,7 +220,7 @@ def write_metadata(chunks: Iterable[Chunk], folder: Path) -> dict[str, WrittenFi
         there = sum(chunk.sizes.numel() for chunk in tensor.chunks)
         if there != tensor.size.numel():
             raise StorageTrouble(f"of '{key}' {there} of {tensor.size.numel()} elements were written", None)
-    writer = _Writer(folder)
+    writer = _DigestWriter(folder)
     # As `dcp_to_torch_save` gives it back: the model's tensors in a dict of their own.
     places = {key: tuple(key.split(".", 1)) if key.startswith("model.") else (key,) for key in tensors}
     try:

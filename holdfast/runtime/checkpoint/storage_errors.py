@@ -48,13 +48,13 @@ class StorageErrorReporter:
         self._line = line
         self._told: set[StorageError] = set()
 
-    def tell(self, trouble: StorageError, step: int | None, path: Path, *, rank: int | None = None) -> None:
-        """Report *trouble* with the checkpoint of *step* at *path* (of *rank*, if not this one), unless the cause is known."""
-        if trouble in self._told:
+    def tell(self, storage_error: StorageError, step: int | None, path: Path, *, rank: int | None = None) -> None:
+        """Report *storage_error* with the checkpoint of *step* at *path* (of *rank*, if not this one), unless the cause is known."""
+        if storage_error in self._told:
             return
-        self._told.add(trouble)
-        (self._line or link()).trouble(trouble.kind, step, path, trouble.why, rank=rank)
-        _log.warning("%s: %s: %s", trouble.kind, path, trouble.why)
+        self._told.add(storage_error)
+        (self._line or link()).storage_error(storage_error.kind, step, path, storage_error.why, rank=rank)
+        _log.warning("%s: %s: %s", storage_error.kind, path, storage_error.why)
 
     def forget(self) -> None:
         """Take every cause for news again: a save succeeded."""

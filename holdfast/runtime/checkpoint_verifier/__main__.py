@@ -51,7 +51,7 @@ def by_hand(folders: Sequence[str]) -> int:
     status = 0
     for folder in folders:
         one = inspect_checkpoint(Path(folder).absolute(), verify=True)
-        if one.whole:
+        if one.complete:
             one.add(findings({"disk": str(one.path)}))
         found = one.findings
         for word, lines in (("proven", found.proven), ("BROKEN", found.broken), ("open", found.unproven)):

@@ -115,8 +115,8 @@ def _tensors(one: VerifiedCheckpoint, trees: Mapping[int, Any], found: Findings)
     for key in sorted(shapes):
         broken += _stored_whole(one, key, shapes[key])
     found.prove(f"{len(named)} tensors are named by the trees, and these are stored, no more and no fewer", broken)
-    whole = {key: shape for key, shape in shapes.items() if not any(f"'{key}'" in line for line in broken)}
-    agreement.values(found, whole, one.read)
+    complete = {key: shape for key, shape in shapes.items() if not any(f"'{key}'" in line for line in broken)}
+    agreement.values(found, complete, one.read)
 
 
 def _stored_whole(one: VerifiedCheckpoint, key: str, shape: tuple[int, ...]) -> list[str]:

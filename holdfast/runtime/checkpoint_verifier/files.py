@@ -25,14 +25,14 @@ class StoredCheckpoint:
         return manifest.step_of(self.path)
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Tell whether nothing is known against it."""
         return not self.findings.broken
 
     @property
     def status(self) -> str:
-        """Return ``whole``, ``torn`` or ``corrupt``."""
-        return "whole" if self.whole else "torn" if self.flaw == "checkpoint-torn" else "corrupt"
+        """Return ``complete``, ``torn`` or ``corrupt``."""
+        return "complete" if self.complete else "torn" if self.flaw == "checkpoint-torn" else "corrupt"
 
     def add(self, findings: Findings) -> None:
         """Take what was found by reading its tensors."""
@@ -58,6 +58,6 @@ def inspect_checkpoint(folder: Path, *, verify: bool) -> StoredCheckpoint:
         except UnusableCheckpoint as unusable:
             one.flaw = one.flaw or unusable.flaw
             one.findings.broken.append(unusable.why)
-    if verify and one.whole:
+    if verify and one.complete:
         one.findings.proven.append(f"all {len(one.manifest.files)} files have the SHA-256 that the manifest names")
     return one

@@ -23,7 +23,7 @@ class VerifiedSnapshots:
     """The snapshots of one moment, opened: a file for each part of each piece, and one of each rank."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        """Open *files*; raise ``OSError`` or `shared_memory.Unusable` when one cannot be read."""
+        """Open *files*; raise ``OSError`` or `shared_memory.UnusableSnapshot` when one cannot be read."""
         self.opened: list[Snapshot] = []
         try:
             self.opened += [Snapshot(path) for path in files]
@@ -31,10 +31,10 @@ class VerifiedSnapshots:
             self.close()
             raise
         self.ranks = {one.label.rank: one for one in self.opened}
-        self.pieces: dict[str, list[Snapshot]] = defaultdict(list)
+        self.shards: dict[str, list[Snapshot]] = defaultdict(list)
         for one in sorted(self.opened, key=lambda each: each.label.part):
-            if one.label.part not in {other.label.part for other in self.pieces[one.label.piece]}:
-                self.pieces[one.label.piece].append(one)
+            if one.label.part not in {other.label.part for other in self.shards[one.label.shard]}:
+                self.shards[one.label.shard].append(one)
         self.blobs: dict[int, dict[str, Any]] = {}
         """Rank to the trees in its snapshot, as far as they can be read."""
 
@@ -43,13 +43,13 @@ class VerifiedSnapshots:
         for one in self.opened:
             one.close()
 
-    def rank_of(self, piece: str) -> int:
+    def rank_of(self, shard: str) -> int:
         """Return the first rank whose state the piece is."""
-        return min(one.label.rank for one in self.pieces[piece])
+        return min(one.label.rank for one in self.shards[shard])
 
-    def tensors(self, piece: str) -> dict[str, Tensor]:
+    def tensors(self, shard: str) -> dict[str, Tensor]:
         """Return the tensors of a piece, put together from its parts."""
-        parts = self.pieces[piece]
+        parts = self.shards[shard]
         entries = parts[0].entries
         flats = [torch.empty(entry.size, dtype=torch.uint8) for entry in entries]
         for part in parts:
@@ -74,21 +74,21 @@ def verify_snapshots(moment: VerifiedSnapshots, world: int, found: Findings) -> 
     broken: list[str] = []
     for rank, one in sorted(moment.ranks.items()):
         moment.blobs[rank] = {}
-        for name in ("static", "dynamic", "light"):
+        for name in ("static", "dynamic", "rank_state"):
             try:
                 moment.blobs[rank][name] = tree.unpickled(one.blobs[name])
             except Exception as error:  # noqa: BLE001 (whatever is wrong with it, it is one rank's, and is named)
                 broken.append(f"what rank {rank} keeps beside its tensors ('{name}') cannot be read: {type(error).__name__}: {error}")
     found.prove("what every rank keeps beside its tensors can be read without running code", broken)
     _pieces(moment, found)
-    lights = {rank: blobs["light"] for rank, blobs in moment.blobs.items() if isinstance(blobs.get("light"), Mapping)}
-    missing = sorted(set(range(world)) - lights.keys())
+    rank_states = {rank: blobs["rank_state"] for rank, blobs in moment.blobs.items() if isinstance(blobs.get("rank_state"), Mapping)}
+    missing = sorted(set(range(world)) - rank_states.keys())
     found.prove(
         f"the own state of all {world} rank(s) is there",
         [f"the own state of rank {rank} is not there" for rank in missing],
     )
-    agreement.positions(found, {rank: one.get("data") for rank, one in lights.items()})
-    agreement.generators(found, {rank: one.get("rng") for rank, one in lights.items()}, world)
+    agreement.positions(found, {rank: one.get("data") for rank, one in rank_states.items()})
+    agreement.generators(found, {rank: one.get("rng") for rank, one in rank_states.items()}, world)
     dynamic = {rank: blobs["dynamic"] for rank, blobs in moment.blobs.items() if "dynamic" in blobs}
     agreement.schedulers(found, {rank: one.get("schedulers") or [] for rank, one in dynamic.items()})
 
@@ -97,20 +97,20 @@ def _pieces(moment: VerifiedSnapshots, found: Findings) -> None:
     """Judge the tensors of every piece."""
     broken: list[str] = []
     counts: dict[int, dict[str, float]] = {}
-    for piece, parts in moment.pieces.items():
-        rank = moment.rank_of(piece)
+    for shard, parts in moment.shards.items():
+        rank = moment.rank_of(shard)
         lost = sorted(set(range(parts[0].label.parts)) - {one.label.part for one in parts})
         apart = [one for one in parts if one.entries != parts[0].entries]
         broken += [f"part {part} of the piece of rank {rank} is not there" for part in lost]
         broken += [f"the index of rank {one.label.rank} is not that of rank {parts[0].label.rank}, a copy of it" for one in apart]
         if lost or apart:
             continue
-        tensors = moment.tensors(piece)
+        tensors = moment.tensors(shard)
         named = _named(moment.blobs[parts[0].label.rank].get("static"))
         broken += [f"'{key}', which rank {rank} names, is not there" for key in sorted(named - tensors.keys())]
         counts[rank] = agreement.scalars(tensors)
         agreement.values(found, {key: tuple(one.shape) for key, one in tensors.items()}, tensors.__getitem__)
-    found.prove(f"the parts of {len(moment.pieces)} piece(s) have the same index and hold all that it names", broken)
+    found.prove(f"the parts of {len(moment.shards)} piece(s) have the same index and hold all that it names", broken)
     agreement.counters(found, counts)
 
 
@@ -129,13 +129,13 @@ def compare(moment: VerifiedSnapshots, disk: VerifiedCheckpoint, found: Findings
     compared = 0
     shards: dict[str, dict[int, Tensor]] = defaultdict(dict)
     met: set[str] = set()
-    for piece in moment.pieces:
-        rank = moment.rank_of(piece)
+    for shard in moment.shards:
+        rank = moment.rank_of(shard)
         if rank not in disk.trees:
             continue
         buffers = moment.rest(rank) if rank else {}  # those of rank 0 are the ones that a checkpoint keeps
         own = {key: one for key, one in disk.scalars(rank).items() if isinstance(one, Tensor)}
-        for key, tensor in moment.tensors(piece).items():
+        for key, tensor in moment.tensors(shard).items():
             if key in buffers:
                 continue
             met.add(key)
@@ -174,20 +174,20 @@ def _shards(disk: VerifiedCheckpoint, shards: Mapping[str, Mapping[int, Tensor]]
 
 def _cut(disk: VerifiedCheckpoint, key: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Return the tensor as the ranks cut it: along one dimension in equal shards but the last, else as it was stored."""
-    whole = disk.read(key)
+    complete = disk.read(key)
     largest = max(shapes)
-    along = [place for place, size in enumerate(largest) if size != whole.shape[place]] if len(largest) == whole.dim() else []
+    along = [place for place, size in enumerate(largest) if size != complete.shape[place]] if len(largest) == complete.dim() else []
     if len(along) == 1:
-        return list(whole.split(largest[along[0]], along[0]))
+        return list(complete.split(largest[along[0]], along[0]))
     boxes = [tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True)) for offsets, sizes in disk.chunks(key)]
-    return [whole[box] for box in boxes]
+    return [complete[box] for box in boxes]
 
 
 def _own_states(moment: VerifiedSnapshots, disk: VerifiedCheckpoint, found: Findings) -> None:
     """Compare what each rank has of its own, and what is small."""
     broken, drawn = [], []
     for rank, blobs in sorted(moment.blobs.items()):
-        if rank not in disk.trees or not {"light", "dynamic"} <= blobs.keys():
+        if rank not in disk.trees or not {"rank_state", "dynamic"} <= blobs.keys():
             continue
         told = disk.trees[rank]
         settings = [
@@ -195,7 +195,7 @@ def _own_states(moment: VerifiedSnapshots, disk: VerifiedCheckpoint, found: Find
             for each in told["optimizers"]
         ]
         for name, here, there in (
-            ("the position in the data", blobs["light"]["data"], told["data"]),
+            ("the position in the data", blobs["rank_state"]["data"], told["data"]),
             ("the optimizers' settings", blobs["dynamic"]["settings"], settings),
         ):
             broken += (
@@ -203,7 +203,7 @@ def _own_states(moment: VerifiedSnapshots, disk: VerifiedCheckpoint, found: Find
                 if (keys := list(agreement.differences(here, there, "own")))
                 else []
             )
-        drawn += [rank] if list(agreement.differences(blobs["light"]["rng"], told["rng"], "rng")) else []
+        drawn += [rank] if list(agreement.differences(blobs["rank_state"]["rng"], told["rng"], "rng")) else []
     found.prove("every rank's position in the data and its optimizers' settings are the same in memory and on the disk", broken)
     if drawn:
         found.unproven.append(

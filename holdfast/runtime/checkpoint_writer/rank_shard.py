@@ -15,8 +15,8 @@ from holdfast.memstore.write_requests import WriteRequest
 from holdfast.runtime.checkpoint_writer.chunks import ChunkBox, boxes
 from holdfast.runtime.snapshots.checksum import bytes_sum
 from holdfast.runtime.state import tree
-from holdfast.runtime.state.state_layout import whole_tree
-from holdfast.runtime.state.training import tree_of
+from holdfast.runtime.state.state_layout import merged_tree
+from holdfast.runtime.state.training import tree_key
 from holdfast.tensor_layout import memory_order
 
 Claim = tuple[str, tuple[int, ...], tuple[int, ...]]
@@ -37,26 +37,26 @@ class RankShard:
     """One rank's part of a checkpoint."""
 
     def __init__(self, snapshot: Snapshot, request: WriteRequest) -> None:
-        """Read the indexes of *snapshot*; raise `shared_memory.Unusable` unless it is the one that is meant, as it was written."""
+        """Read the indexes of *snapshot*; raise `shared_memory.UnusableSnapshot` unless it is the one that is meant, as it was written."""
         if snapshot.label.moment != request.moment or snapshot.label.rank != request.rank:
-            raise shared_memory.Unusable(shared_memory.REPLACED)
+            raise shared_memory.UnusableSnapshot(shared_memory.REPLACED)
         self._snapshot, self._request = snapshot, request
         snapshot.verify(bytes_sum)  # what was changed in memory must not get a digest that says it is sound
         stays, told = tree.unpickled(snapshot.blobs["static"]), tree.unpickled(snapshot.blobs["dynamic"])
         self._shards: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = stays["shards"]
         self._loose = {key: one for key, one in told["rest"].items() if not _is_of_no_use(key, stays["model"])}
         """Tensors that are small, or lie in memory in pieces; of copies of a rank the lowest one writes them."""
-        whole = whole_tree(stays, told)
+        whole = merged_tree(stays, told)
         for name, key in (("schedulers", "scheduler"), ("extra", "extra")):
             whole[name] = tree.pack(whole[name], key, self._loose)
-        own = tree.unpickled(snapshot.blobs["light"])
+        own = tree.unpickled(snapshot.blobs["rank_state"])
         progress = {"step": request.step, "loss": request.loss}
         self._tree = tree.to_bytes({"progress": progress, **whole, "rng": own["rng"], "data": own["data"]})
 
     @property
-    def piece(self) -> str:
+    def shard(self) -> str:
         """Return the piece of the training of which this is a part."""
-        return self._snapshot.label.piece
+        return self._snapshot.label.shard
 
     def _place(self, key: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the whole tensor's shape and where this rank's part of it begins."""
@@ -75,7 +75,7 @@ class RankShard:
         for number, begin, end, place in self._snapshot.stretches():
             entry = self._snapshot.entries[number]
             whole, offset = self._place(entry.key, entry.shape)
-            if others.get(named((entry.key, offset, entry.shape)), self.piece) == self.piece:
+            if others.get(named((entry.key, offset, entry.shape)), self.shard) == self.shard:
                 dtype = getattr(torch, entry.dtype)
                 count = (end - begin) // dtype.itemsize
                 flat = torch.frombuffer(self._snapshot.data, dtype=dtype, count=count, offset=place)
@@ -93,7 +93,7 @@ class RankShard:
             if others.get(named((key, offset, tuple(one.shape))), self._request.rank) == self._request.rank:
                 yield Item(key, whole, ChunkBox(offset, tuple(one.shape)), one)
         own = self._tree
-        yield Item(tree_of(self._request.rank), tuple(own.shape), ChunkBox((0,), tuple(own.shape)), own)
+        yield Item(tree_key(self._request.rank), tuple(own.shape), ChunkBox((0,), tuple(own.shape)), own)
 
 
 def named(claim: Any) -> str:  # noqa: ANN401 (a claim, or the lists that JSON makes of it)

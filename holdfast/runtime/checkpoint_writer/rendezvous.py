@@ -67,7 +67,7 @@ class WriterRendezvous:
         What a checkpoint writer before has left here stays: the same snapshots lead to the same words.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        told = {"piece": portion.piece, "entries": portion.claims(), "loose": portion.loose()}
+        told = {"shard": portion.shard, "entries": portion.claims(), "loose": portion.loose()}
         self._leave(_CLAIMS.format(self._request.rank), told)
 
     def owners(self) -> dict[str, str | int]:
@@ -98,12 +98,12 @@ class WriterRendezvous:
         files = {name: WrittenFile(**one) for part in told.values() for name, one in part["files"].items()}
         return files, [Chunk(*one) for part in told.values() for one in part["chunks"]]
 
-    def give_up(self, trouble: StorageError | None = None) -> None:
-        """Let all know of a *trouble* by which nothing comes of it; the leader clears away what there is."""
-        if trouble is not None:
+    def give_up(self, storage_error: StorageError | None = None) -> None:
+        """Let all know of a *storage_error* by which nothing comes of it; the leader clears away what there is."""
+        if storage_error is not None:
             with suppress(OSError):
                 self.folder.mkdir(parents=True, exist_ok=True)  # whoever comes later waits for nobody
-                self._leave(_OVER, {"why": trouble.why})
+                self._leave(_OVER, {"why": storage_error.why})
         if self.leads:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -174,15 +174,15 @@ class WriterRendezvous:
 
 def _owners(told: Mapping[int, Any]) -> dict[str, str | int]:
     """Return who writes what several have claimed: the piece whose lowest rank is lowest, or of what is loose the lowest rank."""
-    pieces: dict[str, str] = {}
+    shards: dict[str, str] = {}
     ranks: dict[str, int] = {}
     several: set[str] = set()
     for rank in sorted(told):
-        piece = told[rank]["piece"]
+        shard = told[rank]["shard"]
         for claim in map(named, told[rank]["entries"]):
-            if pieces.setdefault(claim, piece) != piece:
+            if shards.setdefault(claim, shard) != shard:
                 several.add(claim)
         for claim in map(named, told[rank]["loose"]):
             if ranks.setdefault(claim, rank) != rank:
                 several.add(claim)
-    return {claim: pieces[claim] if claim in pieces else ranks[claim] for claim in sorted(several)}
+    return {claim: shards[claim] if claim in shards else ranks[claim] for claim in sorted(several)}

@@ -10,7 +10,7 @@ from typing import Final
 
 from holdfast.memstore import write_requests
 from holdfast.memstore.write_requests import WriteRequest
-from holdfast.process import let_termination_pass
+from holdfast.process import survive_sigterm
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import AgentLink
 from holdfast.runtime.checkpoint.storage import WritePace
@@ -69,10 +69,10 @@ def main() -> None:
     """Be the checkpoint writer that the environment describes."""
     import torch  # noqa: PLC0415 (after the environment is set: no GPU is touched)
 
-    let_termination_pass()
+    survive_sigterm()
     Path("/proc/self/comm").write_text(NAME)
     os.nice(NICE)
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    CheckpointWriter(Path(os.environ["HOLDFAST_VAULT"]), AgentLink.from_env()).run()
+    CheckpointWriter(Path(os.environ["HOLDFAST_MEMSTORE"]), AgentLink.from_env()).run()
     os._exit(0)  # whatever is in work stays as it is: the next run clears it away

@@ -6,7 +6,7 @@ import logging
 import time
 from pathlib import Path
 
-from holdfast.memstore.shared_memory import Snapshot, Unusable
+from holdfast.memstore.shared_memory import Snapshot, UnusableSnapshot
 from holdfast.memstore.write_requests import WriteRequest
 from holdfast.runtime.agent_client import AgentLink, Leave
 from holdfast.runtime.checkpoint import manifest
@@ -32,28 +32,30 @@ class WriteTask:
     def run(self) -> None:
         """Do it; whatever goes wrong is told and costs this checkpoint, nothing else. The snapshot is let go of in the end."""
         place = manifest.folder_of(Path(self.request.directory), self.request.step)
-        trouble: StorageError | None
+        storage_error: StorageError | None
         try:
             self._carry_out(place)
         except Over as over:
             _log.info("the checkpoint of step %d is given up: %s", self.request.step, over.why)
             self._meeting.give_up()
             return
-        except (Unusable, Stalled) as error:
-            trouble = StorageError("snapshot-spoiled" if isinstance(error, Unusable) else "checkpoint-write-failed", error.why)
+        except (UnusableSnapshot, Stalled) as error:
+            storage_error = StorageError(
+                "snapshot-spoiled" if isinstance(error, UnusableSnapshot) else "checkpoint-write-failed", error.why
+            )
         except StorageTrouble as error:
-            trouble = StorageError("checkpoint-write-failed", error.words) if error.cause is None else StorageError.of(error.cause)
+            storage_error = StorageError("checkpoint-write-failed", error.words) if error.cause is None else StorageError.of(error.cause)
         except OSError as error:
-            trouble = StorageError.of(error)
+            storage_error = StorageError.of(error)
         except Exception as error:  # noqa: BLE001 (whatever it is, others must not wait for this rank)
             _log.exception("the checkpoint of step %d is given up", self.request.step)
-            trouble = StorageError("checkpoint-write-failed", f"{type(error).__name__}: {error}")
+            storage_error = StorageError("checkpoint-write-failed", f"{type(error).__name__}: {error}")
         else:
             return
         finally:
             self.request.remove(self._memstore)
-        self._meeting.give_up(trouble)
-        self._teller.tell(trouble, self.request.step, place, rank=self.request.rank)
+        self._meeting.give_up(storage_error)
+        self._teller.tell(storage_error, self.request.step, place, rank=self.request.rank)
 
     def _carry_out(self, place: Path) -> None:
         """Do what is left to be done: a checkpoint writer before may have been killed anywhere."""

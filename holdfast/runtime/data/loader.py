@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from holdfast.runtime.data.batch_shards import BatchShard, BatchSplit, Share, cut
 from holdfast.runtime.state import rng
-from holdfast.runtime.telemetry.wait_windows import idle
+from holdfast.runtime.telemetry.wait_windows import process_waits
 from holdfast.runtime.world import World
 
 _END: Final = object()
@@ -89,7 +89,7 @@ class Loader:
 
     def _next(self) -> Any:  # noqa: ANN401 (a batch, or the end of the epoch)
         inner = self._open() if self._inner is None else self._inner
-        window = idle()
+        window = process_waits()
         ours = self.loader.num_workers > 0 and window.enter("data")  # without workers this process itself is at work
         try:
             return next(inner, _END)
@@ -219,7 +219,7 @@ class Loader:
             self._inner = self._begun(skip=0)
         else:
             self._begin_generators = [one.get_state() for one in self._generators()]
-            with rng.borrowed(self._begin):
+            with rng.temporarily(self._begin):
                 self._inner = self._begun(skip=self.consumed)
         return self._inner
 

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import torch.distributed as dist
 
-from holdfast.runtime.groups.kv_store import native
+from holdfast.runtime.groups.kv_store import native_store
 from holdfast.runtime.groups.waits import Waits, sleeps
 
 T = TypeVar("T")
@@ -141,17 +141,17 @@ class BuildOptions:
 
 
 def build(  # noqa: PLR0913 (who is where, how, and how to give it up)
-    store: dist.Store, prefix: str, rank: int, size: int, *, way: BuildOptions, gave_up: Callable[[], bool]
+    store: dist.Store, prefix: str, rank: int, size: int, *, way: BuildOptions, is_cancelled: Callable[[], bool]
 ) -> BackendGroup:
     """Build a group of *size* members over *store*, where all use the same *prefix*.
 
-    Raise `GenerationEnded` as soon as *gave_up* says so: the thread that builds is left to its own time-out then.
+    Raise `GenerationEnded` as soon as *is_cancelled* says so: the thread that builds is left to its own time-out then.
     """
-    return in_thread(lambda: _build(dist.PrefixStore(prefix, store), rank, size, way), gave_up)
+    return in_thread(lambda: _build(dist.PrefixStore(prefix, store), rank, size, way), is_cancelled)
 
 
-def in_thread(make: Callable[[], T], gave_up: Callable[[], bool]) -> T:
-    """Return what *make* makes in a thread of its own, or raise what it raises; raise `GenerationEnded` when *gave_up* says so first."""
+def in_thread(make: Callable[[], T], is_cancelled: Callable[[], bool]) -> T:
+    """Return what *make* makes in a thread of its own, or raise what it raises; raise `GenerationEnded` when *is_cancelled* says so first."""
     made: list[T] = []
     failed: list[BaseException] = []
     done = threading.Event()
@@ -165,7 +165,7 @@ def in_thread(make: Callable[[], T], gave_up: Callable[[], bool]) -> T:
 
     threading.Thread(target=run, name="holdfast-build", daemon=True).start()
     while not done.wait(0.005):
-        if gave_up():
+        if is_cancelled():
             raise GenerationEnded
     if failed:
         raise failed[0]
@@ -185,7 +185,7 @@ def _build(own: dist.Store, rank: int, size: int, way: BuildOptions) -> BackendG
         options._timeout = way.timeout  # noqa: SLF001 (as torch's own new_group does)
         options.config.blocking = 0  # else a communicator in the making cannot be aborted
         # NCCL connects with the first operation, which is part of a step and of no recovery: it may have to wait for a compiler.
-        store = native(dist.PrefixStore("nccl", own), way.timeout, host=way.host, serving=rank == 0)
+        store = native_store(dist.PrefixStore("nccl", own), way.timeout, host=way.host, serving=rank == 0)
         backends["cuda"] = dist.ProcessGroupNCCL(store, rank, size, options)
     return BackendGroup(backends, sockets, _workers() - threads)
 

@@ -3,8 +3,8 @@
 A vote at every step must not hang with the collectives that it judges, must be given up the moment the flow ends a generation, and
 a change of one rank must cost a few connections whatever the size of the job. So it does not go through gloo or NCCL.
 
-Rank r talks to its parent (r - 1) // `FAN` and its children, and to its *buddies*, who keep r's light state (random generators, position
-in the data) for whoever takes r's place. Frames carry the generation; what is left of an older one is dropped unread.
+Rank r is connected to its parent (r - 1) // `FAN_OUT`, to its children, and to its *backup ranks*, which keep r's per-rank state (random
+generators, position in the data) for the process that takes r's place. Frames carry the generation; what is left of an older one is dropped unread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.runtime.groups.backends import GenerationEnded, pause_after
 
 T = TypeVar("T")
 
-FAN: Final = 32
+FAN_OUT: Final = 32
 """Children of a rank: up to 33 ranks it is a star, up to 1,057 two levels."""
 
 _HEAD: Final = struct.Struct("!IIBI")
@@ -38,13 +38,13 @@ _UP, _DOWN, _LIGHT, _FINAL, _HELLO, _STARTUP = range(6)
 LONGEST: Final = 256 * 1024 * 1024
 LONGEST_HELLO: Final = 4096
 HELLO_SECONDS: Final = 5.0
-MOST_STRANGERS: Final = 32
+MAX_UNAUTHENTICATED: Final = 32
 """Callers that have not proved yet that they know the token, and may take that long: while there are more they have a moment."""
-TALK_SECONDS: Final = 20.0
+CONNECT_SECONDS: Final = 20.0
 """How long connections may take to be made in a recovery; faults meanwhile are told by the flow and do not wait for this."""
 
 
-class PeerGone(Exception):
+class PeerConnectionLost(Exception):
     """The connection to another rank ended."""
 
     def __init__(self, rank: int, why: str) -> None:
@@ -115,7 +115,7 @@ class TreePeer:
 
 
 @dataclass(slots=True, eq=False)
-class _Caller:
+class _PendingPeer:
     """One who has not said yet who it is, and what it has said so far."""
 
     socket: socket.socket
@@ -146,7 +146,7 @@ class PeerAcceptor:
         self._server = open_port(0, backlog=256)
         self.port = int(self._server.getsockname()[1])
         self._waiting: dict[tuple[int, int], socket.socket] = {}
-        self._strangers = PendingCallers[_Caller]()
+        self._strangers = PendingCallers[_PendingPeer]()
         self._closed = False
         self._lock = threading.Condition()
         self._wake, self._waker = socket.socketpair()
@@ -163,12 +163,12 @@ class PeerAcceptor:
 
     def _serve(self) -> None:
         while not self._closed:
-            for key, _ in self._selector.select(self._strangers.due(MOST_STRANGERS, HELLO_SECONDS)):
+            for key, _ in self._selector.select(self._strangers.due(MAX_UNAUTHENTICATED, HELLO_SECONDS)):
                 if key.fileobj is self._server:
                     self._accept()
                 elif key.data is not None:
                     self._listen(key.data)
-            for late in self._strangers.late(MOST_STRANGERS, HELLO_SECONDS):
+            for late in self._strangers.late(MAX_UNAUTHENTICATED, HELLO_SECONDS):
                 self._hang_up(late)
         for caller in self._strangers:
             self._hang_up(caller)
@@ -187,7 +187,7 @@ class PeerAcceptor:
                 for caller in self._strangers:
                     self._hang_up(caller)
             return
-        caller = _Caller(line)
+        caller = _PendingPeer(line)
         try:
             line.settimeout(0)
             self._selector.register(line, selectors.EVENT_READ, caller)
@@ -196,7 +196,7 @@ class PeerAcceptor:
         else:
             self._strangers.add(caller)
 
-    def _listen(self, caller: _Caller) -> None:
+    def _listen(self, caller: _PendingPeer) -> None:
         """Let a caller in once it has said who it is; hang up on one who says something else."""
         if caller.socket.fileno() < 0:  # hung up on in this very round
             return
@@ -219,7 +219,7 @@ class PeerAcceptor:
         if old is not None:
             old.close()
 
-    def _hang_up(self, caller: _Caller) -> None:
+    def _hang_up(self, caller: _PendingPeer) -> None:
         self._strangers.discard(caller)
         if caller.socket.fileno() >= 0:
             self._selector.unregister(caller.socket)
@@ -255,12 +255,12 @@ def call(address: tuple[str, int], token: str, rank: int, incarnation: int) -> s
 
 def parent_of(rank: int) -> int | None:
     """Return whom *rank* votes to."""
-    return None if rank == 0 else (rank - 1) // FAN
+    return None if rank == 0 else (rank - 1) // FAN_OUT
 
 
 def children_of(rank: int, size: int) -> list[int]:
     """Return who votes to *rank*."""
-    return [child for child in range(rank * FAN + 1, rank * FAN + FAN + 1) if child < size]
+    return [child for child in range(rank * FAN_OUT + 1, rank * FAN_OUT + FAN_OUT + 1) if child < size]
 
 
 def buddies_of(rank: int, size: int, stride: int, ranks: Sequence[int] | None = None) -> list[int]:
@@ -298,8 +298,8 @@ class ControlTree:
         above = parent_of(place)
         self.parent = None if above is None else ranks[above]
         self.children = [ranks[child] for child in children_of(place, len(ranks))]
-        self.buddies = buddies_of(rank, size, stride, ranks)
-        self.eligibility = [other for other in ranks if rank in buddies_of(other, size, stride, ranks)]
+        self.backup_ranks = buddies_of(rank, size, stride, ranks)
+        self.protected_ranks = [other for other in ranks if rank in buddies_of(other, size, stride, ranks)]
         self.peers: dict[int, TreePeer] = {}
         self._number = 0
         self._wake, self._waker = os.pipe()
@@ -310,13 +310,13 @@ class ControlTree:
     @property
     def neighbours(self) -> set[int]:
         """Ranks that this one is connected to."""
-        found = {*self.children, *self.eligibility}
-        return found | {*self.buddies} | ({self.parent} if self.parent is not None else set())
+        found = {*self.children, *self.protected_ranks}
+        return found | {*self.backup_ranks} | ({self.parent} if self.parent is not None else set())
 
-    def convene(
+    def connect_neighbours(
         self,
         before: ControlTree | None,
-        desk: PeerAcceptor,
+        acceptor: PeerAcceptor,
         token: str,
         find: Callable[[int], tuple[str, int] | None],
         *,
@@ -331,10 +331,10 @@ class ControlTree:
             self._inherit(before)
         missing = self.neighbours - self.peers.keys()
         made = len(missing)
-        began, most = time.monotonic(), TALK_SECONDS if seconds is None else seconds
+        began, most = time.monotonic(), CONNECT_SECONDS if seconds is None else seconds
         while missing:
             for rank in sorted(missing):
-                line = self._reach(rank, desk, token, find)
+                line = self._reach(rank, acceptor, token, find)
                 if line is not None:
                     self.peers[rank] = TreePeer(rank, self.incarnations[rank], line)
                     missing.discard(rank)
@@ -342,7 +342,7 @@ class ControlTree:
                 if self._given_up:
                     raise GenerationEnded
                 if time.monotonic() > began + most:
-                    raise PeerGone(min(missing), f"no connection came about within {most:.0f} s")
+                    raise PeerConnectionLost(min(missing), f"no connection came about within {most:.0f} s")
                 time.sleep(pause_after(time.monotonic() - began))
         return made
 
@@ -353,9 +353,9 @@ class ControlTree:
                 self.peers[rank] = before.peers.pop(rank)
         before.close()
 
-    def _reach(self, rank: int, desk: PeerAcceptor, token: str, find: Callable[[int], tuple[str, int] | None]) -> socket.socket | None:
+    def _reach(self, rank: int, acceptor: PeerAcceptor, token: str, find: Callable[[int], tuple[str, int] | None]) -> socket.socket | None:
         if rank > self.rank:
-            return desk.fetch(rank, self.incarnations[rank])
+            return acceptor.fetch(rank, self.incarnations[rank])
         address = find(rank)
         if address is None:
             return None
@@ -372,22 +372,22 @@ class ControlTree:
 
     # -- talking ------------------------------------------------------------------------------------------------------
 
-    def vote(self, value: T, merge: Callable[[T, T], T], absent: T, light: bytes, keep: Callable[[int, bytes], None]) -> T:
+    def vote(self, value: T, merge: Callable[[T, T], T], absent: T, rank_state: bytes, keep: Callable[[int, bytes], None]) -> T:
         """Merge every rank's *value* as `reduce` does; a rank that is gone counts as *absent*, so that the others learn of it at once.
 
-        Before its value this rank's *light* state goes to its buddies, and *keep* is given those of its wards: what comes back
-        from a vote for a step means that every light state is in other places too.
+        Before its value this rank's *rank_state* goes to its backup ranks, and *keep* is given those of the ranks that it backs up: what a
+        vote for a step returns means that every per-rank state is in other places too.
         """
         self._number += 1
-        for buddy in self.buddies:
+        for buddy in self.backup_ranks:
             try:
-                self._peer(buddy).send(self.generation, self._number, _LIGHT, light)
-            except PeerGone:  # the others wait for theirs all the same
+                self._peer(buddy).send(self.generation, self._number, _LIGHT, rank_state)
+            except PeerConnectionLost:  # the others wait for theirs all the same
                 value = absent
-        for rank in self.eligibility:
+        for rank in self.protected_ranks:
             try:
                 told = self._await(rank, _LIGHT)
-            except PeerGone:
+            except PeerConnectionLost:
                 value = absent
             else:
                 self._keep_finals(rank, keep)
@@ -397,19 +397,19 @@ class ControlTree:
     def exchange(self, own: Callable[[int], bytes], keep: Callable[[int, bytes], None]) -> None:
         """Send each buddy *own* of it, and give *keep* what the wards send: nothing where they have sent it before."""
         self._number += 1
-        for buddy in self.buddies:
+        for buddy in self.backup_ranks:
             self._peer(buddy).send(self.generation, self._number, _STARTUP, own(buddy))
-        for rank in self.eligibility:
+        for rank in self.protected_ranks:
             told = self._await(rank, _STARTUP)
             if told:
                 keep(rank, told)
         self._flush()
 
-    def finally_(self, light: bytes) -> None:
+    def send_final_state(self, rank_state: bytes) -> None:
         """Tell the buddies that the light state has changed since the vote; nobody waits for that."""
-        for buddy in self.buddies:
-            with suppress(PeerGone):
-                self._peer(buddy).send(self.generation, self._number, _FINAL, light)
+        for buddy in self.backup_ranks:
+            with suppress(PeerConnectionLost):
+                self._peer(buddy).send(self.generation, self._number, _FINAL, rank_state)
 
     def _keep_finals(self, rank: int, keep: Callable[[int, bytes], None]) -> None:
         peer = self.peers[rank]
@@ -420,7 +420,7 @@ class ControlTree:
 
     def leftovers(self, keep: Callable[[int, bytes], None], keep_record: Callable[[int, bytes], None]) -> None:
         """Give *keep*, or *keep_record*, what wards have sent before their end and nobody has read."""
-        for rank in self.eligibility:
+        for rank in self.protected_ranks:
             peer = self.peers.get(rank)
             size = -1
             while peer is not None and not peer.gone and size != len(peer.buffer) + len(peer.frames):
@@ -441,7 +441,7 @@ class ControlTree:
         for child in self.children:
             try:
                 value = merge(value, json.loads(self._await(child, _UP)))
-            except PeerGone:
+            except PeerConnectionLost:
                 if absent is None:
                     raise
                 value = merge(value, absent)
@@ -463,7 +463,7 @@ class ControlTree:
     def _peer(self, rank: int) -> TreePeer:
         peer = self.peers[rank]
         if peer.gone:
-            raise PeerGone(rank, peer.gone)
+            raise PeerConnectionLost(rank, peer.gone)
         return peer
 
     def _await(self, rank: int, kind: int) -> bytes:
@@ -471,7 +471,7 @@ class ControlTree:
         peer = self.peers[rank]
         while (body := peer.take(self.generation, self._number, kind)) is None:
             if peer.gone:
-                raise PeerGone(rank, peer.gone)
+                raise PeerConnectionLost(rank, peer.gone)
             self._poll()
         return body
 

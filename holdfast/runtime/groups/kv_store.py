@@ -33,7 +33,7 @@ LONGEST: Final = 256 * 2**20
 LONGEST_HELLO: Final = 4096
 """Bytes that a caller may send before it has proved that it knows the token."""
 HELLO_SECONDS: Final = 5.0
-MOST_STRANGERS: Final = 32
+MAX_UNAUTHENTICATED: Final = 32
 """Callers that have not proved it yet, and may take that long: while there are more they have a moment, so that nobody can use up the
 process's descriptors."""
 MOST_UNSENT: Final = 2 * LONGEST
@@ -99,7 +99,7 @@ def _parts(body: bytes) -> list[bytes]:
 
 
 @dataclass(slots=True, eq=False)
-class _Caller:
+class _ClientConnection:
     """A connection as the server has it."""
 
     socket: socket.socket
@@ -109,10 +109,10 @@ class _Caller:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiter:
+class _WaitingRequest:
     """A question that waits for keys."""
 
-    caller: _Caller
+    caller: _ClientConnection
     verb: int
     number: int
     keys: list[bytes]
@@ -143,8 +143,8 @@ class KvServer:
             Verb.COUNT: lambda: [b"%d" % len(self._values)],
             Verb.APPEND: self._append,
         }
-        self._waiting: dict[bytes, list[_Waiter]] = {}
-        self._strangers = PendingCallers[_Caller]()
+        self._waiting: dict[bytes, list[_WaitingRequest]] = {}
+        self._strangers = PendingCallers[_ClientConnection]()
         """Who has not proved yet that it knows the token."""
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -160,7 +160,7 @@ class KvServer:
 
     def _serve(self) -> None:
         while True:
-            for key, events in self._selector.select(self._strangers.due(MOST_STRANGERS, HELLO_SECONDS)):
+            for key, events in self._selector.select(self._strangers.due(MAX_UNAUTHENTICATED, HELLO_SECONDS)):
                 if key.fileobj is self._wake:
                     self._end()
                     return
@@ -168,7 +168,7 @@ class KvServer:
                     self._let_in()
                 else:
                     self._pump(key.data, events)
-            for late in self._strangers.late(MOST_STRANGERS, HELLO_SECONDS):
+            for late in self._strangers.late(MAX_UNAUTHENTICATED, HELLO_SECONDS):
                 self._part(late)
 
     def _end(self) -> None:
@@ -188,7 +188,7 @@ class KvServer:
             for stranger in self._strangers:
                 self._part(stranger)
             return
-        caller = _Caller(line)
+        caller = _ClientConnection(line)
         self._strangers.add(caller)
         try:
             line.settimeout(0)
@@ -197,7 +197,7 @@ class KvServer:
         except OSError:
             self._part(caller)
 
-    def _pump(self, caller: _Caller, events: int) -> None:
+    def _pump(self, caller: _ClientConnection, events: int) -> None:
         try:
             if events & selectors.EVENT_WRITE:
                 self._send(caller)
@@ -212,7 +212,7 @@ class KvServer:
         except (OSError, ValueError, TypeError, KeyError, IndexError, struct.error):
             self._part(caller)
 
-    def _part(self, caller: _Caller) -> None:
+    def _part(self, caller: _ClientConnection) -> None:
         """Let go of a connection that ended or spoke nonsense, and of what it waits for."""
         self._strangers.discard(caller)
         with suppress(KeyError, ValueError):
@@ -223,9 +223,9 @@ class KvServer:
             if not self._waiting[key]:
                 del self._waiting[key]
 
-    def _hear(self, caller: _Caller, verb: int, number: int, parts: list[bytes]) -> None:
+    def _hear(self, caller: _ClientConnection, verb: int, number: int, parts: list[bytes]) -> None:
         if verb in (Verb.GET, Verb.WAIT) and caller.known:
-            self._await(_Waiter(caller, verb, number, parts, {key for key in parts if key not in self._values}))
+            self._await(_WaitingRequest(caller, verb, number, parts, {key for key in parts if key not in self._values}))
         elif caller.known:
             self._answer(caller, number, *self._verbs[Verb(verb)](*parts))
         elif verb == Verb.HELLO and hmac.compare_digest(parts[0], self._token):
@@ -266,24 +266,24 @@ class KvServer:
             if not waiter.missing:
                 self._fulfil(waiter)
 
-    def _await(self, waiter: _Waiter) -> None:
+    def _await(self, waiter: _WaitingRequest) -> None:
         if not waiter.missing:
             self._fulfil(waiter)
         for key in waiter.missing:
             self._waiting.setdefault(key, []).append(waiter)
 
-    def _fulfil(self, waiter: _Waiter) -> None:
+    def _fulfil(self, waiter: _WaitingRequest) -> None:
         found = [self._values.get(key, b"") for key in waiter.keys] if waiter.verb == Verb.GET else []
         self._answer(waiter.caller, waiter.number, *found)
 
-    def _answer(self, caller: _Caller, number: int, *parts: bytes) -> None:
+    def _answer(self, caller: _ClientConnection, number: int, *parts: bytes) -> None:
         caller.unsent += _frame(0, number, parts)
         with suppress(OSError):  # its end is seen when it is read
             if len(caller.unsent) > MOST_UNSENT:
                 caller.socket.shutdown(socket.SHUT_RDWR)
             self._send(caller)
 
-    def _send(self, caller: _Caller) -> None:
+    def _send(self, caller: _ClientConnection) -> None:
         try:
             while caller.unsent:
                 del caller.unsent[: caller.socket.send(caller.unsent, socket.MSG_NOSIGNAL)]
@@ -365,15 +365,15 @@ class KvStore(dist.Store):
         with suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
 
-    def patiently(self, timeout: timedelta) -> PatientStore:
-        """Return this store for who waits longer in it: *timeout*, or until `end_patience`."""
+    def with_timeout(self, timeout: timedelta) -> PatientStore:
+        """Return this store for who waits longer in it: *timeout*, or until `end_long_waits`."""
         made = PatientStore(self, timeout)
         with self._news:
             self._patient.append(made)
         return made
 
-    def end_patience(self, why: str) -> None:
-        """End every wait of those who wait `patiently`: what they wait for will not come."""
+    def end_long_waits(self, why: str) -> None:
+        """End every wait of those who wait `with_timeout`: what they wait for will not come."""
         with self._news:
             for one in self._patient:
                 one.gone = why
@@ -476,11 +476,11 @@ def _bytes(value: Any) -> bytes:  # noqa: ANN401 (torch hands texts, bytes, and 
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def native(store: dist.Store, timeout: timedelta, *, host: str, serving: bool) -> dist.Store:
+def native_store(store: dist.Store, timeout: timedelta, *, host: str, serving: bool) -> dist.Store:
     """Return a store of torch's own, which one member hosts, found through *store*: NCCL's threads go on asking it, without Python."""
     if serving:
         made = dist.TCPStore("0.0.0.0", 0, is_master=True, timeout=timeout, wait_for_workers=False)  # noqa: S104 (other nodes must reach it)
-        store.set("native", f"{host} {made.port}")
+        store.set("native_store", f"{host} {made.port}")
         return made
-    at, port = store.get("native").decode().split()
+    at, port = store.get("native_store").decode().split()
     return dist.TCPStore(at, int(port), is_master=False, timeout=timeout, wait_for_workers=False)

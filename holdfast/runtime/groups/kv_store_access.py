@@ -39,7 +39,7 @@ class ReachedStore:
 
     def prefixed(self, name: str, patience: timedelta | None = None) -> dist.Store:
         """Return a part of the store for one purpose in this generation; with *patience* for who waits so long for a value there."""
-        return dist.PrefixStore(f"generation-{self.number}/{name}", self.root if patience is None else self.root.patiently(patience))
+        return dist.PrefixStore(f"generation-{self.number}/{name}", self.root if patience is None else self.root.with_timeout(patience))
 
     def find(self, rank: int, incarnation: int) -> tuple[str, int] | None:
         """Return where the desk of *rank* is, once that process has told."""
@@ -53,14 +53,14 @@ class ReachedStore:
 class KvStoreAccess:
     """This process's connections to stores."""
 
-    def __init__(self, desk: int, token: str) -> None:
-        """*desk*: the port at which this process's desk listens; *token*: the job's, by which ranks know each other."""
-        self._desk, self._token = desk, token
+    def __init__(self, acceptor: int, token: str) -> None:
+        """*acceptor*: the port at which this process's desk listens; *token*: the job's, by which ranks know each other."""
+        self._desk, self._token = acceptor, token
         self._kept: ReachedStore | None = None
         self._servers: dict[int, KvServer] = {}
 
     def reach(
-        self, generation: GroupGeneration, gave_up: Callable[[], bool], *, leaving: bool = False, patience: timedelta | None = None
+        self, generation: GroupGeneration, is_cancelled: Callable[[], bool], *, leaving: bool = False, patience: timedelta | None = None
     ) -> ReachedStore:
         """Reach the store of *generation*, or host it; leave there where this rank's desk is.
 
@@ -79,35 +79,37 @@ class KvStoreAccess:
             return ReachedStore(kept.root, place, generation.number, serving)
         if serving and port not in self._servers:
             self._servers[port] = KvServer(port, self._token)
-        root = self._connect("127.0.0.1" if serving else host, port, gave_up, _TIMEOUT if patience is None else patience)
-        reached = ReachedStore(root, place, generation.number, serving)
+        root = self._connect("127.0.0.1" if serving else host, port, is_cancelled, _TIMEOUT if patience is None else patience)
+        generation_store = ReachedStore(root, place, generation.number, serving)
         if not leaving:
-            reached.root.set(f"desk/{generation.rank}/{generation.incarnations[generation.rank]}", f"{reached.host} {self._desk}")
-        return reached
+            generation_store.root.set(
+                f"desk/{generation.rank}/{generation.incarnations[generation.rank]}", f"{generation_store.host} {self._desk}"
+            )
+        return generation_store
 
-    def look(self, generation: GroupGeneration, gave_up: Callable[[], bool]) -> KvStore:
+    def look(self, generation: GroupGeneration, is_cancelled: Callable[[], bool]) -> KvStore:
         """Connect to the store of *generation* for a look, before this process has come into it; who looks closes the connection."""
-        return self._connect(*generation.store, gave_up, _TIMEOUT)
+        return self._connect(*generation.store, is_cancelled, _TIMEOUT)
 
-    def _connect(self, host: str, port: int, gave_up: Callable[[], bool], patience: timedelta) -> KvStore:
+    def _connect(self, host: str, port: int, is_cancelled: Callable[[], bool], patience: timedelta) -> KvStore:
         """Connect as soon as the store listens."""
         began = time.monotonic()
         while True:
             try:
                 return KvStore(host, port, self._token, _TIMEOUT)
             except OSError as error:
-                if gave_up():
+                if is_cancelled():
                     raise GenerationEnded from None
                 if time.monotonic() > began + patience.total_seconds():
                     raise dist.DistNetworkError(f"the store at {host}:{port} cannot be reached: {error}") from error
             time.sleep(pause_after(time.monotonic() - began))
 
-    def keep(self, reached: ReachedStore) -> None:
-        """Take *reached* as the present one; give up what it is not."""
-        before, self._kept = self._kept, reached
-        if before is not None and before.root is not reached.root:
+    def keep(self, generation_store: ReachedStore) -> None:
+        """Take *generation_store* as the present one; give up what it is not."""
+        before, self._kept = self._kept, generation_store
+        if before is not None and before.root is not generation_store.root:
             before.root.close("another store has taken its place")
-        for port in [port for port in self._servers if port != reached.place[1]]:
+        for port in [port for port in self._servers if port != generation_store.place[1]]:
             self._servers.pop(port).close()
 
     def doubt(self) -> None:

@@ -105,15 +105,15 @@ class MembershipManager:
         self.generation, self.token, self.stride, self.devices = generation, token, stride, devices
         self.width = generation.world
         """Ranks of the job when no place is vacant."""
-        self.attempt = StepTransaction()
-        self.desk = PeerAcceptor(token)
+        self.transaction = StepTransaction()
+        self.acceptor = PeerAcceptor(token)
         self.control_tree: ControlTree | None = None
         self.groups: list[ManagedGroup] = []
         """In the order of their making, which is the same on every rank of a role."""
-        self.stores = KvStoreAccess(self.desk.port, token)
-        self.reached: ReachedStore | None = None
+        self.stores = KvStoreAccess(self.acceptor.port, token)
+        self.generation_store: ReachedStore | None = None
         """The store of the present generation, or of the one that is being come into."""
-        self.sandbox: Any = None
+        self.dry_run: Any = None
         """Answers for peers while there are none: in a standby, and in a rank that is about to join."""
         self.listener: Any = None
         self.recorder: CollectiveRecorder | None = None
@@ -143,7 +143,7 @@ class MembershipManager:
     def record(self) -> None:
         """Record what operations bring before the first step, from the first group on."""
         first_exchanges.watch()
-        self.attempt.final = True
+        self.transaction.final = True
         self.listener = self.startup = first_exchanges.ExchangeRecorder(self.groups, self.generation.number)
 
     def begin_steps(self, restored: set[int]) -> None:
@@ -151,8 +151,8 @@ class MembershipManager:
 
         From now on what operations bring is recorded for standbys, until the keeper says that it is enough.
         """
-        if self.sandbox is not None:
-            self.sandbox.begin_steps(restored)
+        if self.dry_run is not None:
+            self.dry_run.begin_steps(restored)
         if self.startup is None:
             return
         record, self.startup = self.startup.close(restored), None
@@ -161,7 +161,7 @@ class MembershipManager:
         self.records[self.generation.rank] = record.packed()
         self.recorder = CollectiveRecorder()
         self.watch(OnGroup(self.groups, self.recorder))
-        self.attempt.final = False
+        self.transaction.final = False
 
     def share_records(self) -> None:
         """Have the buddies keep what this rank received before its first step, and keep that of the wards; all ranks come here together."""
@@ -180,12 +180,12 @@ class MembershipManager:
             self._told_records.clear()  # nobody knows what has arrived
             raise
 
-    def leave_records(self, generation: GroupGeneration, reached: ReachedStore) -> None:
+    def leave_records(self, generation: GroupGeneration, generation_store: ReachedStore) -> None:
         """Leave in the store of *generation* what those received who come as new processes, as far as it is kept here.
 
         They are those who were others in the generation that this rank came into last: orders follow each other before one is carried out.
         """
-        prefixed, before = reached.prefixed("startup"), self.generation.incarnations
+        prefixed, before = generation_store.prefixed("startup"), self.generation.incarnations
         for rank, incarnation in generation.incarnations.items():
             if rank in self.records and incarnation != before.get(rank):
                 prefixed.set(f"record/{rank}", base64.b64encode(self.records[rank]).decode())
@@ -221,17 +221,17 @@ class MembershipManager:
         record = self.records.get(self.generation.rank)
         return None if not record else FirstExchanges.of(record).born
 
-    def began_alike(self) -> bool:
+    def startup_matches(self) -> bool:
         """Tell whether this standby received before its first step what the rank received that it is to become."""
-        replay = self.sandbox.replay
-        if replay is None or self.sandbox.strayed:
+        replay = self.dry_run.replay
+        if replay is None or self.dry_run.strayed:
             return False
         _, record = self.find_record()
         return record is not None and record.digest() == replay.record.digest()
 
     def _record_in(self, generation: GroupGeneration) -> bytes | None:
         """Wait in the store of *generation* for this rank's record, or for all who stay to have left what they have."""
-        store, gave_up = self.stores.look(generation, self.gave_up(generation.number)), self.gave_up(generation.number)
+        store, is_cancelled = self.stores.look(generation, self.is_cancelled(generation.number)), self.is_cancelled(generation.number)
         try:
             prefixed = dist.PrefixStore(f"generation-{generation.number}/startup", store)
             name = f"record/{generation.rank}"
@@ -244,7 +244,7 @@ class MembershipManager:
                     return base64.b64decode(prefixed.get(name))
                 if over:
                     return None
-                if gave_up():
+                if is_cancelled():
                     raise GenerationEnded
                 time.sleep(pause_after(time.monotonic() - began))
         finally:
@@ -300,13 +300,13 @@ class MembershipManager:
         control_tree = self.control_tree
         if control_tree is not None and control_tree.generation <= generation:
             control_tree.give_up()
-        if self.sandbox is None and generation >= self.generation.number:
+        if self.dry_run is None and generation >= self.generation.number:
             if self._watched < generation:
                 self._watched = generation
                 self._watch_the_way_out(generation)
-            self.attempt.fail(f"the flow has ended generation {generation}")
-            if self.reached is not None:
-                self.reached.root.end_patience(f"the flow has ended generation {generation}")
+            self.transaction.fail(f"the flow has ended generation {generation}")
+            if self.generation_store is not None:
+                self.generation_store.root.end_long_waits(f"the flow has ended generation {generation}")
             for group in list(self.groups):
                 if lost & set(group.ranks):
                     group.abandon(f"rank(s) {', '.join(map(str, sorted(lost & set(group.ranks))))} lost")
@@ -352,7 +352,7 @@ class MembershipManager:
         for order in left:
             heir(order)
 
-    def gave_up(self, number: int) -> Callable[[], bool]:
+    def is_cancelled(self, number: int) -> Callable[[], bool]:
         """Return what tells whether generation *number* has been ended while it was still being made."""
         return lambda: self._over >= number or number in self._forgotten
 
@@ -371,16 +371,16 @@ class MembershipManager:
     def begin(self) -> None:
         """Meet the other ranks of the generation that this process was started for: each comes when its script has come so far."""
         self.connect(self.generation, default_pg_timeout)
-        self.convene(self.generation, default_pg_timeout)
+        self.connect_neighbours(self.generation, default_pg_timeout)
 
     def create(self, options: Any, _more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's options)
         """Make the group that torch asks for."""
         present = self.generation.ranks
         ranks = [present[number] for number in options.global_ranks_in_group or range(options.group_size)]
-        group = ManagedGroup(str(options.group_id), ranks, self.generation.rank, self.attempt, options.timeout)
+        group = ManagedGroup(str(options.group_id), ranks, self.generation.rank, self.transaction, options.timeout)
         group.listener = self.listener
-        if self.sandbox is not None:
-            group.sandbox = self.sandbox
+        if self.dry_run is not None:
+            group.dry_run = self.dry_run
         else:
             group.give(self.build(group, self.generation, first=True), dict(self.generation.incarnations))
         self.groups.append(group)
@@ -394,52 +394,52 @@ class MembershipManager:
 
     def reach(self, generation: GroupGeneration, *, leaving: bool = False, patience: timedelta | None = None) -> ReachedStore:
         """Reach the store of *generation* without taking it as the present one; see `KvStoreAccess.reach`."""
-        return self.stores.reach(generation, self.gave_up(generation.number), leaving=leaving, patience=patience)
+        return self.stores.reach(generation, self.is_cancelled(generation.number), leaving=leaving, patience=patience)
 
-    def take(self, reached: ReachedStore) -> None:
-        """Take *reached* as the present store."""
-        self.reached = reached
-        self.stores.keep(reached)
+    def take(self, generation_store: ReachedStore) -> None:
+        """Take *generation_store* as the present store."""
+        self.generation_store = generation_store
+        self.stores.keep(generation_store)
 
-    def convene(self, generation: GroupGeneration, patience: timedelta | None = None) -> int:
+    def connect_neighbours(self, generation: GroupGeneration, patience: timedelta | None = None) -> int:
         """Connect to the neighbours in the council of *generation*; return how many connections were made."""
         control_tree = ControlTree(generation.rank, generation.number, dict(generation.incarnations), self.stride)
         before, self.control_tree = self.control_tree, control_tree
         if self._over >= generation.number:
             control_tree.give_up()
         seconds = None if patience is None else patience.total_seconds()
-        return control_tree.convene(
-            before, self.desk, self.token, lambda rank: self._find(rank, generation.incarnations[rank]), seconds=seconds
+        return control_tree.connect_neighbours(
+            before, self.acceptor, self.token, lambda rank: self._find(rank, generation.incarnations[rank]), seconds=seconds
         )
 
     def _find(self, rank: int, incarnation: int) -> tuple[str, int] | None:
         """Return where the desk of *rank* is, once that process has told."""
         key = rank, incarnation
         if key not in self._addresses:
-            assert self.reached is not None
+            assert self.generation_store is not None
             with suppress(RuntimeError):
-                address = self.reached.find(rank, incarnation)
+                address = self.generation_store.find(rank, incarnation)
                 if address is not None:
                     self._addresses[key] = address
         return self._addresses.get(key)
 
     def patiently(self, make: Callable[[], Any], generation: GroupGeneration) -> Any:  # noqa: ANN401 (whatever is made)
         """Return what *make* makes; give up when *generation* ends meanwhile."""
-        return in_thread(make, self.gave_up(generation.number))
+        return in_thread(make, self.is_cancelled(generation.number))
 
     def build(
         self, group: ManagedGroup, generation: GroupGeneration, over: ReachedStore | None = None, *, first: bool = False
     ) -> BackendGroup:
         """Build connections for *group* in *generation*, *over* its store where that is not the present one; say if it had none before."""
-        reached, members = over or self.reached, group.among(generation.ranks)
-        assert reached is not None
+        generation_store, members = over or self.generation_store, group.among(generation.ranks)
+        assert generation_store is not None
         return build(
-            reached.prefixed("groups", group.timeout if first else None),
+            generation_store.prefixed("groups", group.timeout if first else None),
             f"group-{group.group_name}",
             members.index(generation.rank),
             len(members),
-            way=BuildOptions(devices=self.devices, timeout=group.timeout, host=reached.host, first=first),
-            gave_up=self.gave_up(generation.number),
+            way=BuildOptions(devices=self.devices, timeout=group.timeout, host=generation_store.host, first=first),
+            is_cancelled=self.is_cancelled(generation.number),
         )
 
     def enter(self, generation: GroupGeneration) -> None:
@@ -447,8 +447,8 @@ class MembershipManager:
         self.generation = generation
         link().generation, link().rank = generation.number, generation.rank
         default = c10d._world.default_pg  # noqa: SLF001 (torch has no public way to give a group another store)
-        if default is not None and self.reached is not None:
-            c10d._world.pg_map[default] = (BACKEND, self.reached.prefixed("torch", default_pg_timeout))  # noqa: SLF001
+        if default is not None and self.generation_store is not None:
+            c10d._world.pg_map[default] = (BACKEND, self.generation_store.prefixed("torch", default_pg_timeout))  # noqa: SLF001
 
     def status(self, generation: GroupGeneration) -> dict[str, list[int | bool]]:
         """Return what must be known of each group to decide whether its connections stay: operations, broken, used."""
@@ -488,7 +488,7 @@ class MembershipManager:
                 later.append(group)
                 continue
             inner = self.build(group, generation)
-            if self.gave_up(generation.number)():
+            if self.is_cancelled(generation.number)():
                 inner.close()
                 raise GenerationEnded
             group.give(inner, dict(generation.incarnations))
@@ -516,9 +516,9 @@ class MembershipManager:
 
     def renew(self) -> None:
         """Let steps be attempted again."""
-        self.attempt.renew()
+        self.transaction.renew()
         if self._over >= self.generation.number:  # ended again in this very moment
-            self.attempt.fail(f"the flow has ended generation {self.generation.number}")
+            self.transaction.fail(f"the flow has ended generation {self.generation.number}")
 
     def take_places(self, table: list[tuple[str, list[int]]], rank: int) -> None:
         """Become *rank*: its groups are, in the order of their making, those in *table*."""
@@ -532,7 +532,7 @@ class MembershipManager:
         """Give everything back."""
         if self.control_tree is not None:
             self.control_tree.close()
-        self.desk.close()
+        self.acceptor.close()
 
 
 def newest(waiting: Message | None, order: Message) -> Message:
@@ -550,7 +550,7 @@ def newest(waiting: Message | None, order: Message) -> Message:
 _ours: MembershipManager | None = None
 
 
-def assembly() -> MembershipManager | None:
+def membership() -> MembershipManager | None:
     """Return this process's assembly, if its groups are managed."""
     return _ours
 

@@ -40,7 +40,7 @@ class Prepared:
         self.sources = sources or {}
         """Ranks that come to a vacant place, and who hands its state to each."""
         self.inners: dict[str, BackendGroup] = {}
-        self.reached: ReachedStore | None = None
+        self.generation_store: ReachedStore | None = None
         """Its store."""
         self.handovers: dict[int, BackendGroup] = {}
         """The connections to those who come, by rank: of who leaves, or hands its state on."""
@@ -58,8 +58,8 @@ class Prepared:
 class LiveMigrations:
     """This process's part in planned moves."""
 
-    def __init__(self, keeper: RecoveryManager) -> None:
-        self._keeper, self._assembly = keeper, keeper.assembly
+    def __init__(self, recovery: RecoveryManager) -> None:
+        self._recovery, self._assembly = recovery, recovery.membership
         self.prepared: Prepared | None = None
         self._switch = 0
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class LiveMigrations:
     def hear(self, order: Message) -> None:
         """Take in an order that belongs to a planned move."""
         word = order.get("do")
-        if word == "prepare" and self._assembly.sandbox is None:
+        if word == "prepare" and self._assembly.dry_run is None:
             threading.Thread(target=self._prepare, args=(order,), name="holdfast-prepare", daemon=True).start()
         elif word == "switch":
             self._switch = int(order["generation"])
@@ -92,7 +92,7 @@ class LiveMigrations:
         """Build what the coming generation needs beside what the present one uses."""
         begin = time.monotonic()
         generation = GroupGeneration.of({"rank": self._assembly.generation.rank, **order})
-        prepared = Prepared(generation, sources_of(generation, order, self._keeper.facts))
+        prepared = Prepared(generation, sources_of(generation, order, self._recovery.facts))
         with self._lock:
             self.prepared = prepared
         try:
@@ -111,25 +111,25 @@ class LiveMigrations:
 
     def _build(self, prepared: Prepared) -> None:
         """Build the groups in which a member changes; a rank that leaves builds the connection to who comes instead."""
-        assembly, generation = self._assembly, prepared.generation
+        membership, generation = self._assembly, prepared.generation
         leaving = generation.rank in generation.changed
-        prepared.reached = assembly.reach(generation, leaving=leaving)
-        assembly.leave_records(generation, prepared.reached)
+        prepared.generation_store = membership.reach(generation, leaving=leaving)
+        membership.leave_records(generation, prepared.generation_store)
         stayers = [rank for rank in generation.ranks if rank not in generation.changed]
         if leaving:
             self._meet(prepared, [generation.rank])
             return
         if generation.rank == min(stayers):
-            prepared.reached.prefixed("facts").set("facts", json.dumps(self._keeper.facts))
-        for group in sorted(assembly.groups, key=lambda one: one.group_name):
+            prepared.generation_store.prefixed("facts").set("facts", json.dumps(self._recovery.facts))
+        for group in sorted(membership.groups, key=lambda one: one.group_name):
             if generation.changed & set(group.everybody):
-                prepared.inners[group.group_name] = assembly.build(group, generation, prepared.reached)
+                prepared.inners[group.group_name] = membership.build(group, generation, prepared.generation_store)
                 self._check(prepared)
         self._meet(prepared, sorted(rank for rank, source in prepared.sources.items() if source == generation.rank))
 
     def _meet(self, prepared: Prepared, coming: list[int]) -> None:
         """Make connections to the processes that are *coming* as these ranks: to hand the state over."""
-        mover = TransferPlan(self._keeper.training, self._assembly, prepared.generation, prepared.reached)
+        mover = TransferPlan(self._recovery.training, self._assembly, prepared.generation, prepared.generation_store)
         for rank in coming:
             prepared.handovers[rank] = mover.pair(f"handover-{rank}", 0)
             self._check(prepared)
@@ -159,7 +159,7 @@ class LiveMigrations:
     def _leave(self, prepared: Prepared) -> NoReturn:
         """Hand the state over and end: what follows in the script is the other process's."""
         self._hand_over(prepared)
-        link().report("left", step=self._keeper.live)
+        link().report("left", step=self._recovery.live)
         link().flush(2.0)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -167,70 +167,70 @@ class LiveMigrations:
 
     def _hand_over(self, prepared: Prepared) -> None:
         """Give this rank's state to those who come."""
-        keeper, generation = self._keeper, prepared.generation
-        mover = TransferPlan(keeper.training, self._assembly, generation, prepared.reached)
+        recovery, generation = self._recovery, prepared.generation
+        mover = TransferPlan(recovery.training, self._assembly, generation, prepared.generation_store)
         for rank, inner in sorted(prepared.handovers.items()):
-            mover.put(f"light/{rank}", keeper.live.to_bytes(8, "big") + keeper.light())
+            mover.put(f"light/{rank}", recovery.live.to_bytes(8, "big") + recovery.rank_state())
             mover.send(inner, 1, rank, 0, 1)
         for rank in sorted(prepared.handovers):
             mover.get(f"arrived/{rank}")
 
     def _stay(self, prepared: Prepared) -> None:
         """Put the new connections under the groups."""
-        begin, assembly, generation = time.monotonic(), self._assembly, prepared.generation
+        begin, membership, generation = time.monotonic(), self._assembly, prepared.generation
         incarnations = dict(generation.incarnations)
-        assert prepared.reached is not None
+        assert prepared.generation_store is not None
         self._hand_over(prepared)
         over = list(prepared.handovers.values())
-        assembly.take(prepared.reached)
-        assembly.fill(generation)
-        assembly.convene(generation)
-        assembly.share_records()
-        for group in assembly.groups:
+        membership.take(prepared.generation_store)
+        membership.fill(generation)
+        membership.connect_neighbours(generation)
+        membership.share_records()
+        for group in membership.groups:
             inner = prepared.inners.pop(group.group_name, None)
             if inner is not None:
                 before = group.give(inner, incarnations)
                 over += [before] if before is not None else []
         close_later(over)
-        assembly.enter(generation)
-        self._keeper.learn_of(generation)
-        link().report("switched", generation=generation.number, step=self._keeper.live, seconds=time.monotonic() - begin)
+        membership.enter(generation)
+        self._recovery.learn_of(generation)
+        link().report("switched", generation=generation.number, step=self._recovery.live, seconds=time.monotonic() - begin)
 
     # -- come in ------------------------------------------------------------------------------------------------------
 
-    def come_in(self, order: Message) -> None:
+    def take_over(self, order: Message) -> None:
         """Take the place of a rank that hands its state over."""
-        keeper, assembly, begin = self._keeper, self._assembly, time.monotonic()
+        recovery, membership, begin = self._recovery, self._assembly, time.monotonic()
         generation = GroupGeneration.of(order)
-        assembly.connect(generation)
-        assert assembly.reached is not None
-        prefixed = assembly.reached.prefixed("facts")
-        facts: dict[str, Any] = json.loads(assembly.patiently(lambda: prefixed.get("facts"), generation))
-        keeper.take_facts(generation, facts)
+        membership.connect(generation)
+        assert membership.generation_store is not None
+        prefixed = membership.generation_store.prefixed("facts")
+        facts: dict[str, Any] = json.loads(membership.patiently(lambda: prefixed.get("facts"), generation))
+        recovery.take_facts(generation, facts)
         inners = {}
-        for group in sorted(assembly.groups, key=lambda one: one.group_name):
-            inners[group.group_name] = assembly.build(group, generation)
-        mover = TransferPlan(keeper.training, assembly, generation)
+        for group in sorted(membership.groups, key=lambda one: one.group_name):
+            inners[group.group_name] = membership.build(group, generation)
+        mover = TransferPlan(recovery.training, membership, generation)
         handover = mover.pair(f"handover-{generation.rank}", 1)
         link().report("prepared", generation=generation.number, seconds=time.monotonic() - begin)
-        light = mover.take(f"light/{generation.rank}")
+        rank_state = mover.take(f"light/{generation.rank}")
         begin = time.monotonic()
         source = sources_of(generation, order, facts).get(generation.rank, generation.rank)
         size = mover.receive([(handover, 0, source, 0, 1)])
         mover.put(f"arrived/{generation.rank}", b"")
         close_later([handover])
-        keeper.leave_sandbox(generation)
-        assembly.convene(generation)
-        assembly.share_records()
-        for group in assembly.groups:
+        recovery.leave_sandbox(generation)
+        membership.connect_neighbours(generation)
+        membership.share_records()
+        for group in membership.groups:
             group.give(inners[group.group_name], dict(generation.incarnations))
-        assembly.enter(generation)
-        keeper.learn_of(generation)
-        keeper.settle_in(int.from_bytes(light[:8], "big"), light[8:])
+        membership.enter(generation)
+        recovery.learn_of(generation)
+        recovery.settle_in(int.from_bytes(rank_state[:8], "big"), rank_state[8:])
         if source != generation.rank:  # two ranks that draw the same numbers would drop out the same units
             rng.part(generation.rank)
         took = time.monotonic() - begin
-        link().report("switched", generation=generation.number, step=keeper.live, seconds=took, bytes=size, bandwidth=size / took)
+        link().report("switched", generation=generation.number, step=recovery.live, seconds=took, bytes=size, bandwidth=size / took)
 
 
 def sources_of(generation: GroupGeneration, order: Message, facts: Mapping[str, Any]) -> dict[int, int]:
@@ -238,10 +238,10 @@ def sources_of(generation: GroupGeneration, order: Message, facts: Mapping[str, 
 
     All ranks compute the same. A rank of which nobody holds the state has none here, and the move cannot be prepared.
     """
-    pieces, coming = facts.get("pieces", {}), sorted(generation.changed - {int(rank) for rank in order["leavers"]})
+    shards, coming = facts.get("shards", {}), sorted(generation.changed - {int(rank) for rank in order["leavers"]})
     found = {}
     for rank in coming:
-        holders = [one for one in generation.ranks if one not in generation.changed and pieces.get(str(one)) == pieces.get(str(rank))]
+        holders = [one for one in generation.ranks if one not in generation.changed and shards.get(str(one)) == shards.get(str(rank))]
         if not holders:
             raise RuntimeError(f"no rank that stays holds the state of rank {rank}")
         found[rank] = holders[coming.index(rank) % len(holders)]

@@ -25,13 +25,13 @@ from holdfast.runtime.groups.in_flight import InFlightOperations, OperationMark
 from holdfast.runtime.groups.neutral_results import as_equals
 from holdfast.runtime.groups.step_transaction import StepTransaction
 from holdfast.runtime.peer_errors import is_device_error, is_peer_loss
-from holdfast.runtime.telemetry.wait_windows import idle, kind_of
+from holdfast.runtime.telemetry.wait_windows import kind_of, process_waits
 
 BACKEND: Final = "holdfast"
 """The name under which torch knows these groups."""
 
 
-class LostOutsideStep(dist.DistNetworkError):
+class PeerLostOutsideStep(dist.DistNetworkError):
     """A peer was lost outside of a step: what an operation should have brought cannot be had, and is not done again."""
 
     def __init__(self, group: str, why: str) -> None:
@@ -74,7 +74,7 @@ class ManagedWork(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end; a lost peer is noted, not raised."""
-        window = idle()
+        window = process_waits()
         ours = window.enter(kind_of(self._call.name))
         try:
             ended = self._wait(timeout)
@@ -100,13 +100,13 @@ class ManagedWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the outputs that is fulfilled in any case."""
-        idle().launched()
+        process_waits().operation_started()
         if self._call.device != "cpu":
             return self._work.get_future().then(self._settle)
         return self._inner.waits.promise(self._work.get_future(), self._settle, self._give_up)
 
     def _settle(self, future: torch.futures.Future[Any]) -> list[Tensor]:
-        idle().landed()
+        process_waits().operation_ended()
         self._group.in_flight.leave(self._call.mark)
         try:
             future.value()
@@ -114,7 +114,7 @@ class ManagedWork(dist.Work):
             try:
                 self._group.lose(self._inner, error)
             except RuntimeError as real:  # nobody could catch it in this thread: the vote raises it
-                self._group.attempt.fail(f"{type(real).__name__}: {real}", self._group.group_name)
+                self._group.transaction.fail(f"{type(real).__name__}: {real}", self._group.group_name)
             self._group.stand_in(*self._call[:3])
         else:
             if self._ended is not None:
@@ -122,7 +122,7 @@ class ManagedWork(dist.Work):
         return self._call.outputs
 
     def _give_up(self) -> list[Tensor]:
-        idle().landed()
+        process_waits().operation_ended()
         self._group.in_flight.leave(self._call.mark)
         self._group.stand_in(*self._call[:3])
         return self._call.outputs
@@ -200,12 +200,12 @@ class DoneWork(dist.Work):
 class ManagedGroup(dist.ProcessGroup):
     """One group of ranks; its members stay, who they are may change."""
 
-    def __init__(self, name: str, ranks: list[int], me: int, attempt: StepTransaction, timeout: timedelta) -> None:
+    def __init__(self, name: str, ranks: list[int], me: int, transaction: StepTransaction, timeout: timedelta) -> None:
         super().__init__(ranks.index(me), len(ranks))
         self.name_in_torch, self.ranks, self.me = name, ranks, me
         self.everybody = ranks
         """Its ranks when none of their places is vacant."""
-        self.attempt, self.timeout = attempt, timeout
+        self.transaction, self.timeout = transaction, timeout
         self.operations = 0
         """Operations begun on the present connections: members that do not agree about it cannot go on with them."""
         self.in_flight = InFlightOperations()
@@ -214,7 +214,7 @@ class ManagedGroup(dist.ProcessGroup):
         """Whether any operation ever went through it: one that is not used need not be mended at once."""
         self.built: dict[int, int] = {}
         """Members' incarnations when the present connections were made."""
-        self.sandbox: Answerer | None = None
+        self.dry_run: Answerer | None = None
         self.listener: OperationListener | None = None
         self._inner: BackendGroup | None = None
         self._there = threading.Event()
@@ -240,11 +240,11 @@ class ManagedGroup(dist.ProcessGroup):
     @property
     def is_broken(self) -> bool:
         """Whether an operation failed in it since it was built."""
-        return self.group_name in self.attempt.broken
+        return self.group_name in self.transaction.broken
 
     def abandon(self, why: str) -> None:
         """End every wait in this group now."""
-        self.attempt.fail(why, self.group_name)
+        self.transaction.fail(why, self.group_name)
         self._there.set()
         inner = self._inner
         if inner is not None:
@@ -256,21 +256,21 @@ class ManagedGroup(dist.ProcessGroup):
             raise error
         if inner is not self._inner:
             return  # of connections that were given up meanwhile
-        if not is_peer_loss(error) and not self.attempt.lost:
+        if not is_peer_loss(error) and not self.transaction.lost:
             raise error
-        self.attempt.fail(str(error), self.group_name)
+        self.transaction.fail(str(error), self.group_name)
         inner.abandon()  # errors of gloo do not travel: the next rank in the ring would wait until its time-out
-        if self.attempt.final:
-            raise LostOutsideStep(self.group_name, self.attempt.why) from error
+        if self.transaction.final:
+            raise PeerLostOutsideStep(self.group_name, self.transaction.why) from error
 
     def stand_in(self, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> None:
         """Put into *outputs* what hurts nobody: this attempt does not count, and a script that checks its numbers must not end over it.
 
         Outside of a step nothing is attempted again, so that nothing may take the place of the real result: there it raises.
         """
-        if self.attempt.final:
-            raise LostOutsideStep(self.group_name, self.attempt.why)
-        self.attempt.damaged += 1
+        if self.transaction.final:
+            raise PeerLostOutsideStep(self.group_name, self.transaction.why)
+        self.transaction.damaged += 1
         as_equals(name, self.rank(), outputs, inputs)
 
     def take_place(self, name: str, ranks: list[int], me: int) -> None:
@@ -384,8 +384,8 @@ class ManagedGroup(dist.ProcessGroup):
         self, name: str, outputs: list[Tensor], inputs: list[Tensor], call: Callable[[Any], Any], device: str | None = None
     ) -> dist.Work:
         """Begin an operation: *call* starts it on a backend."""
-        if self.sandbox is not None:
-            return DoneWork(outputs, self.sandbox.answer(self, name, outputs, inputs))
+        if self.dry_run is not None:
+            return DoneWork(outputs, self.dry_run.answer(self, name, outputs, inputs))
         if self.is_broken:
             self.stand_in(name, outputs, inputs)
             return DoneWork(outputs)
@@ -500,13 +500,13 @@ class ManagedGroup(dist.ProcessGroup):
     def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.send`."""
         tensors = _several(tensors)
-        idle().operations.append(("send", self.ranks[peer]))
+        process_waits().operations.append(("send", self.ranks[peer]))
         return self._run(f"send>{peer}", [], tensors, lambda backend: backend.send(tensors, peer, tag))
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.recv`."""
         tensors = _several(tensors)
-        idle().operations.append(("recv", self.ranks[peer]))
+        process_waits().operations.append(("recv", self.ranks[peer]))
         return self._run(f"recv<{peer}", tensors, [], lambda backend: backend.recv(tensors, peer, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:  # noqa: ANN401

@@ -25,7 +25,7 @@ SMALL: Final = 64 * 1024
 """Bytes of outputs up to which every rank records, from the very beginning: what is told only once (bucket orders, sizes) is small."""
 LARGEST_STARTUP: Final = 2**20
 """Bytes of a rank's record from before its first step up to which it is left on disk too."""
-WARM_STEPS: Final = 3
+WARM_UP_STEPS: Final = 3
 """Iterations of a warm-up: DDP settles its buckets after the first, a lazy optimizer makes its state in the first."""
 
 
@@ -37,10 +37,10 @@ def key_of(place: int, name: str, outputs: list[Tensor], inputs: list[Tensor]) -
 
 def folder(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return where tapes lie: beside the checkpoints, which all nodes see."""
-    if environment.get("HOLDFAST_TAPES"):
-        return Path(environment["HOLDFAST_TAPES"])
+    if environment.get("HOLDFAST_RECORDINGS"):
+        return Path(environment["HOLDFAST_RECORDINGS"])
     place = environment.get("HOLDFAST_CHECKPOINT_DIR")
-    return Path(place) / "tapes" if place else None
+    return Path(place) / "recordings" if place else None
 
 
 def write_roles(place: Path, roles: list[list[int]]) -> None:

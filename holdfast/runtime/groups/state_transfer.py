@@ -22,7 +22,7 @@ _BLOCK: Final = 2**20
 TAG: Final = 0x4D07
 
 
-class Damaged(RuntimeError):
+class TransferCorrupted(RuntimeError):
     """What arrived is not what was sent."""
 
 
@@ -148,13 +148,14 @@ def shape_of(tensor: Tensor) -> list[Any]:
 def laid_out(tensors: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> list[Tensor]:
     """Return *tensors* as they are *wanted* (see `shapes`), in that order: themselves where they lie so in memory, else copies that do.
 
-    Several who send shares of one state, and who takes it, must agree on which byte is where. Raise `Damaged` when it is another state.
+    Several who send shares of one state, and who takes it, must agree on which byte is where. Raise `TransferCorrupted` when it is
+    another state.
     """
     found = []
     for key, (shape, kind, strides) in wanted.items():
         present = tensors.get(key)
         if present is None or shape_of(present)[:2] != [shape, kind]:
-            raise Damaged(f"'{key}' is wanted with the shape {shape} and type {kind}, and this rank does not hold it so")
+            raise TransferCorrupted(f"'{key}' is wanted with the shape {shape} and type {kind}, and this rank does not hold it so")
         local = local_of(present)
         if list(local.stride()) != strides or not fills_its_memory(local):
             local = torch.empty_strided(shape, strides, dtype=local.dtype, device=local.device).copy_(local)

@@ -22,23 +22,25 @@ class TransferPlan:
     """Sends and takes state in one generation."""
 
     def __init__(
-        self, training: Training, assembly: MembershipManager, generation: GroupGeneration, over: ReachedStore | None = None
+        self, training: Training, membership: MembershipManager, generation: GroupGeneration, over: ReachedStore | None = None
     ) -> None:
         """*over*: the store of *generation*, where that is not the present one."""
-        self._training, self._assembly, self._generation = training, assembly, generation
-        reached = over or assembly.reached
-        assert reached is not None
-        self._store, self._host = reached.prefixed("moving"), reached.host
+        self._training, self._assembly, self._generation = training, membership, generation
+        generation_store = over or membership.generation_store
+        assert generation_store is not None
+        self._store, self._host = generation_store.prefixed("transferable_state"), generation_store.host
         self._temporary: list[BackendGroup] = []
 
-    def move(self, plan: RestorePlan, lights: Mapping[int, Mapping[int, bytes]], take_light: Callable[[bytes], None]) -> tuple[int, float]:
+    def move(
+        self, plan: RestorePlan, rank_states: Mapping[int, Mapping[int, bytes]], take_light: Callable[[bytes], None]
+    ) -> tuple[int, float]:
         """Send to and take from others as *plan* says; return the bytes that this rank sent or took, and the seconds."""
         me, begin, size = self._generation.rank, time.monotonic(), 0
         outgoing = [one for one in plan.transfers if one.source == me]
         incoming = [one for one in plan.transfers if one.target == me]
-        for source, target in plan.lights:
+        for source, target in plan.rank_states:
             if source == me and source != target:
-                self.put(f"light/{target}", lights[target][plan.step])
+                self.put(f"light/{target}", rank_states[target][plan.step])
         try:
             for one in sorted(outgoing, key=lambda move: (move.target, move.share)):
                 size += self._send(one)
@@ -47,7 +49,7 @@ class TransferPlan:
         finally:
             for inner in self._temporary:
                 inner.close()
-        if me in {target for _, target in plan.lights}:
+        if me in {target for _, target in plan.rank_states}:
             take_light(self.take(f"light/{me}"))
         return size, time.monotonic() - begin if size else 0.0
 
@@ -57,7 +59,7 @@ class TransferPlan:
 
     def send(self, inner: BackendGroup, place: int, target: int, share: int, shares: int) -> int:
         """Send a share of this rank's state to member *place* of *inner*, who becomes rank *target*."""
-        tensors, whole = self._training.moving()
+        tensors, whole = self._training.transferable_state()
         if share == 0:
             shapes = state_transfer.shapes(tensors)
             self.put(f"tree/{target}", whole)
@@ -76,7 +78,7 @@ class TransferPlan:
         """Take this rank's state: each line is connections, the sender's place in them, its rank, its share, and of how many."""
         me = self._generation.rank
         shapes = json.loads(self.get(f"shapes/{me}"))
-        own, _ = self._training.moving()
+        own, _ = self._training.transferable_state()
         device = next((one.device for one in self._training.model.parameters()), torch.device("cpu"))
         found = state_transfer.places_for(shapes, own, device)
         tensors = list(found.values())
@@ -86,8 +88,8 @@ class TransferPlan:
             told, got = finish()
             size += got
             if told != self.get(f"digest/{me}/{share}").decode():
-                raise state_transfer.Damaged(f"the state that rank {source} sent to rank {me} was damaged on the way")
-        self._training.settle(self.take(f"tree/{me}"), found)
+                raise state_transfer.TransferCorrupted(f"the state that rank {source} sent to rank {me} was damaged on the way")
+        self._training.load_state(self.take(f"tree/{me}"), found)
         return size
 
     def put(self, key: str, value: bytes) -> None:
@@ -100,7 +102,7 @@ class TransferPlan:
 
     def get(self, key: str) -> bytes:
         """Return what another rank leaves under *key*; give up when the generation ends meanwhile."""
-        return in_thread(lambda: bytes(self._store.get(key)), self._assembly.gave_up(self._generation.number))
+        return in_thread(lambda: bytes(self._store.get(key)), self._assembly.is_cancelled(self._generation.number))
 
     def _between(self, source: int, target: int, other: int) -> tuple[BackendGroup, int]:
         """Return connections that join *source* and *target*, and the place of *other* in them."""
@@ -122,5 +124,5 @@ class TransferPlan:
             place,
             2,
             way=BuildOptions(devices=("cpu",), timeout=self._assembly.groups[0].timeout, host=self._host),
-            gave_up=self._assembly.gave_up(self._generation.number),
+            is_cancelled=self._assembly.is_cancelled(self._generation.number),
         )

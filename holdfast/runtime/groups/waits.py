@@ -103,7 +103,7 @@ class Waits:
         task = _Task(lambda: work.wait(timeout) if timeout else work.wait())
         self._aside.add(task)
         self.open(task.given_up)
-        _Waiter.take(task)
+        _WaitThread.take(task)
         task.done.wait()
         self.close(task.given_up)
         self._aside.discard(task)
@@ -161,10 +161,10 @@ class _Task:
         self.done.set()
 
 
-class _Waiter:
+class _WaitThread:
     """A thread that waits for others, as often as it comes back from it."""
 
-    _free: Final[list[_Waiter]] = []
+    _free: Final[list[_WaitThread]] = []
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
-from holdfast.process import die_with_parent, let_termination_pass
+from holdfast.process import die_with_parent, survive_sigterm
 from holdfast.protocol import LineBuffer, Message, encode
 from holdfast.runtime.process import fast_exit, restart_script, successor
 from holdfast.runtime.process.restart_script import RestartScript
@@ -37,7 +37,7 @@ def main() -> None:
     channel.set_inheritable(False)
     begin = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    let_termination_pass()
+    survive_sigterm()
     gc.disable()  # a fifth of the time that imports take goes into collections, and they find next to nothing
     done = _preload(sys.argv[2:])
     for stream in (sys.stdout, sys.stderr):

@@ -15,7 +15,7 @@ STILL: Final = 3
 """Looks in a row, a millisecond apart, that must find the threads at rest."""
 
 
-def let_go(seconds: float = 1.0) -> bool:
+def wait_until_idle(seconds: float = 1.0) -> bool:
     """Wait until gloo's threads have let go of their last operation; to be called when the process is about to end.
 
     Seen with torch 2.13: the thread that ran the last collective wakes the waiting rank first and frees the operation

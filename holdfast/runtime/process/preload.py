@@ -2,7 +2,7 @@
 
 from typing import Final
 
-USUAL: Final = (
+USUAL_IMPORTS: Final = (
     "numpy",
     "torch",
     "torch.distributed",

@@ -47,7 +47,7 @@ def kept() -> list[Message]:
     return found
 
 
-def hand_to(taker: Callable[[Message], None]) -> None:
+def forward_to(taker: Callable[[Message], None]) -> None:
     """Give *taker* the orders that were kept, and those that still come."""
     with _lock:
         found = list(_orders)

@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import Final
 
-STATUS: Final = 128 + signal.SIGTERM
+EXIT_STATUS: Final = 128 + signal.SIGTERM
 """What a shell calls the end by this signal: whoever has sent it sees that it was heard."""
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups.membership import assembly, install
+from holdfast.runtime.groups.membership import install, membership
 from holdfast.runtime.process import restart_script, successor
 from holdfast.runtime.process.restart_script import RestartScript
 from holdfast.runtime.state.training import Training
@@ -37,23 +37,23 @@ class Roles:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         rank = int(environment["RANK"])
         self.roles: list[list[int]] = json.loads(environment.get("HOLDFAST_ROLES") or "[]") or [[rank]]
-        self.park = int(environment.get("HOLDFAST_PARK") or 0) % len(self.roles)
-        self.now = next((number for number, ranks in enumerate(self.roles) if rank in ranks), self.park)
+        self.waiting_role = int(environment.get("HOLDFAST_WAITING_ROLE") or 0) % len(self.roles)
+        self.now = next((number for number, ranks in enumerate(self.roles) if rank in ranks), self.waiting_role)
         self.warmed: list[int] = json.loads(environment.get(_WARMED) or "[]")
 
     def next(self) -> int | None:
         """Return the role to warm up in next; none when this is the one to park in and all others are done."""
-        others = [number for number in range(len(self.roles)) if number not in (self.park, self.now) and number not in self.warmed]
+        others = [number for number in range(len(self.roles)) if number not in (self.waiting_role, self.now) and number not in self.warmed]
         if others:
             return others[0]
-        return self.park if self.now != self.park else None
+        return self.waiting_role if self.now != self.waiting_role else None
 
-    def leave_first(self) -> None:
+    def start_with_other_roles(self) -> None:
         """Before anything is built: begin with the roles that this standby will not park in."""
-        if self.now == self.park:
-            self.go_on(done=False)
+        if self.now == self.waiting_role:
+            self.run_next_role(done=False)
 
-    def go_on(self, *, done: bool) -> None:
+    def run_next_role(self, *, done: bool) -> None:
         """Run the script again for the next role, if there is one to come."""
         warmed = [*self.warmed, self.now] if done else self.warmed
         following = self.next()
@@ -78,7 +78,7 @@ class OffloadedState:
             storage.resize_(0)
         give_back()
 
-    def unpark(self) -> None:
+    def reallocate(self) -> None:
         """Take the memory again; what is in it comes from another rank. Pages are made in the background, while the ranks meet."""
         for storage, size in self._storages:
             storage.resize_(size)
@@ -113,17 +113,17 @@ def give_back() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     """Return the bytes of memory that this process holds."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def promote(order: Message) -> None:
+def activate(order: Message) -> None:
     """Take on the environment and the log of the rank that *order* gives to this standby."""
     environment = {str(name): str(value) for name, value in order.get("environment", {}).items()}
     os.environ.update(environment)
-    for name in ("HOLDFAST_STANDBY", "HOLDFAST_ROLES", "HOLDFAST_PARK", _WARMED):
+    for name in ("HOLDFAST_STANDBY", "HOLDFAST_ROLES", "HOLDFAST_WAITING_ROLE", _WARMED):
         os.environ.pop(name, None)
     path = order.get("log")
     if path:
@@ -136,13 +136,13 @@ def promote(order: Message) -> None:
 
 def leave_to_successor(environment: Mapping[str, str]) -> NoReturn:
     """Have the successor run the script as the rank of *environment*: in this process libraries may know another one. End this process."""
-    present = assembly()
+    present = membership()
     restart_script.begin()
     if present is not None:
         present.hand_over(restart_script.keep)
     os.environ.update(environment)
     pid = successor.ready()
-    leave = None if pid is None else link().succeeded_by(pid)
+    leave = None if pid is None else link().register_successor(pid)
     if leave is None or not leave.ok:
         why = "it has no process to leave its place to" if leave is None else leave.why
         raise SystemExit(f"this standby cannot become rank {environment['RANK']}: {why}")
@@ -155,7 +155,7 @@ def leave_to_successor(environment: Mapping[str, str]) -> NoReturn:
 
 def start_over(environment: Mapping[str, str]) -> None:
     """Make the process as it was before its script ran, but for what has been imported, compiled and cached."""
-    present = assembly()
+    present = membership()
     restart_script.begin()
     if present is not None:
         present.hand_over(restart_script.keep)
@@ -187,9 +187,9 @@ def forget_meshes() -> None:
             one.cache_clear()
 
 
-def coverage_of(sandbox: Any) -> dict[str, int]:  # noqa: ANN401 (a Sandbox)
+def coverage_of(dry_run: Any) -> dict[str, int]:  # noqa: ANN401 (a Sandbox)
     """Return how much of the warm-up was answered from the tape."""
-    return {"calls": sandbox.calls, "played": sandbox.played}
+    return {"calls": dry_run.calls, "played": dry_run.played}
 
 
 def since_start() -> float:

@@ -32,7 +32,7 @@ _imported: list[str] = []
 """What the script had imported before its groups were made."""
 
 
-class _Watched(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001 (what `os.environ` is)
+class _WatchedEnviron(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001 (what `os.environ` is)
     """The environment, which sees who asks for the rank while modules are imported."""
 
     def __getitem__(self, name: str) -> str:
@@ -69,17 +69,17 @@ def fork(agent: int) -> Message | None:
     theirs.close()
     ours.set_inheritable(False)
     _line, _pid = ours, pid
-    os.environ.__class__ = _Watched
+    os.environ.__class__ = _WatchedEnviron
     return None
 
 
-def note_imports() -> None:
+def record_imports() -> None:
     """Note what the script has imported so far: what comes later may depend on the groups that are made now."""
     if _line is not None and not _imported:
         _imported.extend(sys.modules)
 
 
-def learn() -> None:
+def send_imports() -> None:
     """Have the successor import what the script has imported from installed packages and what does not ask for its rank."""
     if _line is not None:
         with suppress(OSError):
@@ -159,7 +159,7 @@ def _stand_by(line: socket.socket, standby: int, agent: int) -> Message:
 def _import(names: Sequence[str], closed: Sequence[str]) -> None:
     """Import modules ahead; one that cannot be is left to the script."""
     finder: Any = _Closed(closed)
-    os.environ.__class__ = _Watched
+    os.environ.__class__ = _WatchedEnviron
     sys.meta_path.insert(0, finder)
     for name in names:
         if name in sys.modules or name in finder.names:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holdfast.memstore.shared_memory import CUT, Snapshot, sum_words, weights
+from holdfast.memstore.shared_memory import SLICE_BYTES, Snapshot, sum_words, weights
 
 _WORD: Final = 8
 _HALF: Final = 4
@@ -43,14 +43,14 @@ def sum_of(part: Tensor) -> int:
 def fill(flats: Sequence[Tensor], snapshot: Snapshot) -> int:
     """Copy what *snapshot* has of each tensor into the flat view of its bytes, each slice judged by its sum as it goes by.
 
-    Return the bytes copied; raise `shared_memory.Unusable` at a slice that is not as it was written.
+    Return the bytes copied; raise `shared_memory.UnusableSnapshot` at a slice that is not as it was written.
     """
     size = 0
     for met, data in snapshot.checked(bytes_sum):
         source, there = torch.frombuffer(data, dtype=torch.uint8), 0
-        for piece in met:
-            flats[piece.tensor][piece.begin : piece.begin + piece.length].copy_(source[there : there + piece.length])
-            there += piece.length
+        for shard in met:
+            flats[shard.tensor][shard.begin : shard.begin + shard.length].copy_(source[there : there + shard.length])
+            there += shard.length
         size += there
     return size
 
@@ -62,9 +62,9 @@ def _dot(data: memoryview, row: Tensor) -> int:
 
 
 def device_sum(part: Tensor) -> Tensor:
-    """Return the checksum of at most `CUT` bytes as a signed number, computed and left on the device on which they are."""
-    if len(part) > CUT:
-        raise ValueError(f"a slice of {len(part)} bytes is longer than {CUT}")
+    """Return the checksum of at most `SLICE_BYTES` bytes as a signed number, computed and left on the device on which they are."""
+    if len(part) > SLICE_BYTES:
+        raise ValueError(f"a slice of {len(part)} bytes is longer than {SLICE_BYTES}")
     first, second = _weights(part.device)
     filled = functional.pad(part, (0, -len(part) % _WORD + _WORD))  # in memory of its own, where words may lie, whatever the view's begin
     words, later = filled[:-_WORD].view(torch.int64), filled[_HALF:-_HALF].clone().view(torch.int64)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.snapshots.copy_schedule import Terms
-from holdfast.runtime.snapshots.restore_planner import own_piece
+from holdfast.runtime.snapshots.restore_planner import own_shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class SnapshotConfig:
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> SnapshotConfig | None:
         """Return what *environment* says; nothing where there is no memory store, or no snapshots are wanted."""
-        place = environment.get("HOLDFAST_VAULT")
+        place = environment.get("HOLDFAST_MEMSTORE")
         every = int(environment.get("HOLDFAST_MEMORY_EVERY") or 1)
         if not place or every == 0:
             return None
@@ -39,10 +39,10 @@ class SnapshotConfig:
         )
         return cls(
             memstore=Path(place),
-            limit=int(environment.get("HOLDFAST_VAULT_LIMIT") or 0),
+            limit=int(environment.get("HOLDFAST_MEMSTORE_LIMIT") or 0),
             terms=terms,
             bandwidth=int(environment.get("HOLDFAST_SAVE_BANDWIDTH") or 0) or None,
-            has_writer=environment.get("HOLDFAST_FLUSHER") == "1",
+            has_writer=environment.get("HOLDFAST_CHECKPOINT_WRITER") == "1",
         )
 
 
@@ -52,18 +52,18 @@ class SnapshotPlace:
 
     rank: int
     world: int
-    piece: str
+    shard: str
     part: int = 0
     parts: int = 1
 
     @classmethod
-    def of(cls, rank: int, world: int, pieces: Mapping[str, str]) -> SnapshotPlace:
-        """Return the place of *rank*; *pieces* names every rank's piece, by rank: ranks with the same one share the work."""
-        piece = pieces.get(str(rank))
-        if piece is None:
-            return cls(rank, world, own_piece(rank))
-        copies = sorted(int(other) for other, one in pieces.items() if one == piece)
-        return cls(rank, world, piece, copies.index(rank), len(copies))
+    def of(cls, rank: int, world: int, shards: Mapping[str, str]) -> SnapshotPlace:
+        """Return the place of *rank*; *shards* names every rank's piece, by rank: ranks with the same one share the work."""
+        shard = shards.get(str(rank))
+        if shard is None:
+            return cls(rank, world, own_shard(rank))
+        copies = sorted(int(other) for other, one in shards.items() if one == shard)
+        return cls(rank, world, shard, copies.index(rank), len(copies))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

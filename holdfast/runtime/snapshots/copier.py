@@ -54,7 +54,7 @@ class CopyWork:
     """Called once, by whoever copies the last slice."""
     target: Tensor | None = None
     sums: list[int] = field(default_factory=list)
-    hidden: float = 0.0
+    overlapped: float = 0.0
     """Seconds of copying inside of windows."""
     seconds: float = 0.0
     """Seconds of copying in all, of this processor's time: who must step back for others does not copy meanwhile."""
@@ -80,7 +80,7 @@ class Copier:
         self._lock = threading.Lock()
         """Held for the length of one slice: who holds it takes the next one."""
         self._work: CopyWork | None = None
-        self._mover = _Device(device) if device.type == "cuda" else _Memory()
+        self._mover = _Device(device) if device.type == "cuda" else _HostCopier()
         self._thread: threading.Thread | None = None
 
     def begin(self, work: CopyWork) -> None:
@@ -109,7 +109,7 @@ class Copier:
                 work.given_up = True
                 break
             with self._lock:
-                self._one(work, hidden=False)
+                self._one(work, overlapped=False)
         with self._lock:  # the other thread may be in the middle of the last slice
             self._work = None
         self._mover.settle()
@@ -139,7 +139,7 @@ class Copier:
         with self._lock:
             if work is not self._work or not (self._idle.open or work.beside):
                 return False
-            self._one(work, hidden=True)
+            self._one(work, overlapped=True)
         return True
 
     def _leave(self, work: CopyWork) -> int:
@@ -158,7 +158,7 @@ class Copier:
         if work is not None and self._idle.open and not (work.done or work.given_up) and work.next < self._leave(work):
             self._wake.set()  # opened in this very moment
 
-    def _one(self, work: CopyWork, *, hidden: bool) -> None:
+    def _one(self, work: CopyWork, *, overlapped: bool) -> None:
         """Copy the next slice."""
         if work.done or work.given_up:
             return
@@ -173,7 +173,7 @@ class Copier:
         except Exception:  # noqa: BLE001 (whatever it is, training goes on without this snapshot)
             _log.exception("a snapshot in memory is given up")
             work.given_up, work.done = True, False
-        self._account(work, begin, time.thread_time() - used, hidden=hidden)
+        self._account(work, begin, time.thread_time() - used, overlapped=overlapped)
 
     def _copy_next(self, work: CopyWork) -> None:
         assert work.target is not None
@@ -188,17 +188,17 @@ class Copier:
             work.done = True
             work.ended(work)
 
-    def _account(self, work: CopyWork, begin: float, used: float, *, hidden: bool) -> None:
+    def _account(self, work: CopyWork, begin: float, used: float, *, overlapped: bool) -> None:
         """Note what a slice has cost, and whether training waited meanwhile."""
         end = time.perf_counter()
-        waited = hidden and (self._idle.open or bool(work.beside))
+        waited = overlapped and (self._idle.open or bool(work.beside))
         work.seconds += used
-        if not hidden:
+        if not overlapped:
             work.tail += used
         elif waited:
-            work.hidden += used
+            work.overlapped += used
         else:  # the wait ended meanwhile
-            work.hidden += used * min(1.0, max(0.0, self._idle.left - begin) / (end - begin))
+            work.overlapped += used * min(1.0, max(0.0, self._idle.left - begin) / (end - begin))
         if work.spans and work.spans[-1][2] == waited and begin - work.spans[-1][1] < 1e-4:  # noqa: PLR2004 (one after the other)
             work.spans[-1] = (work.spans[-1][0], end, waited)
         else:
@@ -211,7 +211,7 @@ def _step_back() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # of a thread alone, as Linux has it
 
 
-class _Memory:
+class _HostCopier:
     """Copies in the memory of the host."""
 
     def copy(self, task: Task, target: Tensor) -> int:

@@ -62,14 +62,14 @@ class CopySchedule:
     """Seconds of it in windows."""
     copy: float = 0.0
     """Seconds of copying."""
-    hidden: float = 0.0
+    overlapped: float = 0.0
     """Seconds of copying that the windows hold."""
     reason: str = ""
 
     @property
     def pause(self) -> float:
         """Seconds for which training is predicted to stand still for one snapshot."""
-        return 0.0 if self.beside else max(0.0, self.copy - self.hidden)
+        return 0.0 if self.beside else max(0.0, self.copy - self.overlapped)
 
     @property
     def overhead(self) -> float:
@@ -175,19 +175,19 @@ def plan(profile: Profile, sizes: Sequence[int], bandwidth: float, terms: Terms,
         spread = 0.8 * step
         if copy <= spread:
             reason = "the copy is spread over the step, beside what training does: its waits cannot be seen from outside"
-            return CopySchedule(beside=spread, every=max(1, terms.every), hidden=copy, reason=reason, **facts)  # type: ignore[arg-type]
+            return CopySchedule(beside=spread, every=max(1, terms.every), overlapped=copy, reason=reason, **facts)  # type: ignore[arg-type]
     chosen = _chosen(windows, copy)
     upto, placed = _pack(chosen, sizes, bandwidth)
-    hidden = sum(sizes[:placed]) / bandwidth
+    overlapped = sum(sizes[:placed]) / bandwidth
     if placed == len(sizes):
         reason = f"all of it fits into {len(chosen)} of {len(windows)} windows of the step"
-        return CopySchedule(upto=upto, every=max(1, terms.every), hidden=hidden, reason=reason, **facts)  # type: ignore[arg-type]
-    left = copy - hidden if paused is None else paused
-    hidden = copy - min(left, copy)
+        return CopySchedule(upto=upto, every=max(1, terms.every), overlapped=overlapped, reason=reason, **facts)  # type: ignore[arg-type]
+    left = copy - overlapped if paused is None else paused
+    overlapped = copy - min(left, copy)
     every, why = _seldom(left, step, terms)
     reason = f"{_ms(copy)} of copying do not fit into {_ms(sum(one.length for one in windows))} of windows: {why}"
     everything = {one.number: len(sizes) for one in windows}
-    return CopySchedule(upto=everything, every=every, hidden=hidden, reason=reason, **facts)  # type: ignore[arg-type]
+    return CopySchedule(upto=everything, every=every, overlapped=overlapped, reason=reason, **facts)  # type: ignore[arg-type]
 
 
 def _chosen(windows: Sequence[Predicted], copy: float) -> list[Predicted]:

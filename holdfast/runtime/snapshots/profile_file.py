@@ -28,36 +28,36 @@ class ProfileFile:
         """Tell whether it is time for another file."""
         return self._folder is not None and time.monotonic() >= self._next
 
-    def tell(self, taker: Snapshotter, facts: dict[str, Any]) -> None:
+    def tell(self, snapshotter: Snapshotter, facts: dict[str, Any]) -> None:
         """Write the file; *facts*: rank, world, generation, and the layout."""
-        if self._folder is None or taker.newest is None or not len(taker.planning.profile):
+        if self._folder is None or snapshotter.newest is None or not len(snapshotter.planning.profile):
             return
         self._next = time.monotonic() + PAUSE
         path = self._folder / f"rank-{facts['rank']:05d}.json"
         beside = path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):  # a checkpoint that cannot be written is told of; this is not worth a second word
             self._folder.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps(_told(taker, facts)))
+            beside.write_text(json.dumps(_told(snapshotter, facts)))
             beside.replace(path)
 
 
-def _told(taker: Snapshotter, facts: dict[str, Any]) -> dict[str, Any]:
-    lived, plan = taker.newest, taker.planning.plan
+def _told(snapshotter: Snapshotter, facts: dict[str, Any]) -> dict[str, Any]:
+    lived, plan = snapshotter.newest, snapshotter.planning.plan
     assert lived is not None
     return {
         "format": FORMAT,
         **facts,
         "node": os.environ.get("HOLDFAST_NODE", ""),
         "time": time.time(),
-        "seconds": taker.planning.profile.step,
-        "idle": taker.planning.profile.idle,
-        "windows": [asdict(one) for one in taker.planning.profile.predicted()],
+        "seconds": snapshotter.planning.profile.step,
+        "idle": snapshotter.planning.profile.idle,
+        "windows": [asdict(one) for one in snapshotter.planning.profile.predicted()],
         "timeline": lived.windows,
         "took": lived.took,
         "began": lived.began,
         "copies": lived.copies,
         "operations": lived.operations,
         "plan": None if plan is None else {**asdict(plan), "pause": plan.pause, "overhead": plan.overhead},
-        "counts": asdict(taker.counts),
-        "every": taker.every,
+        "counts": asdict(snapshotter.counts),
+        "every": snapshotter.every,
     }

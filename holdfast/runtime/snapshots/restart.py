@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource, Spoiled, tell
-from holdfast.runtime.snapshots.restore_planner import NoPlan, RestorePlan, new_holdings, pieces_of, plan
+from holdfast.runtime.snapshots.restore import RestoreError, Restorer, SnapshotSource, tell
+from holdfast.runtime.snapshots.restore_planner import NoPlan, RestorePlan, new_holdings, plan, shards_by_rank
 from holdfast.runtime.state.training import Training
 from holdfast.runtime.world import World
 
@@ -20,7 +20,7 @@ def from_memory(
     while True:
         told = world.gather(memory.told(world.size))
         stored = memory.reached(told, world.size, lowest=world.rank == 0, gather=world.gather)
-        found = plan(new_holdings(pieces_of(stored), [str(one["node"]) for one in told]), (), stored)
+        found = plan(new_holdings(shards_by_rank(stored), [str(one["node"]) for one in told]), (), stored)
         if isinstance(found, NoPlan) or found.step <= newest:
             return None
         why = _attempt(training, memory, world, found, give_light)
@@ -33,7 +33,7 @@ def _attempt(training: Training, memory: SnapshotSource, world: World, found: Re
     mine = next(fetch for fetch in found.fetches if fetch.target == world.rank)
     try:
         Restorer(training, memory).take(mine, give_light)
-    except Spoiled as spoiled:
+    except RestoreError as spoiled:
         tell(spoiled)
         return str(spoiled)
     return ""

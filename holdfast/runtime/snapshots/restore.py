@@ -21,8 +21,8 @@ from holdfast.runtime.checkpoint.invalidated import NOTHING, WrittenOff
 from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
 from holdfast.runtime.groups.state_transfer import bytes_of, fills_its_memory, local_of
 from holdfast.runtime.snapshots.checksum import fill
-from holdfast.runtime.snapshots.restore_planner import Fetch, Stored
-from holdfast.runtime.state.state_layout import StateLayout, settle
+from holdfast.runtime.snapshots.restore_planner import Fetch, SnapshotRef
+from holdfast.runtime.state.state_layout import StateLayout, load_state
 from holdfast.runtime.state.training import Training
 
 ASK_SECONDS: Final = 1.0
@@ -31,10 +31,10 @@ FETCH_SECONDS: Final = 10.0
 """How long another node's memory may be silent."""
 
 
-class Spoiled(RuntimeError):
+class RestoreError(RuntimeError):
     """A snapshot that cannot be used after all: which, and *why*."""
 
-    def __init__(self, stored: Stored, why: str) -> None:
+    def __init__(self, stored: SnapshotRef, why: str) -> None:
         super().__init__(stored, why)
         self.stored, self.why = stored, why
 
@@ -43,7 +43,7 @@ class Spoiled(RuntimeError):
         return f"the snapshot of rank {one.rank} at step {one.step} in the memory of {one.node} cannot be used: {self.why}"
 
 
-def tell(spoiled: Spoiled) -> None:
+def tell(spoiled: RestoreError) -> None:
     """Tell the agent, and whoever reads this rank's output, of a snapshot that could not be used."""
     one = spoiled.stored
     StorageErrorReporter().tell(StorageError("snapshot-spoiled", str(spoiled)), one.step, Path(one.name))
@@ -62,7 +62,7 @@ class SnapshotSource:
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> SnapshotSource:
         """Return what *environment* names."""
-        place = environment.get("HOLDFAST_VAULT")
+        place = environment.get("HOLDFAST_MEMSTORE")
         servers: dict[str, tuple[str, int]] = {}
         with suppress(ValueError, AttributeError):
             servers = servers_of(json.loads(environment.get("HOLDFAST_MEMORY_SERVERS") or "{}"))
@@ -78,7 +78,7 @@ class SnapshotSource:
         """List the memory stores of nodes other than *nodes*, those that hold no rank now. One that does not answer has nothing."""
         found = []
         for node in sorted(self.servers.keys() - set(nodes)):
-            with suppress(OSError, shared_memory.Unusable):
+            with suppress(OSError, shared_memory.UnusableSnapshot):
                 found += _listed(node, self._server(node, ASK_SECONDS), world)
         return found
 
@@ -89,7 +89,7 @@ class SnapshotSource:
 
     def reached(
         self, told: Sequence[Mapping[str, Any]], world: int, *, lowest: bool, gather: Callable[[list[dict[str, Any]]], Iterable[Any]]
-    ) -> set[Stored]:
+    ) -> set[SnapshotRef]:
         """Return the snapshots in the memory of all nodes that can be reached, the same on every rank; all ranks together.
 
         *told*: what each rank has `told`; from it this process learns where the memory of the others' nodes is served. Nodes that hold no
@@ -101,44 +101,44 @@ class SnapshotSource:
             listed += gather(self.listed_elsewhere(world, nodes) if lowest else [])
         return self.usable(listed, [item for one in told for item in one["spoiled"]])
 
-    def usable(self, told: Iterable[Iterable[Mapping[str, Any]]], spoiled: Iterable[Sequence[Any]] = ()) -> set[Stored]:
+    def usable(self, told: Iterable[Iterable[Mapping[str, Any]]], spoiled: Iterable[Sequence[Any]] = ()) -> set[SnapshotRef]:
         """Return all that was listed, each once, less what somebody found spoiled or what is written off."""
         bad = self.spoiled | {(str(node), str(name), int(step), int(lineage)) for node, name, step, lineage in spoiled}
-        found = {Stored(**one) for items in told for one in items}
+        found = {SnapshotRef(**one) for items in told for one in items}
         return {
             one for one in found if (one.node, one.name, one.step, one.lineage) not in bad and not self.off.covers(one.step, one.lineage)
         }
 
-    def open(self, stored: Stored) -> Snapshot:
-        """Open a snapshot here, brought over from its node if need be; raise `Spoiled` when it cannot be had."""
+    def open(self, stored: SnapshotRef) -> Snapshot:
+        """Open a snapshot here, brought over from its node if need be; raise `RestoreError` when it cannot be had."""
         try:
             return self._opened(stored)
-        except (OSError, shared_memory.Unusable) as error:
+        except (OSError, shared_memory.UnusableSnapshot) as error:
             self.spoil(stored)
-            raise Spoiled(stored, str(error)) from error
+            raise RestoreError(stored, str(error)) from error
 
-    def spoil(self, stored: Stored) -> None:
+    def spoil(self, stored: SnapshotRef) -> None:
         """Never use this one again."""
         self.spoiled.add((stored.node, stored.name, stored.step, stored.lineage))
 
-    def _opened(self, stored: Stored) -> Snapshot:
+    def _opened(self, stored: SnapshotRef) -> Snapshot:
         near = stored.node == self.node and self.own is not None
         found = Snapshot(self.own / stored.name) if near and self.own is not None else self._brought(stored)
-        if found.label.moment != stored.moment or (found.label.piece, found.label.part) != (stored.piece, stored.part):
+        if found.label.moment != stored.moment or (found.label.shard, found.label.part) != (stored.shard, stored.part):
             found.close()
-            raise shared_memory.Unusable(shared_memory.REPLACED)
+            raise shared_memory.UnusableSnapshot(shared_memory.REPLACED)
         return found
 
-    def _brought(self, stored: Stored) -> Snapshot:
+    def _brought(self, stored: SnapshotRef) -> Snapshot:
         """Bring a snapshot over from another node, into this node's memory store, or a file of this process's where there is none."""
         if stored.node not in self.servers:
-            raise shared_memory.Unusable(f"nobody has said where the memory of {stored.node} can be reached")
+            raise shared_memory.UnusableSnapshot(f"nobody has said where the memory of {stored.node} can be reached")
         folder = self.own if self.own is not None else Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 (made by exclusive creation, no link followed, mode 0600)
         into = folder / f"fetched-{os.getpid()}-{time.monotonic_ns()}{shared_memory.SUFFIX}"
         server = self._server(stored.node, FETCH_SECONDS)
         label = server.labels().get(stored.name)
         if label is None or label.moment != stored.moment:
-            raise shared_memory.Unusable(shared_memory.REPLACED)
+            raise shared_memory.UnusableSnapshot(shared_memory.REPLACED)
         try:
             server.fetch(stored.name, label, into)
             return Snapshot(into)
@@ -168,7 +168,7 @@ def servers_of(told: Mapping[str, Sequence[Any]]) -> dict[str, tuple[str, int]]:
 
 def _listed(node: str, store: MemstoreReader, world: int) -> list[dict[str, Any]]:
     """Return the snapshots of a job of *world* ranks in the memory of *node*, as JSON holds them."""
-    return [asdict(Stored.of(node, name, label)) for name, label in store.labels().items() if label.world == world]
+    return [asdict(SnapshotRef.of(node, name, label)) for name, label in store.labels().items() if label.world == world]
 
 
 class Restorer:
@@ -178,42 +178,42 @@ class Restorer:
         self._training, self._memory = training, memory
 
     def take(self, fetch: Fetch, give_light: Callable[[bytes], None]) -> int:
-        """Go to the state that *fetch* names; return the bytes read. Raise `Spoiled` when a part of it is not as it was written.
+        """Go to the state that *fetch* names; return the bytes read. Raise `RestoreError` when a part of it is not as it was written.
 
         Nothing of the training is changed before all parts are at hand and their indexes agree; a slice whose sum is wrong leaves the
         state half filled, so that the caller must have it filled again, from elsewhere.
         """
         with ExitStack() as opened:
             parts = [(one, opened.enter_context(self._memory.open(one))) for one in fetch.parts]
-            light = opened.enter_context(self._memory.open(fetch.light)) if fetch.light is not None else None
-            size = self._fill(parts, light) if parts else 0
-            if light is not None:
-                give_light(light.blobs["light"])
+            rank_state = opened.enter_context(self._memory.open(fetch.rank_state)) if fetch.rank_state is not None else None
+            size = self._fill(parts, rank_state) if parts else 0
+            if rank_state is not None:
+                give_light(rank_state.blobs["rank_state"])
         return size
 
-    def _fill(self, parts: Sequence[tuple[Stored, Snapshot]], light: Snapshot | None) -> int:
+    def _fill(self, parts: Sequence[tuple[SnapshotRef, Snapshot]], rank_state: Snapshot | None) -> int:
         """Fill the training's tensors: large ones from all parts, what is small from the rank's own snapshot where that is at hand."""
         first = parts[0][1]
         for stored, one in parts:
             if one.entries != first.entries:
                 self._memory.spoil(stored)
-                raise Spoiled(stored, "its index is not that of the other parts")
+                raise RestoreError(stored, "its index is not that of the other parts")
         own = StateLayout(self._training).tensors
         device = next((one.device for one in self._training.model.parameters()), torch.device("cpu"))
         found = {entry.key: _place(own.get(entry.key), entry, device) for entry in first.entries}
         flats = [bytes_of(one) for one in found.values()]
         size = sum(self._copy(stored, one, flats) for stored, one in parts)
-        small = (light if light is not None else first).blobs
-        settle(self._training, small["static"], small["dynamic"], found, device)
+        small = (rank_state if rank_state is not None else first).blobs
+        load_state(self._training, small["static"], small["dynamic"], found, device)
         return size
 
-    def _copy(self, stored: Stored, one: Snapshot, flats: Sequence[Tensor]) -> int:
+    def _copy(self, stored: SnapshotRef, one: Snapshot, flats: Sequence[Tensor]) -> int:
         """Copy a part; one that is not as it was written is never used again."""
         try:
             return fill(flats, one)
-        except shared_memory.Unusable as error:
+        except shared_memory.UnusableSnapshot as error:
             self._memory.spoil(stored)
-            raise Spoiled(stored, error.why) from error
+            raise RestoreError(stored, error.why) from error
 
 
 def _place(present: Tensor | None, entry: shared_memory.Entry, device: torch.device) -> Tensor:

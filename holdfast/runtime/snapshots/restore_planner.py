@@ -3,8 +3,8 @@
 Pure, and on the standard library alone: every rank computes the plan for itself from the same holdings and arrives at the
 same one, so nobody has to tell it to the others.
 
-Each rank needs its *piece* of the training (ranks that are copies of each other need the same piece: all ranks under plain
-data parallelism, the ranks of one stage in a pipeline, nobody else when everything is sharded) and its own *light* state:
+Each rank needs its *shard* of the training (ranks that are copies of each other need the same piece: all ranks under plain
+data parallelism, the ranks of one stage in a pipeline, nobody else when everything is sharded) and its own *rank_state* state:
 random generators, and the position in the data. Both must be of the same step on all ranks. A piece comes from
 
 - *live* state: a survivor is at that step, or is prepared for it (it voted for the step, still has the gradients, and does not
@@ -40,13 +40,13 @@ _NAMED: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Stored:
+class SnapshotRef:
     """A snapshot in a node's memory, with the light state of the rank that took it."""
 
     step: int
     lineage: int
     rank: int
-    piece: str
+    shard: str
     part: int
     """Which share of the piece it holds, counted from 0, out of `parts`."""
     parts: int
@@ -58,7 +58,7 @@ class Stored:
     @classmethod
     def of(cls, node: str, name: str, label: Label) -> Self:
         """Return the snapshot with that *label* in the file *name* in the memory of *node*."""
-        facts = {field: getattr(label, field) for field in ("step", "lineage", "rank", "piece", "part", "parts")}
+        facts = {field: getattr(label, field) for field in ("step", "lineage", "rank", "shard", "part", "parts")}
         return cls(node=node, name=name, **facts)
 
     @property
@@ -77,7 +77,7 @@ class RankHolding:
     """What the process of one rank of the new generation needs, and what it holds; a new process holds nothing."""
 
     rank: int
-    piece: str
+    shard: str
     """The name of the piece that this rank needs, and that its live state is of."""
     node: str = ""
     """Where it runs: what lies in the memory of that node is taken first."""
@@ -87,7 +87,7 @@ class RankHolding:
     """The step after `live`, if it voted for that and does not know the outcome; it holds its light states of both."""
     lineage: int = 0
     """The lineage of its live state; survivors have the same."""
-    lights: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    rank_states: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Steps of which it keeps light states for other ranks, by rank."""
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class RankHolding:
 class Transfer:
     """One share of a piece, on its way from one rank to another."""
 
-    piece: str
+    shard: str
     source: int
     target: int
     share: int
@@ -113,9 +113,9 @@ class Fetch:
     """What one rank takes from the memory of nodes."""
 
     target: int
-    parts: tuple[Stored, ...]
+    parts: tuple[SnapshotRef, ...]
     """All parts of its piece, in their order; none when the piece itself comes from a rank that lives."""
-    light: Stored | None
+    rank_state: SnapshotRef | None
     """The snapshot that has its light state; None when another rank sends that."""
 
 
@@ -136,7 +136,7 @@ class RestorePlan:
     """What is taken from the memory of nodes, by target."""
     transfers: tuple[Transfer, ...] = ()
     """What goes from rank to rank, by target and share; a rank that is no target holds its piece itself."""
-    lights: tuple[tuple[int, int], ...] = ()
+    rank_states: tuple[tuple[int, int], ...] = ()
     """(source, target) of each light state that goes from rank to rank, by target."""
     checkpoint: bool = False
     """Everybody reads the checkpoint of the step, pieces and light states; nothing goes from rank to rank."""
@@ -160,7 +160,7 @@ class NoPlan:
 
 
 def plan(
-    holdings: Iterable[RankHolding], checkpoints: Iterable[int] = (), stored: Iterable[Stored] = (), *, most: int = MOST_SOURCES
+    holdings: Iterable[RankHolding], checkpoints: Iterable[int] = (), stored: Iterable[SnapshotRef] = (), *, most: int = MOST_SOURCES
 ) -> RestorePlan | NoPlan:
     """Return how all ranks come to hold the newest step that can be had whole.
 
@@ -189,19 +189,19 @@ def plan(
     return NoPlan(what + NO_CHECKPOINT)
 
 
-def own_piece(rank: int) -> str:
+def own_shard(rank: int) -> str:
     """Return the name of the piece of a *rank* of which no other rank is a copy."""
     return f"of rank {rank}"
 
 
-def pieces_of(stored: Iterable[Stored]) -> dict[int, str]:
+def shards_by_rank(stored: Iterable[SnapshotRef]) -> dict[int, str]:
     """Return the piece of each rank, as its newest snapshot names it."""
-    return {one.rank: one.piece for one in sorted(stored, key=lambda one: one.moment)}
+    return {one.rank: one.shard for one in sorted(stored, key=lambda one: one.moment)}
 
 
-def new_holdings(pieces: Mapping[int, str], nodes: Sequence[str]) -> list[RankHolding]:
-    """Return what the ranks need when all of them are new processes: *pieces* by rank, as far as known, and the node of each rank."""
-    return [RankHolding(rank=rank, piece=pieces.get(rank, own_piece(rank)), node=node) for rank, node in enumerate(nodes)]
+def new_holdings(shards: Mapping[int, str], nodes: Sequence[str]) -> list[RankHolding]:
+    """Return what the ranks need when all of them are new processes: *shards* by rank, as far as known, and the node of each rank."""
+    return [RankHolding(rank=rank, shard=shards.get(rank, own_shard(rank)), node=node) for rank, node in enumerate(nodes)]
 
 
 def _in_order(holdings: Iterable[RankHolding]) -> Sequence[RankHolding]:
@@ -212,7 +212,7 @@ def _in_order(holdings: Iterable[RankHolding]) -> Sequence[RankHolding]:
     return ranks
 
 
-def _moments(ranks: Sequence[RankHolding], certain: frozenset[int] | None, stored: Sequence[Stored]) -> set[Moment]:
+def _moments(ranks: Sequence[RankHolding], certain: frozenset[int] | None, stored: Sequence[SnapshotRef]) -> set[Moment]:
     """Return every step, by lineage, that somebody holds a piece of and that may count."""
     live: set[Moment] = set()
     if certain is not None:
@@ -263,19 +263,19 @@ def _newer(ranks: Sequence[RankHolding], step: int) -> frozenset[int]:
 class _Scene:
     """Who holds what of one step."""
 
-    def __init__(self, ranks: Sequence[RankHolding], moment: Moment, certain: frozenset[int] | None, stored: Sequence[Stored]) -> None:
+    def __init__(self, ranks: Sequence[RankHolding], moment: Moment, certain: frozenset[int] | None, stored: Sequence[SnapshotRef]) -> None:
         self.ranks, (self.step, self.lineage) = ranks, moment
-        self.pieces: dict[str, list[int]] = defaultdict(list)
-        self.lights: dict[int, list[int]] = defaultdict(list)
+        self.shards: dict[str, list[int]] = defaultdict(list)
+        self.rank_states: dict[int, list[int]] = defaultdict(list)
         self.live: set[int] = set()
         self.forward: set[int] = set()
         lives = certain is not None and _lineage(ranks) == self.lineage
         for one in ranks:
             self._take(one, certain if lives else None)
         self.stored = [one for one in stored if one.moment == moment]
-        self.cuts: dict[str, dict[int, dict[int, list[Stored]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        self.cuts: dict[str, dict[int, dict[int, list[SnapshotRef]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
         for kept in self.stored:
-            self.cuts[kept.piece][kept.parts][kept.part].append(kept)
+            self.cuts[kept.shard][kept.parts][kept.part].append(kept)
 
     def _take(self, one: RankHolding, certain: frozenset[int] | None) -> None:
         """Note what *one* holds of the step."""
@@ -283,18 +283,20 @@ class _Scene:
             self.forward.add(one.rank)
         if (certain is not None and one.live == self.step) or one.rank in self.forward:
             self.live.add(one.rank)
-            self.pieces[one.piece].append(one.rank)
+            self.shards[one.shard].append(one.rank)
         if certain is not None:
-            for rank in (rank for rank, steps in one.lights.items() if self.step in steps and rank != one.rank):
-                self.lights[rank].append(one.rank)
+            for rank in (rank for rank, steps in one.rank_states.items() if self.step in steps and rank != one.rank):
+                self.rank_states[rank].append(one.rank)
 
     def lack(self) -> str:
         """Say what of the step nobody holds; nothing if it is whole."""
         without: dict[str, list[int]] = defaultdict(list)
         for one in self.ranks:
-            if one.piece not in self.pieces and not self._parts(one):
-                without[one.piece].append(one.rank)
-        dark = [one.rank for one in self.ranks if one.rank not in self.live and not self.lights.get(one.rank) and not self._light(one)]
+            if one.shard not in self.shards and not self._parts(one):
+                without[one.shard].append(one.rank)
+        dark = [
+            one.rank for one in self.ranks if one.rank not in self.live and not self.rank_states.get(one.rank) and not self._rank_state(one)
+        ]
         said = [f"the state of {_named(ranks)}" for _, ranks in sorted(without.items(), key=lambda item: item[1])]
         if dark:
             said.append(f"the generators and the position in the data of {_named(dark)}")
@@ -306,20 +308,20 @@ class _Scene:
             return f"the ranks that live hold all of step {self.step}"
         return f"the memory of nodes {'and the ranks that live have' if self.live else 'has'} all of step {self.step}"
 
-    def _parts(self, one: RankHolding) -> tuple[Stored, ...]:
+    def _parts(self, one: RankHolding) -> tuple[SnapshotRef, ...]:
         """Return the parts of the piece of *one*, the nearest of each; nothing unless all are there."""
-        whole = [(parts, cut) for parts, cut in sorted(self.cuts.get(one.piece, {}).items()) if len(cut) == parts]
+        whole = [(parts, cut) for parts, cut in sorted(self.cuts.get(one.shard, {}).items()) if len(cut) == parts]
         if not whole:
             return ()
         _, cut = whole[0]
         return tuple(self._nearest(one, cut[part]) for part in sorted(cut))
 
-    def _light(self, one: RankHolding) -> Stored | None:
+    def _rank_state(self, one: RankHolding) -> SnapshotRef | None:
         """Return the nearest snapshot that has the light state of *one*."""
         found = [kept for kept in self.stored if kept.rank == one.rank]
         return self._nearest(one, found) if found else None
 
-    def _nearest(self, one: RankHolding, found: Sequence[Stored]) -> Stored:
+    def _nearest(self, one: RankHolding, found: Sequence[SnapshotRef]) -> SnapshotRef:
         """Return the one that lies on the node of *one*, or one of the others, each rank another."""
         near = [kept for kept in found if kept.node == one.node]
         return near[0] if near else found[one.rank % len(found)]
@@ -334,8 +336,10 @@ class _Scene:
             roll_back=_newer(self.ranks, self.step),
             fetches=self._fetches(),
             transfers=self._transfers(most),
-            lights=tuple(
-                (min(self.lights[one.rank]), one.rank) for one in self.ranks if one.rank not in self.live and self.lights.get(one.rank)
+            rank_states=tuple(
+                (min(self.rank_states[one.rank]), one.rank)
+                for one in self.ranks
+                if one.rank not in self.live and self.rank_states.get(one.rank)
             ),
         )
 
@@ -344,12 +348,12 @@ class _Scene:
         load: dict[int, Fraction] = defaultdict(Fraction)
         found = []
         for one in self.ranks:
-            if one.rank in self.live or one.piece not in self.pieces:
+            if one.rank in self.live or one.shard not in self.shards:
                 continue
-            sources = sorted(_least_loaded(self.pieces[one.piece], load, one.rank, most))
+            sources = sorted(_least_loaded(self.shards[one.shard], load, one.rank, most))
             for share, source in enumerate(sources):
                 load[source] += Fraction(1, len(sources))
-                found.append(Transfer(piece=one.piece, source=source, target=one.rank, share=share, shares=len(sources)))
+                found.append(Transfer(shard=one.shard, source=source, target=one.rank, share=share, shares=len(sources)))
         return tuple(found)
 
     def _fetches(self) -> tuple[Fetch, ...]:
@@ -358,10 +362,10 @@ class _Scene:
         for one in self.ranks:
             if one.rank in self.live:
                 continue
-            parts = () if one.piece in self.pieces else self._parts(one)
-            light = None if self.lights.get(one.rank) else self._light(one)
-            if parts or light:
-                found.append(Fetch(target=one.rank, parts=parts, light=light))
+            parts = () if one.shard in self.shards else self._parts(one)
+            rank_state = None if self.rank_states.get(one.rank) else self._rank_state(one)
+            if parts or rank_state:
+                found.append(Fetch(target=one.rank, parts=parts, rank_state=rank_state))
         return tuple(found)
 
 

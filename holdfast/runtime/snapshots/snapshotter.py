@@ -39,7 +39,7 @@ from holdfast.runtime.snapshots.overhead import is_control
 from holdfast.runtime.snapshots.stats import Lived, SnapshotCounts
 from holdfast.runtime.state.state_layout import StateLayout
 from holdfast.runtime.state.training import Training
-from holdfast.runtime.telemetry.wait_windows import WaitWindows, idle
+from holdfast.runtime.telemetry.wait_windows import WaitWindows, process_waits
 from holdfast.tensor_layout import contiguous
 
 SLOTS: Final = 3
@@ -95,7 +95,7 @@ class Snapshotter:
     def __init__(self, training: Training, config: SnapshotConfig, *, windows: WaitWindows | None = None) -> None:
         device = next((one.device for one in training.model.parameters()), torch.device("cpu"))
         self._training, self._config = training, config
-        self._idle = windows or idle()
+        self._idle = windows or process_waits()
         self._copier = Copier(self._idle, device=device)
         self._slots: list[Slot] = []
         self._sealed: dict[int, tuple[int, int]] = {}
@@ -260,7 +260,7 @@ class Snapshotter:
         """Tell whether a snapshot that is wanted on disk is not whole yet."""
         return self._wish is not None or (self._draft is not None and self._draft.wish is not None)
 
-    def take(self, step: int, light: bytes, small: Mapping[str, Tensor]) -> None:
+    def take(self, step: int, rank_state: bytes, small: Mapping[str, Tensor]) -> None:
         """Begin a snapshot of the state after *step*, which is `due`; *small*: tensors that may change before the next step is applied.
 
         Training is kept from its work only for what may change at any moment. The slot is opened when the first slice is copied, which is
@@ -270,18 +270,18 @@ class Snapshotter:
         assert place is not None
         tasks = self._laid_out(place)
         assert self._outline is not None
-        blobs = {"static": self._outline.static, "dynamic": self._outline.dynamic(small), "light": light}
+        blobs = {"static": self._outline.static, "dynamic": self._outline.dynamic(small), "rank_state": rank_state}
         size = sum(task.size for task in tasks)
         label = Label(
             step=step,
             lineage=self.lineage,
             rank=place.rank,
             world=place.world,
-            piece=place.piece,
+            shard=place.shard,
             part=place.part,
             parts=place.parts,
             size=size,
-            cut=shared_memory.CUT,
+            cut=shared_memory.SLICE_BYTES,
             time=time.time(),
             tail=shared_memory.tail_limit(size, self._index, blobs),
         )
@@ -304,7 +304,7 @@ class Snapshotter:
         ]
         self._index = len(json.dumps(self._entries))
         tasks, there = [], 0
-        for met in shared_memory.deal([entry.size for entry in self._entries], place.part, place.parts):
+        for met in shared_memory.slices_of_part([entry.size for entry in self._entries], place.part, place.parts):
             size = sum(one.length for one in met)
             tasks.append(Task(tuple(flats[one.tensor][one.begin : one.begin + one.length] for one in met), there, size))
             there += size
@@ -393,7 +393,7 @@ class Snapshotter:
         if self._tail and seconds >= NOTICEABLE:
             self.counts.paused -= self._tail
             self.planning.pauses[-1] = 0.0
-            self.counts.hidden += self._tail_copied
+            self.counts.overlapped += self._tail_copied
             self.spans = [(begin, end, True) for begin, end, _ in self.spans]
         self._tail = 0.0
 
@@ -414,7 +414,7 @@ class Snapshotter:
     def _account(self, work: CopyWork) -> None:
         counts, size = self.counts, sum(task.size for task in work.tasks)
         counts.copied += work.seconds
-        counts.hidden += work.hidden
+        counts.overlapped += work.overlapped
         counts.size = size
         self.planning.measured(size, work.seconds)
         self.spans = work.spans

@@ -18,7 +18,7 @@ class SnapshotCounts:
     """Left out because replicas were behind."""
     copied: float = 0.0
     """Seconds of copying."""
-    hidden: float = 0.0
+    overlapped: float = 0.0
     """Seconds of it while training waited."""
     paused: float = 0.0
     """Seconds for which training stood still."""

@@ -11,7 +11,7 @@ from holdfast.runtime.snapshots.stats import SnapshotCounts
 
 PAUSE: Final = 1.0
 """Seconds between two words about what snapshots cost; which one is the newest is said at every step."""
-SUMS: Final = ("taken", "given_up", "copied", "hidden", "paused", "prepared", "slowed", "trained")
+SUMS: Final = ("taken", "given_up", "copied", "overlapped", "paused", "prepared", "slowed", "trained")
 """Counts that grow while a process lives; they are told from the begin of its generation on."""
 
 
@@ -25,20 +25,20 @@ class StatsReporter:
         self.why = ""
         """Why this rank takes none, where that is its own doing."""
 
-    def said(self, taker: Snapshotter | None, generation: int) -> dict[str, Any]:
+    def said(self, snapshotter: Snapshotter | None, generation: int) -> dict[str, Any]:
         """Return what goes with the beat of a step: the newest whole snapshot, and now and then how often they are taken and their cost.
 
-        ``at`` is wall clock; ``copied``, ``hidden`` (of it, while training waited anyway), ``paused``, ``prepared``, ``slowed`` (by
+        ``at`` is wall clock; ``copied``, ``overlapped`` (of it, while training waited anyway), ``paused``, ``prepared``, ``slowed`` (by
         which snapshots made steps longer) and ``trained`` are seconds of this generation, ``size`` is in bytes.
         """
-        if taker is None:
+        if snapshotter is None:
             return {"why": self.why} if self.why and self._is_due() else {}
-        counts = taker.counts
+        counts = snapshotter.counts
         if generation != self._generation:
             self._generation, self._opening, self._next = generation, replace(counts), 0.0
         told: dict[str, Any] = {} if counts.newest is None else {"step": counts.newest, "at": counts.newest_at}
         if self._is_due():
-            told |= {"every": taker.every, "size": counts.size}
+            told |= {"every": snapshotter.every, "size": counts.size}
             told |= {name: max(0, getattr(counts, name) - getattr(self._opening, name)) for name in SUMS}
         return told
 

@@ -38,7 +38,7 @@ def apply(state: State) -> None:
 
 
 @contextmanager
-def borrowed(state: State) -> Iterator[None]:
+def temporarily(state: State) -> Iterator[None]:
     """Run a block with the generators in *state*, and give them back as they were."""
     before = capture()
     apply(state)

@@ -102,7 +102,7 @@ def shard_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     return tuple(one.shape), tuple(offset)
 
 
-def whole_tree(static: Mapping[str, Any], dynamic: Mapping[str, Any]) -> dict[str, Any]:
+def merged_tree(static: Mapping[str, Any], dynamic: Mapping[str, Any]) -> dict[str, Any]:
     """Return the one tree of a snapshot's two, with the optimizers' numbers where they belong; tensors are named by their keys."""
     numbers = iter(dynamic["numbers"])
     for optimizer, settings in zip(static["optimizers"], dynamic["settings"], strict=True):
@@ -114,10 +114,10 @@ def whole_tree(static: Mapping[str, Any], dynamic: Mapping[str, Any]) -> dict[st
     return {**shared, "schedulers": dynamic["schedulers"], "extra": dynamic["extra"]}
 
 
-def settle(training: Training, static: bytes, dynamic: bytes, found: Mapping[str, Tensor], device: torch.device) -> None:
+def load_state(training: Training, static: bytes, dynamic: bytes, found: Mapping[str, Tensor], device: torch.device) -> None:
     """Put a snapshot's state into *training*: *found* has the tensors of its outline, this process's own where they could be filled."""
     stays, told = tree.unpickled(static), tree.unpickled(dynamic)
     on_host = set(stays["host"])
     here = {key: one.cpu() if key in on_host and one.device.type != "cpu" else one for key, one in found.items()}
     here |= {key: one.to(device) if key.startswith("optimizer.") and key not in on_host else one for key, one in told["rest"].items()}
-    training.settle_tree(whole_tree(stays, told), here)
+    training.load_tree(merged_tree(stays, told), here)

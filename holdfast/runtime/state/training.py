@@ -33,7 +33,7 @@ ON_DEVICE: Final = "holdfast:on_device"
 _WRAPPERS: Final = ("DistributedDataParallel", "DataParallel")
 
 
-class Misfit(RuntimeError):
+class CheckpointMismatch(RuntimeError):
     """A whole checkpoint that belongs to another model, optimizer or job than the present one."""
 
 
@@ -92,13 +92,13 @@ class Training:
         nested = {
             name: value.detach() for name, value in model.items() if isinstance(value, Tensor)
         }  # as `dcp_to_torch_save` gives it back
-        return {"model": nested, **tensors, tree_of(rank): tree.to_bytes(whole)}
+        return {"model": nested, **tensors, tree_key(rank): tree.to_bytes(whole)}
 
-    def light(self) -> bytes:
+    def rank_state(self) -> bytes:
         """Return what each rank has of its own: generators, and the position in the data."""
         return tree.pickled({"rng": rng.capture(), "data": None if self.data is None else self.data.state_dict()})
 
-    def moving(self) -> tuple[dict[str, Tensor], bytes]:
+    def transferable_state(self) -> tuple[dict[str, Tensor], bytes]:
         """Return what a rank hands to one that takes its place: the tensors themselves by key, and all that is no tensor as bytes."""
         tensors: dict[str, Tensor] = {}
         model = self.model.state_dict()
@@ -111,12 +111,12 @@ class Training:
         own = {name: value for name, value in [*model.items(), *self.model.named_buffers()] if isinstance(value, Tensor)}
         return {**{f"model.{name}": value.detach() for name, value in own.items()}, **tensors}, tree.pickled(whole)
 
-    def settle(self, whole: bytes, found: Mapping[str, Tensor]) -> None:
-        """Take what another rank handed over: *found* are the tensors of `moving`, this process's own where they could be filled."""
-        self.settle_tree(tree.unpickled(whole), found)
+    def load_state(self, whole: bytes, found: Mapping[str, Tensor]) -> None:
+        """Load what another rank sent: *found* are the tensors of `transferable_state`, this process's own where they could be filled."""
+        self.load_tree(tree.unpickled(whole), found)
 
-    def settle_tree(self, told: Mapping[str, Any], found: Mapping[str, Tensor]) -> None:
-        """Take a state whose tree is *told*; see `settle`."""
+    def load_tree(self, told: Mapping[str, Any], found: Mapping[str, Tensor]) -> None:
+        """Take a state whose tree is *told*; see `load_state`."""
         with torch.no_grad():
             for name, present in [*self.model.state_dict().items(), *self.model.named_buffers()]:
                 key = f"model.{name}"
@@ -212,8 +212,8 @@ class Training:
 
     def _trees(self, reader: CheckpointReader, rank: int) -> tuple[dict[str, Any], bool]:
         """Return this rank's tree, or that of rank 0 for a rank that is new; say which."""
-        own = reader.has(tree_of(rank))
-        key = tree_of(rank if own else 0)
+        own = reader.has(tree_key(rank))
+        key = tree_key(rank if own else 0)
         stored = {key: reader.empty(key)}
         reader.fill(stored)
         return tree.from_bytes(stored[key]), own
@@ -226,7 +226,7 @@ class Training:
         for key, value in found.items():
             shape = reader.stored(key).size
             if shape != value.shape:
-                raise Misfit(f"'{key}' has the shape {tuple(value.shape)} here and {tuple(shape)} in the checkpoint")
+                raise CheckpointMismatch(f"'{key}' has the shape {tuple(value.shape)} here and {tuple(shape)} in the checkpoint")
         return found
 
     def _likes(self, whole: Mapping[str, Any]) -> dict[str, Tensor | None]:
@@ -282,7 +282,7 @@ class Training:
                 self.extra[name] = state
 
 
-def tree_of(rank: int) -> str:
+def tree_key(rank: int) -> str:
     """Return the key of the tree of *rank*."""
     return f"tree.{rank:05d}"
 
@@ -301,7 +301,7 @@ def state_of(value: object) -> Any:  # noqa: ANN401 (an extra may be anything th
 def _template(key: str, like: Tensor | None, reader: CheckpointReader) -> Tensor:
     """Return a tensor to read *key* into: where *like* is, and sharded as it is, when the shapes agree; else whole."""
     if not reader.has(key):
-        raise Misfit(f"the checkpoint speaks of '{key}' and does not hold it")
+        raise CheckpointMismatch(f"the checkpoint speaks of '{key}' and does not hold it")
     stored = reader.stored(key)
     if like is not None and like.shape == stored.size:
         return torch.empty_like(like, dtype=stored.properties.dtype, requires_grad=False)
@@ -382,13 +382,13 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
 def _same_number(what: str, here: Sequence[object], stored: Sequence[object]) -> None:
     """Refuse a checkpoint with more or fewer *what* than there are here."""
     if len(here) != len(stored):
-        raise Misfit(f"there are {len(here)} {what}(s) here and {len(stored)} in the checkpoint")
+        raise CheckpointMismatch(f"there are {len(here)} {what}(s) here and {len(stored)} in the checkpoint")
 
 
 def _same_names(what: str, here: Iterable[str], stored: Iterable[str]) -> None:
     """Refuse a checkpoint in which *what* has other names than here."""
     missing, strange = sorted(set(here) - set(stored)), sorted(set(stored) - set(here))
     if missing:
-        raise Misfit(f"{what} has '{missing[0]}' and {len(missing) - 1} more names that the checkpoint has not")
+        raise CheckpointMismatch(f"{what} has '{missing[0]}' and {len(missing) - 1} more names that the checkpoint has not")
     if strange:
-        raise Misfit(f"the checkpoint has '{strange[0]}' and {len(strange) - 1} more names that {what} has not")
+        raise CheckpointMismatch(f"the checkpoint has '{strange[0]}' and {len(strange) - 1} more names that {what} has not")

@@ -83,7 +83,7 @@ class _Unusual(Exception):
     """Something that is neither a plain value nor a plain tensor."""
 
 
-class _Writer(pickle.Pickler):
+class _TreePickler(pickle.Pickler):
     """Writes plain values, and tensors as their bytes: `torch.save` takes milliseconds for what this does in some ten microseconds."""
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 (called for all that is no plain value)
@@ -95,8 +95,8 @@ class _Writer(pickle.Pickler):
         return _tensor, (raw, str(value.dtype).removeprefix("torch."), tuple(value.shape))
 
 
-class _Reader(pickle.Unpickler):
-    """Reads what `_Writer` writes, and refuses any code."""
+class _TreeUnpickler(pickle.Unpickler):
+    """Reads what `_TreePickler` writes, and refuses any code."""
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 (a callable)
         if (module, name) != (__name__, "_tensor"):
@@ -132,7 +132,7 @@ def pickled(tree: object) -> bytes:
     whole = io.BytesIO(b"q")
     whole.seek(1)
     try:
-        _Writer(whole, pickle.HIGHEST_PROTOCOL).dump(tree)
+        _TreePickler(whole, pickle.HIGHEST_PROTOCOL).dump(tree)
     except _Unusual:
         return b"t" + to_bytes(tree).numpy().tobytes()
     return whole.getvalue()
@@ -141,5 +141,5 @@ def pickled(tree: object) -> bytes:
 def unpickled(data: bytes) -> Any:  # noqa: ANN401 (a tree holds anything)
     """Return the tree that `pickled` made *data* of; code in it is refused."""
     if data[:1] == b"q":
-        return _Reader(io.BytesIO(memoryview(data)[1:])).load()
+        return _TreeUnpickler(io.BytesIO(memoryview(data)[1:])).load()
     return from_bytes(torch.frombuffer(bytearray(data[1:]), dtype=torch.uint8))

@@ -33,10 +33,10 @@ def identity(rank: int, world: int) -> list[str]:
     if dist.is_initialized():
         known["torch.distributed.get_rank()"] = dist.get_rank(), rank
         known["torch.distributed.get_world_size()"] = dist.get_world_size(), world
-    return [*_wrong(known), *of_libraries(rank, world)]
+    return [*_wrong(known), *libraries_with_other_rank(rank, world)]
 
 
-def of_libraries(rank: int, world: int, environment: Mapping[str, str] = os.environ) -> list[str]:
+def libraries_with_other_rank(rank: int, world: int, environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return which libraries keep another rank than *rank*, of those that are known to keep one for the life of the process."""
     known: Known = {}
     accelerate = dict(getattr(getattr(sys.modules.get("accelerate.state"), "PartialState", None), "_shared_state", None) or {})

@@ -38,14 +38,14 @@ def watch() -> None:
     torch.nn.modules.module.register_module_module_registration_hook(registered)
 
 
-def settle_all() -> bool:
+def stabilize_all_ddp() -> bool:
     """Settle every DDP module that was made since `watch`; tell whether all could be.
 
     A rank that joins later cannot take part in what the others did at their first steps: none may be left to do there.
     """
     found = [model for model in _made if model not in _settled]
     for model in found:
-        settled(model)
+        stabilize_ddp(model)
     return all(model in _settled or getattr(model, "find_unused_parameters", False) for model in found)
 
 
@@ -55,7 +55,7 @@ def sum_up(*, at_once: bool) -> None:
         model.require_backward_grad_sync = at_once  # type: ignore[assignment]  # what `no_sync` does
 
 
-def settled(model: M) -> M:
+def stabilize_ddp(model: M) -> M:
     """Have DDP sort its buckets now, before the first real step; what is not a fresh DDP module is left as it is.
 
     One backward pass through a sum that uses every parameter, and not the model, shows DDP the order: the last parameter

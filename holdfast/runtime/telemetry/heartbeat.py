@@ -23,7 +23,7 @@ class _Scalar(Protocol):
     def item(self) -> float: ...
 
 
-class _Progress:
+class _ReportedProgress:
     """What this process has reported last."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class _Progress:
         return max(0.0, seconds)
 
 
-_progress = _Progress()
+_progress = _ReportedProgress()
 
 
 def heartbeat(step: SupportsIndex, loss: SupportsFloat | _Scalar | None = None, *, until: SupportsIndex | None = None) -> None:

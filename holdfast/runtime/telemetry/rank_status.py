@@ -21,9 +21,9 @@ import torch
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.groups.in_flight import COLLECTIVES, OperationMark
-from holdfast.runtime.groups.membership import assembly
+from holdfast.runtime.groups.membership import membership
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.telemetry.wait_windows import idle
+from holdfast.runtime.telemetry.wait_windows import process_waits
 
 log = logging.getLogger("holdfast.runtime")
 
@@ -39,21 +39,21 @@ _LIBRARIES: Final = (
 )
 
 
-def standing() -> Message:
-    """Return where this rank stands: the fields of the word ``standing``.
+def status() -> Message:
+    """Return where this rank stands: the fields of the word ``status``.
 
     ``waits``: what the training thread waits for (a window of `wait_windows`, else ``collective`` or ``backward`` as the stack has it), for
     ``seconds``. ``groups``: name, members, operations begun by their way, and those in work. ``place``: the innermost line of the user's
     own code.
     """
-    ours = assembly()
-    waits, seconds = idle().present()
+    ours = membership()
+    waits, seconds = process_waits().present()
     frames = _frames()
     return {
         "step": link().step,
         "waits": waits or _by_stack(frames),
         "seconds": round(seconds, 3),
-        "groups": [_in_group(group) for group in (ours.groups if ours is not None and ours.sandbox is None else ())],
+        "groups": [_in_group(group) for group in (ours.groups if ours is not None and ours.dry_run is None else ())],
         "place": next((_line(one) for one in frames if not one.f_code.co_filename.startswith(_LIBRARIES)), ""),
         "stack": [_line(one) for one in frames[:DEEPEST]],
     }
@@ -75,7 +75,7 @@ def answering(forward: Callable[[Message], None] = lambda _order: None) -> Calla
     return hear
 
 
-QUESTIONS: Final[dict[str, Callable[[Message], None]]] = {"roll-call": lambda _question: link().report("standing", **standing())}
+QUESTIONS: Final[dict[str, Callable[[Message], None]]] = {"roll-call": lambda _question: link().report("status", **status())}
 """What a flow may ask, and who answers, in the thread that hears orders."""
 
 

@@ -64,8 +64,8 @@ class ReplicaChecksums:
         self._before: tuple[int, float] | None = None
         QUESTIONS["sums"] = self._answer
 
-    def look(self, step: int, piece: str) -> None:
-        """Tell the digest of the parameters after *step* if it is time; *piece*: whose copy they are, where that is known."""
+    def look(self, step: int, shard: str) -> None:
+        """Tell the digest of the parameters after *step* if it is time; *shard*: whose copy they are, where that is known."""
         if not self.every or step == 0 or step % self.every or not link().attached:
             return
         begin = time.perf_counter()
@@ -76,7 +76,7 @@ class ReplicaChecksums:
             _log.warning("the parameters cannot be compared with those of other ranks: %s", error)
             return
         digest = hashlib.sha256(repr(sums).encode()).hexdigest()[:16]
-        link().report("check", step=step, digest=digest, piece=piece, generation=link().generation)
+        link().report("check", step=step, digest=digest, shard=shard, generation=link().generation)
         self._sums.append((step, sums))
         now = time.perf_counter()
         self._costs.append(now - begin)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 
 from holdfast.runtime.telemetry import sections
-from holdfast.runtime.telemetry.wait_windows import WaitWindows, idle
+from holdfast.runtime.telemetry.wait_windows import WaitWindows, process_waits
 
 
 class StepTimer:
     """Measures each step from the end of the one before to its own."""
 
     def __init__(self, windows: WaitWindows | None = None) -> None:
-        self._idle = windows or idle()
+        self._idle = windows or process_waits()
         self._since: float | None = None
         self._sums: dict[str, float] = {}
         self._sections = sections.begun()

@@ -99,7 +99,7 @@ class WaitWindows:
 
     # -- waits inside of torch ------------------------------------------------------------------------------------------
 
-    def launched(self) -> None:
+    def operation_started(self) -> None:
         """Note an operation whose end torch itself awaits, as DDP's reducer does for its buckets.
 
         After the last one of a step nothing is left to compute: until all have ended training waits. Which one is the last is known
@@ -112,7 +112,7 @@ class WaitWindows:
         if last:
             self.enter("gradients")
 
-    def landed(self) -> None:
+    def operation_ended(self) -> None:
         """Note that such an operation has ended."""
         with self._lock:
             self._flying -= 1
@@ -124,6 +124,6 @@ class WaitWindows:
 _ours = WaitWindows()
 
 
-def idle() -> WaitWindows:
+def process_waits() -> WaitWindows:
     """Return this process's windows."""
     return _ours

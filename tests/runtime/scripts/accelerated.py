@@ -64,7 +64,7 @@ def identity(step: int, rank: int) -> dict[str, object]:
 
 
 with holdfast.session(model=model, optimizer=optimizer, any_rank="any" in options) as session:
-    session.settled(wrapped)
+    session.stabilize_ddp(wrapped)
     for step in session.steps(until=until):
         for name in [one for one in options if one == f"gate={step.number}"]:
             gate(folder, name)

@@ -142,7 +142,7 @@ if "wide" in options:
 written = False
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 with holdfast.session(model=model, optimizer=optimizer, any_rank="any" in options) as session:
-    wrapped = session.settled(nn.parallel.DistributedDataParallel(model, process_group=session.group))
+    wrapped = session.stabilize_ddp(nn.parallel.DistributedDataParallel(model, process_group=session.group))
     for step in session.steps(until=until):
         if f"gate={step.number}" in options:
             gate(folder)

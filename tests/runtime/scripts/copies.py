@@ -33,7 +33,7 @@ dataset = TensorDataset(torch.randn(160, 8, generator=source), torch.randn(160, 
 loader = holdfast.Loader(DataLoader(dataset, 8, sampler=DistributedSampler(dataset, ranks, rank, seed=3), drop_last=True))
 
 with holdfast.session(model=model, optimizer=optimizer, schedulers=scheduler, data=loader, any_rank="any" in options) as session:
-    wrapped = session.settled(nn.parallel.DistributedDataParallel(model, process_group=session.group))
+    wrapped = session.stabilize_ddp(nn.parallel.DistributedDataParallel(model, process_group=session.group))
     batches = iter(loader)
     for step in session.steps(until=until):
         if f"gate={step.number}" in options:

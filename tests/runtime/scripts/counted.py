@@ -23,7 +23,7 @@ model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
 with holdfast.session(model=model, optimizer=optimizer, any_rank=True) as session:
-    wrapped = session.settled(nn.parallel.DistributedDataParallel(model, process_group=session.group))
+    wrapped = session.stabilize_ddp(nn.parallel.DistributedDataParallel(model, process_group=session.group))
     for step in session.steps(until=until):
         if step.number == 8:
             gate(folder)

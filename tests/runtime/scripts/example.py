@@ -47,7 +47,7 @@ finally:
     RecoveryManager.begin = begin  # type: ignore[method-assign]
 
 model, moments = hashlib.sha256(), hashlib.sha256()
-training, rank = keepers[0].training, keepers[0].assembly.generation.rank
+training, rank = keepers[0].training, keepers[0].membership.generation.rank
 states = [training.optimizers[0].state[parameter] for parameter in training.model.parameters()]
 for parameter, state in zip(training.model.parameters(), states, strict=True):
     model.update(local(parameter))

@@ -46,7 +46,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused="fused" in opti
 torch.manual_seed(100 + rank)
 
 with holdfast.session(model=model, optimizer=optimizer) as session:
-    wrapped = session.settled(DistributedDataParallel(model, process_group=session.group))
+    wrapped = session.stabilize_ddp(DistributedDataParallel(model, process_group=session.group))
     for step in session.steps(until=until):
         loss = wrapped(torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)).square().mean()
         loss.backward()

@@ -32,18 +32,18 @@ ballast.model, ballast.weight = model, nn.Parameter(torch.ones(4_000_000), requi
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 with holdfast.session(model=ballast, optimizer=optimizer) as session:
-    taker = session._taker
-    assert taker is not None
+    snapshotter = session._snapshotter
+    assert snapshotter is not None
     for step in session.steps(until=MOST):
         model(torch.randn(1024, 256)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         step.commit()
-        wanted = torch.tensor(float(taker.planning.overhead.every))
+        wanted = torch.tensor(float(snapshotter.planning.overhead.every))
         dist.all_reduce(wanted, dist.ReduceOp.MAX)
-        if taker.every >= wanted >= RARER:  # by the votes of all ranks
+        if snapshotter.every >= wanted >= RARER:  # by the votes of all ranks
             break
-    found = taker.planning.overhead.measured
-    told = {"step": step.number, "every": taker.every, "taken": taker.counts.taken, "slowed": taker.counts.slowed}
-    told |= {"share": found.share if found else 0.0, "measured": taker.planning.overhead.every}
+    found = snapshotter.planning.overhead.measured
+    told = {"step": step.number, "every": snapshotter.every, "taken": snapshotter.counts.taken, "slowed": snapshotter.counts.slowed}
+    told |= {"share": found.share if found else 0.0, "measured": snapshotter.planning.overhead.every}
 (folder / f"told-{os.environ['RANK']}.json").write_text(json.dumps(told))

@@ -30,7 +30,7 @@ order = torch.Generator().manual_seed(3)
 loader = holdfast.Loader(DataLoader(dataset, 16, shuffle=True, generator=order, drop_last=True, num_workers=workers))
 
 with holdfast.session(model=model, optimizer=optimizer, data=loader, any_rank=True) as session:
-    wrapped = session.settled(nn.parallel.DistributedDataParallel(model))
+    wrapped = session.stabilize_ddp(nn.parallel.DistributedDataParallel(model))
     for step in session.steps(until=until):
         for one in options:
             if one == f"gate-{step.number}":

@@ -22,7 +22,7 @@ for module, name, value in (
     (backends, "BUILD_SECONDS", 0.2),
     (kv_store_access, "BUILD_SECONDS", 0.2),
     (kv_store_access, "_TIMEOUT", timedelta(seconds=0.2)),
-    (control_tree, "TALK_SECONDS", 0.2),
+    (control_tree, "CONNECT_SECONDS", 0.2),
 ):
     setattr(module, name, value)
 rank = int(os.environ["RANK"])

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import holdfast
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups.membership import assembly
+from holdfast.runtime.groups.membership import membership
 
 LONG = 64 << 20
 """Numbers in the long message: 256 MiB, more than any socket buffers."""
@@ -30,7 +30,7 @@ RECEIVED = 128
 
 def connections() -> list[socket.socket]:
     """Return the connections of this rank's group."""
-    ours = assembly()
+    ours = membership()
     assert ours is not None
     (group,) = ours.groups
     assert group.inner is not None
@@ -55,7 +55,7 @@ def scatter(told: torch.Tensor) -> dist.Work:
 
 folder, what = Path(sys.argv[1]), sys.argv[3]
 holdfast.join()
-present = assembly()
+present = membership()
 assert present is not None
 present.begin_steps(set())  # as in a step: before the first one the loss of a peer is raised
 rank = int(os.environ["RANK"])
@@ -86,10 +86,12 @@ else:
     assert work is not None
     work.get_future().wait() if what == "future" else work.wait()
     assert not work._work.is_completed(), "gloo has ended this wait by itself"
-ours = assembly()
+ours = membership()
 assert ours is not None
 for one in ours.groups:
     one.shutdown()
-(folder / f"told-{rank}.json").write_text(json.dumps({"told": told[:3].tolist(), "lost": ours.attempt.lost, "why": ours.attempt.why}))
+(folder / f"told-{rank}.json").write_text(
+    json.dumps({"told": told[:3].tolist(), "lost": ours.transaction.lost, "why": ours.transaction.why})
+)
 sys.stdout.flush()
 os._exit(0)

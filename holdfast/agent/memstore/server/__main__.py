@@ -24,7 +24,7 @@ from holdfast.log import set_up
 from holdfast.memstore.file_names import stream_of
 from holdfast.memstore.notification import SnapshotNotification
 from holdfast.memstore.shared_memory import SUFFIX
-from holdfast.process import let_termination_pass
+from holdfast.process import survive_sigterm
 from holdfast.protocol import LineBuffer, Message, encode
 
 SMALL_STACK: Final = 256 * 1024
@@ -125,7 +125,7 @@ class MemstoreServer:
 
 def main() -> int:
     """Serve until the agent hangs up."""
-    let_termination_pass()
+    survive_sigterm()
     control, listening = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
     set_up()
     _yield_to_training()

@@ -18,7 +18,7 @@ from holdfast.log import note
 from holdfast.memstore import shared_memory
 from holdfast.memstore.connection import ABANDON, DATA, FRAME, LONGEST_FRAME, LONGEST_TAIL, TAIL, MemstoreConnection
 from holdfast.memstore.file_names import is_source
-from holdfast.memstore.shared_memory import Label, Slot, Snapshot, Unusable
+from holdfast.memstore.shared_memory import Label, Slot, Snapshot, UnusableSnapshot
 
 log = logging.getLogger("holdfast.agent.workers.oom")
 
@@ -71,7 +71,7 @@ class RequestHandler:
             with MemstoreConnection(sock, seconds=HELLO_SECONDS) as line:
                 line.until = time.monotonic() + HELLO_SECONDS
                 try:
-                    line.let_in(self._token)
+                    line.authenticate_client(self._token)
                 finally:
                     with self._knocking:
                         self._strangers.pop(sock, None)
@@ -84,7 +84,7 @@ class RequestHandler:
                     self._members.release()
         except PermissionError as error:
             note(log, "memory.stranger", peer=address, why=error)
-        except (OSError, Unusable, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error) as error:
+        except (OSError, UnusableSnapshot, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error) as error:
             note(log, "memory.line-ended", peer=address, why=error)
 
     def _serve(self, line: MemstoreConnection) -> None:
@@ -112,7 +112,7 @@ class RequestHandler:
         path = self._replica_store.path_of(str(order["name"]))
         try:
             snapshot = Snapshot(path)
-        except (OSError, Unusable) as error:
+        except (OSError, UnusableSnapshot) as error:
             raise Rejected(f"{path.name} cannot be given: {error}") from error
         with snapshot, open(snapshot.fileno(), "rb", buffering=0, closefd=False) as file:
             label = snapshot.label
@@ -178,14 +178,14 @@ class RequestHandler:
     def _note_full(self, source: str, rank: int, why: str) -> None:
         if (source, rank) not in self._full:
             self._full.add((source, rank))
-            self._tell("memory.full", why=why)
+            self._tell("memstore.full", why=why)
 
     def _fill(self, line: MemstoreConnection, slot: Slot, label: Label) -> bool:
         """Take the bytes of a replica as they come; tell whether it has become whole."""
         filled = 0
         while True:
             line.socket.settimeout(None)  # it may be a draft that its worker has not gone on with
-            kind, length = FRAME.unpack(line.exactly(FRAME.size))
+            kind, length = FRAME.unpack(line.receive_exactly(FRAME.size))
             line.socket.settimeout(SECONDS)
             if kind == DATA and length <= min(LONGEST_FRAME, label.size - filled):
                 with slot.data[filled : filled + length] as view:
@@ -201,13 +201,13 @@ class RequestHandler:
                 raise ConnectionAbortedError(f"a frame {kind!r} of {length} bytes cannot be, {told}")
 
     def _finish(self, line: MemstoreConnection, slot: Slot, label: Label, length: int) -> bool:
-        whole, tail = shared_memory.label_of(line.hear()), line.exactly(length)
+        whole, tail = shared_memory.label_of(line.hear()), line.receive_exactly(length)
         if replace(whole, tail=0, digest="") != replace(label, tail=0, digest=""):
             raise ConnectionAbortedError("the label that came with the tail is another snapshot's")
         try:
             self._replica_store.check(slot, whole)
-            slot.adopt(whole, tail)
-        except (Unusable, OSError) as error:
+            slot.seal_copy(whole, tail)
+        except (UnusableSnapshot, OSError) as error:
             line.tell({"ok": False, "why": str(error)})
             return False
         line.tell({"ok": True})

@@ -10,7 +10,7 @@ from typing import Final
 
 from holdfast.memstore import shared_memory
 from holdfast.memstore.file_names import Stream, is_name, replica_name, stream_of
-from holdfast.memstore.shared_memory import PAGE, SUFFIX, Label, Slot, Unusable
+from holdfast.memstore.shared_memory import PAGE, SUFFIX, Label, Slot, UnusableSnapshot
 
 SLOTS: Final = 3
 """Files that each rank's replicas use in turn: two whole ones stay while the third is written."""
@@ -158,7 +158,7 @@ class ReplicaStore:
 
 
 def _label(path: Path) -> Label | None:
-    with suppress(OSError, Unusable), path.open("rb") as file:
+    with suppress(OSError, UnusableSnapshot), path.open("rb") as file:
         return shared_memory.read_label(file.read(PAGE))
     return None
 

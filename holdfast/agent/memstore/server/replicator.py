@@ -19,7 +19,7 @@ from holdfast.agent.memstore.server.token_bucket import TokenBucket
 from holdfast.memstore.connection import ABANDON, DATA, FRAME, TAIL, MemstoreConnection, connect
 from holdfast.memstore.notification import SnapshotNotification
 from holdfast.memstore.replication_progress import ReplicationProgress
-from holdfast.memstore.shared_memory import Unusable
+from holdfast.memstore.shared_memory import UnusableSnapshot
 
 CHUNK: Final = 2**20
 """Bytes sent in one go at most; between two it is seen whether they are still wanted."""
@@ -65,7 +65,7 @@ class ReplicaNode:
             self._since = None
             if self._told:
                 self._told = False
-                self.tell("replica.kept", peer=self.name)
+                self.tell("replica.restored", peer=self.name)
 
 
 class Replicator(threading.Thread):
@@ -110,7 +110,7 @@ class Replicator(threading.Thread):
                     self._last, pause = None, FIRST_PAUSE
                     self._sender.begin()
                     self._push_all(line)
-            except (OSError, Unusable, ValueError, KeyError, TypeError) as error:
+            except (OSError, UnusableSnapshot, ValueError, KeyError, TypeError) as error:
                 if not self._over.is_set():
                     self._home.missed(str(error) or type(error).__name__)
             self._over.wait(pause)

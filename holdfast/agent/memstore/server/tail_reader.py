@@ -14,7 +14,7 @@ from typing import Final, Self
 from holdfast.agent.memstore.server.replica_store import order_of
 from holdfast.memstore import shared_memory
 from holdfast.memstore.file_names import own_files
-from holdfast.memstore.shared_memory import PAGE, Label, Unusable
+from holdfast.memstore.shared_memory import PAGE, Label, UnusableSnapshot
 
 SOON: Final = 0.01
 """Seconds until the worker has surely let go of what it has just sealed."""
@@ -25,7 +25,7 @@ class TailReader:
     """One snapshot in a file of a worker's: the file may take another one any time."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file; raise `Unusable` when it holds neither a draft nor a snapshot, ``OSError`` when it cannot be read."""
+        """Open the file; raise `UnusableSnapshot` when it holds neither a draft nor a snapshot, ``OSError`` when it cannot be read."""
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.whole = False
         """It is sealed, and is not written anew as long as this is open."""
@@ -65,7 +65,7 @@ class TailReader:
         """Look at the first page; tell whether the snapshot is still there."""
         try:
             label, self.sealed, self.there = _first_page(self._file)
-        except Unusable:
+        except UnusableSnapshot:
             return False
         same = _begun_as(label) == _begun_as(self.label)
         self.label = label if same else self.label
@@ -77,10 +77,10 @@ class TailReader:
             return sock.sendfile(file, PAGE + begin, size)
 
     def tail(self) -> bytes:
-        """Return the tail of a snapshot that is whole; raise `Unusable` when it was damaged."""
+        """Return the tail of a snapshot that is whole; raise `UnusableSnapshot` when it was damaged."""
         tail = os.pread(self._file, self.label.tail, PAGE + self.label.size)
         if len(tail) != self.label.tail:
-            raise Unusable("it is cut off")
+            raise UnusableSnapshot("it is cut off")
         return tail
 
 
@@ -91,7 +91,7 @@ def newest(place: Path, rank: int, after: tuple[int, int, float] | None) -> Tail
     """
     found: list[TailReader] = []
     for path in own_files(place, rank):
-        with suppress(OSError, Unusable):
+        with suppress(OSError, UnusableSnapshot):
             found.append(TailReader(path))
     wanted = [one for one in found if after is None or order_of(one.label) > after]
     best = max(wanted, key=lambda one: (one.sealed, order_of(one.label)), default=None)
@@ -107,7 +107,7 @@ def _begun_as(label: Label) -> Label:
 
 
 def _first_page(file: int) -> tuple[Label, bool, int]:
-    """Return label, whether it is sealed, and how many bytes are there; raise `Unusable` when there is no snapshot.
+    """Return label, whether it is sealed, and how many bytes are there; raise `UnusableSnapshot` when there is no snapshot.
 
     The page is read twice: a read that the worker's next snapshot fell into has the old progress beside the new label.
     """
@@ -115,7 +115,7 @@ def _first_page(file: int) -> tuple[Label, bool, int]:
     if before[:8] != page[:8] or before[16:] != page[16:]:
         before, page = page, os.pread(file, PAGE, 0)
         if before[:8] != page[:8] or before[16:] != page[16:]:
-            raise Unusable("it is being changed")
+            raise UnusableSnapshot("it is being changed")
     label = shared_memory.read_label(page, draft=True)
     sealed = shared_memory.is_sealed(page)
     return label, sealed, label.size if sealed else shared_memory.progress_of(page)

@@ -46,7 +46,7 @@ ORDERS: Final[Mapping[str, Callable[[Order, Tell], Check | list[Check]]]] = {
 
 
 @dataclass(slots=True)
-class Child:
+class CheckProcess:
     """A child that carries out one order, and what it has written so far."""
 
     name: str
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
     os.nice(int(arguments[0]))
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     _say("ready", {"pid": os.getpid(), "cores": len(os.sched_getaffinity(0))})
-    heard, children = bytearray(), dict[int, Child]()
+    heard, children = bytearray(), dict[int, CheckProcess]()
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
         try:
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> None:
                     os.killpg(child.pid, signal.SIGKILL)
 
 
-def _take(heard: bytearray, selector: selectors.BaseSelector, children: dict[int, Child]) -> None:
+def _take(heard: bytearray, selector: selectors.BaseSelector, children: dict[int, CheckProcess]) -> None:
     """Begin what whole lines order."""
     while (end := heard.find(b"\n")) >= 0:
         order = json.loads(heard[:end])
@@ -94,7 +94,7 @@ def _take(heard: bytearray, selector: selectors.BaseSelector, children: dict[int
         selector.register(child.pipe, selectors.EVENT_READ)
 
 
-def _begin(order: Order) -> Child:
+def _begin(order: Order) -> CheckProcess:
     ours, its = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -107,7 +107,7 @@ def _begin(order: Order) -> Child:
     os.close(its)
     with suppress(OSError):  # both do it, as neither knows who comes first
         os.setpgid(pid, pid)
-    return Child(name=order["do"], mark=order["mark"], pid=pid, pipe=ours)
+    return CheckProcess(name=order["do"], mark=order["mark"], pid=pid, pipe=ours)
 
 
 def _carry_out(order: Order, pipe: int) -> None:
@@ -128,7 +128,7 @@ def _carry_out(order: Order, pipe: int) -> None:
         tell([packed(one) for one in (done if isinstance(done, list) else [done])])
 
 
-def _hear(selector: selectors.BaseSelector, children: dict[int, Child], pipe: int) -> None:
+def _hear(selector: selectors.BaseSelector, children: dict[int, CheckProcess], pipe: int) -> None:
     """Hand on what a child says; say so when it ended without its last word."""
     child, data = children[pipe], os.read(pipe, LINE)
     child.told += data

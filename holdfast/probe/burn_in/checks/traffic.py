@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from detectors.burn_in_results import Check, CheckMark
-from holdfast.authenticated_listener import NoCaller, admitted, fill, open_port, taken
+from holdfast.authenticated_listener import NoAuthenticatedCaller, accept_authenticated, fill, open_port, taken
 
 NAME: Final = "network"
 BLOCK: Final = 1 << 20
@@ -34,7 +34,7 @@ def serve(token: str, blocks: int, seconds: float, port: int, tell: Callable[[in
     with open_port(port) as server:
         tell(server.getsockname()[1])
         try:
-            with admitted(server, token, begun + seconds) as sock:
+            with accept_authenticated(server, token, begun + seconds) as sock:
                 devices = interface_of(sock.getsockname()[0])
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for _ in range(PINGS):
@@ -43,7 +43,7 @@ def serve(token: str, blocks: int, seconds: float, port: int, tell: Callable[[in
                 sock.sendall(b"k")  # all has arrived: who sent it may stop its clock
                 _sent(sock, token, blocks, begun + seconds)
                 taken(sock, 1)
-        except NoCaller as error:  # strangers may have, or the other end did not start: that says nothing of this node
+        except NoAuthenticatedCaller as error:  # strangers may have, or the other end did not start: that says nothing of this node
             return Check(name=NAME, mark=CheckMark.SKIPPED, words=str(error), seconds=time.monotonic() - begun)
         except OSError as error:
             return _broken(error, begun)

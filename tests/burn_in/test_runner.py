@@ -13,7 +13,7 @@ import pytest
 
 from detectors.burn_in_results import Check, CheckMark
 from holdfast.cluster.local import LocalNodes
-from holdfast.probe.burn_in.connections import LocalBurnInConnections, open_posts
+from holdfast.probe.burn_in.connections import LocalBurnInConnections, open_burn_in_connections
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.runner import BurnInRunner
 from holdfast.probe.burn_in.session import BurnInSession
@@ -61,7 +61,7 @@ def relays() -> Iterator[list[Relay]]:
 
 def tried(cluster: LocalCluster, nodes: list[str], partners: list[str], **fields: Any) -> dict[str, BurnInOutcome]:
     """Try nodes out for next to no time."""
-    with open_posts(cluster) as posts:
+    with open_burn_in_connections(cluster) as posts:
         return BurnInRunner(posts, BurnInPlan.of(cluster.burn_in, seconds=0.05), **fields).try_out(nodes, partners)
 
 

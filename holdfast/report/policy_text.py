@@ -16,7 +16,7 @@ from policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWh
 from policies.replace_ranks import ReplaceRanks
 from policies.retry import RetryStep
 from policies.shrink_live import ShrinkLive
-from policies.slowness import MoveWhenItPays
+from policies.slowness import MigrateStraggler
 
 
 def _common(rule: Any, _policy: Policy) -> str:  # noqa: ANN401 (each of these takes a rule of its own class)
@@ -111,13 +111,13 @@ WORDS: Final[dict[type, Callable[[Any, Policy], str]]] = {
 """Rule to its sentence under a policy."""
 
 
-def in_words(rule: Rule, policy: Policy) -> str:
+def describe(rule: Rule, policy: Policy) -> str:
     """Say what *rule* does under *policy*, with all its numbers."""
     known = WORDS.get(type(rule))
     return known(rule, policy) if known is not None else repr(rule)
 
 
-def of_slowness(rule: MoveWhenItPays) -> str:
+def of_slowness(rule: MigrateStraggler) -> str:
     """Say when a rank that holds the others up is moved."""
     return (
         f"move one under `auto` when staying costs {rule.factor:g} times as much as moving, {duration(rule.least)} at least; looks "

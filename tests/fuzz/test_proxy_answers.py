@@ -17,9 +17,9 @@ from hypothesis import strategies as some
 from holdfast.cluster.interface import Logs
 from holdfast.cluster.proxy_schema import ANSWERS, MOST_LOGS, complaint
 from holdfast.cluster.remote import RemoteNodes
-from holdfast.errors import NodeLost, NodeTrouble
+from holdfast.errors import NodeError, NodeLost
 from holdfast.protocol import GREETING, PROTOCOL, decode, encode
-from tests.cluster.gates import Boxes
+from tests.cluster.proxies import Boxes
 from tests.fuzz.examples import ANYTHING, SOCKETS
 
 Message = dict[str, Any]
@@ -39,14 +39,14 @@ SAID: Final[dict[str, Message]] = {
 }  # fmt: skip
 """What an honest gate answers."""
 ASK: Final[dict[str, Callable[[RemoteNodes], object]]] = {
-    "facts": lambda nodes: (nodes.address("n"), nodes.interface("n"), nodes.outfit("n", "j"), nodes.folder("n")),
-    "survey": lambda nodes: [(one.standing, one.pid, one.job) for one in nodes.survey(5.0)],
+    "facts": lambda nodes: (nodes.address("n"), nodes.interface("n"), nodes.node_settings("n", "j"), nodes.folder("n")),
+    "survey": lambda nodes: [(one.status, one.pid, one.job) for one in nodes.survey(5.0)],
     "fence": lambda nodes: sum(nodes.fence("n", "j")),
     "past": lambda nodes: [one.get("event") for one in nodes.past("n", "j")],
     "logs": lambda nodes: nodes.logs("n", "j").of("n", {"n": [0]}),
     "log": lambda nodes: len(nodes.log("n", "j", "rank-0.log", None, 10)),
     "bandwidth": lambda nodes: nodes.bandwidth("n", "n", 0.1) >= 0,
-    "meets": lambda nodes: len(nodes.meets("n", "n", 0.1)),
+    "check_connection": lambda nodes: len(nodes.check_connection("n", "n", 0.1)),
     "wipe": lambda nodes: nodes.wipe_memory("n", "j"),
     "start": lambda nodes: nodes.start_agent("n"),
     "answers": lambda nodes: nodes.answers("n"),
@@ -106,7 +106,7 @@ def asked(ask: Callable[[RemoteNodes], object], answer: Callable[[Message], byte
     nodes = RemoteNodes(Boxes("/d", interface=interface, names=["n"]), FalseReach(answer))
     try:
         ask(nodes)
-    except (NodeTrouble, OSError) as error:
+    except (NodeError, OSError) as error:
         return str(error)
     finally:
         nodes.close()
@@ -183,11 +183,11 @@ def test_a_line_that_is_none_ends_the_connection_and_nobody_waits(line: bytes) -
     """The order that was asked for, and those after it, fail at once and say why; the thread that listens ends without a traceback."""
     turns = count()
     nodes = RemoteNodes(Boxes("/d", names=["n"]), FalseReach(lambda order: says("", {})(order) if next(turns) == 0 else line + b"\n"))
-    gate = nodes.gate("n")
+    node_proxy = nodes.node_proxy("n")
     for _ in range(2):
         with pytest.raises(NodeLost, match=r"what its gate says makes no sense"):
-            gate.order("fence", seconds=3600.0)
-    assert not gate.lives
-    with suppress(NodeTrouble):
+            node_proxy.order("fence", seconds=3600.0)
+    assert not node_proxy.is_alive
+    with suppress(NodeError):
         nodes.answers("n")
     nodes.close()

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from detectors.catalogue import CATALOGUE, RecommendedAction
-from holdfast.history.models import Decision
+from holdfast.history.models import DecisionRecord
 from holdfast.report import wording
 from holdfast.report.case import IncidentCase
 from policies.case import RecoveryAction
@@ -120,36 +120,36 @@ def done(case: IncidentCase) -> str:
     return f"{said} (attempt {len(acts)})" if len(acts) > 1 and acts[-1].action != RecoveryAction.GIVE_UP else said
 
 
-def _done(decision: Decision, target: str) -> str:
+def _done(decision: DecisionRecord, target: str) -> str:
     """Say what one decision did."""
     words = DONE.get(decision.action)
     return words(decision, target) if words is not None else f"{decision.action} was tried"
 
 
-def _replaced(decision: Decision, target: str) -> str:
+def _replaced(decision: DecisionRecord, target: str) -> str:
     return "; ".join(_seat(one, target) for one in decision.act.get("seats") or ()) or "the lost ranks were replaced"
 
 
-def _restarted(decision: Decision, _target: str) -> str:
+def _restarted(decision: DecisionRecord, _target: str) -> str:
     return "all workers were restarted" + (", each on another node" if decision.act.get("rotate") else " on the same nodes")
 
 
-def _went_back(decision: Decision, _target: str) -> str:
+def _went_back(decision: DecisionRecord, _target: str) -> str:
     skipped = ", and the batches in question were left out" if decision.act.get("skip") else ""
     return f"all ranks went back to a checkpoint from before step {wording.count(decision.act.get('before'))}{skipped}"
 
 
-def _replaced_node(decision: Decision, _target: str) -> str:
+def _replaced_node(decision: DecisionRecord, _target: str) -> str:
     drop, add = (wording.some(decision.act.get(name) or ()) for name in ("drop", "add"))
     return f"{add or 'a spare node'} replaced {drop or 'the node'}"
 
 
-def _shrunk(decision: Decision, _target: str) -> str:
+def _shrunk(decision: DecisionRecord, _target: str) -> str:
     drop = wording.some(decision.act.get("drop") or ())
     return "all workers were restarted on fewer nodes" + (f", without {drop}" if drop else "")
 
 
-DONE: Final[Mapping[str, Callable[[Decision, str], str]]] = {
+DONE: Final[Mapping[str, Callable[[DecisionRecord, str], str]]] = {
     RecoveryAction.RETRY_STEP: lambda _decision, _target: "process groups were rebuilt and the step was run again",
     RecoveryAction.TAKE_OVER: _replaced,
     RecoveryAction.NARROW: lambda decision, _target: f"training went on without rank {wording.ranks(decision.act.get('vacate') or ())}",

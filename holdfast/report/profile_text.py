@@ -17,7 +17,7 @@ SCHEDULES: Final[Mapping[str, str]] = {
 }
 COLUMNS: Final = 60
 """Width of the picture in letters."""
-_LETTERS: Final = {"computes": "█", "waits": "·", "hidden": "c", "bare": "C"}
+_LETTERS: Final = {"computes": "█", "waits": "·", "overlapped": "c", "bare": "C"}
 
 
 def layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
@@ -115,7 +115,7 @@ def snapshot_rows(profile: JobProfile) -> tuple[Sequence[str], list[list[str]]]:
             count(one.counts["taken"]),
             count(one.counts["given_up"]),
             duration(one.copy_s),
-            share(one.hidden),
+            share(one.overlapped),
             share(one.predicted_overhead),
             share(one.measured_overhead),
         ]
@@ -153,13 +153,13 @@ def _cells(one: RankProfile, start: float, whole: float) -> Iterator[str]:
     for column in range(COLUMNS):
         low, high = column * whole / COLUMNS - start, (column + 1) * whole / COLUMNS - start
         inside = min(high, one.took) - max(low, 0.0)
-        hidden = sum(_overlap(copy.begin, copy.end, low, high) for copy in one.copies if copy.hidden)
-        bare = sum(_overlap(copy.begin, copy.end, low, high) for copy in one.copies if not copy.hidden)
+        overlapped = sum(_overlap(copy.begin, copy.end, low, high) for copy in one.copies if copy.overlapped)
+        bare = sum(_overlap(copy.begin, copy.end, low, high) for copy in one.copies if not copy.overlapped)
         waits = sum(_overlap(wait.begin, wait.end, low, high) for wait in one.waits)
         if bare > (high - low) / 4:
             yield _LETTERS["bare"]
-        elif hidden > (high - low) / 4:
-            yield _LETTERS["hidden"]
+        elif overlapped > (high - low) / 4:
+            yield _LETTERS["overlapped"]
         elif inside < (high - low) / 2:
             yield " "
         else:
@@ -224,7 +224,7 @@ def _rank_record(profile: JobProfile, one: RankProfile) -> dict[str, Any]:
         "every": one.every,
         "reason": one.reason,
         "copy_s": one.copy_s,
-        "hidden": one.hidden,
+        "overlapped": one.overlapped,
         "predicted_overhead": one.predicted_overhead,
         "measured_overhead": one.measured_overhead,
         "counts": dict(one.counts),

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.cluster.slurm.parsing import allocations, names, node_states
 from holdfast.cluster.slurm.transport import SlurmTransport
-from holdfast.errors import SlurmAway
+from holdfast.errors import SlurmUnavailable
 from holdfast.spec import SlurmCluster
 
 OLD = {
@@ -70,7 +70,7 @@ def test_the_address_of_a_node_is_of_ipv6_where_it_has_no_other(told: str, meant
 @pytest.mark.parametrize("text", ["", "slurm_load_node error", "[]", '{"nodes": [{}]}', '{"sinfo": [{"nodes": 3}]}', '{"nodes": null}'])
 def test_what_is_no_answer_is_said_to_be_none(text: str) -> None:
     """It is never taken for a cluster without nodes."""
-    with pytest.raises(SlurmAway, match="cannot be read"):
+    with pytest.raises(SlurmUnavailable, match="cannot be read"):
         node_states(text)
 
 
@@ -103,4 +103,4 @@ def test_an_allocation_that_slurm_has_a_new_word_for_is_not_over() -> None:
     coming, here = allocations(lines)
     assert (coming.is_coming, coming.is_here, coming.count, coming.comment, coming.ends) == (True, False, 4, "holdfast:a|b", None)
     assert (here.is_here, here.nodes, here.began, here.ends) == (True, ("n1", "n2"), 1795337112.0, 1795337712.0)
-    assert coming.in_words() == "Slurm job 7 is requeue_fed (Resources)"
+    assert coming.describe() == "Slurm job 7 is requeue_fed (Resources)"
