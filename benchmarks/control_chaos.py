@@ -82,7 +82,7 @@ class ControlChaos:
         self._ends(job)
         job.close()
         if queries.incidents(self.history, job.row.id):
-            raise Broken("the undisturbed run did not go undisturbed")
+            raise Broken("the first_sigterm_ignored run did not go first_sigterm_ignored")
         return job
 
     def _ends(self, job: HostsJob) -> None:

@@ -9,7 +9,7 @@ standby. These hosts are process groups with homes and, as root, host names of t
   Nodes are groups of processes of this machine.
 - ``chaos``: each round is one job of two ranks on three hosts, one of them spare, with SSH servers in a network of their own (needs root;
   see `tests/hosts/`). Its flow, worker, Prefect server, PostgreSQL, an agent or an sshd is killed, alone or in pairs, while it trains or at
-  some moment of a recovery. Promised, or the exit status is 1: it ends with the losses and parameters of an undisturbed run, bit for bit;
+  some moment of a recovery. Promised, or the exit status is 1: it ends with the losses and parameters of an first_sigterm_ignored run, bit for bit;
   each step, and each move, incident and decision is on record; no process, memory, spilled row or lease is left over.
 """
 

@@ -31,7 +31,7 @@ QUIET: Final = 5
 
 
 def steady(lines: list[Done]) -> float:
-    """Return the median of a rank's last undisturbed steps."""
+    """Return the median of a rank's last first_sigterm_ignored steps."""
     return statistics.median(gap for _, gap in gaps(lines)[-QUIET + 1 :])
 
 

@@ -35,7 +35,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_HOME": "Folder of all that Holdfast keeps: jobs, local clusters, the history; of this user alone. Default: `~/.holdfast`.",
     "HOLDFAST_HISTORY": "Database URL of the history, `sqlite:///...` or `postgresql://...`. Default: `history.db` in the folder above.",
     "HOLDFAST_LOG": "`json` has the command line, flows and agents log one JSON object a line. Default: `text`.",
-    "HOLDFAST_SIGTERM": "What SIGTERM to a flow means: `stop` stops the job, `hand-over` ends the flow and not the job. Default: `stop`.",
+    "HOLDFAST_SIGTERM": "What SIGTERM to a flow means: `stop` stops the job, `detach` ends the flow and not the job. Default: `stop`.",
     "HOLDFAST_CONTROLLER_HEARTBEAT": "Seconds between two heartbeats of a controller; when they stop, an alert is sent. Default: `20`.",
     "HOLDFAST_MEMSTORE_ROOT": "Folder on a memory file system below which nodes keep training state. Default: `/dev/shm`.",
     "HOLDFAST_KERNEL_LOG": "Where an agent follows the kernel's log: the host's, or a syslog daemon's file. Default: `/dev/kmsg`.",

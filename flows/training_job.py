@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from holdfast.control.supervisor.detach import heed_from_now_on
+    from holdfast.control.supervisor.detach import handle_sigusr1
 
-    heed_from_now_on()  # to import Prefect takes seconds
+    handle_sigusr1()  # to import Prefect takes seconds
 
 import sys
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The demo: one real training job, undisturbed and then broken in three ways; both must end the same, bit for bit."""
+"""The demo: one real training job, first_sigterm_ignored and then broken in three ways; both must end the same, bit for bit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from holdfast.spec import LocalCluster, TrainingJob
 from holdfast.testing.chaos import Chaos
 
 STEPS: Final = 100
-CALM: Final = "demo-undisturbed"
+CALM: Final = "demo-first_sigterm_ignored"
 BROKEN: Final = "demo-with-faults"
 
 
@@ -157,7 +157,9 @@ def _prefect(stage: Path) -> Iterator[str | None]:
 def _play(stage: Path, json_file: Path | None, *, browser: bool) -> int:
     history = History.open()
     try:
-        say(f"\n1. A byte-level GPT on the standard library's own text, 2 nodes of 2 ranks and 1 spare, {STEPS} steps, undisturbed.")
+        say(
+            f"\n1. A byte-level GPT on the standard library's own text, 2 nodes of 2 ranks and 1 spare, {STEPS} steps, first_sigterm_ignored."
+        )
         calm = _run(history, CALM, stage)
         say("\n2. The same again, with a killed rank, a stopped rank and a lost node.")
         acts: list[Act] = []

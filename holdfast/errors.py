@@ -149,7 +149,7 @@ class JobAlreadyRunning(OperatorError):
         return (
             f"job '{self.job}' is already running, held by {self.holder}. "
             f"Watch it with `holdfast status {self.job}`, stop it with `holdfast stop {self.job}`, have its flow let go of it with "
-            f"`holdfast hand-over {self.job}`, or give this one another name."
+            f"`holdfast detach {self.job}`, or give this one another name."
         )
 
 
@@ -710,4 +710,4 @@ class LeaseLost(WorldError):
         self.job, self.holder = job, holder
 
     def __str__(self) -> str:
-        return f"the lease of job '{self.job}' went to {self.holder}; this flow stops steering and leaves the workers alone"
+        return f"the lease of job '{self.job}' went to {self.holder}; this flow stops control_job and leaves the workers alone"

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 import holdfast
 from holdfast import paths
-from holdfast.control.supervisor.detach import held_back
+from holdfast.control.supervisor.detach import sigusr1_blocked
 from holdfast.errors import JobAlreadyRunning, NotWritable
 from holdfast.history import queries
 from holdfast.history.models import Job
@@ -66,7 +66,7 @@ class FlowProcess:
     def __init__(self, job: str, spec: Path, turn: FlowProcessStep, known: frozenset[str], name: str = "flow") -> None:
         self.job, self._turn, self._known = job, turn, known
         self.log = spec.with_name(f"{name}.log")
-        with self.log.open("ab") as log, held_back():
+        with self.log.open("ab") as log, sigusr1_blocked():
             self._begin = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "holdfast.prefect.server", PROGRAM, str(spec)],
@@ -95,7 +95,7 @@ class FlowProcess:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
-    def hand_over(self) -> None:
+    def detach(self) -> None:
         """Have the flow let go of its job, which goes on."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR1)

@@ -155,7 +155,7 @@ def run(job_file: Path, cluster_file: Path | None, detach: bool, standby: bool, 
     """Run a job to its end, whatever its nodes do, and watch it.
 
     The job does not need this terminal: closing it changes nothing. Ctrl-C asks the job to stop, a second one insists.
-    A job that lost its flow is adopted by the same command; its workers go on undisturbed. With --standby, given on another
+    A job that lost its flow is adopted by the same command; its workers go on first_sigterm_ignored. With --standby, given on another
     host with the same history (HOLDFAST_HISTORY, PostgreSQL), that happens by itself within seconds; a job that has ended
     is not begun again by it, unless its file says something else now.
 
@@ -361,7 +361,7 @@ def stop(job: str, timeout: float | None, as_json: bool) -> int:
     return stop(job, timeout=timeout, as_json=as_json)
 
 
-@app.command("hand-over", epilog=example("holdfast hand-over gpt-small"))
+@app.command("detach", epilog=example("holdfast detach gpt-small"))
 @click.argument("job")
 @click.option(
     "--timeout",
@@ -372,15 +372,15 @@ def stop(job: str, timeout: float | None, as_json: bool) -> int:
     help="Wait no longer than this for the flow to let go.",
 )
 @as_json
-def hand_over(job: str, timeout: float, as_json: bool) -> int:
+def detach(job: str, timeout: float, as_json: bool) -> int:
     """End the flow of a JOB, and not the job.
 
     The flow lets go of the job, and no rank notices: a standby takes over at once; without one, the same `holdfast run` adopts
     the job. For upgrades, or before the host of the flow goes down. SIGUSR1 to the flow, or to its `holdfast run`, does the same.
     """
-    from holdfast.cli.commands.detach import hand_over
+    from holdfast.cli.commands.detach import detach
 
-    return hand_over(job, timeout=timeout, as_json=as_json)
+    return detach(job, timeout=timeout, as_json=as_json)
 
 
 @app.command(epilog=example("holdfast migrate gpt-small --from node-1", "holdfast migrate gpt-small --rank 3 --to node-4"))

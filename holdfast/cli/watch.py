@@ -39,15 +39,15 @@ class Taps:
     def __init__(self) -> None:
         self.count = 0
         self.answered = 0
-        self.is_told_to_let_go = False
+        self.detach_requested = False
 
     def tap(self, *_: object) -> None:
         """Count one."""
         self.count += 1
 
-    def let_go(self, *_: object) -> None:
+    def request_detach(self, *_: object) -> None:
         """Remember the order."""
-        self.is_told_to_let_go = True
+        self.detach_requested = True
 
     def next(self) -> int:
         """Return the number of the oldest tap that is not answered yet, or 0."""
@@ -61,7 +61,7 @@ class Taps:
 def counted_taps() -> Iterator[Taps]:
     """Count Ctrl-C instead of ending; pass SIGUSR1 on to the flow; end tidily on SIGTERM."""
     taps = Taps()
-    heeded = {signal.SIGINT: taps.tap, signal.SIGUSR1: taps.let_go, signal.SIGTERM: _leave}
+    heeded = {signal.SIGINT: taps.tap, signal.SIGUSR1: taps.request_detach, signal.SIGTERM: _leave}
     before = {number: signal.signal(number, handler) for number, handler in heeded.items()}
     try:
         yield taps
@@ -118,9 +118,9 @@ class JobWatcher:
             self._blind = True
         if number := taps.next():
             self._answer(number)
-        if taps.is_told_to_let_go and self.flow is not None:
-            taps.is_told_to_let_go = False
-            self.flow.hand_over()
+        if taps.detach_requested and self.flow is not None:
+            taps.detach_requested = False
+            self.flow.detach()
         return status is not None or (self.outlook is not None and (self._is_over(self.outlook) or self.enough(self.outlook)))
 
     def _follows_closely(self) -> bool:

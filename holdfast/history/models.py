@@ -103,7 +103,7 @@ class StandbyHeartbeat(SQLModel, table=True):
     pid: int
     at: float
     problem: str = ""
-    """What keeps it from steering now."""
+    """What keeps it from control_job now."""
 
 
 class JobTransition(SQLModel, table=True):
@@ -441,7 +441,7 @@ class Snapshots(SQLModel, table=True):
 
 
 class Request(SQLModel, table=True):
-    """What a person asked of a running job (``stop``, ``migrate``, ``hand-over``)."""
+    """What a person asked of a running job (``stop``, ``migrate``, ``detach``)."""
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -450,7 +450,7 @@ class Request(SQLModel, table=True):
     by: str
     handled_at: float | None = None
     facts: dict[str, Any] | None = _maybe_json()
-    """What belongs to the request: for ``migrate`` the node or rank to move, and where to; for ``hand-over`` the epoch of who is asked."""
+    """What belongs to the request: for ``migrate`` the node or rank to move, and where to; for ``detach`` the epoch of who is asked."""
     done: bool | None = None
     """Whether what was asked was done; empty until it is known, and for requests whose outcome is the job's."""
     outcome: str | None = None

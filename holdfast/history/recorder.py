@@ -128,7 +128,7 @@ class Recorder:
         """Queue a change; log what is none: a bug of ours must not stop a recovery."""
         try:
             change = make()
-        except Exception as error:  # noqa: BLE001 (the caller is steering a job: recording never raises)
+        except Exception as error:  # noqa: BLE001 (the caller is control_job a job: recording never raises)
             note(log, "history.unrecordable", level=logging.ERROR, error=repr(error))
             return
         with self._changed:

@@ -19,7 +19,7 @@ FRESH: Final = 30.0
 
 
 def record_heartbeat(history: History, job: str, problem: str = "") -> None:
-    """Say that this process stands by for the job called *job*, and what keeps it from steering now."""
+    """Say that this process stands by for the job called *job*, and what keeps it from control_job now."""
     with history.session(immediate=True) as session:
         session.merge(StandbyHeartbeat(job=job, host=platform.node(), pid=os.getpid(), at=time.time(), problem=problem))
 

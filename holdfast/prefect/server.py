@@ -23,7 +23,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from holdfast.control.supervisor.detach import heed_from_now_on, held_back
+from holdfast.control.supervisor.detach import handle_sigusr1, sigusr1_blocked
 from holdfast.errors import OperatorError
 from holdfast.log import line
 from holdfast.own_variables import with_added
@@ -228,7 +228,7 @@ def _read(path: Path) -> str:
 
 def main(arguments: list[str]) -> int:
     """Become ``python -m`` *arguments*, with a Prefect server to talk to; who is told to let go meanwhile has nothing to let go of."""
-    handover, environment, known = heed_from_now_on(), dict(os.environ), configured()
+    detach, environment, known = handle_sigusr1(), dict(os.environ), configured()
     away = unreachable_reason(known) if known else ""
     if away or not known:
         try:
@@ -244,8 +244,8 @@ def main(arguments: list[str]) -> int:
         environment = {**server.environment, STANDS_IN: known, NAMED_AUTH: setting("PREFECT_API_AUTH_STRING") if known else ""}
         print(line("prefect.ui", f"Prefect UI while this job runs: {server.words}"), flush=True)  # noqa: T201
     command = [sys.executable, "-P", "-m", *arguments]
-    with held_back():
-        if handover.why:
+    with sigusr1_blocked():
+        if detach.why:
             from holdfast.exit_codes import DETACHED  # noqa: PLC0415 (with the history it takes half a second, which others need not wait for)
 
             return DETACHED

@@ -17,8 +17,7 @@ from prefect.client.schemas.objects import State as FlowState
 from prefect.exceptions import CancelledRun, FailedRun, Pause
 
 from holdfast import exit_codes
-from holdfast.control.supervisor import former_jobs
-from holdfast.control.supervisor.detach import held_back, present
+from holdfast.control.supervisor.detach import has_left, present, sigusr1_blocked, was_detached
 from holdfast.errors import HistoryError, HoldfastError, LeaseLost, OperatorError
 from holdfast.history import History, queries
 from holdfast.history.errors import is_transient
@@ -81,7 +80,7 @@ def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) ->
 
 def _begin_anew(arguments: list[str]) -> int:
     """Become a fresh process that stands by again, unless this one was told to let go."""
-    with held_back():
+    with sigusr1_blocked():
         if present().why:
             return exit_codes.DETACHED
         return os.execv(sys.executable, [sys.executable, "-P", "-m", "flows.training_job", *arguments])  # noqa: S606 (this very program)
@@ -94,7 +93,7 @@ def _refuse(why: str) -> int:
 
 def _verdict(job: str) -> int:
     """Return the exit status that the history's last word on the job asks for, unless this flow was told to let go of it."""
-    if former_jobs.was_handed_over(job):
+    if was_detached(job):
         return exit_codes.DETACHED
     try:
         with closing(History.open()) as history:
@@ -107,7 +106,7 @@ def _verdict(job: str) -> int:
 
 def _leave_in_time(job: str) -> None:
     """Once the job is no longer steered, give Prefect a while to note the end of its run, then leave without it."""
-    while not former_jobs.is_left(job):
+    while not has_left(job):
         time.sleep(0.5)
     time.sleep(FINAL_CHECKPOINT_SECONDS)
     words = "holdfast: the Prefect server did not take the end of this flow run; the history has it"

@@ -152,7 +152,7 @@ class OwnFlowRun:
         """Detach from the job where this flow run was suspended and resumed between two polls: another process runs it now."""
         self._running = self._running or state.id
         if state.id != self._running and self._is_started_again() and self._run is not None:
-            self._run.detach.ask("its flow run was resumed in another process")
+            self._run.detach.request("its flow run was resumed in another process")
 
     def _say(self, saved: str) -> None:
         """Put *saved* into the state of this flow run while it is suspended; give up after a while: the history has it."""

@@ -15,7 +15,7 @@ from prefect.states import Cancelled, Completed, Failed
 
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.leadership import Deposed, JobEnded
-from holdfast.control.supervisor.supervise import steering
+from holdfast.control.supervisor.supervise import control_job
 from holdfast.errors import HoldfastError
 from holdfast.prefect_client.approvals import ApprovalRuns
 from holdfast.prefect_client.ending import failed_in_words, prepare_ending
@@ -73,7 +73,7 @@ class SupervisedJob:
         with closing(Publisher(self._spec.name)) as publisher:
             tell = FlowLog(self._spec.name, publisher.tell).tell
             with OwnFlowRun() as self._own, ApprovalRuns() as self._approvals, ExitStack() as self._control:
-                self._steer = partial(steering, self._spec, cluster, tell, standby=self._standby, flow_run=self._own.flow_run)
+                self._steer = partial(control_job, self._spec, cluster, tell, standby=self._standby, flow_run=self._own.flow_run)
                 self._take_control()
                 yield
 
@@ -133,7 +133,7 @@ class SupervisedJob:
         if isinstance(held, Deposed):
             return Cancelled(message=held.reason)
         if isinstance(held, JobController) and held.detached:
-            return Cancelled(message=f"handed over, the job trains on: {held.detach.why}")
+            return Cancelled(message=f"detached, the job trains on: {held.detach.why}")
         if held.state is State.COMPLETED:  # the data is what a flow that calls this one gets back
             return Completed(message=held.reason, data=TrainingResult.of(held.job, str(held.state), held.reason))
         words = f"{held.reason}; {held.saved}" if isinstance(held, JobController) and held.saved else held.reason

@@ -348,12 +348,12 @@ def test_an_order_of_an_older_flow_is_refused(node: Node) -> None:
 
 def test_questions_and_orders_of_other_jobs_do_not_depose_a_flow(node: Node) -> None:
     """Epochs count the flows of one job; another job's says nothing about this one."""
-    with node.flow(epoch=4) as steering, node.flow(epoch=90, job="other") as other, node.flow(epoch=91, job=None) as reader:
-        steering.prepare(node, [sys.executable, "-c", ""])
+    with node.flow(epoch=4) as control_job, node.flow(epoch=90, job="other") as other, node.flow(epoch=91, job=None) as reader:
+        control_job.prepare(node, [sys.executable, "-c", ""])
         assert "held by job job" in other.order("attach", since=0, protocol=PROTOCOL)["why"]
         assert "held by job job" in other.order("prepare", job="other")["why"]
         assert reader.ok("about", protocol=PROTOCOL)["job"] == "job"
-        steering.ok("ping")
+        control_job.ok("ping")
 
 
 def test_a_flow_that_died_before_it_took_the_node_leaves_it_to_others(node: Node) -> None:

@@ -187,14 +187,14 @@ def test_without_a_word_from_a_flow_an_agent_ends_with_its_workers(node: Node) -
 
 def test_refused_orders_do_not_renew_the_lease(node: Node) -> None:
     """A flow that lost its job and goes on asking must not keep it alive."""
-    with node.flow(epoch=5) as steering, node.flow(epoch=4) as deposed:
-        steering.attach(0)
-        steering.prepare(node, [sys.executable, "-c", ""], lease=0.5)
-        while not deposed.gone and not any(event["event"] == "lease.ended" for event in steering.events):
+    with node.flow(epoch=5) as control_job, node.flow(epoch=4) as deposed:
+        control_job.attach(0)
+        control_job.prepare(node, [sys.executable, "-c", ""], lease=0.5)
+        while not deposed.gone and not any(event["event"] == "lease.ended" for event in control_job.events):
             if not deposed.gone:
                 deposed.raw(b'{"id":7,"do":"ping","epoch":4}\n')
                 deposed.hear(0.05)
-            steering.hear(0.05)
+            control_job.hear(0.05)
         assert deposed.answers[7]["ok"] is False
 
 

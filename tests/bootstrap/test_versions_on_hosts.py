@@ -68,7 +68,7 @@ def version_of(host: Host, cluster: SshCluster) -> str:
 
 
 def told_by_a_standby(cluster: SshCluster) -> str:
-    """Return what keeps a standby from steering a job there, once it has tried."""
+    """Return what keeps a standby from control_job a job there, once it has tried."""
     standby = BackupPrerequisites()
     for _ in range(2):
         standby.prepare(cluster)

@@ -182,7 +182,7 @@ def test_an_unknown_job_names_the_nearest(arguments: list[str], here: Command, r
 NO_TEXT = os.fsdecode(b"\xff")
 """What a shell hands on for a byte that is no UTF-8."""
 ODD = [
-    *([verb, NO_TEXT] for verb in ("status", "logs", "stop", "report", "history", "checkpoints", "profile", "cost", "advise", "hand-over")),
+    *([verb, NO_TEXT] for verb in ("status", "logs", "stop", "report", "history", "checkpoints", "profile", "cost", "advise", "detach")),
     ["support-bundle", NO_TEXT],
     ["run", f"{NO_TEXT}.yaml"],
     ["approve", "99999999999999999999"],

@@ -14,7 +14,7 @@ from tests.cli.conftest import Command, environment
 
 COMMANDS = [
     *("validate", "run", "status", "history", "show", "report", "advise", "checkpoints", "logs", "profile"),
-    *("cost", "replay", "metrics", "stop", "hand-over", "migrate", "drain", "nodes", "burn-in", "approve", "notify"),
+    *("cost", "replay", "metrics", "stop", "detach", "migrate", "drain", "nodes", "burn-in", "approve", "notify"),
     *("health", "classify", "faults", "policy", "support-bundle", "demo"),
 ]
 

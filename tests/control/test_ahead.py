@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.commands.status import status
-from holdfast.control.supervisor.supervise import steering
+from holdfast.control.supervisor.supervise import control_job
 from holdfast.errors import UnusableFile
 from holdfast.history import History, Lease, take
 from holdfast.history.models import StandbyHeartbeat
@@ -35,7 +35,7 @@ def test_a_standby_without_the_key_says_so_before_anybody_needs_it(
     job = a_job(spec=spec.model_dump(mode="json"), cluster=cluster.model_dump(mode="json"), directory=str(tmp_path))
     lease = take(history, job, holder="the flow of another host")
     why = r"key .* cannot be used: there is no such file\. Mend `key`"
-    with pytest.raises(UnusableFile, match=why), steering(spec, LocalCluster(), standby=True):
+    with pytest.raises(UnusableFile, match=why), control_job(spec, LocalCluster(), standby=True):
         pass
     with history.session() as session:
         present = session.get(Lease, job.id)

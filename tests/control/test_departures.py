@@ -14,7 +14,7 @@ from detectors.evidence import NodeLeaving
 from holdfast.control.faults.confirmation import settled
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.supervise import steering
+from holdfast.control.supervisor.supervise import control_job
 from holdfast.spec import LocalCluster, TrainingJob
 
 MEMBERSHIP = {"node-0": [0], "node-1": [1]}
@@ -25,7 +25,7 @@ def run(holdfast_home: Path, tmp_path: Path) -> Iterator[JobController]:
     """Give a flow that steers a job of two ranks on two nodes; nothing of it runs."""
     assert holdfast_home.is_dir()
     spec = TrainingJob.model_validate({"name": "left", "command": ["true"], "preflight": False, "nodes": {"wanted": 2}})
-    with steering(spec, LocalCluster(name="c", nodes=2, directory=str(tmp_path))) as run:
+    with control_job(spec, LocalCluster(name="c", nodes=2, directory=str(tmp_path))) as run:
         assert isinstance(run, JobController)
         run.generations.enter(1, dict(MEMBERSHIP), rank_table=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), reason="launch")
         run.agents.leaving.update(MEMBERSHIP)  # none is free: no agent is started on one

@@ -16,7 +16,7 @@ from holdfast.control.recovery import in_process
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.supervise import steering
+from holdfast.control.supervisor.supervise import control_job
 from holdfast.history import models
 from holdfast.process import is_alive
 from holdfast.spec import LocalCluster, TrainingJob
@@ -57,7 +57,7 @@ def test_a_rank_that_is_taken_over_from_a_node_out_of_reach_is_ended_there_as_so
     """Its agent can be told nothing: it would keep the process, and the memory of its device, for as long as the job lasts."""
     assert holdfast_home.is_dir()
     spec = TrainingJob.model_validate({"name": "taken", "command": ["true"], "preflight": False, "nodes": {"wanted": 2}})
-    with steering(spec, LocalCluster(name="c", nodes=2, directory=str(nodes.root))) as run:
+    with control_job(spec, LocalCluster(name="c", nodes=2, directory=str(nodes.root))) as run:
         assert isinstance(run, JobController)
         run.generations.enter(1, dict(MEMBERSHIP), rank_table=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), reason="launch")
         run.generations.sent_to["node-1"] = 1

@@ -13,7 +13,7 @@ import pytest
 from holdfast.cluster import open_cluster
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.supervise import steering
+from holdfast.control.supervisor.supervise import control_job
 from holdfast.errors import AgentDisconnected
 from holdfast.history import History, queries
 from holdfast.history.models import Lease
@@ -47,17 +47,17 @@ def test_a_flow_that_lets_go_has_ended_what_it_was_bringing_up(holdfast_home: Pa
         return any(words in one.text for one in queries.job_events(history, job))
 
     def hang_up() -> None:
-        wait_until(lambda: told("lets go"), seconds=60)
+        wait_until(lambda: told("detaches"), seconds=60)
         silent.close()
         asked.close()
 
-    with closing(history), steering(spec, cluster) as run:
+    with closing(history), control_job(spec, cluster) as run:
         assert isinstance(run, JobController)
         job = run.job.id
         run.nodes.spare_pool._told = False  # as once all nodes were there
         run.nodes.spare_pool.poll(0.0)
         asked, _ = silent.accept()
-        run.detach.ask("the test says so")
+        run.detach.request("the test says so")
         hanging_up = threading.Thread(target=hang_up)
         hanging_up.start()
     with closing(History.open()) as history:
@@ -85,7 +85,7 @@ def test_a_node_that_was_given_up_is_tried_at_once_when_it_answers_again(
         begun.join()
         return True
 
-    with steering(TrainingJob(name="short", command=["true"], preflight=False), cluster) as run:
+    with control_job(TrainingJob(name="short", command=["true"], preflight=False), cluster) as run:
         assert isinstance(run, JobController)
         assert tried(run, 100.0)
         run.agents.uncleaned.add("node-0")

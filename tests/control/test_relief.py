@@ -38,13 +38,13 @@ def test_a_standby_that_reaches_no_node_either_asks_for_nothing_and_leaves_the_j
 
         def reconnecting() -> bool:
             assert standby.turn() is None
-            return standby.relief.yields_until > 0.0
+            return standby.failover.yields_until > 0.0
 
         wait_until(reconnecting, seconds=60)
         assert queries.pending_requests(history, job.id) == []
         deaf.clear()
         wait_until(lambda: not getattr(holder_of(history, job.id), "deaf", True), seconds=20)
-    assert standby.ahead.is_ready(cluster), "it is the search alone that keeps it back"
+    assert standby.prerequisites.is_ready(cluster), "it is the search alone that keeps it back"
     assert standby.poll() is None
     assert holder_of(history, job.id) is None
-    standby.ahead.close()
+    standby.prerequisites.close()

@@ -9,7 +9,7 @@ from holdfast.control.backup.prerequisites import BackupPrerequisites
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.control.supervisor.leadership import Leadership, StandbyController
-from holdfast.control.supervisor.supervise import steering
+from holdfast.control.supervisor.supervise import control_job
 from holdfast.history import History, models, queries
 from holdfast.spec import LocalCluster, TrainingJob
 from policies.states import Event, State
@@ -19,7 +19,7 @@ SPEC = TrainingJob(name="put-aside", command=["true"], preflight=False)
 
 def suspended(cluster: LocalCluster, flow_run: str = "first") -> str:
     """Have a job suspended before it was launched, by the controller in that flow run; return its id."""
-    with steering(SPEC, cluster, flow_run=FlowRun(id=flow_run)) as run:
+    with control_job(SPEC, cluster, flow_run=FlowRun(id=flow_run)) as run:
         assert isinstance(run, JobController)
         run.move(Event.SUSPEND_ASKED, "suspended in Prefect")
         assert (run.live, run.ended, run.released) == (False, False, True)
@@ -34,13 +34,13 @@ def test_a_standby_controller_leaves_a_suspended_job_alone(holdfast_home: Path, 
     own = History.open()
     try:
         other = StandbyController(own, SPEC, BackupPrerequisites(), wanted=cluster, flow_run=FlowRun(id="second"))
-        other.ahead.prepare(cluster)
+        other.prerequisites.prepare(cluster)
         assert other.poll() is None
         same = StandbyController(own, SPEC, BackupPrerequisites(), wanted=cluster, flow_run=FlowRun(id="first"))
-        same.ahead.prepare(cluster)
+        same.prerequisites.prepare(cluster)
         found = same.poll()
         assert isinstance(found, Leadership)
-        assert (found.job.id, found.adopted) == (job, True)
+        assert (found.job.id, found.runs_already) == (job, True)
     finally:
         own.close()
 
@@ -54,7 +54,7 @@ def test_whoever_starts_a_suspended_job_again_gets_the_same_job_with_its_past(ho
     with history.session() as session:
         session.add(models.Generation(job_id=job, number=4, at=time.time(), world_size=1, ranks={"node-0": [0]}))
         session.add(models.StepRecord(job_id=job, generation=4, step=17, at=time.time(), seconds=0.1))
-    with steering(SPEC, cluster, flow_run=FlowRun(id="second")) as run:
+    with control_job(SPEC, cluster, flow_run=FlowRun(id="second")) as run:
         assert isinstance(run, JobController)
         assert (run.job.id, run.state, run.generations.best, run.generations.newest, run.generations.members) == (
             job,

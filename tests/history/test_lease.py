@@ -261,7 +261,7 @@ def test_a_keeper_renews_and_releases(history_url: str, child: StartChild) -> No
 
 
 def test_a_keeper_notices_that_it_was_taken_over(history: History, keeper_of: Callable[..., LeaseRenewer]) -> None:
-    """A flow that slept too long stops steering; its release does not hurt the new holder."""
+    """A flow that slept too long stops control_job; its release does not hurt the new holder."""
     job = a_job()
     lost: list[str] = []
     keeper = keeper_of(history, take(history, job, holder="me"), lost.append)

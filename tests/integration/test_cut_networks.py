@@ -133,7 +133,7 @@ def test_a_flow_that_hears_no_host_is_relieved_by_a_standby_that_reaches_them(
 
         job.start(standby=True)
         job.until(lambda: job.stands_by(len(job.flows) - 1), "a standby on the first machine")
-        job.person("hand-over", job.name)
+        job.person("detach", job.name)
         assert standby.wait(60) == DETACHED, job.log()
     job.runs()
 

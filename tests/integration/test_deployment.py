@@ -235,14 +235,14 @@ def test_a_flow_that_a_worker_runs_lets_go_of_its_job_and_the_next_run_adopts_it
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}", create=True)) as history:
         first = submit(prefect_server, **form)["id"]
         wait_until(lambda: state_of(history, "passed-on") == "RUNNING", seconds=120, explain=worker.read_text)
-        command = [sys.executable, "-m", "holdfast", "hand-over", "passed-on"]
+        command = [sys.executable, "-m", "holdfast", "detach", "passed-on"]
         said = subprocess.run(command, env=prefect_server.environment, capture_output=True, text=True, check=False)
         assert said.returncode == 0, f"{said.stderr}\n{worker.read_text()}"
         assert "the flow has let go of job 'passed-on'" in said.stdout
         wait_until(lambda: ended(prefect_server, first), seconds=60, explain=worker.read_text)
         kind, message = ended(prefect_server, first)
         assert kind == "CANCELLED", message
-        assert message.startswith("handed over, the job trains on: "), message
+        assert message.startswith("detached, the job trains on: "), message
 
         second = submit(prefect_server, **form)["id"]
         row = queries.newest_job(history, "passed-on")

@@ -1,4 +1,4 @@
-"""`holdfast hand-over`."""
+"""`holdfast detach`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.cli.actor import signature
 from holdfast.cli.job_view import find_job, look
 from holdfast.cli.output import hint, say, say_json
 from holdfast.cli.watch import whose_it_is
-from holdfast.control.supervisor.requests import ask_to_let_go
+from holdfast.control.supervisor.requests import request_detach
 from holdfast.history import queries
 from holdfast.history.lease import described, holder_of
 from holdfast.history.models import Job, Lease
@@ -23,7 +23,7 @@ TOO_LONG: Final = 1
 """Exit status when the flow had not let go in time."""
 
 
-def hand_over(reference: str, *, timeout: float, as_json: bool) -> int:
+def detach(reference: str, *, timeout: float, as_json: bool) -> int:
     """Have the flow of a job let go of it, and tell who steers it then."""
     history = History.open(create=False)
     try:
@@ -33,7 +33,7 @@ def hand_over(reference: str, *, timeout: float, as_json: bool) -> int:
             return _tell(history, job, f"job '{job.name}' has ended", as_json=as_json)
         if steers is None:
             return _tell(history, job, f"no flow steers job '{job.name}'. {whose_it_is(job.name)}", as_json=as_json)
-        ask_to_let_go(history, steers, by=signature())
+        request_detach(history, steers, by=signature())
         if not _within(timeout, lambda: not _steers(history, steers)):
             where = steers.host.partition("/")[0]
             hint(

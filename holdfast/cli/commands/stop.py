@@ -45,18 +45,18 @@ def _ended(history: History, job: Job, timeout: float | None) -> bool:
         if not steered and over:
             return True
         if not steered:
-            _end_abandoned(history, job)
+            _end_abandoned(job)
         elif deadline is not None and time.monotonic() > deadline:
             return False
         else:
             time.sleep(POLL)
 
 
-def _end_abandoned(history: History, job: Job) -> None:
-    from holdfast.control.supervisor import orphan_jobs  # noqa: PLC0415 (a stop that a flow carries out needs none of it)
+def _end_abandoned(job: Job) -> None:
+    from holdfast.control.supervisor.supervise import stop_without_controller  # noqa: PLC0415 (a stop by a flow needs none of it)
 
     try:
-        orphan_jobs.end(history, job)
+        stop_without_controller(job)
     except JobAlreadyRunning:  # a flow took it up a moment ago, and has the request before it
         time.sleep(POLL)
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from holdfast.cluster import NodeBackend, open_cluster
-from holdfast.control.supervisor.requests import ask_to_let_go
+from holdfast.control.supervisor.requests import request_detach
 from holdfast.errors import HoldfastError, NodeStateUnknown
 from holdfast.history import History, Lease, queries
 from holdfast.log import note
@@ -55,7 +55,7 @@ class PartitionFailover:
             if search.reaches_most:
                 self.yields_until = 0.0
                 by = f"the standby on {platform.node()}, which reaches {search.answered} of {len(search.nodes)} nodes,"
-                ask_to_let_go(self.history, lease, by)
+                request_detach(self.history, lease, by)
             else:
                 self.yields_until = time.monotonic() + BACK
 

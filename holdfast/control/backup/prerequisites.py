@@ -74,7 +74,7 @@ class BackupPrerequisites:
             self._judge(cluster, trouble)
 
     def _judge(self, cluster: Cluster, trouble: str) -> None:
-        """Remember what keeps this flow from steering, and say so when that changes."""
+        """Remember what keeps this flow from control_job, and say so when that changes."""
         if trouble and trouble != self.trouble:
             note(log, "standby.cannot-steer", level=logging.WARNING, cluster=cluster.name, why=trouble)
         elif self.trouble and not trouble:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from detectors.catalogue import Levels
 from detectors.evidence import InterruptedRecovery
@@ -31,14 +32,13 @@ from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
 from holdfast.control.state.state_machine import JobStateMachine
-from holdfast.control.supervisor import event_table, termination
-from holdfast.control.supervisor.detach import Detach
+from holdfast.control.supervisor import event_table
+from holdfast.control.supervisor.detach import Detach, answer_sigterm
 from holdfast.control.supervisor.event_handlers import EventHandlers
 from holdfast.control.supervisor.flow_run import FlowRun
-from holdfast.control.supervisor.news import nodes_of
 from holdfast.control.supervisor.requests import Requests
 from holdfast.errors import JobDetached, LeaseLost
-from holdfast.history import History, LeaseRenewer, Recorder, models
+from holdfast.history import History, LeaseRenewer, Recorder, models, this_host
 from holdfast.log import note
 from holdfast.paths import job_directory
 from holdfast.protocol import Message
@@ -248,6 +248,31 @@ class JobController:
         """Return the recommended actions of fault kinds that are in force."""
         return self.policy_file.present.asks
 
+    # -- for the Prefect UI -------------------------------------------------------------------------------------------
+
+    def overview(self) -> dict[str, Any]:
+        """Return what is known of the job when its controller takes it."""
+        return {
+            "job": self.job,
+            "cluster": self.cluster.name,
+            "host": this_host().partition("/")[0],
+            "state": str(self.state),
+            "history": self.history,
+            "reattached": self.reattached,
+            "step": self.generations.best or None,
+            **self.node_overview(),
+        }
+
+    def node_overview(self) -> dict[str, Any]:
+        """Return which node holds which ranks, which nodes are spare or out of service, and where hot spares wait."""
+        eligibility = self.nodes.eligibility
+        return {
+            "ranks": {node: tuple(ranks) for node, ranks in self.generations.state.membership.items()},
+            "spares": self.nodes.spares() if not self.ended else (),
+            "hot_spares": dict(Counter(one.node for one in self.nodes.ready_hot_spares())),
+            "isolated": {node: eligibility.isolation(node) for node in eligibility.isolated()},
+        }
+
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def pump(self, seconds: float = TICK) -> None:
@@ -262,7 +287,7 @@ class JobController:
                 self._note_invalid(node, event, error)
         if self.deposed_by:
             raise LeaseLost(self.job.name, self.deposed_by)
-        termination.answer(self)
+        answer_sigterm(self)
         if self.detached:
             raise JobDetached(self.job.name, self.detach.why)
         self.faults.connectivity.poll()
@@ -308,7 +333,7 @@ class JobController:
         """Report what threads found while the controller did something else: nodes, preflight checks, the network, agents that are back."""
         generations = self.generations
         if self.incidents.current is None or self.state is State.WAITING:
-            self.log.publish("nodes", nodes_of(self))
+            self.log.publish("nodes", self.node_overview())
         for why, nodes in self.nodes.preflight.news(generations.members).items():
             self.log.record_event(f"{', '.join(nodes)}: {why}")
         for text in self.faults.network_check.news():

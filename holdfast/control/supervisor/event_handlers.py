@@ -140,7 +140,7 @@ class EventHandlers:
         elif name == "saved" and self.admits(node, saved := Saved.of(message), budgeted=True):
             self.on_saved(node, saved)
 
-    def hear_out(self) -> None:
+    def read_replayed(self) -> None:
         """Take in what nodes that could be reached only at the end of the job have told of their past."""
         for node, event in self.events.drain(0.0):
             if event.get("event") == "past":

@@ -1,4 +1,4 @@
-"""Bring a job to work: borrow nodes and look at them, agree on the first membership, start the workers."""
+"""Launch a job: wait for nodes, check them, agree on the first membership, start the workers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from policies.placement import place
 from policies.states import Event, Transition
 
 REASONS: Final = 4
-"""Most reasons that are told when there are too few nodes: hundreds may show as many fingerprints."""
+"""Most reasons that are reported when there are too few nodes: each of hundreds may have its own."""
 
 
 def begin(run: JobController) -> Transition | None:
-    """Try once to bring the job to work; None where that is to be tried again, or took longer than a slice."""
+    """Try once to launch the job; return None where that is to be tried again, or took longer than a slice."""
     if not run.generations.state.all_started() or not run.generations.members:
         try:
-            if (turn := borrow(run)) is not None or not run.nodes.allocations.has_enough_nodes():
+            if (turn := wait_for_allocation(run)) is not None or not run.nodes.allocations.has_enough_nodes():
                 return turn
             members = gather(run)
         except NotEnoughNodes as error:
@@ -37,7 +37,7 @@ def begin(run: JobController) -> Transition | None:
             return Transition(Event.GAVE_UP, str(error))
         try:
             agree(run, place(members, run.spec.nodes.ranks), reason="launch")
-        except NodeError as error:  # before any rank ran it is no incident: the node is let go, and the next turn gathers anew
+        except NodeError as error:  # before any rank ran it is no incident: the node is released, and the next try chooses again
             run.agents.drop(error.node)
             run.log.record_event(f"{error.node} is left out of the launch: {error}")
             return None
@@ -46,25 +46,25 @@ def begin(run: JobController) -> Transition | None:
     return watch(run, seconds=SLICE, until=run.generations.begun)
 
 
-def borrow(run: JobController) -> Transition | None:
-    """Wait for nodes that are lent until there are enough to start on, or a slice is over; raise `OperatorError` when none ever come."""
-    until, told = time.monotonic() + SLICE, ""
+def wait_for_allocation(run: JobController) -> Transition | None:
+    """Wait until enough nodes are allocated to the job, or a slice is over; raise `OperatorError` when none will come."""
+    until, reported = time.monotonic() + SLICE, ""
     while not run.nodes.allocations.has_enough_nodes() and time.monotonic() < until:
         run.pump()
         if (turn := ending(run)) is not None:
             return turn
         if isinstance(run.nodes.allocations.refused, OperatorError):
             raise run.nodes.allocations.refused
-        if (words := run.nodes.allocations.describe()) != told and not run.nodes.allocations.has_enough_nodes():
-            told = words
-            run.log.record_event(f"waiting for {plural(run.spec.nodes.wanted, 'node')}: {words}")
+        if (text := run.nodes.allocations.describe()) != reported and not run.nodes.allocations.has_enough_nodes():
+            reported = text
+            run.log.record_event(f"waiting for {plural(run.spec.nodes.wanted, 'node')}: {text}")
     return None
 
 
 def gather(run: JobController) -> tuple[str, ...]:
     """Bring up agents on as many nodes as the job wants, spares included; return those that will hold ranks.
 
-    Nodes that something speaks against are used only where there are no others.
+    Suspect nodes are used only where there are no others.
     """
     nodes = run.spec.nodes
     every, refused = nodes.wanted + nodes.spare, []
@@ -83,56 +83,56 @@ def gather(run: JobController) -> tuple[str, ...]:
     missing_for = [*refused, *run.nodes.eligibility.left_out(), *without_gpus(run), *reasons(run.agents.unusable_nodes)]
     if len(ready) < nodes.wanted:
         raise NotEnoughNodes(nodes.wanted, len(ready), run.cluster.name, "; ".join(missing_for))
-    for words in run.nodes.eligibility.news(order):
-        run.log.record_event(words)
+    for text in run.nodes.eligibility.news(order):
+        run.log.record_event(text)
     ready, surplus = ready[:every], ready[every:]
-    _tell_of_unhealthy(run, ready, order)
+    _record_node_choice(run, ready, order)
     for node in surplus:
         run.agents.drop(node)
     short = every - len(ready)
     if short:
         run.log.record_event(
-            f"{short} of {nodes.spare} spare node(s) could not be had" + (f": {'; '.join(missing_for)}" if missing_for else "")
+            f"{short} of {nodes.spare} spare node(s) are not available" + (f": {'; '.join(missing_for)}" if missing_for else "")
         )
     run.faults.network_check.begin(ready)
     return tuple(ready[: nodes.wanted])
 
 
 def without_gpus(run: JobController) -> list[str]:
-    """Say which local nodes have too few GPUs of their own, and what to do when that leaves the job too few nodes."""
+    """Describe which local nodes have too few GPUs of their own, and what to do when that leaves the job too few nodes."""
     short = short_of_gpus(run.spec, run.cluster)
-    words = [f"{some(sorted(short))} with fewer GPUs of its own than {run.spec.nodes.ranks} rank(s)"] if short else []
-    return words + [one.cure for one in gpu_problems(run.spec, run.cluster)]
+    found = [f"{some(sorted(short))} with fewer GPUs of its own than {run.spec.nodes.ranks} rank(s)"] if short else []
+    return found + [one.cure for one in gpu_problems(run.spec, run.cluster)]
 
 
 def reasons(nodes: Mapping[str, str]) -> Iterator[str]:
-    """Yield each reason once, with the nodes that it speaks of; of many reasons the first."""
+    """Yield each reason once, with its nodes; of many reasons the first."""
     found: dict[str, list[str]] = {}
     for node, why in nodes.items():
         found.setdefault(why, []).append(node)
-    yield from (f"{some(held)}: {why}" for why, held in itertools.islice(found.items(), REASONS))
+    yield from (f"{some(affected)}: {why}" for why, affected in itertools.islice(found.items(), REASONS))
     if len(found) > REASONS:
         yield f"and so on, {len(nodes)} nodes in all"
 
 
 def _missing(run: JobController, every: int, candidates: list[str]) -> int:
-    """Return how many more nodes to bring up: as many as there are too few, and for unhealthy ones as long as there are better ones."""
+    """Return how many more nodes to bring up: those that are missing, and one for each unhealthy node while better ones are left."""
     alive = run.agents.alive()
     better = sum(not run.nodes.preflight.objection(node) for node in candidates)
     unhealthy = sum(bool(run.nodes.preflight.objection(node)) for node in alive)
     return max(0, min(len(candidates), max(every - len(alive), min(better, every - len(alive) + unhealthy))))
 
 
-def _tell_of_unhealthy(run: JobController, ready: list[str], order: list[str]) -> None:
-    """Record how the nodes of the launch stand, which were passed over for others, and which are used for want of others."""
+def _record_node_choice(run: JobController, ready: list[str], order: list[str]) -> None:
+    """Record the status of the nodes of the launch, which were passed over, and which are used for lack of better ones."""
     for node in ready:
         why = run.nodes.preflight.objection(node)
         sound = run.nodes.preflight.is_healthy(node)
         run.log.record_node_status(node, "healthy" if sound else "suspect", "its agent is up" if sound else why)
     place = {node: number for number, node in enumerate(order)}
-    well = [place[node] for node in ready if not run.nodes.preflight.objection(node)]
+    healthy = [place[node] for node in ready if not run.nodes.preflight.objection(node)]
     used = set(ready)
-    passed = [node for node in order[: max(well, default=0)] if node not in used]
+    passed = [node for node in order[: max(healthy, default=0)] if node not in used]
     for why, nodes in run.nodes.preflight.news(passed).items():
         run.log.record_event(f"{', '.join(nodes)} passed over: {why}")
     for why, nodes in run.nodes.preflight.news(ready[: run.spec.nodes.wanted]).items():

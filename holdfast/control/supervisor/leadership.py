@@ -1,4 +1,4 @@
-"""Who steers a job from now on: the flow that gets its lease. Others are refused, or stand by until it is free."""
+"""Which controller has a job: the one that holds its lease. Others are refused, or stand by until the lease is free."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from policies.states import TERMINAL, State
 log = logging.getLogger("holdfast.control")
 
 HOLDER: Final = "the flow"
-LOOK: Final = 0.2
-"""Seconds between two looks of a standby: of the five that a takeover may take the lease's own end takes three."""
-LET_GO_SECONDS: Final = 60.0
-"""How long the process that suspended a job may take to save it and to release its nodes, before who resumes it gives up."""
+POLL: Final = 0.2
+"""Seconds between two polls of a standby controller: of the five that a failover may take, the lease takes three to expire."""
+RELEASE_SECONDS: Final = 60.0
+"""How long the process that suspended a job may take to save it and to release its nodes, before the one that resumes it gives up."""
 GRACE: Final = 2.0
-"""Seconds for which a standby leaves a job to who steered it, once the database is back."""
+"""Seconds for which a standby controller leaves a job to its former controller, once the database is reachable again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
-    """A job, what it is and where it runs, and the lease to steer it."""
+    """A job, its specification and cluster, and the lease to control it."""
 
     job: models.Job
     spec: TrainingJob
     cluster: Cluster
     lease: Lease
-    adopted: bool
-    """It runs already, without a flow, or is suspended."""
+    runs_already: bool
+    """Without a controller; or it is suspended."""
     stood_by: bool = False
     flow_run: FlowRun = field(default_factory=FlowRun)
     """The Prefect flow run that controls it from now on."""
@@ -52,7 +52,7 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A job that has ended under another flow while this one stood by."""
+    """A job that ended under another controller while this one stood by."""
 
     job: models.Job
     state: State
@@ -62,93 +62,92 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Deposed:
-    """A flow that was told to let go before it had the job: a standby, or one that had only begun."""
+    """Why this flow does not control the job: it was to detach before it had the lease."""
 
     reason: str
 
 
 def take_leadership(history: History, spec: TrainingJob, cluster: Cluster, flow_run: FlowRun) -> Leadership:
-    """Take the lease of the job of that name, which is begun if none of that name lives; raise `JobAlreadyRunning` while it is steered."""
+    """Take the lease of the live job of that name, or submit one; raise `JobAlreadyRunning` while another controller has it."""
     live = queries.live_job(history, spec.name)
     if live is None:
         policy_for(spec)  # a file that cannot be used is refused before anything begins
     job = live or _submission(spec, cluster)
     flow_run.predecessor = lease.flow_run_of(history, job.id)
-    return replace(_leadership(job, _lease(history, job, flow_run), adopted=live is not None), flow_run=flow_run)
+    return replace(_leadership(job, _lease(history, job, flow_run), runs_already=live is not None), flow_run=flow_run)
 
 
-def stand_by(standby: StandbyController, handover: Detach) -> Leadership | JobEnded | Deposed:
-    """Wait until nobody steers the job, and take its lease; begin a job that nobody has begun. Return the end that another flow came to.
+def stand_by(standby: StandbyController, detach: Detach) -> Leadership | JobEnded | Deposed:
+    """Wait until no controller has the job, and take its lease; submit the job if nobody has. Return its end if it ended meanwhile.
 
-    Who is told meanwhile to let go has nothing to let go of, and waits no longer. Raise `OperatorError` as soon as it is known that the job
-    could not be steered from here.
+    A request to detach ends the waiting. Raise `OperatorError` as soon as it is known that the job could not be controlled from here.
     """
     history, name, flow_run = standby.history, standby.spec.name, standby.flow_run
-    last_words = partial(leave, history, name)
+    at_end = partial(leave, history, name)
     try:
         while (found := standby.turn()) is None:
-            if why := handover.why or flow_run.cancelled or flow_run.suspended:
+            if why := detach.why or flow_run.cancelled or flow_run.suspended:
                 return Deposed(f"the standby ends: {why}")
-            time.sleep(LOOK)
+            time.sleep(POLL)
     except OperatorError as error:
-        last_words = partial(record_heartbeat, history, name, str(error))
+        at_end = partial(record_heartbeat, history, name, str(error))
         raise
     finally:
-        standby.telling(last_words)
+        standby.telling(at_end)
     return found
 
 
 @dataclass(slots=True)
 class StandbyController:
-    """A flow that waits for the lease of a job."""
+    """A controller that waits for the lease of a job."""
 
     history: History
     spec: TrainingJob
-    ahead: BackupPrerequisites
+    prerequisites: BackupPrerequisites
     wanted: Cluster
-    """Where the job runs: what it takes to get there has to be here before the job is taken."""
+    """Where the job runs: what is needed to reach it must be here before the job is taken."""
     flow_run: FlowRun = field(default_factory=FlowRun)
     watched: str = ""
-    """Id of the job that another flow was seen to steer."""
+    """Id of the job that another controller had."""
     _attended: tuple[float, str] = (-EVERY, "")
-    """When it was last said that this flow stands by (monotonic), and with what trouble."""
+    """When the newest heartbeat was recorded (monotonic), and with what problem."""
     waits_until: float = 0.0
-    """Until when nothing is taken (monotonic): with the database away nobody could renew a lease."""
-    relief: PartitionFailover = field(init=False)
+    """Until when the lease is not taken (monotonic): nobody could renew it while the database was unreachable."""
+    failover: PartitionFailover = field(init=False)
     asking: RetryingHistory = field(init=False)
     telling: RetryingHistory = field(init=False)
 
     def __post_init__(self) -> None:
-        self.relief = PartitionFailover(self.history)
+        self.failover = PartitionFailover(self.history)
         self.asking, self.telling = (RetryingHistory(who, {"job": self.spec.name}) for who in ("standby", "standby-words"))
 
     def turn(self) -> Leadership | JobEnded | None:
-        """Look once; have what it takes to steer, and say how that stands, while there is nothing to do."""
+        """Poll once; while there is nothing to take, get what controlling the job needs, and record whether that succeeded."""
         found = list[Leadership | JobEnded | None]()
         self.asking(lambda: found.append(self.poll()))
         if found and found[0] is not None:
             return found[0]
         if self.asking.is_away:
             self.waits_until = time.monotonic() + GRACE
-        self.ahead.prepare(self.wanted)
+        self.prerequisites.prepare(self.wanted)
         if not self.asking.is_away:
             self.telling(self.record_heartbeat)
         return None
 
     def poll(self) -> Leadership | JobEnded | None:
-        """Return the wheel, or the job's end; nothing while another flow steers it."""
+        """Return the leadership, or the job's end; None while another controller has the job."""
         live = queries.live_job(self.history, self.spec.name)
         if live is None:
             self.watched = self.watched or self._ended()
             return _end(self.history, self.watched) if self.watched else self._take(None)
         if live.id != self.watched:
-            note(log, "standby.waits", level=logging.WARNING, job=self.spec.name, id=live.id)  # that anybody who looks may see it
-            self.wanted = settled(live)[1]
+            note(log, "standby.waits", level=logging.WARNING, job=self.spec.name, id=live.id)
+            self.wanted = spec_and_cluster(live)[1]
         self.watched = live.id
         holder = holder_of(self.history, live.id)
         if holder is not None and holder.deaf:
-            self.relief.offer(holder, self.wanted)
-        if holder is not None or time.monotonic() < max(self.waits_until, self.relief.yields_until):
+            self.failover.offer(holder, self.wanted)
+        if holder is not None or time.monotonic() < max(self.waits_until, self.failover.yields_until):
             return None
         if self._is_for_others_to_resume(live):
             return None
@@ -161,36 +160,36 @@ class StandbyController:
         return suspended and lease.flow_run_of(self.history, live.id) != self.flow_run.id
 
     def record_heartbeat(self) -> None:
-        """Say now and then that this flow stands by, and at once when something else is to be said of it."""
-        at, trouble = self._attended
-        if trouble != self.ahead.trouble or time.monotonic() - at > EVERY:
-            self._attended = time.monotonic(), self.ahead.trouble
-            record_heartbeat(self.history, self.spec.name, self.ahead.trouble)
+        """Record from time to time that this controller stands by, and at once when its problem changes."""
+        at, problem = self._attended
+        if problem != self.prerequisites.trouble or time.monotonic() - at > EVERY:
+            self._attended = time.monotonic(), self.prerequisites.trouble
+            record_heartbeat(self.history, self.spec.name, self.prerequisites.trouble)
 
     def _ended(self) -> str:
-        """Return the id of the newest job of that name if it was this very one and has ended: who comes late begins nothing anew."""
+        """Return the id of the newest job of that name if it is this very one and has ended: a late standby submits nothing again."""
         newest = next(iter(queries.jobs(self.history, self.spec.name, limit=1)), None)
         same = newest is not None and newest.spec == self.spec.model_dump(mode="json")
         return newest.id if newest is not None and same and queries.has_ended(self.history, newest.id) else ""
 
     def _take(self, live: models.Job | None) -> Leadership | None:
-        if not self.ahead.is_ready(self.wanted):
+        if not self.prerequisites.is_ready(self.wanted):
             return None
         job = live or _submission(self.spec, self.wanted)
         self.flow_run.predecessor = lease.flow_run_of(self.history, job.id)
         try:
             taken = take(self.history, job, holder=HOLDER, **self.flow_run.on_lease)
-        except JobAlreadyRunning:  # another one was first, or the flow of a job that has ended closes its books
+        except JobAlreadyRunning:  # another one was first, or the controller of a job that has ended stores its last rows
             self.watched = next((one.id for one in queries.jobs(self.history, self.spec.name, limit=1)), "")
             return None
         if live is not None and queries.has_ended(self.history, live.id):  # in between
             lease.release_lease(self.history, taken)
             return None
-        return replace(_leadership(job, taken, adopted=live is not None), stood_by=True, flow_run=self.flow_run)
+        return replace(_leadership(job, taken, runs_already=live is not None), stood_by=True, flow_run=self.flow_run)
 
 
-def settled(job: models.Job) -> tuple[TrainingJob, Cluster]:
-    """Return what *job* is and where it runs, with the folders of the host on which it began: that of this flow may have others."""
+def spec_and_cluster(job: models.Job) -> tuple[TrainingJob, Cluster]:
+    """Return the specification and cluster of *job*, with the folders of the host on which it began: this host may have others."""
     spec, cluster = recorded_spec(job), recorded_cluster(job)
     folder = Path(job.directory)
     if folder != job_directory(job.name):
@@ -212,29 +211,29 @@ def _submission(spec: TrainingJob, cluster: Cluster) -> models.Job:
     )
 
 
-def _leadership(job: models.Job, lease: Lease, *, adopted: bool) -> Leadership:
-    spec, cluster = settled(job)
-    return Leadership(job=job, spec=spec, cluster=cluster, lease=lease, adopted=adopted)
+def _leadership(job: models.Job, lease: Lease, *, runs_already: bool) -> Leadership:
+    spec, cluster = spec_and_cluster(job)
+    return Leadership(job=job, spec=spec, cluster=cluster, lease=lease, runs_already=runs_already)
 
 
 def _lease(history: History, job: models.Job, flow_run: FlowRun) -> Lease:
-    """Take the job's lease. A holder on another host may be dead without our knowing: its lease is waited out once.
+    """Take the job's lease. A holder on another host may be dead: wait once until its lease expires.
 
-    The process that suspended this very flow run may still save the job: it is waited for.
+    The process that suspended this very flow run may still be saving the job: wait for it.
     """
     try:
         return take(history, job, holder=HOLDER, **flow_run.on_lease)
     except JobAlreadyRunning:
         present = holder_of(history, job.id)
         if present is not None and flow_run.id and present.flow_run == flow_run.id:
-            return acquire_when_free(history, job, holder=HOLDER, seconds=LET_GO_SECONDS, **flow_run.on_lease)
+            return acquire_when_free(history, job, holder=HOLDER, seconds=RELEASE_SECONDS, **flow_run.on_lease)
         if present is None or present.host == this_host():
             raise
         return acquire_when_free(history, job, holder=HOLDER, seconds=LEASE_SECONDS + 1.0, **flow_run.on_lease)
 
 
 def _end(history: History, job_id: str) -> JobEnded:
-    """Return the end that the job came to."""
+    """Return how the job ended."""
     job = next(one for one in queries.jobs(history, limit=None) if one.id == job_id)
     move = queries.state_of(history, job_id)
     assert move is not None

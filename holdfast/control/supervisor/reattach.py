@@ -1,4 +1,4 @@
-"""Adopt a job that runs without a flow: from the history, and from the journals of its agents."""
+"""Reattach to a job that runs without a controller: from the history, and from the event logs of its agents."""
 
 from __future__ import annotations
 
@@ -28,60 +28,60 @@ from policies.states import Event, State
 
 log = logging.getLogger("holdfast.control")
 
-LOOK: Final = 3.0
-"""Seconds that a node may take to say whether it is a spare one of the job: what runs there is found later too, when spares are missing."""
+SURVEY_SECONDS: Final = 3.0
+"""How long a node may take to answer whether it is a spare node of the job; a late one is found when spare nodes are missing."""
 
 
 def reattach(run: JobController) -> None:
-    """Take up *run* where the flow before left it; faults that happened in between are in the agents' journals."""
+    """Continue the job where its former controller left it; faults that happened meanwhile are in the agents' event logs."""
     last = queries.state_of(run.history, run.job.id)
     if last is not None and last.after == State.SUSPENDED:
-        _take_up_suspended(run, last)
+        _reattach_suspended(run, last)
         return
-    told, away = _reach_all(run)
+    statuses, silent = _attach_all(run)
     run.machine.state = State(last.after) if last is not None else State.LAUNCHING
-    _remember(run)
+    _read_past(run)
     row = queries.newest_generation(run.history, run.job.id)
     generation = row.number if row else 0
     membership = {node: list(ranks) for node, ranks in row.ranks.items()} if row else {}
-    _take_token(run, told)
-    newest: Message = max(told.values(), key=lambda one: one["generation"], default={"generation": 0, "membership": {}})
-    if newest["generation"] > generation:  # the flow died between its order and its note of it
-        generation, membership = newest["generation"], _membership(told.values(), newest["generation"], membership)
+    _take_over_token(run, statuses)
+    newest: Message = max(statuses.values(), key=lambda one: one["generation"], default={"generation": 0, "membership": {}})
+    if newest["generation"] > generation:  # the controller died between sending and recording it
+        generation, membership = newest["generation"], _membership(statuses.values(), newest["generation"], membership)
     _continue(run, generation, membership, row)
-    _take_standbys(run, told)
-    run.checkpoints.replicas.reattach(told)
+    _take_over_roles(run, statuses)
+    run.checkpoints.replicas.reattach(statuses)
     for node, ranks in membership.items():
-        if node in away:
+        if node in silent:
             run.agents.wait_for(node)
             run.generations.state.unseen.update(ranks)
-        elif node not in told:
-            run.agents.without_agent[node] = "no agent was there to adopt"
-    _let_go_of_strays(run, told, membership, generation)
+        elif node not in statuses:
+            run.agents.without_agent[node] = "no agent ran there"
+    _release_returned_nodes(run, statuses, membership, generation)
     run.pump(0.0)
     run.generations.managed = run.generations.managed or run.generations.state.managed()
-    alive = sum(len(one["workers"]) for one in told.values() if one["generation"] == generation)
+    alive = sum(len(one["workers"]) for one in statuses.values() if one["generation"] == generation)
     run.log.record_event(
-        f"a new flow adopted the job in state {run.state}: {alive} worker(s) of generation {generation} live on {len(told)} node(s)"
+        f"a new flow reattached to the job in state {run.state}: {alive} worker(s) of generation {generation} run on {len(statuses)} node(s)"
     )
-    _reenter(run)
+    _choose_state(run)
 
 
-def _take_up_suspended(run: JobController, last: models.JobTransition) -> None:
-    """Take up a job that holds no nodes: it knows its past, and begins its next generation as if it had just been launched."""
+def _reattach_suspended(run: JobController, last: models.JobTransition) -> None:
+    """Reattach to a job that holds no nodes: its next generation begins as in a launch."""
     run.machine.state, run.machine.reason = State.SUSPENDED, last.reason
-    _remember(run)
+    _read_past(run)
     row = queries.newest_generation(run.history, run.job.id)
     run.generations.newest = row.number if row is not None else 0
 
 
-def _membership(told: Iterable[Message], generation: int, before: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Return who holds which ranks in *generation*, as agents remember it: some all of it, the others what is their own.
+def _membership(statuses: Iterable[Message], generation: int, before: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Return node to ranks in *generation*, as the agents report it: some know all ranks, others only their own.
 
-    Ranks of which none remembers anything stay where they were *before*: their nodes are gone.
+    Ranks that no agent reports stay where they were *before*: their nodes are lost.
     """
     known: dict[str, list[int]] = {}
-    for one in sorted((one["membership"] for one in told if one["generation"] == generation), key=len, reverse=True):
+    for one in sorted((one["membership"] for one in statuses if one["generation"] == generation), key=len, reverse=True):
         known |= {node: ranks for node, ranks in one.items() if ranks and node not in known}
     seen = {rank for ranks in known.values() for rank in ranks}
     for node, ranks in before.items():
@@ -90,28 +90,31 @@ def _membership(told: Iterable[Message], generation: int, before: dict[str, list
     return known
 
 
-def _take_standbys(run: JobController, told: dict[str, Message]) -> None:
-    """Learn from the agents which groups can be mended, which standbys wait, and what the job's roles are."""
+def _take_over_roles(run: JobController, statuses: dict[str, Message]) -> None:
+    """Take over what the agents report of managed groups, hot spares and roles."""
     newest = next((row.facts for row in reversed(queries.generations(run.history, run.job.id)) if row.facts and row.facts.get("roles")), {})
-    roles = next((one["roles"] for one in told.values() if one.get("roles")), newest) or {}
+    roles = next((one["roles"] for one in statuses.values() if one.get("roles")), newest) or {}
     run.generations.roles, run.generations.recordings = (
         tuple(tuple(ranks) for ranks in roles.get("roles") or ()),
         str(roles.get("recordings") or ""),
     )
     run.generations.copies = tuple(tuple(ranks) for ranks in roles.get("copies") or ())
-    for node, one in told.items():
+    for node, one in statuses.items():
         run.take_in(node, one)
 
 
 def _ours(run: JobController) -> list[str]:
-    return [view.name for view in run.agents.source.survey(LOOK) if view.job == run.job.id]
+    return [view.name for view in run.agents.source.survey(SURVEY_SECONDS) if view.job == run.job.id]
 
 
-def _reach_all(run: JobController) -> tuple[dict[str, Message], set[str]]:
-    """Attach to the agents of the job, which take no orders of the flow before from then on, and take in what that has left with them."""
-    told, away = _reach(run, sorted(_members(run)))
-    others, _ = _reach(run, sorted({*_ours(run)} - told.keys() - away))
-    told |= others
+def _attach_all(run: JobController) -> tuple[dict[str, Message], set[str]]:
+    """Attach to the agents of the job, which then refuse the former controller's commands, and collect what that left in their outboxes.
+
+    Return the status of each node's agent, and the nodes that did not answer.
+    """
+    statuses, silent = _attach(run, sorted(_members(run)))
+    others, _ = _attach(run, sorted({*_ours(run)} - statuses.keys() - silent))
+    statuses |= others
     collector = OutboxCollector(
         fleet=run.agents,
         history=run.history,
@@ -119,12 +122,12 @@ def _reach_all(run: JobController) -> tuple[dict[str, Message], set[str]]:
         outbox_path=outbox_file(run.job.name),
         record_event=run.log.record_event,
     )
-    collected = collector.collect(told)
+    collected = collector.collect(statuses)
     run.lease.settle(0)
     if collected:
-        more, silent = _reach(run, sorted(_members(run) - told.keys() - away))
-        told, away = {**told, **more}, away | silent
-    return told, away
+        more, late = _attach(run, sorted(_members(run) - statuses.keys() - silent))
+        statuses, silent = {**statuses, **more}, silent | late
+    return statuses, silent
 
 
 def _members(run: JobController) -> set[str]:
@@ -132,24 +135,24 @@ def _members(run: JobController) -> set[str]:
     return {*row.ranks} if row else set()
 
 
-def _take_token(run: JobController, told: dict[str, Message]) -> None:
-    """Have the job's secret from the agents of its members: it may have been made on another host."""
-    members = _members(run) or {*told}  # the flow before may have died before it could say who they are
-    answers = run.agents.send_command(sorted(members & told.keys()), "token")
+def _take_over_token(run: JobController, statuses: dict[str, Message]) -> None:
+    """Get the job's secret from the agents of its members: it may have been made on another host."""
+    members = _members(run) or {*statuses}  # the former controller may have died before it recorded them
+    answers = run.agents.send_command(sorted(members & statuses.keys()), "token")
     given = [str(one["token"]) for one in answers.values() if not isinstance(one, WorldError) and one["token"]]
     known = token_of_members(run.token, given)
     if given and given.count(known) < len(given):
         run.log.record_event(
-            f"{plural(len(given) - given.count(known), 'agent')} of {len(given)} told another secret of the job than the one that is used"
+            f"{plural(len(given) - given.count(known), 'agent')} of {len(given)} have another secret of the job than the one that is used"
         )
     if known != run.token:
         run.agents.plan["environment"]["HOLDFAST_TOKEN"] = keep_token(run.job, known)
 
 
 def token_of_members(kept: str, given: Sequence[str]) -> str:
-    """Return the job's secret: the one *kept* here as long as any member knows it, else the one *given* by more than half of them.
+    """Return the job's secret: the one *kept* here if any member has it, else the one *given* by more than half of them.
 
-    A single node in the wrong hands must not choose the secret by which all others know each other.
+    A single compromised node must not choose the secret that all others accept.
     """
     if kept in given or not given:
         return kept
@@ -157,50 +160,49 @@ def token_of_members(kept: str, given: Sequence[str]) -> str:
     return most if 2 * times > len(given) else kept
 
 
-def _reach(run: JobController, nodes: list[str]) -> tuple[dict[str, Message], set[str]]:
-    """Attach to the agents of *nodes*; return what they say of themselves, and the nodes that did not answer."""
+def _attach(run: JobController, nodes: list[str]) -> tuple[dict[str, Message], set[str]]:
+    """Attach to the agents of *nodes*; return the status of each, and the nodes that did not answer."""
     answers = run.agents.reattach_all(nodes)
     refuse_another_version(run.job.name, answers)
     for node, answer in answers.items():
         if isinstance(answer, WorldError):
-            note(log, "agent.not-adopted", node=node, why=answer)
-    told = {node: answer for node, answer in answers.items() if not isinstance(answer, WorldError)}
-    return told, {node for node, answer in answers.items() if isinstance(answer, NodeLost)} if run.agents.source.remote else set()
+            note(log, "agent.not-reattached", node=node, why=answer)
+    statuses = {node: answer for node, answer in answers.items() if not isinstance(answer, WorldError)}
+    return statuses, {node for node, answer in answers.items() if isinstance(answer, NodeLost)} if run.agents.source.remote else set()
 
 
 def refuse_another_version(job: str, answers: Mapping[str, Message | WorldError]) -> None:
-    """Raise `VersionMismatch` where agents live with whom this flow cannot speak: to take their nodes for lost would end what they run."""
+    """Raise `VersionMismatch` for agents with another protocol: to treat their nodes as lost would end the workers that run there."""
     for node, answer in answers.items():
         if isinstance(answer, ProtocolMismatch) or (isinstance(answer, CommandRejected) and "speaks protocol" in answer.why):
             raise VersionMismatch(job, node, answer.why)
 
 
-def _let_go_of_strays(run: JobController, told: dict[str, Message], membership: dict[str, list[int]], generation: int) -> None:
-    """End what runs on nodes that were given up while nobody could reach them: the flow before died before it could."""
-    for node, one in told.items():
+def _release_returned_nodes(run: JobController, statuses: dict[str, Message], membership: dict[str, list[int]], generation: int) -> None:
+    """End what runs on nodes that were given up while they were unreachable, and that the former controller could not clear."""
+    for node, one in statuses.items():
         if node not in membership and one["workers"] and one["generation"] < generation:
             run.agents.drop(node)
             run.log.record_event(
-                f"{node} came back with ranks of generation {one['generation']}, which is over: they are ended, it may be used again"
+                f"{node} came back with ranks of generation {one['generation']}, which is over: they are terminated, and the node may be used again"
             )
 
 
 def _continue(run: JobController, generation: int, membership: dict[str, list[int]], row: models.Generation | None) -> None:
-    """Replay what the agents told into the board of the generation that runs."""
+    """Begin with the generation that runs, as the history has it."""
     steps = queries.steps(run.history, run.job.id, generation=generation)
     saved = [one.step or 0 for one in queries.checkpoints(run.history, run.job.id) if one.generation == generation and not one.problem]
     facts = row.facts if row is not None and row.number == generation and row.facts else None
-    rank_table = (
-        RankTable.from_record(facts) if facts else RankTable()
-    )  # not on record: its processes cannot be kept, as nobody knows since when they are
+    # an empty one where none is on record: its processes cannot be kept, as nobody knows since which generation they run
+    rank_table = RankTable.from_record(facts) if facts else RankTable()
     run.generations.begin(generation, membership, rank_table=rank_table)
     run.handlers.begin(recorded=max((one.step for one in steps), default=0), saved=max(saved, default=0))
     run.handlers.remember(*run.generations.recorded_before(run.history))
     run.generations.state.durations.extend((one.step, one.seconds) for one in steps)
 
 
-def _remember(run: JobController) -> None:
-    """Take the job's past from the history: recoveries, failures, the newest step, and the incident in work."""
+def _read_past(run: JobController) -> None:
+    """Read the job's past from the history: recoveries, failures, the newest step, and the incident in work."""
     last = queries.last_step(run.history, run.job.id)
     run.generations.best = last.step if last else 0
     run.generations.managed = last is not None
@@ -263,39 +265,39 @@ def _decided(row: models.DecisionRecord) -> Decision:
     return unpacked(Decision, {**row.act, "action": row.action, "reason": row.reason})
 
 
-def _reenter(run: JobController) -> None:
-    """Choose where to go on: a recovery that was cut short is decided anew, on what is known now."""
-    whole = run.generations.state.all_started()
+def _choose_state(run: JobController) -> None:
+    """Choose the state to continue in: an interrupted recovery is decided anew, on what is known now."""
+    all_started = run.generations.state.all_started()
     halfway = sorted(
         node for node in run.generations.members if run.generations.sent_to.get(node, run.generations.number) < run.generations.number
     )
-    recovering = run.state in (State.DECIDING, State.ISOLATING, State.RESCHEDULING) or (run.state is State.RESUMING and not whole)
-    if halfway or run.generations.state.is_ahead() or run.generations.state.cut_short() or (recovering and _was_take_over(run)):
+    recovering = run.state in (State.DECIDING, State.ISOLATING, State.RESCHEDULING) or (run.state is State.RESUMING and not all_started)
+    if halfway or run.generations.state.is_ahead() or run.generations.state.cut_short() or (recovering and _was_in_process(run)):
         run.generations.state.evidence.append(InterruptedRecovery(at=time.time(), state=run.state))
-    if recovering and _was_take_over(run):
+    if recovering and _was_in_process(run):
         assert run.incidents.current is not None
-        run.incidents.current.blocked_reason = "the flow died in the middle of one in this incident"
+        run.incidents.current.blocked_reason = "the flow died during an in-process recovery in this incident"
         run.incidents.current.tried.append(RecoveryAction.TAKE_OVER)
     if run.state is State.MIGRATING:
-        _end_move(run)
+        _end_migration(run)
     elif recovering or (halfway and run.state is State.RESUMING):
-        run.move(Event.FAULTED, "the flow died in the middle of this recovery")
+        run.move(Event.FAULTED, "the flow died during this recovery")
 
 
-def _end_move(run: JobController) -> None:
-    """End a planned move that a flow did not live to finish: it is asked for still, and begins anew once nothing speaks against it."""
-    run.generations.newest += 1  # the number it was to get
-    run.nodes.hot_spares.drop(list(run.nodes.hot_spares.standbys))  # some may be ready for a rank that is not theirs any more
+def _end_migration(run: JobController) -> None:
+    """End a planned migration that the former controller began: its request is still open, so it begins again if nothing prevents it."""
+    run.generations.newest += 1  # the number that it was to get
+    run.nodes.hot_spares.drop(list(run.nodes.hot_spares.standbys))  # some may be ready for a rank that they will not get
     if run.generations.state.evidence:
-        run.move(Event.FAULTED, "the flow died in the middle of a planned move")
+        run.move(Event.FAULTED, "the flow died during a planned migration")
         return
     for node, ranks in run.generations.state.membership.items():
         run.agents.send_command_async(
             node, "tell", ranks=list(ranks), standbys=[], message={"do": "forget", "generation": run.generations.newest}
         )
-    run.move(Event.MOVE_FAILED, "the flow died in the middle of this move; it is tried again")
+    run.move(Event.MOVE_FAILED, "the flow died during this migration; it is tried again")
 
 
-def _was_take_over(run: JobController) -> bool:
+def _was_in_process(run: JobController) -> bool:
     decision = run.incidents.current.decision if run.incidents.current is not None else None
     return decision is not None and decision.action in IN_PROCESS

@@ -1,4 +1,4 @@
-"""Take a job's wheel and let go of it again: the lease, the fleet, adoption of a job that runs already, and the end."""
+"""Control a job from the lease to its release: launch it or reattach to it, and at the end stop, save and record what has to be."""
 
 from __future__ import annotations
 
@@ -20,17 +20,22 @@ from holdfast.control.checkpoints.final_checkpoint import newest_on_disk, save_f
 from holdfast.control.checkpoints.interval import CheckpointInterval
 from holdfast.control.config import gc_tuning
 from holdfast.control.config.worker_env import log_directory, prepare_fields
-from holdfast.control.supervisor import former_jobs
 from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.detach import Detach, heeding_the_signal
+from holdfast.control.supervisor.detach import (
+    Detach,
+    end_at_once,
+    first_sigterm_ignored,
+    note_left,
+    note_taken,
+    sigterm_as_request,
+    sigusr1_handled,
+)
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.control.supervisor.leadership import Deposed, JobEnded, Leadership, StandbyController, stand_by, take_leadership
-from holdfast.control.supervisor.news import began
 from holdfast.control.supervisor.reattach import reattach
 from holdfast.control.supervisor.requests import Requests
-from holdfast.control.supervisor.termination import end_at_once, heeding_termination, undisturbed
 from holdfast.errors import HistoryError, HoldfastError, JobDetached, LeaseLost, WorldError
-from holdfast.history import History, LeaseRenewer, Recorder, absorb, queries, this_host
+from holdfast.history import History, Job, LeaseRenewer, Recorder, absorb, queries, this_host
 from holdfast.history.fence import Fence
 from holdfast.history.retry import wait_for_history
 from holdfast.history.statistics import fleet, work
@@ -40,115 +45,121 @@ from holdfast.report import wording
 from holdfast.rlimits import raise_descriptor_limit
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.policy import LONGEST
+from holdfast.stored_job import recorded_cluster, recorded_spec
 from policies.node_faults import NodeFault, isolating_fault
-from policies.states import State
+from policies.states import Event, State
 
 log = logging.getLogger("holdfast.control")
 
 T = TypeVar("T")
-Tell = Callable[[str, dict[str, Any]], None]
+Publish = Callable[[str, dict[str, Any]], None]
 
 SOON: Final = 10.0
-"""Seconds within which the end of a script that reported no step is worth a remark."""
-
+"""Seconds within which a script that exits without having reported a step is suspicious."""
 END_SECONDS: Final = 10.0
-"""How long the history may take to take in the last rows; what is left is spilled beside the job and absorbed next time."""
-HELP_SECONDS: Final = 5.0
-"""How long a flow that lets go of its job waits for a node that it is bringing up, so that the next one finds it up, or idle."""
+"""How long to wait for the database to store the last rows; the rest goes to the outbox file beside the job, to be stored next time."""
+SPARE_SECONDS: Final = 5.0
+"""How long a controller that detaches waits for a node that it is bringing up, so that the next one finds it either up or idle."""
 AWAY_SECONDS: Final = 600.0
-"""How long the last rows of a job that is over wait for a history that is away: its agents, with which rows could be left, are gone."""
+"""How long the last rows of a job that has ended wait for an unreachable database: its agents, which could keep them, are gone."""
 
 
 @contextmanager
-def steering(
+def control_job(
     spec: TrainingJob,
     cluster: Cluster,
-    tell: Tell = lambda _event, _facts: None,
+    publish: Publish = lambda _event, _facts: None,
     *,
     standby: bool = False,
     flow_run: FlowRun | None = None,
 ) -> Iterator[JobController | JobEnded | Deposed]:
-    """Steer the job while the block runs: launch it, or adopt it when it runs already; as a *standby*, once no other flow steers it.
+    """Control the job while the block runs: launch it, or reattach to it if it runs; as a *standby*, once no other controller has it.
 
-    However the block ends, nothing is lost: a job that is over takes its processes along; one that is not goes on under its agents, to be
-    adopted by the next flow. A termination of this process is a person's wish to stop the job, unless HOLDFAST_SIGTERM says otherwise or
-    the machine goes down and the job is elsewhere; SIGUSR1 has the flow let go of the job, as does a request to hand it over. Where this
-    process runs in Prefect, *flow_run* says in which run, and learns when that is cancelled or suspended.
+    However the block ends, nothing is lost: a job that has ended takes its processes along; any other goes on under its agents, and the
+    next controller reattaches to it. SIGTERM to this process means to stop the job, unless HOLDFAST_SIGTERM says otherwise or the machine
+    shuts down and the job runs elsewhere; SIGUSR1 and requests in the history make the controller detach. *flow_run*: the Prefect flow
+    run that this process runs in; it is told when that is cancelled or suspended.
     """
     flow_run = flow_run or FlowRun()
     gc_tuning.begin()
-    history, ahead = (_when_there(History.open, spec.name) if standby else History.open()), BackupPrerequisites()
+    history = _once_reachable(History.open, spec.name) if standby else History.open()
+    prerequisites = BackupPrerequisites()
     try:
-        with heeding_the_signal() as handover:
+        with sigusr1_handled() as detach:
             if standby:
-                _when_there(lambda: _absorb_all(history), spec.name)
-                leadership = stand_by(StandbyController(history, spec, ahead, wanted=cluster, flow_run=flow_run), handover)
-            elif handover.why:
-                leadership = Deposed(f"the flow ends before it took the job: {handover.why}")
+                _once_reachable(lambda: _absorb_all(history), spec.name)
+                leadership = stand_by(StandbyController(history, spec, prerequisites, wanted=cluster, flow_run=flow_run), detach)
+            elif detach.why:
+                leadership = Deposed(f"the flow ends before it took the job: {detach.why}")
             else:
                 _absorb_all(history)
                 leadership = take_leadership(history, spec, cluster, flow_run)
             if isinstance(leadership, Leadership):
-                with _steered(leadership, history, tell, handover, ahead.take if standby else open_cluster) as run:
+                with _controlled(leadership, history, publish, detach, prerequisites.take if standby else open_cluster) as run:
                     yield run
             else:
                 if isinstance(leadership, Deposed):
-                    former_jobs.leave(spec.name, handed_over=True)
+                    note_left(spec.name, detached=True)
                 yield leadership
     finally:
-        ahead.close()
+        prerequisites.close()
         history.close()
 
 
-def _when_there(act: Callable[[], T], job: str) -> T:
-    """Return what *act* does with the history, however long that is away."""
-    return wait_for_history(act, lambda error: note(log, "standby.history-away", level=logging.WARNING, job=job, error=error))
+def stop_without_controller(job: Job) -> None:
+    """End *job*, which no controller has, with its workers and agents, and record it as cancelled; raise `JobAlreadyRunning` if one has."""
+    with control_job(recorded_spec(job), recorded_cluster(job)) as run:
+        if isinstance(run, JobController) and not run.ended:
+            run.move(Event.STOP_ASKED, "stopped while no flow controlled it")
+
+
+def _once_reachable(act: Callable[[], T], job: str) -> T:
+    """Return what *act* returns, however long the database is unreachable."""
+    return wait_for_history(act, lambda error: note(log, "standby.history-unreachable", level=logging.WARNING, job=job, error=error))
 
 
 @contextmanager
-def _steered(
-    leadership: Leadership, history: History, tell: Tell, handover: Detach, reach: Callable[[Cluster], NodeBackend]
+def _controlled(
+    leadership: Leadership, history: History, publish: Publish, detach: Detach, open_nodes: Callable[[Cluster], NodeBackend]
 ) -> Iterator[JobController]:
-    """Have the job, whose lease was taken, steered while the block runs; that it is handed over is no error of the block."""
+    """Control the job, whose lease was taken, while the block runs; that the controller detaches is no error of the block."""
     make_private(paths.job_directory(leadership.job.name))
     recorder = Recorder(history, outbox_file(leadership.job.name), Fence(leadership.job.id, leadership.lease.epoch))
     run = None
     try:
-        run = _begin(leadership, history, recorder, handover, reach)
-        run.log.publisher = tell
-        former_jobs.take_up(run.job.name)
+        run = _begin(leadership, history, recorder, detach, open_nodes)
+        run.log.publisher = publish
+        note_taken(run.job.name)
         try:
-            tell("began", began(run))
-            with heeding_termination(run):
+            publish("began", run.overview())
+            with sigterm_as_request(run):
                 yield run
         except JobDetached as error:
-            note(log, "job.handed-over", job=run.job.name, why=error.why)
-        except (LeaseLost, GeneratorExit):
-            raise
-        except HoldfastError:
+            note(log, "job.detached", job=run.job.name, why=error.why)
+        except (HoldfastError, GeneratorExit):
             raise
         except Exception:
-            run.log.record_event("the flow failed; training goes on under its agents. Run the same command again to adopt the job")
+            run.log.record_event("the flow failed; training goes on under its agents. Run the same command again to reattach")
             raise
         except BaseException as error:  # a signal to this process, as Prefect or Python turn it into an exception
             end_at_once(run, error)
             raise
         finally:
-            _let_go(run)
+            _release(run)
     finally:
         recorder.close(END_SECONDS)
         if run is None or not run.suspended:  # one that is suspended may be taken up by this process again
-            former_jobs.leave(leadership.job.name, handed_over=run is not None and run.detached)
+            note_left(leadership.job.name, detached=run is not None and run.detached)
 
 
 def _absorb_all(history: History) -> None:
-    """Bring in what flows on this host could not write, of whatever job."""
-    for outbox_path in sorted(paths.home().glob("jobs/*/history.outbox_path.jsonl")):
-        absorb(history, outbox_path)
+    """Store the rows that controllers on this host could not write, of any job."""
+    for outbox in sorted(paths.home().glob("jobs/*/history.outbox.jsonl")):
+        absorb(history, outbox)
 
 
 def _begin(
-    leadership: Leadership, history: History, recorder: Recorder, handover: Detach, reach: Callable[[Cluster], NodeBackend]
+    leadership: Leadership, history: History, recorder: Recorder, detach: Detach, open_nodes: Callable[[Cluster], NodeBackend]
 ) -> JobController:
     job, spec, cluster = leadership.job, leadership.spec, leadership.cluster
     raise_descriptor_limit(f"job '{spec.name}'", spec.nodes.wanted + spec.nodes.spare)
@@ -158,27 +169,27 @@ def _begin(
         cluster=cluster,
         history=history,
         recorder=recorder,
-        agents=AgentPool(reach(cluster), prepare_fields(spec, cluster, job), epoch=leadership.lease.epoch),
-        requests=Requests(history, recorder, leadership.lease, handover, leadership.flow_run),
-        detach=handover,
+        agents=AgentPool(open_nodes(cluster), prepare_fields(spec, cluster, job), epoch=leadership.lease.epoch),
+        requests=Requests(history, recorder, leadership.lease, detach, leadership.flow_run),
+        detach=detach,
         flow_run=leadership.flow_run,
-        reattached=leadership.adopted,
+        reattached=leadership.runs_already,
     )
-    keeper = run.lease = LeaseRenewer(history, leadership.lease, run.depose, lambda: run.faults.connectivity.told)
-    run.agents.lease_until = lambda: keeper.good_until
-    run.agents.raise_epoch = partial(_outrank, run)
-    recorder.elsewhere = ControllerOutbox(run.agents, leadership.lease.outbox_key, keeper.settle)
+    lease = run.lease = LeaseRenewer(history, leadership.lease, run.depose, lambda: run.faults.connectivity.told)
+    run.agents.lease_until = lambda: lease.good_until
+    run.agents.raise_epoch = partial(_raise_epoch, run)
+    recorder.elsewhere = ControllerOutbox(run.agents, leadership.lease.outbox_key, lease.settle)
     run.requests.begin()
     run.nodes.approvals.begin()
     run.nodes.eligibility.begin()
     run.nodes.allocations.begin()
     run.faults.history.remember(queries.faults_of_hardware(history, cluster.name, since=time.time() - LONGEST.total_seconds(), but=job.id))
-    if leadership.adopted:
+    if leadership.runs_already:
         reattach(run)
     else:
         run.machine.submit()
-    if leadership.stood_by and leadership.adopted:
-        run.log.record_event(f"the standby on {this_host().partition('/')[0]} steers the job from now on")
+    if leadership.stood_by and leadership.runs_already:
+        run.log.record_event(f"the standby controller on {_this_machine()} controls the job from now on")
     if spec.checkpoint.every == "auto":  # read now, as a recovery cannot wait for a database
         run.checkpoints.interval = CheckpointInterval(
             plan=spec.checkpoint, fleet=fleet(history), work=work(history, spec.name), answered=run.incidents.decided()
@@ -186,81 +197,90 @@ def _begin(
     return run
 
 
-def _outrank(run: JobController, epoch: int) -> int:
-    """Have the history give this flow an epoch above *epoch*, in which it goes on; raise `LeaseLost` if another flow has the job."""
+def _raise_epoch(run: JobController, epoch: int) -> int:
+    """Get an epoch above *epoch* from the history, and return it; raise `LeaseLost` if another controller has the job."""
     try:
-        with run.recorder.at_rest():  # a row of the former epoch would be refused as that of a flow that was overtaken
+        with run.recorder.at_rest():  # a row of the former epoch would be refused as that of a deposed controller
             lease = run.lease.raise_epoch(epoch)
             run.recorder.fence = Fence(run.job.id, lease.epoch)
-    except HistoryError as error:  # who cannot ask must take the node's word for it
+    except HistoryError as error:  # without the history the node's answer counts
         raise LeaseLost(run.job.name, f"a newer flow (epoch {epoch})") from error
     run.requests.epoch = lease.epoch
     run.log.record_event(
-        f"agents remember orders of epoch {epoch}, the history knew of fewer, as after a restored backup: this flow is {lease.epoch}"
+        f"agents have commands of epoch {epoch}, the history has a lower one, as after a restored backup: this controller's epoch is now "
+        f"{lease.epoch}"
     )
     return lease.epoch
 
 
-def _let_go(run: JobController) -> None:
-    """End what has to end, and hand back the lease."""
+# -- the end ------------------------------------------------------------------------------------------------------------
+
+
+def _release(run: JobController) -> None:
+    """Stop what has to stop, store what is to be stored, and release the lease."""
     run.log.publish("released", {"over": run.ended})
+    holds_lease = run.deposed_by is None
     try:
-        if run.detached and run.deposed_by is None:
-            run.log.record_event(f"the flow on {this_host().partition('/')[0]} lets go of the job, which trains on: {run.detach.why}")
-        if run.released and run.deposed_by is None:
+        if run.detached and holds_lease:
+            run.log.record_event(f"the flow on {_this_machine()} detaches from the job, which trains on: {run.detach.why}")
+        if run.released and holds_lease:
             run.nodes.spare_pool.finish()
-            with undisturbed(run):
+            with first_sigterm_ignored(run):
                 _end(run)
         else:
-            run.nodes.spare_pool.finish(HELP_SECONDS if run.deposed_by is None else 0.0)
+            run.nodes.spare_pool.finish(SPARE_SECONDS if holds_lease else 0.0)
             run.agents.close(end=False)
     finally:
-        run.nodes.allocations.close(end=run.released and run.deposed_by is None)
+        run.nodes.allocations.close(end=run.released and holds_lease)
         run.nodes.preflight.close()
         run.requests.close()
         run.nodes.eligibility.close()
-        run.nodes.approvals.close(ended=run.released and run.deposed_by is None)
+        run.nodes.approvals.close(ended=run.released and holds_lease)
         run.policy_file.close()
         run.cluster_file.close()
-        if run.deposed_by is None:
-            _write_out(run)
+        # stored before another controller may take the lease: with fewer rows it would not know that the job has ended
+        if holds_lease and not run.recorder.flush(END_SECONDS) and run.released:
+            note(log, "job.end-waits", level=logging.WARNING, job=run.job.name, why="the history is unreachable", seconds=AWAY_SECONDS)
+            run.recorder.flush(AWAY_SECONDS)
         run.lease.release()
 
 
-def _write_out(run: JobController) -> None:
-    """Have all written before another flow may take the lease: whoever reads less would not know that the job is over."""
-    if not run.recorder.flush(END_SECONDS) and run.released:
-        note(log, "job.end-waits", level=logging.WARNING, job=run.job.name, why="the history is away", seconds=AWAY_SECONDS)
-        run.recorder.flush(AWAY_SECONDS)
-
-
 def _end(run: JobController) -> None:
-    """End the job's processes: gently when a person asked for it, at once otherwise."""
-    asked_for = run.state in (State.CANCELLED, State.SUSPENDED)
+    """End the job's processes: with a grace period when a person requested it, at once otherwise."""
+    requested = run.state in (State.CANCELLED, State.SUSPENDED)
     try:
         if run.state is State.COMPLETED:
-            _doubt(run)
-        if asked_for:
-            _stop_gently(run)
+            _warn_of_early_exit(run)
+        if requested:
+            _stop_with_grace(run)
         if run.state is not State.COMPLETED:
             save_final_checkpoint(run)
-            _say_what_is_saved(run)
-        run.nodes.eligibility.record_faults(_found_beside(run))
+            _record_saved(run)
+        run.nodes.eligibility.record_faults(_isolating_faults(run))
         if run.incidents.current is not None:
-            run.close_incident("stopped" if asked_for else "gave-up")
+            run.close_incident("stopped" if requested else "gave-up")
         run.generations.end()
     except WorldError as error:
-        note(log, "job.end-trouble", why=error)
-    finally:  # a second signal to this process cuts the gentle stop short, and must not leave workers behind
+        note(log, "job.end-failed", why=error)
+    finally:  # a second signal to this process cuts the grace period short, and must not leave workers behind
         for node in [one for one in run.generations.members if one not in run.agents.clients]:
-            run.agents.clear(node)  # one that was lost has no channel, but may have processes
-        _clear_forgotten(run)
+            run.agents.clear(node)  # a lost node has no connection, but may have processes
+        _clear_unknown_nodes(run)
         run.agents.close(end=True)
-        run.handlers.hear_out()
+        run.handlers.read_replayed()
 
 
-def _say_what_is_saved(run: JobController) -> None:
-    """Say where a resume continues from, as far as Holdfast knows: a script without managed state saves in its own way."""
+def _stop_with_grace(run: JobController) -> None:
+    grace = run.spec.limits.stop_grace.total_seconds()
+    nodes = set(run.generations.members) & set(run.agents.alive())
+    run.agents.send_command(nodes, "stop", generation=run.generations.number, signal=int(signal.SIGTERM), grace=grace)
+    until = time.monotonic() + grace + 2.0
+    while not run.generations.state.all_ended(nodes & set(run.agents.alive())) and time.monotonic() < until:
+        run.pump(0.05)
+
+
+def _record_saved(run: JobController) -> None:
+    """Record where a resume continues from, as far as Holdfast knows: a script without managed state saves in its own way."""
     step = newest_on_disk(run) if run.generations.managed else 0
     if step:
         lost = wording.plural(run.generations.best - step, "step") + " after it are lost; " if run.generations.best > step else ""
@@ -271,58 +291,43 @@ def _say_what_is_saved(run: JobController) -> None:
         run.log.record_event(run.saved)
 
 
-def _clear_forgotten(run: JobController) -> None:
-    """Clear the nodes that a flow before took for the job, and of which this one has never heard.
+def _clear_unknown_nodes(run: JobController) -> None:
+    """Clear the nodes that an earlier controller took for the job and did not record.
 
-    It took them in its last moment, or their agents were killed together with it: then memory is all that is left of the job.
+    It took them in its last moment, or their agents were killed together with it: then only memory is left of the job there.
     """
     if not run.reattached:
         return
-    views = [one for one in run.agents.source.survey() if one.name not in run.agents.clients and one.name not in run.generations.members]
-    for one in views:
-        if one.job == run.job.id:
-            run.agents.clear(one.name)
-        elif one.status == "idle":
+    known = {*run.agents.clients, *run.generations.members}
+    for node in [one for one in run.agents.source.survey() if one.name not in known]:
+        if node.job == run.job.id:
+            run.agents.clear(node.name)
+        elif node.status == "idle":
             with suppress(WorldError):
-                run.agents.wipe(one.name)
+                run.agents.wipe(node.name)
 
 
-def _found_beside(run: JobController) -> list[NodeFault]:
-    """Return what takes nodes out of service that trained on in spite of it, or could not be replaced: now they are idle."""
-    against: dict[str, list[Fault]] = {}
-    for fault in run.generations.state.node_faults:
-        if fault.node in run.generations.members:
-            against.setdefault(str(fault.node), []).append(fault)
-    if run.incidents.current is not None and run.incidents.current.case is not None:
-        for fault in run.incidents.current.case.against_nodes():
-            if fault.node in run.generations.members:
-                against.setdefault(str(fault.node), []).append(fault)
-    counted = ([fault for fault in faults if not run.nodes.eligibility.is_excused(fault, run.levels)] for faults in against.values())
-    return [found for faults in counted if (found := isolating_fault(faults, run.levels)) is not None]
+def _isolating_faults(run: JobController) -> list[NodeFault]:
+    """Return the faults that isolate nodes on which the job went on, or which could not be replaced: now they are idle."""
+    case = run.incidents.current.case if run.incidents.current is not None else None
+    by_node: dict[str, list[Fault]] = {}
+    for fault in [*run.generations.state.node_faults, *(case.against_nodes() if case is not None else ())]:
+        if fault.node in run.generations.members and not run.nodes.eligibility.is_excused(fault, run.levels):
+            by_node.setdefault(str(fault.node), []).append(fault)
+    return [found for faults in by_node.values() if (found := isolating_fault(faults, run.levels)) is not None]
 
 
-def _doubt(run: JobController) -> None:
-    """Say so when a script did nothing that can be seen: it may have left early without calling that an error."""
-    started = [view.started for view in run.generations.state.ranks.values() if view.started is not None]
-    lived = time.time() - min(started, default=time.time())
-    if not run.generations.best and lived < SOON:
-        run.log.record_event(
-            f"every rank ended with status 0 within {lived:.1f} s and reported no step. If that was not the whole job, see why in "
-            f"{_where(run)}"
-        )
+def _warn_of_early_exit(run: JobController) -> None:
+    """Record a warning when a script did nothing visible: it may have exited early without calling that an error."""
+    started = [rank.started for rank in run.generations.state.ranks.values() if rank.started is not None]
+    seconds = time.time() - min(started, default=time.time())
+    if run.generations.best or seconds >= SOON:
+        return
+    logs = f"`holdfast logs {run.job.name}`" if run.agents.source.remote else str(log_directory(run.job))
+    run.log.record_event(
+        f"every rank exited with status 0 within {seconds:.1f} s and reported no step. If that was not the whole job, see why in {logs}"
+    )
 
 
-def _where(run: JobController) -> str:
-    """Return where a person finds what the ranks wrote."""
-    if not run.agents.source.remote:
-        return str(log_directory(run.job))
-    return f"`holdfast logs {run.job.name}`"
-
-
-def _stop_gently(run: JobController) -> None:
-    grace = run.spec.limits.stop_grace.total_seconds()
-    nodes = set(run.generations.members) & set(run.agents.alive())
-    run.agents.send_command(nodes, "stop", generation=run.generations.number, signal=int(signal.SIGTERM), grace=grace)
-    until = time.monotonic() + grace + 2.0
-    while not run.generations.state.all_ended(nodes & set(run.agents.alive())) and time.monotonic() < until:
-        run.pump(0.05)
+def _this_machine() -> str:
+    return this_host().partition("/")[0]

@@ -1,4 +1,4 @@
-"""Watch a job until something has to be answered: a fault, its end, a person's wish."""
+"""Monitor a job until something needs an answer: a fault, its end, a request."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ SLICE: Final = 300.0
 
 
 def watch(run: JobController, *, seconds: float, until: Callable[[], bool] | None = None) -> Transition | None:
-    """Take in what happens until the job faults, finishes, is asked to stop, or *until* is true; None after *seconds*."""
+    """Handle events until the job faults, finishes, has to stop, or *until* is true; return None after *seconds*."""
     end = time.monotonic() + seconds
     while True:
-        turn = poll(run)
-        if turn is not None:
+        if (turn := poll(run)) is not None:
             return turn
         if until is not None and until():
-            return Transition(Event.STARTED, f"all {len(run.generations.state.ranks)} rank(s) are at work")
+            return Transition(Event.STARTED, f"all {len(run.generations.state.ranks)} rank(s) run")
         left = end - time.monotonic()
         if left <= 0:
             return None
@@ -29,7 +28,7 @@ def watch(run: JobController, *, seconds: float, until: Callable[[], bool] | Non
 
 
 def see_begun(run: JobController, *, seconds: float) -> Transition | None:
-    """See the job to its first step; None when that has not come within *seconds*, and not only because nobody could be heard."""
+    """Monitor the job until its first step; return None when that has not come within *seconds* of reachable agents."""
     turn = watch(run, seconds=max(0.0, seconds), until=run.generations.begun)
     while turn is None and run.faults.connectivity.is_partitioned():
         turn = watch(run, seconds=TICK, until=run.generations.begun)
@@ -37,7 +36,7 @@ def see_begun(run: JobController, *, seconds: float) -> Transition | None:
 
 
 def poll(run: JobController) -> Transition | None:
-    """Return what the flow has to turn for now, if anything."""
+    """Return the transition that is due, if any."""
     if end := run.drains.end:
         return Transition(Event.TIME_OVER, end)
     if done := _done(run):
@@ -55,14 +54,14 @@ def poll(run: JobController) -> Transition | None:
 def _done(run: JobController) -> str:
     """Return why the job is completed; empty when it is not."""
     if run.generations.state.ranks and run.generations.state.all_succeeded():
-        return f"all {len(run.generations.state.ranks)} rank(s) ended with status 0"
+        return f"all {len(run.generations.state.ranks)} rank(s) exited with status 0"
     if why := run.faults.why_completed():
         run.log.record_event(why)
     return why
 
 
 def ending(run: JobController) -> Transition | None:
-    """Return the turn that ends or suspends the job, if a person asked for that or its time is over."""
+    """Return the transition that ends or suspends the job, if a person requested that or its time is over."""
     if run.requests.stop_reason:
         return Transition(Event.STOP_ASKED, run.requests.stop_reason)
     if run.requests.suspend_reason:
