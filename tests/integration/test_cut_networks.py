@@ -120,7 +120,7 @@ def test_a_flow_that_hears_no_host_is_relieved_by_a_standby_that_reaches_them(
             one.cut("orchestrator")
         try:
             assert flow.wait(120) == DETACHED, job.log()
-            job.until(lambda: said(job, f"the standby on {host.name} steers"), "a standby that steers")
+            job.until(lambda: said(job, f"the standby controller on {host.name} controls"), "a standby that steers")
             assert said(job, f"the standby on {host.name}, which reaches 3 of 3 nodes, asked it to") == 1
             all_told(job)
         finally:
@@ -255,13 +255,13 @@ def test_a_flow_that_takes_over_while_a_host_is_cut_off_waits_for_it(job: HostJo
         job.flows[-1].kill()
         job.flows[-1].wait()
         flow = job.start()
-        job.until(lambda: job.told("adopted the job in state RUNNING: 2 worker(s)"), "a flow that knows of the other two ranks")
+        job.until(lambda: job.told("reattached to the job in state RUNNING: 2 worker(s)"), "a flow that knows of the other two ranks")
         begun = job.step()
         job.until(lambda: job.step() >= begun + 2 * UNHEARD, "steps meanwhile")
         assert flow.poll() is None, job.log()
     finally:
         host.heal()
-    job.until(lambda: job.told(f"the agent of {host.name} could be reached again"), "the agent of the host")
+    job.until(lambda: job.told(f"the agent of {host.name} is reachable again"), "the agent of the host")
     all_told(job)
     assert len(job.incidents()) == known, job.log()
     assert job.chaos.ranks() == before
@@ -320,7 +320,7 @@ def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_
     assert {rank: seen[rank] for rank in stay} == {rank: during[rank] for rank in stay}, "survivors stay in their processes"
     if way == "cut":
         assert job.generation().number == number, job.log()
-        job.until(lambda: job.told(f"the agent of {host.name} could be reached again"), "the agent of the host")
+        job.until(lambda: job.told(f"the agent of {host.name} is reachable again"), "the agent of the host")
         assert job.chaos.ranks() == during
     else:
         assert job.generation().number == number + 1, job.log()
@@ -330,7 +330,7 @@ def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_
 
 def adopted(job: HostJob) -> list[str]:
     """Return what flows said that adopted the job."""
-    return [one.text for one in queries.job_events(job.history, job.row.id) if "adopted the job" in one.text]
+    return [one.text for one in queries.job_events(job.history, job.row.id) if "reattached to the job" in one.text]
 
 
 def taken_over(job: HostJob, number: int, before: Mapping[int, Placed]) -> bool:

@@ -226,4 +226,4 @@ def test_a_script_that_exits_0_at_once_is_completed_with_a_remark(stage: Stage, 
     play = stage.play("at-once", script=str(script), nodes=TWO)
     assert play.ends() == 0, play.log()
     job_events = [remark.text for remark in queries.job_events(stage.history, play.job.id)]
-    assert any("ended with status 0" in text and "jobs/at-once/logs" in text for text in job_events)
+    assert any("exited with status 0" in text and "jobs/at-once/logs" in text for text in job_events)

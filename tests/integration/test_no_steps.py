@@ -70,7 +70,7 @@ def test_a_job_whose_rank_0_has_ended_is_completed_though_others_do_not_end(stag
     """They are given their time, and ended then: to run all of it again would lead to the same place."""
     play = unmanaged(stage, "stuck", FIRST_ENDS.format(seconds=3600), limits={"end_grace": "1s"})
     assert play.ends() == 0, play.log()
-    assert play.reason().startswith("rank 0 ended with status 0; rank(s) 1 did not end by themselves and are ended: rank 0 ended")
+    assert play.reason().startswith("rank 0 exited with status 0; rank(s) 1 did not exit by themselves and are terminated: rank 0 ended")
     assert [one.kind for one in queries.faults(stage.history, play.job.id)] == ["job-end-stuck"]
     assert (play.kinds(), len(queries.generations(stage.history, play.job.id))) == ([], 1)
     assert stage.left() == []

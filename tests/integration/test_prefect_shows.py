@@ -115,7 +115,7 @@ def test_a_run_shows_its_name_page_incidents_and_events(stage: Stage, prefect_se
     by_name = {"name": {"any_": ["train shown"]}}
     (run,) = asked(prefect_server, "flow_runs/filter", flow_runs=by_name)
     assert run["state_type"] == "COMPLETED"
-    assert run["state"]["message"] == "all 2 rank(s) ended with status 0"
+    assert run["state"]["message"] == "all 2 rank(s) exited with status 0"
     link = f"{prefect_server.url.removesuffix('/api')}/runs/flow-run/{run['id']}"
 
     incident = artifact(prefect_server, "shown-incident-1")

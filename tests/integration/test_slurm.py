@@ -246,7 +246,7 @@ def test_a_job_that_is_run_inside_of_an_allocation_uses_it_and_ends_saved_before
     assert play.process.wait(60) == exit_codes.DETACHED, play.log()
     assert "which trains on: the machine of the flow goes down" in job_events(play)
     again = stage.again("inside", play.spec)
-    wait_until(lambda: "a new flow adopted the job" in job_events(again), seconds=60, explain=again.log)
+    wait_until(lambda: "a new flow reattached to the job" in job_events(again), seconds=60, explain=again.log)
     goes_on(again)
     assert again.pids() == before
     assert stage.allocations("inside") == []
@@ -327,9 +327,11 @@ def test_an_orchestrator_that_is_a_batch_job_hands_over_before_its_time_ends_and
     stage.slurm.run("scancel", "--batch", "--signal=USR1", first)  # as Slurm does before its time ends, of which it thinks twice a minute
     wait_until(lambda: "Restarts=1 " in shown(stage, first), seconds=60, explain=logs)
     wait_until(
-        lambda: any(one.text.startswith("the standby on") for one in queries.job_events(stage.history, job_id)), seconds=60, explain=logs
+        lambda: any(one.text.startswith("the standby controller on") for one in queries.job_events(stage.history, job_id)),
+        seconds=60,
+        explain=logs,
     )
-    assert any("which trains on: it was told to by SIGUSR1" in one.text for one in queries.job_events(stage.history, job_id))
+    assert any("which trains on: it received SIGUSR1" in one.text for one in queries.job_events(stage.history, job_id))
     step = chaos.step()
     wait_until(lambda: chaos.step() > step + 5, seconds=60, explain=logs)
 

@@ -1,1 +1,5 @@
-"""The controller of one job, its launch and its watch, and how it comes to be in charge: lease, reattach, detach, requests of people."""
+"""The controller of one job, from the lease to its release: its loop, the handlers of the agents' events, launch, reattach and detach.
+
+What the controller drives lives beside this package: `state` (generations, incidents, transitions), `faults`, `nodes`, `checkpoints`,
+`recovery`, `migration`. Nothing here decides: policies do.
+"""

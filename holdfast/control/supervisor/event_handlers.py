@@ -66,9 +66,9 @@ from policies.node_health import OF_USE
 
 log = logging.getLogger("holdfast.control")
 
-BEHIND: Final = "replica-behind"
+STALE_REPLICA: Final = "replica-behind"
 GATHERED: Final = 3.0
-"""Seconds from the first node whose replicas are behind to the remark on all of them."""
+"""Seconds from the first node with stale replicas until one event reports all of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,28 +92,28 @@ class EventHandlers:
     _recorded: int = 0
     _saved: int = 0
     _newest: int = 0
-    """The step that was put on record last, by whichever generation."""
+    """The step that was recorded last, of any generation."""
     _resumed: dict[int, int] = field(default_factory=dict)
     """Generation to the step that it resumed from, as an earlier controller recorded it."""
-    _whole: BoundedDict[str, int] = field(default_factory=lambda: BoundedDict(REMEMBERED))
+    _complete: BoundedDict[str, int] = field(default_factory=lambda: BoundedDict(REMEMBERED))
     """Complete checkpoints without a reported problem: path and step."""
-    _troubles: BoundedDict[tuple[str, str], None] = field(default_factory=lambda: BoundedDict(REMEMBERED))
+    _storage_errors: BoundedDict[tuple[str, str], None] = field(default_factory=lambda: BoundedDict(REMEMBERED))
     _rows: NodeEventBudget = field(init=False)
     _steps: NodeEventBudget = field(init=False)
-    _behind: dict[str, str] = field(default_factory=dict)
+    _stale: dict[str, str] = field(default_factory=dict)
     """Node to why its replicas are stale, until that is reported."""
-    _behind_due: float = 0.0
+    _stale_due: float = 0.0
 
     def __post_init__(self) -> None:
         self._rows = NodeEventBudget("faults, checkpoints and events", ROWS, ROWS_AT_ONCE, self.log.record_event)
         self._steps = NodeEventBudget("steps", STEPS, STEPS_AT_ONCE, self.log.record_event)
 
     def begin(self, *, recorded: int = 0, saved: int = 0) -> None:
-        """Begin a generation of which the history has steps until *recorded* and checkpoints until *saved*."""
+        """Begin a generation of which the history has the steps up to *recorded* and the checkpoints up to *saved*."""
         self._recorded, self._saved = recorded, saved
 
     def remember(self, newest: int, resumed: dict[int, int]) -> None:
-        """Learn what another flow put on record: the *newest* step, and the step that each generation went on from."""
+        """Take over what another controller recorded: the *newest* step, and the step that each generation resumed from."""
         self._newest, self._resumed = newest, resumed
 
     def admits(self, node: str, event: AgentEvent, *, budgeted: bool) -> bool:
@@ -121,19 +121,19 @@ class EventHandlers:
         return event.generation in {None, self.generations.number} and (not budgeted or self._rows.allows(node))
 
     def note_old_steps(self, node: str, event: Steps) -> None:
-        """Record steps of a generation that is over: a flow that adopts the job gets them again, and what is recorded stays as it is."""
+        """Record the steps of a former generation, which a controller that reattaches receives again; a recorded one stays as it is."""
         if event.generation < self.generations.number:
             self._record_steps(node, event)
 
     def on_past(self, node: str, event: ReplayedEvents) -> None:
-        """Record the steps and checkpoints among them; what is known stays as it is, and nobody acts on it."""
+        """Record the steps and checkpoints among them; what is recorded already stays as it is, and nothing else follows."""
         for one in event.events:
             try:
-                self._take_past(node, one)
-            except MALFORMED_EVENT as error:  # out of a file that anything may have happened to
-                note(log, "past.damaged", node=node, why=repr(error))
+                self._record_replayed(node, one)
+            except MALFORMED_EVENT as error:  # they come from a file, which may be damaged
+                note(log, "replay.damaged", node=node, why=repr(error))
 
-    def _take_past(self, node: str, message: Message) -> None:
+    def _record_replayed(self, node: str, message: Message) -> None:
         name = message.get("event")
         if name == "steps" and (steps := Steps.of(message)).generation <= self.generations.number:
             self._record_steps(node, steps)
@@ -141,24 +141,24 @@ class EventHandlers:
             self.on_saved(node, saved)
 
     def read_replayed(self) -> None:
-        """Take in what nodes that could be reached only at the end of the job have told of their past."""
+        """Record the replayed events of nodes that were reachable only at the end of the job."""
         for node, event in self.events.drain(0.0):
             if event.get("event") == "past":
                 with suppress(ValueError):
                     self.on_past(node, ReplayedEvents.of(event))
 
     def newest_complete(self) -> int:
-        """Return the step of the newest checkpoint that this flow has heard of, or that the ranks went on from."""
-        return max([*self._whole.values(), self.generations.state.resumed_step() or 0])
+        """Return the step of the newest checkpoint that was reported, or that the ranks resumed from."""
+        return max([*self._complete.values(), self.generations.state.resumed_step() or 0])
 
     def good_before(self, step: int) -> str:
-        """Say what checkpoint there is from before *step*, as far as this flow has heard of any."""
+        """Describe the newest checkpoint from before *step* that was reported, or that the ranks resumed from."""
         resumed = {
             view.resumed_from: view.resumed
             for view in self.generations.state.ranks.values()
             if view.resumed_from and view.resumed is not None
         }
-        good = [saved for saved in (self._whole | resumed).values() if saved < step]
+        good = [saved for saved in (self._complete | resumed).values() if saved < step]
         return f"the newest checkpoint from before is that of step {max(good)}" if good else "no checkpoint from before is known"
 
     def on_steps(self, node: str, event: Steps) -> None:
@@ -179,11 +179,12 @@ class EventHandlers:
             self._recorded = max(self._recorded, event.steps[-1][0])
 
     def _is_new(self, generation: int, step: int) -> bool:
-        """Tell whether *step* is not only told again: a process that takes a place tells the step that all go on from.
+        """Tell whether *step* is a new one: a process that takes over rank 0 reports the step from which all resume once more.
 
-        The one before may not have lived to do so. If it has, its word stays: the newcomer has the loss of another rank.
+        Its predecessor may have died before it reported that step. If it has reported it, that report stays: the new process has the loss
+        of another rank.
         """
-        if generation < self.generations.number:  # heard again by a flow that adopted the job
+        if generation < self.generations.number:  # received again by a controller that reattached
             return step > self._resumed.get(generation, 0)
         resumed = self.generations.state.resumed_step()
         return step > self._recorded and (resumed is None or step > min(resumed, self._newest))
@@ -198,29 +199,29 @@ class EventHandlers:
             self.generations.record_first_step()
 
     def on_worker_roles(self, _node: str, event: WorkerRoles) -> None:
-        """Remember the job's roles, for standbys and for the flows to come."""
+        """Record the job's roles, for hot spares and for the next controller."""
         if event.roles:
             self.generations.roles, self.generations.recordings = tuple(tuple(ranks) for ranks in event.roles), event.recordings
             self.generations.copies = tuple(tuple(ranks) for ranks in event.copies or ())
             self.generations.record_facts()
 
     def on_prepared(self, _node: str, event: WorkerPrepared | StandbyPrepared) -> None:
-        """Note who is ready for the planned generation."""
+        """Note which process is ready for the planned generation."""
         if self.generations.migration is not None:
             self.generations.migration.note_prepared(event.who, event.for_generation)
 
     def on_unprepared(self, _node: str, event: WorkerUnprepared | StandbyUnprepared) -> None:
-        """Note who cannot get ready for the planned generation, and why."""
+        """Note which process cannot get ready for the planned generation, and why."""
         if self.generations.migration is not None:
             self.generations.migration.note_refused(event.who, event.for_generation, event.why)
 
     def on_switched(self, _node: str, event: WorkerSwitched | StandbySwitched) -> None:
-        """Note who has gone on into the planned generation."""
+        """Note which process entered the planned generation."""
         if self.generations.migration is not None:
             self.generations.migration.note_switched(event.who, event.for_generation, event.seconds)
 
     def on_worker_departed(self, _node: str, event: WorkerDeparted) -> None:
-        """Note whose rank is with another process."""
+        """Note that another process has this rank now."""
         if self.generations.migration is not None:
             self.generations.migration.left.add(event.rank)
 
@@ -233,53 +234,53 @@ class EventHandlers:
         self.nodes.hot_spares.note_ready(event)
 
     def on_standby_exited(self, _node: str, event: StandbyExited) -> None:
-        """Have another one take its place."""
+        """Note that it is missing."""
         self.nodes.hot_spares.note_exited(event)
 
     def on_preemption_notice(self, node: str, event: PreemptionNoticed) -> None:
-        """Take in that a node is about to go: its ranks move away while there is time."""
+        """Have the ranks of a node that will be preempted move away while there is time."""
         seconds = event.seconds
-        if event.at + seconds < time.time():  # of long ago, heard by a flow that adopts the job: the node has outlived it
+        if event.at + seconds < time.time():  # an old notice that a controller receives as it reattaches: the node was not preempted
             return
         self.nodes.agents.leaving.add(node)
         if self.nodes.eligibility.notice(node, at=event.at, by=event.at + seconds, why=event.why):
-            self.log.record_event(f"{node} was told to go, and will be gone in {seconds:.0f} s")
+            self.log.record_event(f"{node} got a preemption notice: it will be taken away in {seconds:.0f} s")
             self.drains.poll(time.time())
-        self._see_departure(node)
+        self._check_terminated_with_node(node)
 
     def on_worker_exited(self, node: str, _event: WorkerExited) -> None:
-        """See whether the rank went with its node."""
-        self._see_departure(node)
+        """Check whether the rank was terminated together with its node."""
+        self._check_terminated_with_node(node)
 
-    def _see_departure(self, node: str) -> None:
-        """See whether a rank got the signal that told its node to go, as a batch system sends it to all there is: either is heard first."""
+    def _check_terminated_with_node(self, node: str) -> None:
+        """Check whether a rank got the signal that announces a preemption to all processes of a node: it may arrive before the notice."""
         if node in self.generations.state.terminated and self.nodes.eligibility.has_preemption_notice(node):
             self.drains.rank_terminated_with_node(node)
 
     def on_preemption_cancelled(self, node: str, _event: PreemptionCancelled) -> None:
-        """Take in that a notice was taken back."""
+        """Forget a preemption notice that was cancelled."""
         self.nodes.forget_notice(node)
-        self.log.record_event(f"{node} stays: the notice that it would go was taken back")
+        self.log.record_event(f"{node} stays: its preemption notice was cancelled")
 
     def on_notice_unknown(self, node: str, event: NoticeUnknown) -> None:
-        """Remark on it."""
-        self.log.record_event(f"whether {node} will be taken away cannot be seen: {event.why}")
+        """Report it."""
+        self.log.record_event(f"{node}: preemption notices cannot be read: {event.why}")
 
     def on_saved(self, _node: str, event: Saved) -> None:
-        """Record the checkpoint; how long it took sets how often the job saves."""
+        """Record the checkpoint; its duration sets the checkpoint interval."""
         if event.step <= self._saved:
             return
-        self._saved = self._whole[event.path] = event.step
+        self._saved = self._complete[event.path] = event.step
         facts, beside = event.model_dump(include={"at", "step", "path", "seconds", "size"}), event.beside or None
         self.log.recorder.add(models.Checkpoint(job_id=self.log.job.id, generation=self.generations.number, beside=beside, **facts))
         self.checkpoints.note_saved(event.seconds, beside)
 
     def on_storage_error(self, node: str, event: StorageErrorEvent) -> None:
-        """Record a checkpoint's trouble at once; training goes on through it, so the flow need not turn."""
-        if (event.kind, event.path) in self._troubles:
+        """Record a problem with a checkpoint; training goes on, so no transition follows."""
+        if (event.kind, event.path) in self._storage_errors:
             return
-        self._troubles[event.kind, event.path] = None
-        self._whole.pop(event.path, None)
+        self._storage_errors[event.kind, event.path] = None
+        self._complete.pop(event.path, None)
         facts = event.model_dump(include={"at", "step", "path"})
         self.log.recorder.add(
             models.Checkpoint(job_id=self.log.job.id, generation=self.generations.number, problem=event.kind, reason=event.why, **facts)
@@ -288,42 +289,42 @@ class EventHandlers:
         for fault in see([evidence], self.limits):
             keep_newest(self.generations.state.problems, fault)
             self.faults.record(fault, incident=None)
-            if fault.kind == BEHIND:
-                self._behind[node] = event.why
+            if fault.kind == STALE_REPLICA:
+                self._stale[node] = event.why
             else:
                 self.log.record_event(told(fault.entry.title, fault.quote, fault.entry.action))
 
     def poll(self, now: float) -> None:
-        """Tell in one remark on which nodes replicas are behind, a moment after the first: what slows all down slows them at once."""
-        if not self._behind:
+        """Report all nodes with stale replicas in one event, a moment after the first: one cause makes many of them stale at once."""
+        if not self._stale:
             return
-        self._behind_due = self._behind_due or now + GATHERED
-        if now >= self._behind_due:
-            why = next(iter(self._behind.values())).partition(": ")[0]  # what follows says no more than the title
-            entry, words = CATALOGUE[BEHIND], f"{some(sorted(self._behind))}: {why}"
-            self._behind, self._behind_due = {}, 0.0
-            self.log.record_event(told(entry.title, words, entry.action))
+        self._stale_due = self._stale_due or now + GATHERED
+        if now >= self._stale_due:
+            why = next(iter(self._stale.values())).partition(": ")[0]  # what follows repeats the title
+            entry, text = CATALOGUE[STALE_REPLICA], f"{some(sorted(self._stale))}: {why}"
+            self._stale, self._stale_due = {}, 0.0
+            self.log.record_event(told(entry.title, text, entry.action))
 
-    def on_memory_trouble(self, node: str, event: MemstoreUnavailable | MemstoreFull | ReplicaLost) -> None:
-        """Record a trouble with the state in memory that is new."""
+    def on_memstore_problem(self, node: str, event: MemstoreUnavailable | MemstoreFull | ReplicaLost) -> None:
+        """Record a new problem with the state in memory."""
         self.report_memory(*self.checkpoints.replicas.note_problem(node, event))
 
     def on_replica_restored(self, node: str, event: ReplicaRestored) -> None:
         """Record that replicas are kept again."""
         self.report_memory(None, self.checkpoints.replicas.note_restored(node, event))
 
-    def report_memory(self, evidence: MemstoreFailure | None, words: str) -> None:
-        """Record a trouble with the state in memory; training goes on through it."""
+    def report_memory(self, evidence: MemstoreFailure | None, text: str) -> None:
+        """Record a problem with the state in memory, through which training goes on, or that it is over."""
         for fault in see([evidence], self.limits) if evidence is not None else ():
             self.faults.record(fault, incident=None)
-            words = words and told(fault.entry.title, words, fault.entry.action)
-        if words:
-            self.log.record_event(words)
+            text = text and told(fault.entry.title, text, fault.entry.action)
+        if text:
+            self.log.record_event(text)
 
     def on_node_fault(self, node: str, event: NodeFaultSeen) -> None:
-        """Record what is wrong with a node at once. By itself it is no incident: nobody acts on a node while steps advance through it.
+        """Record a fault of a node. By itself it is no incident: no action is taken on a node while steps advance through it.
 
-        The exception is a GPU that does no more work while a rank computes on it: two signs, and the rank cannot come to its next step.
+        The exception is a GPU that cannot work any more while a rank computes on it: the rank cannot finish its next step.
         """
         fault = self.node_faults.take(node, event)
         if fault is None:
@@ -335,13 +336,13 @@ class EventHandlers:
         self.faults.add_node_fault(fault)
         machine = machine_of(node, self.cluster_kind)
         is_new = self.faults.levels.of(fault) is not RecommendedAction.RECORD and self._announced.is_new(fault, machine, time.monotonic())
-        if is_new and not (fault.kind in OF_USE and self._was_told_to_others(fault)):
+        if is_new and not (fault.kind in OF_USE and self._another_job_reported(fault)):
             where = machine or f"{some(sorted({node, *self.generations.members}))} (one machine)"
             self.log.record_event(f"{where}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
         self.stragglers.note(fault)
 
-    def _was_told_to_others(self, fault: Fault) -> bool:
-        """Tell whether another job has just met the same on this machine: who starts jobs on a busy one is told once, and not by each."""
+    def _another_job_reported(self, fault: Fault) -> bool:
+        """Tell whether another job has just reported the same of this machine: a person who starts many jobs reads it once."""
         if machine_of(fault.node or "", self.cluster_kind):
             return False
         try:
@@ -350,21 +351,21 @@ class EventHandlers:
             return False
 
     def on_node_counter_increases(self, node: str, event: NodeCounterIncreases) -> None:
-        """Keep what grew on a node with the incident that it belongs to; that may have been answered before the node could be looked at."""
+        """Add the counters that increased on a node to their incident, which may have been answered before the node was checked."""
         row = self.incidents.current.row if self.incidents.current is not None else self.incidents.last
         if row is not None and row.generation_before == event.over and event.counter_increases:
             row.facts = with_counter_increases(row.facts, node, event)
             self.log.recorder.amend(models.Incident, row.id, facts=row.facts)
 
     def on_node_unmonitored(self, node: str, event: NodeUnmonitored) -> None:
-        """Remark on it."""
-        self.log.record_event(f"{node} is not watched for faults any more: {event.why}")
+        """Report it."""
+        self.log.record_event(f"{node} is not monitored for faults any more: {event.why}")
 
     def on_node_gpu_events_lost(self, node: str, event: NodeGpuEventsLost) -> None:
-        """Remark on it."""
-        rest = "Until another one has listened for a while, the kernel's log and a look once a minute tell what GPUs do"
-        self.log.record_event(f"{node} is blind to errors as its GPUs' driver tells them: {event.why}. {rest}")
+        """Report it."""
+        rest = "Until they are back, the kernel log and a check once a minute find the GPUs' faults"
+        self.log.record_event(f"{node}: events of the GPU driver are not received: {event.why}. {rest}")
 
     def on_node_gpu_events_restored(self, node: str, _event: NodeGpuEventsRestored) -> None:
-        """Remark on it."""
-        self.log.record_event(f"{node} hears its GPUs' driver again")
+        """Report it."""
+        self.log.record_event(f"{node}: events of the GPU driver are received again")

@@ -1,7 +1,7 @@
 """The events that agents send, one row each: its name, who sends it, its fields, and what is done with it.
 
-An event first changes the state of its generation (`GenerationState`), then it is recorded, or given to the part of the job that it is
-for (`EventHandlers`). docs/protocol.md is made from this table.
+An event first changes the state of its generation (`GenerationState`), then it is recorded, or passed to the part of the controller that it
+concerns (`EventHandlers`). docs/protocol.md is made from this table.
 """
 
 from __future__ import annotations
@@ -108,10 +108,10 @@ KINDS: Final[tuple[AgentEventKind[Any], ...]] = (
     AgentEventKind("standby.regrouped", _S, events.StandbyRegrouped),
     AgentEventKind("standby.coverage", _S, events.StandbyCoverage),
     # Nodes.
-    AgentEventKind("memstore.unavailable", _A, events.MemstoreUnavailable, record=EventHandlers.on_memory_trouble, budgeted=True),
-    AgentEventKind("memstore.full", _MEM, events.MemstoreFull, record=EventHandlers.on_memory_trouble, budgeted=True),
+    AgentEventKind("memstore.unavailable", _A, events.MemstoreUnavailable, record=EventHandlers.on_memstore_problem, budgeted=True),
+    AgentEventKind("memstore.full", _MEM, events.MemstoreFull, record=EventHandlers.on_memstore_problem, budgeted=True),
     AgentEventKind("memstore.has-room", _MEM, events.MemstoreHasRoom),
-    AgentEventKind("replica.lost", _MEM, events.ReplicaLost, record=EventHandlers.on_memory_trouble, budgeted=True),
+    AgentEventKind("replica.lost", _MEM, events.ReplicaLost, record=EventHandlers.on_memstore_problem, budgeted=True),
     AgentEventKind("replica.restored", _MEM, events.ReplicaRestored, record=EventHandlers.on_replica_restored, budgeted=True),
     AgentEventKind("node.fault", _MON, events.NodeFaultSeen, record=EventHandlers.on_node_fault, budgeted=True),
     AgentEventKind(
