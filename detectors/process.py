@@ -109,7 +109,7 @@ EXIT_EARLY: Final = kind(
         level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.USER_CODE,
         action="restart once; a script that leaves its loop early is the user's to mend",
-        reference="docs/words.md",
+        reference="docs/reference/glossary.md",
         unhealthy=an_exit(code=0),
         healthy=FINISHED,
         weight=55,

@@ -11,7 +11,7 @@ from docs.generate import DOCS, EVALUATION_VARIABLES, PAGES, VARIABLES, WORKER_V
 from tests.test_arrows import TOPS
 
 ROOT = Path(__file__).parent.parent
-WRITTEN = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "deployments").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+WRITTEN = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "deployments").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 
 
 @pytest.mark.parametrize("page", PAGES)
