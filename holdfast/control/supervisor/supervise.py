@@ -297,8 +297,10 @@ def _found_beside(run: JobController) -> list[NodeFault]:
         for fault in run.incidents.current.case.against_nodes():
             if fault.node in run.generations.members:
                 against.setdefault(str(fault.node), []).append(fault)
-    counted = ([fault for fault in faults if not run.nodes.eligibility.is_excused(fault, run.levels)] for faults in against.values())
-    return [found for faults in counted if (found := isolating_fault(faults, run.levels)) is not None]
+    counted = (
+        [fault for fault in faults if not run.nodes.eligibility.is_excused(fault, run.recommended_actions)] for faults in against.values()
+    )
+    return [found for faults in counted if (found := isolating_fault(faults, run.recommended_actions)) is not None]
 
 
 def _doubt(run: JobController) -> None:
