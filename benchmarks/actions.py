@@ -141,7 +141,7 @@ class Actions:
 
     def asked(self) -> None:
         """Ask a person; once, for a node that one has kept is not asked about again."""
-        self.rule("restart-in-place", "wait-for-capacity", more="levels: {worker-sigkill: evict-now}\n")
+        self.rule("restart-in-place", "wait-for-capacity", more="recommended_actions: {worker-sigkill: evict}\n")
         self.answered("ask-a-person", lambda: self.job.chaos.kill(1), then=self.reply)
 
     def reply(self) -> None:

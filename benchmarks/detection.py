@@ -195,8 +195,8 @@ class Bench:
             took, rows = time.time() - begin, queries.faults(job.history, job.row.id)
             shares = [100.0 * (cpu_of(pids) - before[node]) / took for node, pids in watchers(job).items() if node in before]
             incidents = queries.incidents(job.history, job.row.id)
-        alarms = [row for row in rows if row.level != "record" and row.at >= begin] + list(incidents)
-        status = Counter(row.kind for row in rows if row.at < begin or row.level == "record")
+        alarms = [row for row in rows if row.recommended_action != "record" and row.at >= begin] + list(incidents)
+        status = Counter(row.kind for row in rows if row.at < begin or row.recommended_action == "record")
         self.tell("agent-cpu", shares, CPU, unit="percent of a core", nodes=len(shares))
         kinds = dict(Counter(row.kind for row in alarms))
         self.tell("false-alarms", [float(len(alarms))], 0.0, seconds=round(took), kinds=kinds, status=dict(status))

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from detectors.catalogue import AREAS, CATALOGUE, Area, Blame, RecommendedAction
 
 PLACE: Final = Path(__file__).with_name("associations.toml")
-_FIELDS: Final = frozenset({"kinds", "components", "areas", "levels", "blames", "groups", "but"})
+_FIELDS: Final = frozenset({"kinds", "components", "areas", "recommended_actions", "blames", "groups", "but"})
 
 
 class Scope(StrEnum):
@@ -49,7 +49,7 @@ class Traits:
     id: str
     component: str
     area: str
-    level: str
+    recommended_action: str
     blame: str
 
 
@@ -60,7 +60,7 @@ class Family:
     kinds: frozenset[str] = frozenset()
     components: frozenset[str] = frozenset()
     areas: frozenset[str] = frozenset()
-    levels: frozenset[str] = frozenset()
+    recommended_actions: frozenset[str] = frozenset()
     blames: frozenset[str] = frozenset()
     groups: tuple[Family, ...] = ()
     but: frozenset[str] = frozenset()
@@ -72,7 +72,12 @@ class Family:
         return one.id in self.kinds or self._fits(one) or any(group.takes(one) for group in self.groups)
 
     def _fits(self, one: Traits) -> bool:
-        asked = ((self.components, one.component), (self.areas, one.area), (self.levels, one.level), (self.blames, one.blame))
+        asked = (
+            (self.components, one.component),
+            (self.areas, one.area),
+            (self.recommended_actions, one.recommended_action),
+            (self.blames, one.blame),
+        )
         return any(wanted for wanted, _ in asked) and all(have in wanted for wanted, have in asked if wanted)
 
 
@@ -226,7 +231,12 @@ class _RowReader:
             )
         if not told.keys() - {"but"}:
             raise BadAssociation(f"{self._file}, {where}", "names no kind and no family", "give it one")
-        for name, known in (("components", AREAS), ("areas", list(Area)), ("levels", list(RecommendedAction)), ("blames", list(Blame))):
+        for name, known in (
+            ("components", AREAS),
+            ("areas", list(Area)),
+            ("recommended_actions", list(RecommendedAction)),
+            ("blames", list(Blame)),
+        ):
             if wrong := sorted(set(told.get(name, ())) - set(map(str, known))):
                 raise BadAssociation(f"{self._file}, {where}", f"has unknown {name} {', '.join(wrong)}", "take words of the catalogue")
         groups = tuple(self.group(name, where) for name in told.pop("groups", ()))
@@ -260,7 +270,7 @@ ASSOCIATIONS: Final = load()
 def traits_of(kind: str) -> Traits:
     """Return by what families take *kind*; KeyError for one that is not in the catalogue."""
     one = CATALOGUE[kind]
-    return Traits(id=kind, component=one.component, area=one.area, level=one.level, blame=one.blame)
+    return Traits(id=kind, component=one.component, area=one.area, recommended_action=one.recommended_action, blame=one.blame)
 
 
 @cache
@@ -299,7 +309,7 @@ def is_secondary(kind: str) -> bool:
     return belongs(kind, "echo") or belongs(kind, "blamed")
 
 
-def usual_weight(kind: str, component: str, level: str, blame: str) -> int:
+def usual_weight(kind: str, component: str, recommended_action: str, blame: str) -> int:
     """Return how near the root of an incident a kind of this family usually is; 50 where no family says so."""
-    one = Traits(id=kind, component=component, area=AREAS[component], level=level, blame=blame)
+    one = Traits(id=kind, component=component, area=AREAS[component], recommended_action=recommended_action, blame=blame)
     return next((weight for family, weight in ASSOCIATIONS.weights if family.takes(one)), 50)

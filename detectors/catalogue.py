@@ -14,12 +14,12 @@ class RecommendedAction(StrEnum):
     """How much a fault asks for, least to most."""
 
     RECORD = "record"
-    WATCH = "watch"
+    MONITOR = "monitor"
     RETRY_STEP = "retry-step"
-    RESTART_PROCESS = "restart-process"
-    RESET_DEVICE = "reset-device"
-    EVICT_WHEN_IDLE = "evict-when-idle"
-    EVICT_NOW = "evict-now"
+    RESTART = "restart"
+    RESET_GPU = "reset-gpu"
+    DRAIN = "drain"
+    EVICT = "evict"
     USER_ERROR = "user-error"
 
 
@@ -69,7 +69,7 @@ class FaultKind:
     title: str
     component: str
     source: str
-    level: RecommendedAction
+    recommended_action: RecommendedAction
     blame: Blame
     action: str
     reference: str
@@ -109,7 +109,7 @@ def kind(entry: FaultKind) -> FaultKind:
 
 def _as_logs_say(entry: FaultKind) -> str:
     line = entry.unhealthy.evidence.text if isinstance(entry.unhealthy.evidence, LogLine) else ""
-    return f"{entry.title} ({entry.level}: {entry.action}): {line}"
+    return f"{entry.title} ({entry.recommended_action}: {entry.action}): {line}"
 
 
 def _of_logs(entry: FaultKind) -> bool:
@@ -149,12 +149,12 @@ class Fault:
         return f"node {self.node}" if self.node else "job"
 
 
-ASKS_NOTHING: Final = frozenset({RecommendedAction.RECORD, RecommendedAction.WATCH})
+NO_ACTION_NEEDED: Final = frozenset({RecommendedAction.RECORD, RecommendedAction.MONITOR})
 """Levels of faults that need no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Levels:
+class RecommendedActions:
     """How much faults ask for: what the catalogue says, but for the kinds of which a policy says otherwise."""
 
     changed: Mapping[str, RecommendedAction] = field(default_factory=dict)
@@ -162,12 +162,12 @@ class Levels:
 
     def of(self, fault: Fault) -> RecommendedAction:
         """Return how much *fault* asks for."""
-        return self.changed.get(fault.kind, fault.entry.level)
+        return self.changed.get(fault.kind, fault.entry.recommended_action)
 
-    def acts(self, fault: Fault) -> bool:
+    def needs_action(self, fault: Fault) -> bool:
         """Tell whether *fault* asks for an answer."""
-        return self.of(fault) not in ASKS_NOTHING
+        return self.of(fault) not in NO_ACTION_NEEDED
 
 
-CATALOGUE_LEVELS: Final = Levels()
+CATALOGUE_ACTIONS: Final = RecommendedActions()
 """Those of the catalogue, unchanged."""

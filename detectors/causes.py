@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from detectors.associations import ASSOCIATIONS, Association, Scope, belongs, between
-from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels
+from detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedActions
 from detectors.locations import device_of
 
 MOST: Final = 16
@@ -57,7 +57,7 @@ class _Group:
 
     faults: list[Fault]
     device: str
-    levels: Levels = CATALOGUE_LEVELS
+    recommended_actions: RecommendedActions = CATALOGUE_ACTIONS
     first: Fault = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,17 +69,17 @@ class _Group:
         return self.first.entry.weight
 
     @property
-    def acts(self) -> bool:
+    def needs_action(self) -> bool:
         """Tell whether they ask for an answer: one that does not is a root only as far as it explains others."""
-        return self.levels.acts(self.first)
+        return self.recommended_actions.needs_action(self.first)
 
     def sources(self) -> int:
         return len({fault.source for fault in self.faults if fault.source}) or 1
 
 
-def candidates(faults: Sequence[Fault], levels: Levels = CATALOGUE_LEVELS) -> list[Candidate]:
+def candidates(faults: Sequence[Fault], recommended_actions: RecommendedActions = CATALOGUE_ACTIONS) -> list[Candidate]:
     """Return what may be the root of *faults* (at least one), the likeliest first."""
-    groups = _grouped(faults, levels)
+    groups = _grouped(faults, recommended_actions)
     runners = _runners(groups)
     links = [[_strength(cause, effect) for effect in groups] for cause in runners]
     places = {id(group): place for place, group in enumerate(groups)}
@@ -98,7 +98,7 @@ def candidates(faults: Sequence[Fault], levels: Levels = CATALOGUE_LEVELS) -> li
 
 def _runners(groups: list[_Group]) -> list[_Group]:
     """Return the groups that may be the root: the heaviest and first; of a multitude not those that could never outweigh the heaviest."""
-    ranked = sorted(groups, key=lambda one: (not one.acts, -one.weight, _order(one.first)))[:MOST]
+    ranked = sorted(groups, key=lambda one: (not one.needs_action, -one.weight, _order(one.first)))[:MOST]
     if len(groups) <= MULTITUDE:
         return ranked
     return [one for one in ranked if one.weight >= _LIGHT * ranked[0].weight]
@@ -109,11 +109,11 @@ def explained(cause: Fault, effect: Fault) -> float:
     return _strength(_Group([cause], device_of(cause)), _Group([effect], device_of(effect)))[0]
 
 
-def _grouped(faults: Iterable[Fault], levels: Levels) -> list[_Group]:
+def _grouped(faults: Iterable[Fault], recommended_actions: RecommendedActions) -> list[_Group]:
     found: dict[tuple[str, str | None, int | None, str], list[Fault]] = defaultdict(list)
     for fault in faults:
         found[fault.kind, fault.node, fault.rank, device_of(fault)].append(fault)
-    return [_Group(list(members), device, levels) for (_, _, _, device), members in found.items()]
+    return [_Group(list(members), device, recommended_actions) for (_, _, _, device), members in found.items()]
 
 
 def _order(fault: Fault) -> tuple[float, str, int, str]:
@@ -183,11 +183,11 @@ def _score(number: int, runners: list[_Group], groups: list[_Group], reach: list
     begin = min((groups[other].first.at for other in stops), default=me.first.at) - _LONG_BEFORE
     if me.first.at < begin and not any(reach[number][other] for other in stops):
         score *= _STALE
-    unmoved = [groups[other] for other in others if reach[number][other] == 0.0 and groups[other].acts]
+    unmoved = [groups[other] for other in others if reach[number][other] == 0.0 and groups[other].needs_action]
     if any(begin <= other.first.at < me.first.at - _slack(other.first, me.first) for other in unmoved):
         score *= _LATER
-    acting = [other for other in others if groups[other].acts]
-    if not me.acts and acting:
+    acting = [other for other in others if groups[other].needs_action]
+    if not me.needs_action and acting:
         score *= max(0.05, *(reach[number][other] for other in acting))
     return score
 

@@ -12,7 +12,7 @@ _KINDS: Final[tuple[Row, ...]] = (
     (
         "checkpoint-corrupt",
         "A checkpoint's bytes are not those that were written",
-        RecommendedAction.WATCH,
+        RecommendedAction.MONITOR,
         "take the one before; check the storage: a flipped bit is found by checksum only",
     ),
     (
@@ -24,43 +24,43 @@ _KINDS: Final[tuple[Row, ...]] = (
     (
         "checkpoint-disk-full",
         "A checkpoint could not be written: no space left",
-        RecommendedAction.WATCH,
+        RecommendedAction.MONITOR,
         "free space or lower `checkpoint.keep`; training goes on and the next save tries again",
     ),
     (
         "checkpoint-read-only",
         "A checkpoint could not be written: the place is read-only or forbidden",
-        RecommendedAction.WATCH,
+        RecommendedAction.MONITOR,
         "mend the mount or the permissions; training goes on and the next save tries again",
     ),
     (
         "checkpoint-write-failed",
         "A checkpoint could not be written",
-        RecommendedAction.WATCH,
+        RecommendedAction.MONITOR,
         "see the reason; training goes on and the next save tries again",
     ),
     (
         "checkpoint-late",
         "A checkpoint is left out: the one before is still being written",
-        RecommendedAction.WATCH,
+        RecommendedAction.MONITOR,
         "make checkpoints rarer (`checkpoint.every`), or the storage faster; training does not wait for it",
     ),
     (
         "replica-behind",
         "Snapshots are left out: replicas do not reach the other node as fast as snapshots are taken",
-        RecommendedAction.WATCH,
+        RecommendedAction.MONITOR,
         "give the node an idle core, or raise `checkpoint.memory.bandwidth` or `checkpoint.memory.every`; a lost node costs more steps",
     ),
     (
         "snapshot-no-memory",
         "A rank has no snapshots in memory: there is no room for them",
-        RecommendedAction.WATCH,
+        RecommendedAction.MONITOR,
         "raise `checkpoint.memory.limit` or free memory; training goes on, and it is tried again every 100 steps",
     ),
     (
         "snapshot-spoiled",
         "A snapshot in a node's memory was not as it was written, and was not used",
-        RecommendedAction.WATCH,
+        RecommendedAction.MONITOR,
         "the one before was used; look at the node's memory: a flipped bit is found by checksum only",
     ),
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from detectors.associations import ASSOCIATIONS, follows_step, script_rule, settle_rule
-from detectors.catalogue import CATALOGUE_LEVELS, Blame, Fault, FaultKind, Levels, RecommendedAction, kind
+from detectors.catalogue import CATALOGUE_ACTIONS, Blame, Fault, FaultKind, RecommendedAction, RecommendedActions, kind
 from detectors.causes import NEGLIGIBLE, Candidate, candidates, explained
 from detectors.checkpoint import see_trouble
 from detectors.copies import see_copies
@@ -67,7 +67,7 @@ USER_ERROR: Final = kind(
         title="The script fails the same way at the same step wherever it runs",
         component="user code",
         source="diagnosis",
-        level=RecommendedAction.USER_ERROR,
+        recommended_action=RecommendedAction.USER_ERROR,
         blame=Blame.USER_CODE,
         action="mend the script: the traceback of the first failing rank is in the incident; running the job again will not help",
         reference="docs/architecture.md",
@@ -175,15 +175,15 @@ def _look(item: Evidence | Reading, limits: HangLimits) -> Iterator[Fault]:
 
 
 def evidence_wait_seconds(
-    faults: Iterable[Fault], members: int, *, silence: float = SILENCE_SECONDS, levels: Levels = CATALOGUE_LEVELS
+    faults: Iterable[Fault], members: int, *, silence: float = SILENCE_SECONDS, recommended_actions: RecommendedActions = CATALOGUE_ACTIONS
 ) -> float:
     """Return how many seconds to wait for more evidence before the verdict, when *members* nodes hold ranks.
 
     Nothing for a root that speaks for itself; a moment for a failure that other nodes may share; when all that is known are echoes, as long
     as it takes to notice the node that caused them, *silence* seconds if it says nothing at all.
     """
-    acting = [fault for fault in faults if levels.acts(fault)]
-    rule = settle_rule(candidates(acting, levels)[0].fault.kind) if acting else None
+    acting = [fault for fault in faults if recommended_actions.needs_action(fault)]
+    rule = settle_rule(candidates(acting, recommended_actions)[0].fault.kind) if acting else None
     if rule is None:
         return 0.0
     if len({fault.node for fault in acting if fault.node}) >= members:
@@ -196,19 +196,19 @@ def diagnose(
     past: tuple[PastFailure, ...] = (),
     members: int = 2,
     places: Mapping[str, str] = _NO_NAME,
-    levels: Levels = CATALOGUE_LEVELS,
+    recommended_actions: RecommendedActions = CATALOGUE_ACTIONS,
 ) -> Diagnosis:
     """Return the verdict on *faults* (at least one), knowing the *past* failures of the job and how many nodes hold ranks.
 
-    *places* maps what faults call a peer (``rank 3``, a host, an address) to its node; *levels* say how much faults ask for.
+    *places* maps what faults call a peer (``rank 3``, a host, an address) to its node; *recommended_actions* say how much faults ask for.
     """
     told = [*faults, *inferred(faults, past, members, places)]
-    weighed = candidates(told, levels)
+    weighed = candidates(told, recommended_actions)
     root = weighed[0].fault
     why = _at_once(root, told, members) or _again(root, past, members)
     if why is None:
         others = tuple(fault for fault in told if fault is not root)
-        reason = f"{root.kind} of {root.subject}: {root.quote}" + _beside(weighed[0], levels)
+        reason = f"{root.kind} of {root.subject}: {root.quote}" + _beside(weighed[0], recommended_actions)
         return Diagnosis(
             root=root, secondary_failures=others, reason=reason, candidates=tuple(weighed), excused=_excused(weighed[0], told, members)
         )
@@ -244,14 +244,14 @@ def _excused(root: Candidate, faults: Sequence[Fault], members: int) -> tuple[Fa
     return tuple(fault for fault in faults if id(fault) in excused and fault is not root.fault)
 
 
-def unexplained_faults(root: Candidate, levels: Levels) -> list[Fault]:
+def unexplained_faults(root: Candidate, recommended_actions: RecommendedActions) -> list[Fault]:
     """Return the faults that *root* does not explain, without warnings from before it: training went on through those."""
-    return [fault for fault in root.unexplained if levels.acts(fault) or fault.at >= root.fault.at - _SAME_TIME]
+    return [fault for fault in root.unexplained if recommended_actions.needs_action(fault) or fault.at >= root.fault.at - _SAME_TIME]
 
 
-def _beside(root: Candidate, levels: Levels) -> str:
+def _beside(root: Candidate, recommended_actions: RecommendedActions) -> str:
     """Say what else was seen: causes of their own, how many symptoms follow, and how many other faults the root leaves unexplained."""
-    left = unexplained_faults(root, levels)
+    left = unexplained_faults(root, recommended_actions)
     own = [fault for fault in left if fault.entry.weight >= ASSOCIATIONS.own]
     rest = len(left) - len(own)
     follow = len(root.explains) + len(root.evidence) - 1

@@ -68,7 +68,7 @@ OFF_BUS: Final = kind(
     _entry(
         id="gpu-off-bus",
         title="A GPU no longer answers on its bus",
-        level=RecommendedAction.EVICT_NOW,
+        recommended_action=RecommendedAction.EVICT,
         action="replace the node; a reboot or a power cycle may bring the GPU back, and it has to prove itself before it is used",
         reference="https://docs.nvidia.com/deploy/xid-errors/",
         unhealthy=_seen(failed=15),
@@ -80,7 +80,7 @@ RESET_REQUIRED: Final = kind(
     _entry(
         id="gpu-reset-required",
         title="The driver asks for a reset of a GPU or its node",
-        level=RecommendedAction.RESET_DEVICE,
+        recommended_action=RecommendedAction.RESET_GPU,
         action="move the ranks off, reset the GPU (or reboot, as it asks) and test it before it is used",
         unhealthy=_seen(recovery_action=1),
         healthy=_seen(recovery_action=0),
@@ -91,7 +91,7 @@ UNUSABLE: Final = kind(
     _entry(
         id="gpu-unusable",
         title="NVML cannot be started or a GPU not be opened, for a reason of the node's own",
-        level=RecommendedAction.EVICT_NOW,
+        recommended_action=RecommendedAction.EVICT,
         action="replace the node and look at the kernel's log; a reboot often helps",
         unhealthy=Sample(evidence=_node(failed=999, gpus=Unknown("nvmlInit: Unknown Error"))),
         healthy=Sample(evidence=_node(gpus=Unknown("nvmlInit: NVML Shared Library Not Found"))),
@@ -102,7 +102,7 @@ DRIVER_MISSING: Final = kind(
     _entry(
         id="driver-not-loaded",
         title="A node has GPUs, and the NVIDIA driver is not loaded",
-        level=RecommendedAction.EVICT_NOW,
+        recommended_action=RecommendedAction.EVICT,
         blame=Blame.NODE,
         action="load the driver (`modprobe nvidia`) or reboot; see why it was not loaded",
         unhealthy=Sample(evidence=_node(failed=9, gpus=Unknown("nvmlInit: Driver Not Loaded"))),
@@ -114,7 +114,7 @@ DRIVER_MISMATCH: Final = kind(
     _entry(
         id="driver-mismatch",
         title="The NVIDIA library and the loaded kernel module are of different versions",
-        level=RecommendedAction.EVICT_NOW,
+        recommended_action=RecommendedAction.EVICT,
         blame=Blame.NODE,
         action="reboot, or unload and load the module: an update was installed beside a running driver",
         unhealthy=Sample(evidence=_node(failed=18, gpus=Unknown("nvmlInit: Driver/library version mismatch"))),
@@ -126,7 +126,7 @@ ECC: Final = kind(
     _entry(
         id="gpu-ecc-uncorrectable",
         title="A GPU's memory lost data that its error correction could not restore",
-        level=RecommendedAction.RESET_DEVICE,
+        recommended_action=RecommendedAction.RESET_GPU,
         action="restart the ranks on another GPU, reset this one, and replace it when it comes again",
         reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
         unhealthy=_seen(ecc=_ecc(volatile=1, aggregate=1)),
@@ -138,7 +138,7 @@ REMAP_PENDING: Final = kind(
     _entry(
         id="gpu-row-remap-pending",
         title="A GPU has broken memory that is replaced at its next reset",
-        level=RecommendedAction.EVICT_WHEN_IDLE,
+        recommended_action=RecommendedAction.DRAIN,
         action="reset the GPU at the next pause",
         reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
         unhealthy=_seen(rows=_rows(pending=True)),
@@ -149,7 +149,7 @@ REMAP_FAILED: Final = kind(
     _entry(
         id="gpu-row-remap-failed",
         title="A GPU has broken memory and nothing left to replace it",
-        level=RecommendedAction.EVICT_NOW,
+        recommended_action=RecommendedAction.EVICT,
         action="take the GPU out of service and have it replaced: this is a condition of its warranty",
         reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
         unhealthy=_seen(rows=_rows(failed=True)),
@@ -161,7 +161,7 @@ PAGES: Final = kind(
     _entry(
         id="gpu-pages-retired",
         title="A GPU has retired as many memory pages as it can, or waits for a reset to retire more",
-        level=RecommendedAction.EVICT_WHEN_IDLE,
+        recommended_action=RecommendedAction.DRAIN,
         action="reset the GPU if pages are pending; have it replaced if its list is full",
         reference="https://docs.nvidia.com/deploy/dynamic-page-retirement/",
         unhealthy=_seen(pages=_pages(63)),
@@ -172,7 +172,7 @@ THROTTLE: Final = kind(
     _entry(
         id="gpu-thermal-throttle",
         title="A GPU slows itself down for heat",
-        level=RecommendedAction.WATCH,
+        recommended_action=RecommendedAction.MONITOR,
         action="check cooling and the air around; its ranks hold all others up",
         unhealthy=_seen(clocks=_clocks(0x40)),
         healthy=_seen(clocks=_clocks(0x04)),
@@ -182,7 +182,7 @@ POWER_BRAKE: Final = kind(
     _entry(
         id="gpu-power-brake",
         title="A GPU is slowed down from outside for want of power",
-        level=RecommendedAction.WATCH,
+        recommended_action=RecommendedAction.MONITOR,
         blame=Blame.NODE,
         action="check power supplies and the rack's power",
         unhealthy=_seen(clocks=_clocks(0x88)),
@@ -193,7 +193,7 @@ SLOWDOWN: Final = kind(
     _entry(
         id="gpu-slowdown",
         title="A GPU's hardware holds its clocks down and does not say for what",
-        level=RecommendedAction.WATCH,
+        recommended_action=RecommendedAction.MONITOR,
         action="check cables, power and temperature; replace the node if it lasts",
         unhealthy=_seen(clocks=_clocks(0x08)),
         healthy=_seen(clocks=_clocks(0x10)),
@@ -203,7 +203,7 @@ POWER_CAPPED: Final = kind(
     _entry(
         id="gpu-power-capped",
         title="A GPU may draw less power than its board was made for",
-        level=RecommendedAction.WATCH,
+        recommended_action=RecommendedAction.MONITOR,
         blame=Blame.NODE,
         action="restore the limit (`nvidia-smi -pl`), unless somebody set it on purpose on all nodes",
         unhealthy=_seen(power=_power(450_000)),
@@ -214,7 +214,7 @@ NVLINK_DOWN: Final = kind(
     _entry(
         id="nvlink-down",
         title="An NVLink of a GPU in an NVSwitch fabric is down, or one that was up",
-        level=RecommendedAction.EVICT_NOW,
+        recommended_action=RecommendedAction.EVICT,
         action="replace the node; restart the fabric manager, reset all GPUs of the node",
         unhealthy=_seen(links=_links(second=False), fabric=Fabric(state=3, status=0)),
         healthy=_seen(links=_links(second=False), fabric=Fabric(state=0, status=0)),  # a card with fewer bridges than sockets for them
@@ -225,7 +225,7 @@ NVLINK_ERRORS: Final = kind(
     _entry(
         id="nvlink-errors",
         title="An NVLink had to send again or to recover",
-        level=RecommendedAction.WATCH,
+        recommended_action=RecommendedAction.MONITOR,
         action="watch; replace the node when it goes on",
         unhealthy=Sample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=4)))),
         healthy=Sample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=3)))),
@@ -235,7 +235,7 @@ PCIE: Final = kind(
     _entry(
         id="pcie-degraded",
         title="A GPU's PCIe link runs with fewer lanes or slower than GPU and host can",
-        level=RecommendedAction.WATCH,
+        recommended_action=RecommendedAction.MONITOR,
         action="reseat the card or its cable; replace the node when it stays",
         unhealthy=_seen(pcie=_pcie(width=8)),
         healthy=_seen(pcie=_pcie(width=16)),
@@ -245,7 +245,7 @@ REPLAYS: Final = kind(
     _entry(
         id="pcie-replays",
         title="A GPU's PCIe link sends packets again and again",
-        level=RecommendedAction.WATCH,
+        recommended_action=RecommendedAction.MONITOR,
         action="watch; reseat the card or its cable when it goes on",
         unhealthy=Sample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=120)))),
         healthy=Sample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=102)))),
@@ -255,7 +255,7 @@ FABRIC: Final = kind(
     _entry(
         id="fabric-not-ready",
         title="A GPU has not joined the NVSwitch fabric of its node",
-        level=RecommendedAction.EVICT_NOW,
+        recommended_action=RecommendedAction.EVICT,
         blame=Blame.NODE,
         action="start the fabric manager; reset the GPUs or reboot when that does not help",
         reference="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
@@ -268,7 +268,7 @@ STRANGER: Final = kind(
     _entry(
         id="gpu-stranger",
         title="A process that belongs to no job computes on a GPU of a job",
-        level=RecommendedAction.WATCH,
+        recommended_action=RecommendedAction.MONITOR,
         blame=Blame.PROCESS,
         action="find its owner and end it: it takes memory and time from the job",
         unhealthy=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30))),

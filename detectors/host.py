@@ -73,7 +73,9 @@ def _service(*, needed: bool) -> Sample:
     return Sample(evidence=NodeReading(node="n0", at=0.0, services=ServiceReading(services=(service,))))
 
 
-_entry = partial(FaultKind, component="host", source="/proc and /sys", blame=Blame.NODE, level=RecommendedAction.WATCH, weight=56)
+_entry = partial(
+    FaultKind, component="host", source="/proc and /sys", blame=Blame.NODE, recommended_action=RecommendedAction.MONITOR, weight=56
+)
 _PROC: Final = "https://docs.kernel.org/filesystems/proc.html"
 _EDAC: Final = "https://docs.kernel.org/driver-api/edac.html"
 
@@ -112,7 +114,7 @@ MEMORY_LOST: Final = kind(
     _entry(
         id="memory-ecc-uncorrectable",
         title="A node's memory lost data that its error correction could not restore",
-        level=RecommendedAction.EVICT_NOW,
+        recommended_action=RecommendedAction.EVICT,
         action="replace the node, and the memory module that the log names",
         reference=_EDAC,
         unhealthy=_now(memory_errors_uncorrected=1),
@@ -186,7 +188,7 @@ CLOCK_ALONE: Final = kind(
         id="clock-unsynchronized",
         title="Nobody keeps a node's clock",
         source="adjtimex",
-        level=RecommendedAction.RECORD,
+        recommended_action=RecommendedAction.RECORD,
         action="run a time service (chronyd); on a virtual machine its host may keep it unseen",
         reference="https://man7.org/linux/man-pages/man2/adjtimex.2.html",
         unhealthy=_clock(synchronized=False, offset=0.0),
@@ -207,7 +209,7 @@ ZOMBIE: Final = kind(
     _entry(
         id="process-zombie",
         title="A process has ended and its parent did not take note from one look to the next",
-        level=RecommendedAction.RECORD,
+        recommended_action=RecommendedAction.RECORD,
         blame=Blame.PROCESS,
         action="end its parent; where that is process 1, what runs there reaps nobody: start the container with an init (`--init`)",
         reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",

@@ -132,7 +132,7 @@ def _enter(row: _Row) -> str:
             title=title,
             component=component,
             source="any log, by its words",
-            level=RecommendedAction.WATCH,
+            recommended_action=RecommendedAction.MONITOR,
             blame=blame,
             action="read the lines around it; when it comes often, write a signature for it (`holdfast faults unknown --draft`)",
             reference="docs/architecture.md",

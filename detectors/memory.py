@@ -18,13 +18,13 @@ _KINDS: Final[tuple[Row, ...]] = (
     (
         "memory-limit",
         "A node has no memory left for the replicas of another one",
-        RecommendedAction.WATCH,
+        RecommendedAction.MONITOR,
         "raise `checkpoint.memory.limit`, spread the ranks over more nodes, or set `checkpoint.memory.replicas: 0`",
     ),
     (
         "replica-lost",
         "A node's snapshots have no replica on another node",
-        RecommendedAction.WATCH,
+        RecommendedAction.MONITOR,
         "see the reason; replicas are sent again as soon as the other node can be reached",
     ),
 )

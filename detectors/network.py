@@ -41,7 +41,9 @@ def _hour_later(**facts: Any) -> Sample:  # noqa: ANN401 (of a port, or of an in
     return Sample(evidence=CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
 
 
-_entry = partial(FaultKind, component="network", source="sysfs", blame=Blame.NETWORK, level=RecommendedAction.WATCH, weight=58)
+_entry = partial(
+    FaultKind, component="network", source="sysfs", blame=Blame.NETWORK, recommended_action=RecommendedAction.MONITOR, weight=58
+)
 _COUNTERS: Final = "https://docs.kernel.org/admin-guide/abi-stable-files.html#abi-file-stable-sysfs-class-infiniband"
 _STATISTICS: Final = "https://docs.kernel.org/networking/statistics.html"
 

@@ -17,14 +17,14 @@ _WELL: Final = Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, code=0, fin
 def enter(rows: Iterable[Row], *, component: str, source: str, reports: Callable[[str], Evidence]) -> frozenset[str]:
     """Enter *rows* into the catalogue, each with what *reports* it; return the kinds."""
     known = set()
-    for name, title, level, action in rows:
+    for name, title, recommended_action, action in rows:
         kind(
             FaultKind(
                 id=name,
                 title=title,
                 component=component,
                 source=source,
-                level=level,
+                recommended_action=recommended_action,
                 blame=Blame.STORAGE,
                 action=action,
                 reference="docs/architecture.md",

@@ -40,7 +40,9 @@ def _minute_later(writes: int, write_ms: int) -> Sample:
     return Sample(evidence=CounterGrowth(before=_look(), now=_look(60.0, disk)))
 
 
-_entry = partial(FaultKind, component="storage", source="mounts and disks", blame=Blame.STORAGE, level=RecommendedAction.WATCH, weight=57)
+_entry = partial(
+    FaultKind, component="storage", source="mounts and disks", blame=Blame.STORAGE, recommended_action=RecommendedAction.MONITOR, weight=57
+)
 
 FULL: Final = kind(
     _entry(
@@ -56,7 +58,7 @@ READ_ONLY: Final = kind(
     _entry(
         id="filesystem-read-only",
         title="A file system that was to be written to takes no writes",
-        level=RecommendedAction.EVICT_WHEN_IDLE,
+        recommended_action=RecommendedAction.DRAIN,
         action="see the kernel's log for the damage that it met; check the file system, then mount it anew",
         reference="https://man7.org/linux/man-pages/man5/ext4.5.html",
         unhealthy=Sample(evidence=_look(own_options=("ro", "errors=remount-ro"))),

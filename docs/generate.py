@@ -158,7 +158,7 @@ def faults_page() -> str:
         HEAD,
         "# The fault catalogue\n",
         "Every kind of fault that Holdfast can name.",
-        "The level is how much a fault asks for, the blame what it speaks against.",
+        "The recommended action is what a fault asks for, the blame what it is attributed to.",
         "`holdfast faults show KIND` adds an unhealthy and a healthy sample; `holdfast classify LOG` finds the kinds seen in logs.\n",
         table(("Area", "Kinds"), *((area, str(number)) for area, number in by_area().items())),
     ]
@@ -166,7 +166,7 @@ def faults_page() -> str:
         rows = [
             (
                 f"[`{one.id}`]({one.reference.removeprefix('docs/')})",
-                one.title, one.source, f"`{one.level}`", f"`{one.blame}`", one.action,
+                one.title, one.source, f"`{one.recommended_action}`", f"`{one.blame}`", one.action,
                 ", ".join(f"`{other}`" for other in one.confused_with),
             )
             for one in kinds

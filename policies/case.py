@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from detectors.catalogue import CATALOGUE_LEVELS, Blame, Fault, Levels, RecommendedAction
+from detectors.catalogue import CATALOGUE_ACTIONS, Blame, Fault, RecommendedAction, RecommendedActions
 from detectors.diagnosis import Diagnosis
 from detectors.node import NODE_LEAVING
 
@@ -139,7 +139,7 @@ class Case:
     """Take-overs that were begun in this incident."""
     seated: frozenset[int] = frozenset()
     """Ranks in processes that the last of them brought, and that have come to no step yet."""
-    levels: Levels = CATALOGUE_LEVELS
+    recommended_actions: RecommendedActions = CATALOGUE_ACTIONS
     """How much faults ask for: the one place where a rule learns it."""
     earlier: tuple[PastFault, ...] = ()
     """Faults of the past of the kinds seen now, oldest first; none of those that this incident is about."""
@@ -195,9 +195,9 @@ class Case:
         that should be evicted once they are idle (they are, if that fault is the root), and those that had the same fault too often.
         """
         against, root = self.against_nodes(), self.diagnosis.root
-        evicted = {fault.node for fault in against if self.levels.of(fault) is RecommendedAction.EVICT_NOW}
+        evicted = {fault.node for fault in against if self.recommended_actions.of(fault) is RecommendedAction.EVICT}
         surely = self.lost | {node for node in evicted | {fault.node for fault in self._needs_reset()} if node}
-        idle = {fault.node for fault in against if self.levels.of(fault) is RecommendedAction.EVICT_WHEN_IDLE and fault is root}
+        idle = {fault.node for fault in against if self.recommended_actions.of(fault) is RecommendedAction.DRAIN and fault is root}
         reset = {fault.node for fault in against if self._is_reset(fault)}
         while_spares = surely | self.worn | {node for node in reset | idle if node}
         return while_spares if len(while_spares & set(self.members)) <= len(self.spares) else surely
@@ -207,7 +207,7 @@ class Case:
         return [one for one in self.against_nodes() if self._is_reset(one) and (one is self.diagnosis.root or one.rank is not None)]
 
     def _is_reset(self, fault: Fault) -> bool:
-        return self.levels.of(fault) is RecommendedAction.RESET_DEVICE and fault.entry.blame in _HARDWARE
+        return self.recommended_actions.of(fault) is RecommendedAction.RESET_GPU and fault.entry.blame in _HARDWARE
 
     @property
     def unfit(self) -> tuple[str, ...]:

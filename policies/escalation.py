@@ -42,7 +42,7 @@ class StopForUserError:
 
     def __call__(self, case: Case) -> Decision | Pass:
         """Answer a user's error."""
-        if case.levels.of(case.diagnosis.root) is not RecommendedAction.USER_ERROR:
+        if case.recommended_actions.of(case.diagnosis.root) is not RecommendedAction.USER_ERROR:
             return Pass("no user error")
         return Decision(action=RecoveryAction.GIVE_UP, reason=case.reason)
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, Levels, RecommendedAction
+from detectors.catalogue import Blame, Fault, RecommendedAction, RecommendedActions
 from detectors.node import AGENT_LOST, NODE_APART, NODE_LEAVING, NODE_LOST
 from detectors.process import START_FAILED
 from policies.case import Case
@@ -16,7 +16,7 @@ ENDED: Final = frozenset({NODE_LOST.id, AGENT_LOST.id, START_FAILED.id, NODE_LEA
 """Kinds that say that something ended, and not why: power, maintenance, a command that is not there. They are held against no node."""
 UNSURE: Final = frozenset({NODE_APART.id})
 """Kinds of which another node may be the reason just as well: they leave a doubt."""
-OUT: Final = frozenset({RecommendedAction.RESET_DEVICE, RecommendedAction.EVICT_WHEN_IDLE, RecommendedAction.EVICT_NOW})
+OUT: Final = frozenset({RecommendedAction.RESET_GPU, RecommendedAction.DRAIN, RecommendedAction.EVICT})
 _HARDWARE: Final = frozenset({Blame.GPU, Blame.NODE})
 
 
@@ -44,7 +44,7 @@ def find_node_faults(case: Case, gone: Collection[str]) -> list[NodeFault]:
     root = case.diagnosis.root
     for node in gone:
         own = [fault for fault in case.against_nodes() if fault.node == node]
-        severe = isolating_fault(own, case.levels)
+        severe = isolating_fault(own, case.recommended_actions)
         if severe is not None:
             found.append(severe)
         elif own and node in case.worn:
@@ -55,16 +55,16 @@ def find_node_faults(case: Case, gone: Collection[str]) -> list[NodeFault]:
     return found
 
 
-def isolating_fault(faults: Iterable[Fault], levels: Levels) -> NodeFault | None:
+def isolating_fault(faults: Iterable[Fault], recommended_actions: RecommendedActions) -> NodeFault | None:
     """Return what takes the node of these *faults* out of service, if anything does."""
-    severe = [fault for fault in faults if _is_grave(fault, levels.of(fault))]
+    severe = [fault for fault in faults if _is_grave(fault, recommended_actions.of(fault))]
     return _offence(str(severe[0].node), severe, severe=True) if severe else None
 
 
-def _is_grave(fault: Fault, level: RecommendedAction) -> bool:
-    if fault.node is None or fault.kind in ENDED | UNSURE or level not in OUT:
+def _is_grave(fault: Fault, recommended_action: RecommendedAction) -> bool:
+    if fault.node is None or fault.kind in ENDED | UNSURE or recommended_action not in OUT:
         return False
-    return level is not RecommendedAction.RESET_DEVICE or fault.entry.blame in _HARDWARE
+    return recommended_action is not RecommendedAction.RESET_GPU or fault.entry.blame in _HARDWARE
 
 
 def _offence(node: str, faults: list[Fault], *, severe: bool, words: tuple[str, ...] = ()) -> NodeFault:

@@ -38,7 +38,7 @@ class NodeHealthState(StrEnum):
     """It could not be looked at, for reasons that are not its own."""
 
 
-UNHEALTHY: Final = frozenset({RecommendedAction.RESET_DEVICE, RecommendedAction.EVICT_WHEN_IDLE, RecommendedAction.EVICT_NOW})
+UNHEALTHY: Final = frozenset({RecommendedAction.RESET_GPU, RecommendedAction.DRAIN, RecommendedAction.EVICT})
 HARMLESS: Final = frozenset({RecommendedAction.RECORD, RecommendedAction.USER_ERROR})
 OF_USE: Final = frozenset({"host-overloaded"})
 """Kinds that say how busy a node is now, and not that anything is wrong with it: they are shown, and make no node degraded."""
@@ -60,9 +60,9 @@ class HealthFinding:
     """Looks in a row that did not show it."""
 
     @property
-    def level(self) -> RecommendedAction:
+    def recommended_action(self) -> RecommendedAction:
         """Return how much it asks for. A kind that this version does not know is to be watched."""
-        return CATALOGUE[self.kind].level if self.kind in CATALOGUE else RecommendedAction.WATCH
+        return CATALOGUE[self.kind].recommended_action if self.kind in CATALOGUE else RecommendedAction.MONITOR
 
     @property
     def words(self) -> str:
@@ -106,7 +106,7 @@ class HealthAssessment:
 
 def worst_first(findings: Iterable[HealthFinding]) -> list[HealthFinding]:
     """Return *findings* by how much they ask for, the most first."""
-    return sorted(findings, key=lambda one: -LEVELS.index(one.level))
+    return sorted(findings, key=lambda one: -LEVELS.index(one.recommended_action))
 
 
 LEVELS: Final = list(RecommendedAction)
@@ -209,14 +209,14 @@ def _findings(look: NodeProbe, faults: list[Fault], before: tuple[HealthFinding,
 
 
 def _is_over(one: HealthFinding, now: float) -> bool:
-    return one.clean >= CLEAN and (one.level not in UNHEALTHY or now - one.seen >= HELD)
+    return one.clean >= CLEAN and (one.recommended_action not in UNHEALTHY or now - one.seen >= HELD)
 
 
 def _standing(findings: tuple[HealthFinding, ...]) -> NodeHealthState:
-    levels = {one.level for one in findings if one.kind not in OF_USE}
-    if levels & UNHEALTHY:
+    recommended_actions = {one.recommended_action for one in findings if one.kind not in OF_USE}
+    if recommended_actions & UNHEALTHY:
         return NodeHealthState.UNHEALTHY
-    return NodeHealthState.DEGRADED if levels - HARMLESS else NodeHealthState.OK
+    return NodeHealthState.DEGRADED if recommended_actions - HARMLESS else NodeHealthState.OK
 
 
 def _lost(now: NodeReading, earlier: NodeReading | None, before: tuple[str, ...]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from detectors.catalogue import Levels, RecommendedAction
+from detectors.catalogue import RecommendedAction, RecommendedActions
 from policies.bad_loss import GoBack
 from policies.case import Case, RecoveryAction, RecoveryBudget
 from policies.escalation import NOTING, ORDERS, Answer, Noting, Rules, decide, rules_of
@@ -56,7 +56,7 @@ class Policy:
     order: tuple[RecoveryAction, ...] = ORDERS[BASE]
     noting: Noting = NOTING[BASE]
     bad_loss: GoBack = field(default_factory=GoBack)
-    levels: Mapping[str, RecommendedAction] = field(default_factory=lambda: MappingProxyType({}))
+    recommended_actions: Mapping[str, RecommendedAction] = field(default_factory=lambda: MappingProxyType({}))
     """Fault kind to the level that goes before the catalogue's."""
     budget: RecoveryBudget = field(default_factory=RecoveryBudget)
     deadlines: PolicyTimeouts = field(default_factory=PolicyTimeouts)
@@ -69,13 +69,13 @@ class Policy:
         return rules_of(self.order, self.noting, self.bad_loss)
 
     @property
-    def asks(self) -> Levels:
+    def asks(self) -> RecommendedActions:
         """Return how much faults ask for under this policy."""
-        return Levels(changed=self.levels)
+        return RecommendedActions(changed=self.recommended_actions)
 
     def applied_to(self, case: Case) -> Case:
         """Return *case* as this policy sees it: with its levels and its budget."""
-        return replace(case, levels=self.asks, budget=self.budget)
+        return replace(case, recommended_actions=self.asks, budget=self.budget)
 
     def decide(self, case: Case) -> Answer:
         """Return what this policy answers to *case*, whatever levels and budget the case came with."""

@@ -34,7 +34,9 @@ class ExcuseWhenCorrelated:
         """Note the kinds that came on many nodes; a node that is lost stays lost."""
         if not self.nodes and not self.share:
             return Pass(OFF)
-        seen = [fault for fault in (case.diagnosis.root, *case.diagnosis.secondary_failures) if case.levels.acts(fault)]
+        seen = [
+            fault for fault in (case.diagnosis.root, *case.diagnosis.secondary_failures) if case.recommended_actions.needs_action(fault)
+        ]
         kinds = dict.fromkeys(fault.kind for fault in seen if not is_secondary(fault.kind) and not belongs(fault.kind, "node-gone"))
         found = {kind: nodes for kind in kinds if len(nodes := self._nodes(kind, case)) >= self._least(len(case.members))}
         if not found:
@@ -101,7 +103,11 @@ class LeaveWhenFlapping:
             return Pass(OFF)
         most, why = 0, "nothing speaks against the parts of a node"
         for fault in case.against_nodes():
-            if _not_its_own(case, fault) or fault.entry.blame not in PARTS or case.levels.of(fault) is RecommendedAction.RECORD:
+            if (
+                _not_its_own(case, fault)
+                or fault.entry.blame not in PARTS
+                or case.recommended_actions.of(fault) is RecommendedAction.RECORD
+            ):
                 continue
             comings = self._comings([one.at for one in _alike(case, fault) if 0 <= case.now - one.at < self.window], fault.at)
             said = f"{fault.kind} came {comings} time(s) within {self.window:.0f} s on {_place(fault)}"
@@ -128,7 +134,7 @@ def _not_its_own(case: Case, fault: Fault) -> str:
         return "it came on many nodes"
     if is_secondary(fault.kind):
         return "an error that only tells of a lost peer blames nobody"
-    return "the script is at fault" if case.levels.of(fault) is RecommendedAction.USER_ERROR else ""
+    return "the script is at fault" if case.recommended_actions.of(fault) is RecommendedAction.USER_ERROR else ""
 
 
 def _alike(case: Case, fault: Fault) -> list[PastFault]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from detectors.associations import belongs, follows_step, is_secondary
-from detectors.catalogue import ASKS_NOTHING, Fault, RecommendedAction
+from detectors.catalogue import NO_ACTION_NEEDED, Fault, RecommendedAction
 from detectors.causes import explained
 from detectors.correlation import BLAMED
 from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
@@ -27,8 +27,10 @@ def unfit_nodes(case: Case) -> frozenset[str]:
 
 def unhealthy_ranks(case: Case) -> frozenset[int]:
     """Return the ranks whose processes are lost, or are to be: what ended, stood still, raised, or ran on a node that went away."""
-    spared = ASKS_NOTHING if RecoveryAction.RETRY_STEP in case.tried else ASKS_NOTHING | {RecommendedAction.RETRY_STEP}
-    faults = [fault for fault in (case.diagnosis.root, *case.diagnosis.secondary_failures) if case.levels.of(fault) not in spared]
+    spared = NO_ACTION_NEEDED if RecoveryAction.RETRY_STEP in case.tried else NO_ACTION_NEEDED | {RecommendedAction.RETRY_STEP}
+    faults = [
+        fault for fault in (case.diagnosis.root, *case.diagnosis.secondary_failures) if case.recommended_actions.of(fault) not in spared
+    ]
     hearsay = {GROUP_BROKEN.id, TAKE_OVER_FAILED.id} | ({BLAMED.id} - {case.diagnosis.root.kind})
     named = {fault.rank for fault in faults if fault.rank is not None and fault.kind not in hearsay and not _follows(fault, case)}
     gone = unfit_nodes(case) | {fault.node for fault in faults if fault.kind == AGENT_LOST.id}
@@ -44,7 +46,7 @@ def failed_by_itself(case: Case) -> frozenset[int]:
     seen = (
         fault
         for fault in (case.diagnosis.root, *case.diagnosis.secondary_failures)
-        if fault.rank in case.seated and case.levels.acts(fault)
+        if fault.rank in case.seated and case.recommended_actions.needs_action(fault)
     )
     return frozenset(fault.rank for fault in seen if fault.rank is not None and not _from_outside(fault.kind))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.catalogue import ASKS_NOTHING, RecommendedAction
+from detectors.catalogue import NO_ACTION_NEEDED, RecommendedAction
 from policies.case import Case, Decision, Pass, RecoveryAction
 from policies.replace_ranks import first_true, unhealthy_ranks
 
@@ -28,16 +28,20 @@ class RetryStep:
 
     def _asked_for(self, case: Case) -> RecommendedAction:
         """Return how much is asked for: by the root, or where that only explains what happened, by what it explains."""
-        root = case.levels.of(case.diagnosis.root)
-        asked = [case.levels.of(fault) for fault in case.diagnosis.secondary_failures if case.levels.acts(fault)]
-        return max(asked, key=LEVELS.index, default=root) if root in ASKS_NOTHING else root
+        root = case.recommended_actions.of(case.diagnosis.root)
+        asked = [
+            case.recommended_actions.of(fault)
+            for fault in case.diagnosis.secondary_failures
+            if case.recommended_actions.needs_action(fault)
+        ]
+        return max(asked, key=LEVELS.index, default=root) if root in NO_ACTION_NEEDED else root
 
     def _why_not(self, case: Case) -> str:
         unhealthy = unhealthy_ranks(case)
-        level = self._asked_for(case)
+        recommended_action = self._asked_for(case)
         reasons = {
             case.blocked_reason: bool(case.blocked_reason),
-            f"the fault asks for {level}": level is not RecommendedAction.RETRY_STEP,
+            f"the fault asks for {recommended_action}": recommended_action is not RecommendedAction.RETRY_STEP,
             "tried already in this incident": RecoveryAction.RETRY_STEP in case.tried,
             f"{', '.join(case.unfit)} cannot hold ranks": bool(case.unfit),
             f"rank(s) {', '.join(map(str, sorted(unhealthy)))} must be replaced": bool(unhealthy),

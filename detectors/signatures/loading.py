@@ -29,10 +29,12 @@ REACHES: Final = 256
 _GAP: Final = re.compile(r"(?P<kept>\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\.(?P<times>[*+])", re.DOTALL)
 """An escape or a set of characters, to be left alone; or a dot that is repeated without an end."""
 
-_SHARED: Final = frozenset({"component", "source", "reference", "level", "blame", "action", "healthy", "confused_with", "weight"})
+_SHARED: Final = frozenset(
+    {"component", "source", "reference", "recommended_action", "blame", "action", "healthy", "confused_with", "weight"}
+)
 _OF_FILE: Final = _SHARED | {"family", "quiet", "other", "clears"}
 _OF_KIND: Final = _SHARED | {"title", "match", "keys", "least", "unhealthy"}
-_NEEDED: Final = ("component", "source", "reference", "level", "blame", "action", "healthy", "title", "unhealthy")
+_NEEDED: Final = ("component", "source", "reference", "recommended_action", "blame", "action", "healthy", "title", "unhealthy")
 
 
 class BadSignature(ValueError):
@@ -130,7 +132,7 @@ def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place
     if all_of_it["component"] not in AREAS:
         raise BadSignature(place, f"is of an unknown component {all_of_it['component']!r}", "take one of `detectors.catalogue.COMPONENTS`")
     try:
-        level, blame = RecommendedAction(all_of_it["level"]), Blame(all_of_it["blame"])
+        recommended_action, blame = RecommendedAction(all_of_it["recommended_action"]), Blame(all_of_it["blame"])
     except ValueError as error:
         raise BadSignature(place, str(error), "take a word of `detectors.catalogue`") from error
     return FaultKind(
@@ -138,13 +140,13 @@ def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place
         title=all_of_it["title"],
         component=all_of_it["component"],
         source=all_of_it["source"],
-        level=level,
+        recommended_action=recommended_action,
         blame=blame,
         action=all_of_it["action"],
         reference=all_of_it["reference"],
         unhealthy=Sample(evidence=LogLine(text=all_of_it["unhealthy"])),
         healthy=Sample(evidence=LogLine(text=all_of_it["healthy"])),
-        weight=all_of_it.get("weight", usual_weight(name, all_of_it["component"], level, blame)),
+        weight=all_of_it.get("weight", usual_weight(name, all_of_it["component"], recommended_action, blame)),
         confused_with=tuple(all_of_it.get("confused_with", ())),
     )
 

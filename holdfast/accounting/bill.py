@@ -28,7 +28,7 @@ ENOUGH: Final = 2
 """Below so many a mean would be one case."""
 OFTEN: Final = 3
 """Incidents a node is blamed for from which on it is worth a test: as many restarts in place as a policy allows it by default."""
-ASKS_TO_LEAVE: Final = frozenset({RecommendedAction.RESET_DEVICE, RecommendedAction.EVICT_WHEN_IDLE, RecommendedAction.EVICT_NOW})
+ASKS_TO_LEAVE: Final = frozenset({RecommendedAction.RESET_GPU, RecommendedAction.DRAIN, RecommendedAction.EVICT})
 HARDWARE: Final = frozenset({Blame.GPU, Blame.NODE})
 NO_INCIDENT: Final = "no incident"
 """Cause of steps that were thrown away though no fault was seen."""
@@ -90,7 +90,7 @@ class Root:
     """The root fault of an incident, as far as the bill needs it."""
 
     node: str | None
-    level: str
+    recommended_action: str
     blame: str
 
 
@@ -210,7 +210,7 @@ def _add(adding: _Adding, reader: TimelineReader, job: KnownJob) -> None:
         adding.without[kinds.get(incident, NO_INCIDENT)] += devices
     for one in within:
         adding.incidents[one.kind] += 1
-        users = one.id in roots and roots[one.id].level == USER_ERROR
+        users = one.id in roots and roots[one.id].recommended_action == USER_ERROR
         adding.user_errors += users
         if not users and one.outcome not in NO_FAULT:
             adding.failures += 1
@@ -226,7 +226,7 @@ def _add_losses(adding: _Adding, ledger: Ledger, troubles: Iterable[IncidentSpan
         lost[account.incident] += amount.devices
     for incident, kind in kinds.items():
         root = roots.get(incident)
-        if root is not None and root.node and root.level != USER_ERROR and lost[incident]:
+        if root is not None and root.node and root.recommended_action != USER_ERROR and lost[incident]:
             adding.roots[root.node].append((kind, root, lost[incident]))
 
 
@@ -262,7 +262,7 @@ def _lemons(adding: _Adding) -> list[BadNode]:
                 blamed=len(blamed),
                 hours=sum(devices for *_, devices in roots) / HOUR,
                 worst=_dearest(roots),
-                to_quarantine=len(held) >= OFTEN or any(root.level in ASKS_TO_LEAVE for root in held),
+                to_quarantine=len(held) >= OFTEN or any(root.recommended_action in ASKS_TO_LEAVE for root in held),
             )
         )
     return sorted(found, key=lambda one: (-one.hours, -one.faults, one.node))
@@ -278,10 +278,12 @@ def _dearest(roots: Iterable[tuple[str, Root, int]]) -> str:
 
 def _roots(session: Session, job: str) -> dict[str, Root]:
     """Return the root fault of each of the job's incidents."""
-    columns = (col(FaultRecord.incident_id), col(FaultRecord.node), col(FaultRecord.level), col(FaultRecord.blame))
+    columns = (col(FaultRecord.incident_id), col(FaultRecord.node), col(FaultRecord.recommended_action), col(FaultRecord.blame))
     wanted = sqlalchemy.select(*columns).where(col(FaultRecord.job_id) == job, col(FaultRecord.root).is_(True), columns[0].is_not(None))
     rows: Iterable[Any] = session.connection().execute(wanted.order_by(col(FaultRecord.id)))
-    return {incident: Root(node=node, level=level, blame=blame) for incident, node, level, blame in rows}
+    return {
+        incident: Root(node=node, recommended_action=recommended_action, blame=blame) for incident, node, recommended_action, blame in rows
+    }
 
 
 def _faults(session: Session, job: str, since: float | None) -> dict[str, int]:

@@ -67,7 +67,7 @@ class UnknownFailure:
         return "\n".join((
             f"[{name}]",
             'title = ""',
-            'level = "watch"',
+            'recommended_action = "monitor"',
             'blame = "none"',
             'action = ""',
             f"match = ['{pattern}']",

@@ -768,7 +768,7 @@ def classify(log: Path | None, as_json: bool) -> int:
     """Tell the faults in a LOG from what is harmless.
 
     LOG is a file, or `-` (the default) for what comes in: kernel, NCCL, torch, scheduler or application, also mixed. Prints
-    the faults, and with `--json` one object for each line or traceback: line, verdict, kind, blame, level, action. Exit
+    the faults, and with `--json` one object for each line or traceback: line, verdict, kind, blame, recommended_action, action. Exit
     status 0: the log was read, whatever it holds.
     """
     from holdfast.cli.commands.classify import classify_log
@@ -779,17 +779,23 @@ def classify(log: Path | None, as_json: bool) -> int:
 @app.group(
     cls=_Words,
     invoke_without_command=True,
-    epilog=example("holdfast faults --area hardware --level evict-now", "holdfast faults show gpu-off-bus"),
+    epilog=example("holdfast faults --area hardware --recommended-action evict", "holdfast faults show gpu-off-bus"),
 )
 @click.option("--words", metavar="WORDS", help="Only kinds with all these words in their name, title, source or answer.")
 @click.option("--area", metavar="AREA", help="Only kinds of hardware, network, storage, host, software or progress.")
 @click.option("--component", metavar="NAME", help="Only kinds of this component, such as `nvlink`.")
-@click.option("--level", metavar="LEVEL", help="Only kinds that ask for this, such as `evict-now`.")
+@click.option("--recommended-action", metavar="ACTION", help="Only kinds with this recommended action, such as `evict`.")
 @click.option("--blame", metavar="WHAT", help="Only kinds that speak against this, such as `gpu`.")
 @as_json
 @click.pass_context
 def faults(
-    context: click.Context, words: str | None, area: str | None, component: str | None, level: str | None, blame: str | None, as_json: bool
+    context: click.Context,
+    words: str | None,
+    area: str | None,
+    component: str | None,
+    recommended_action: str | None,
+    blame: str | None,
+    as_json: bool,
 ) -> int:
     """List the kinds of faults, or explain one.
 
@@ -799,7 +805,9 @@ def faults(
         return 0
     from holdfast.cli.commands.faults import FaultFilter, list_kinds
 
-    return list_kinds(FaultFilter(words=words, area=area, component=component, level=level, blame=blame), as_json=as_json)
+    return list_kinds(
+        FaultFilter(words=words, area=area, component=component, recommended_action=recommended_action, blame=blame), as_json=as_json
+    )
 
 
 @faults.command("show", epilog=example("holdfast faults show gpu-off-bus"))
@@ -837,7 +845,7 @@ def policy() -> None:
 def show_policy(policy: str | None, as_json: bool) -> int:
     """Show the rules of a policy in their order.
 
-    In words, with every threshold, deadline and level, and what differs from the policy that it is based on. NAME is `patient`,
+    In words, with every threshold, deadline and recommended action, and what differs from its base policy. NAME is `patient`,
     `balanced` (the default) or `aggressive`; FILE is a policy file.
     """
     from holdfast.cli.commands.policy import show

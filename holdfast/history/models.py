@@ -290,7 +290,7 @@ class FaultRecord(SQLModel, table=True):
     incident_id: str | None = Field(default=None, index=True)
     at: float
     kind: str
-    level: str
+    recommended_action: str
     subject: str
     blame: str
     rank: int | None = None

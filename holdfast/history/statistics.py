@@ -162,7 +162,7 @@ def _last_seen(session: Session, job: str, generation: int) -> float | None:
 def _interruptions(session: Session) -> list[Incident]:
     """Return the incidents that count as faults of the fleet, oldest first."""
     ours = select(FaultRecord.incident_id).where(
-        col(FaultRecord.root).is_(True), col(FaultRecord.level) == USER_ERROR, col(FaultRecord.incident_id).is_not(None)
+        col(FaultRecord.root).is_(True), col(FaultRecord.recommended_action) == USER_ERROR, col(FaultRecord.incident_id).is_not(None)
     )
     found = session.exec(select(Incident).where(col(Incident.id).not_in(ours)).order_by(col(Incident.id)))
     return [one for one in found if one.outcome not in NO_FAULT]

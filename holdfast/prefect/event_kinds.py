@@ -138,7 +138,7 @@ _KINDS: Final = (
             "kind": "fault kind",
             "target": "rank, node or device",
             "quote": "what was seen, word for word",
-            "level": "how much it asks for",
+            "recommended_action": "what the fault asks for",
             "node": "node, where it is known",
             "rank": "rank, where it is known",
         },

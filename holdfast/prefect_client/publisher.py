@@ -238,7 +238,7 @@ class Publisher:
             kind=fault.kind,
             target=fault.subject,
             quote=str(fault.evidence.get("quote") or ""),
-            level=str(fault.level),
+            recommended_action=str(fault.recommended_action),
             node=fault.node,
             rank=fault.rank,
         )

@@ -242,7 +242,7 @@ def _cure(case: IncidentCase) -> str:
     entry = CATALOGUE.get(case.incident.kind)
     if entry is None:
         return "see what was found"
-    return "fix the script, the traceback is in the incident" if entry.level is RecommendedAction.USER_ERROR else entry.action
+    return "fix the script, the traceback is in the incident" if entry.recommended_action is RecommendedAction.USER_ERROR else entry.action
 
 
 def why_failed(case: IncidentCase) -> str:

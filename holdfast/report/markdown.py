@@ -148,7 +148,7 @@ def _seen(faults: Sequence[FaultRecord]) -> Iterator[str]:
         yield f"### {plain(fault.kind)} on {plain(fault.subject)}"
         against = "" if fault.blame in {"", "none"} else f", attributed to {plain(fault.blame)}"
         root = "root cause, " if fault.root else ""
-        yield f"{root}asks for {plain(fault.level)}{against}, generation {fault.generation}{step}"
+        yield f"{root}asks for {plain(fault.recommended_action)}{against}, generation {fault.generation}{step}"
         found = list(pieces(fault.evidence, longest=LONGEST))
         short = [f"- {plain(piece.name)}: {plain(piece.text)}" for piece in found if not piece.block]
         if short:

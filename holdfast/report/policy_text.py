@@ -128,7 +128,7 @@ def of_slowness(rule: MigrateStraggler) -> str:
 
 def changes(before: Policy, after: Policy) -> list[str]:
     """Say in what *after* differs from *before*: one phrase for each value, in the words of a policy file."""
-    return [*_actions(before, after), *_levels(before, after), *_numbers(before, after)]
+    return [*_actions(before, after), *_recommended_actions(before, after), *_numbers(before, after)]
 
 
 def _actions(before: Policy, after: Policy) -> Iterator[str]:
@@ -136,11 +136,11 @@ def _actions(before: Policy, after: Policy) -> Iterator[str]:
         yield f"actions: {', '.join(after.order)} (was: {', '.join(before.order)})"
 
 
-def _levels(before: Policy, after: Policy) -> Iterator[str]:
-    for kind in sorted({*before.levels, *after.levels}):
-        was, now = before.levels.get(kind), after.levels.get(kind)
+def _recommended_actions(before: Policy, after: Policy) -> Iterator[str]:
+    for kind in sorted({*before.recommended_actions, *after.recommended_actions}):
+        was, now = before.recommended_actions.get(kind), after.recommended_actions.get(kind)
         if was != now:
-            yield f"levels.{kind}: {now or 'as in the catalogue'} (was: {was or 'as in the catalogue'})"
+            yield f"recommended_actions.{kind}: {now or 'as in the catalogue'} (was: {was or 'as in the catalogue'})"
 
 
 def _numbers(before: Policy, after: Policy) -> Iterator[str]:

@@ -60,7 +60,7 @@ def policy_of(file: PolicyFile, *, name: str) -> Policy:
         order=order,
         noting=(_with(common, file.common), _with(frequent, file.frequent), _with(flapping, file.flapping)),
         bad_loss=_with(base.bad_loss, file.bad_loss),
-        levels=dict(file.levels),
+        recommended_actions=dict(file.recommended_actions),
         budget=_with(base.budget, file.budget),
         deadlines=_with(base.deadlines, file.deadlines),
         slowness=_with(base.slowness, file.slowness),

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from detectors.all_kinds import CATALOGUE
 from detectors.associations import belongs
-from detectors.catalogue import ASKS_NOTHING, RecommendedAction
+from detectors.catalogue import NO_ACTION_NEEDED, RecommendedAction
 from holdfast.errors import Problem
 from holdfast.spec.durations import Duration, PositiveDuration
 from holdfast.spec.job import Budget, Deadlines, Part
@@ -33,12 +33,14 @@ def _kind(kind: str) -> str:
     return kind
 
 
-def _level(level: object) -> object:
-    """Refuse what is no level."""
-    if isinstance(level, str) and level in list(RecommendedAction):
-        return level
-    cure = nearest(str(level), list(RecommendedAction)) or f"Write one of {', '.join(RecommendedAction)}"
-    raise PydanticCustomError("level", "{shown} is no level", {"shown": shown(repr(level)), "cure": cure})
+def _level(recommended_action: object) -> object:
+    """Refuse what is no recommended action."""
+    if isinstance(recommended_action, str) and recommended_action in list(RecommendedAction):
+        return recommended_action
+    cure = nearest(str(recommended_action), list(RecommendedAction)) or f"Write one of {', '.join(RecommendedAction)}"
+    raise PydanticCustomError(
+        "recommended_action", "{shown} is no recommended action", {"shown": shown(repr(recommended_action)), "cure": cure}
+    )
 
 
 def _action(action: str) -> str:
@@ -121,7 +123,7 @@ class SlowRanks(Part):
 
 
 class LossRecovery(Part):
-    """What is done when the loss has become no number for good; `levels: {loss-lost: watch}` only tells, `user-error` stops at once."""
+    """What is done when the loss has become no number for good. `recommended_actions: {loss-lost: monitor}` only reports it."""
 
     same_data: StrictInt | None = Field(
         default=None, ge=0, description="So often the job first goes back to a state from before, with the same data; else 1."
@@ -156,7 +158,7 @@ class PolicyFile(Part):
     based_on: Literal["patient", "balanced", "aggressive"] = Field(
         default="balanced", description="The named policy that speaks where this file says nothing."
     )
-    levels: dict[Annotated[str, AfterValidator(_kind)], Annotated[RecommendedAction, BeforeValidator(_level)]] = Field(
+    recommended_actions: dict[Annotated[str, AfterValidator(_kind)], Annotated[RecommendedAction, BeforeValidator(_level)]] = Field(
         default={}, description="Fault kind to how much it asks for, in place of the catalogue's level (`holdfast faults`)."
     )
     actions: list[Annotated[str, AfterValidator(_action)]] | None = Field(
@@ -183,7 +185,7 @@ class PolicyFile(Part):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for problem in unanswered({"levels": self.levels}):
+        for problem in unanswered({"recommended_actions": self.recommended_actions}):
             context = {"reason": problem.reason, "cure": problem.cure, "field": problem.field}
             raise PydanticCustomError("contradiction", "{field}: {reason}. {cure}", context)
         return self
@@ -191,14 +193,14 @@ class PolicyFile(Part):
 
 def unanswered(fields: Mapping[str, object]) -> Iterator[Problem]:
     """Say which levels in *fields* would leave a rank that is gone without anybody who answers. Takes them raw too."""
-    levels = fields.get("levels")
-    for kind, level in levels.items() if isinstance(levels, Mapping) else ():
+    recommended_actions = fields.get("recommended_actions")
+    for kind, recommended_action in recommended_actions.items() if isinstance(recommended_actions, Mapping) else ():
         known = CATALOGUE.get(str(kind))
-        if known is None or known.level in ASKS_NOTHING or level not in tuple(ASKS_NOTHING):
+        if known is None or known.recommended_action in NO_ACTION_NEEDED or recommended_action not in tuple(NO_ACTION_NEEDED):
             continue
         if belongs(known.id, "stops-the-job") and not belongs(known.id, "stall"):
             yield Problem(
-                field=f"levels.{kind}",
-                reason=f"at '{level}' nobody would answer for a rank that is gone, and the job would stand for ever",
+                field=f"recommended_actions.{kind}",
+                reason=f"at '{recommended_action}' nobody would answer for a rank that is gone, and the job would stand for ever",
                 cure=f"The least it may ask for is '{RecommendedAction.RETRY_STEP}'",
             )

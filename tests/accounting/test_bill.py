@@ -40,11 +40,13 @@ def a_generation(job: str, number: int, at: float, **more: Any) -> Generation:
 
 def recovered(job: str, number: int, begin: float, seconds: float, **fields: Any) -> list[Any]:
     """Return an incident that cost so many seconds, half of them in finding it; with its root on n0."""
-    blame, level = fields.pop("blame", "process"), fields.pop("level", "restart-process")
+    blame, recommended_action = fields.pop("blame", "process"), fields.pop("recommended_action", "restart")
     known = {"fault_at": begin, "downtime_s": seconds, "closed_at": begin + seconds, "outcome": "recovered", "generation_after": number + 1}
     one = an_incident(job, number, **{**known, "kind": "worker-sigkill", **fields})
     phases = [("detect", seconds / 2), ("load", seconds / 2), ("rollback", 77.0)]
-    root = a_fault(job, incident_id=one.id, at=begin, node="n0", root=True, blame=blame, level=level, kind=one.kind)
+    root = a_fault(
+        job, incident_id=one.id, at=begin, node="n0", root=True, blame=blame, recommended_action=recommended_action, kind=one.kind
+    )
     rows = [Phase(job_id=job, incident_id=one.id, position=place, name=name, seconds=spent) for place, (name, spent) in enumerate(phases)]
     return [one, root, a_fault(job, incident_id=one.id, at=begin, node="n1"), *rows]
 
@@ -75,7 +77,9 @@ def test_the_bill_of_a_job_adds_up_to_what_it_held(history: History) -> None:
     )
     write(history, a_generation("j", 1, 5.0), a_generation("j", 2, 18.0, resumed_step=6), a_generation("j", 3, 32.0, resumed_step=12))
     write(history, *trained("j", 1, 1, 8, 8.0), *trained("j", 2, 7, 12, 19.0), *trained("j", 3, 13, 18, 33.0))
-    write(history, *recovered("j", 1, 16.0, 4.0), *recovered("j", 2, 25.0, 9.0, kind="gpu-off-bus", blame="gpu", level="evict-now"))
+    write(
+        history, *recovered("j", 1, 16.0, 4.0), *recovered("j", 2, 25.0, 9.0, kind="gpu-off-bus", blame="gpu", recommended_action="evict")
+    )
     found = bill(history, queries.newest_job(history, "gpt"))
     assert found.whole == hours(4 * 40 + 2 * 35)
     assert found.hours(Use.PRODUCTIVE) == hours(4 * (6 + 6 + 6))
@@ -141,7 +145,7 @@ def test_a_users_error_is_no_failure_of_the_fleet_and_blames_no_node(history: Hi
     write(history, a_job(id="j", at=0.0), a_move("j", "FAILED", at=40.0), a_generation("j", 1, 0.0))
     write(history, *recovered("j", 1, 10.0, 4.0), *recovered("j", 2, 20.0, 4.0))
     write(history, *recovered("j", 3, 26.0, 4.0, outcome="passed", downtime_s=None))
-    write(history, *recovered("j", 4, 32.0, 8.0, kind="user-error", level="user-error", outcome="gave-up", downtime_s=None))
+    write(history, *recovered("j", 4, 32.0, 8.0, kind="user-error", recommended_action="user-error", outcome="gave-up", downtime_s=None))
     found = bill(history)
     assert (found.mttf.n, found.mttr.n, found.user_errors) == (2, 2, 1)
     assert next(one for one in found.losses if one.kind == "user-error").hours == hours(4 * 8)
@@ -161,7 +165,7 @@ def test_a_node_that_merely_ended_is_none(history: History) -> None:
     """Power and maintenance are held against no node, however often."""
     write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=90.0), a_generation("j", 1, 0.0))
     for number in range(1, 5):
-        write(history, *recovered("j", number, 10.0 * number, 4.0, kind="node-lost", level="evict-now", blame="node"))
+        write(history, *recovered("j", number, 10.0 * number, 4.0, kind="node-lost", recommended_action="evict", blame="node"))
     lemon = bill(history).bad_nodes[0]
     assert (lemon.node, lemon.blamed, lemon.to_quarantine) == ("n0", 4, False)
 

@@ -66,7 +66,7 @@ HEAD = """
 component = "gpu"
 source = "kernel log"
 reference = "https://example.org"
-level = "watch"
+recommended_action = "monitor"
 blame = "gpu"
 action = "look"
 healthy = "fine"
@@ -80,7 +80,7 @@ ROW = '[a-kind]\ntitle = "A thing"\nunhealthy = "a thing"\n'
         ("component = ", "is no TOML"),
         (HEAD + ROW, "cannot be recognised; give it `match`"),
         (HEAD + ROW + "match = ['a']\ncolour = 'red'", "unknown fields colour; known are action,"),
-        (HEAD.replace("watch", "wait") + ROW + "match = ['a']", "'wait' is not a valid RecommendedAction; take a word of"),
+        (HEAD.replace("monitor", "wait") + ROW + "match = ['a']", "'wait' is not a valid RecommendedAction; take a word of"),
         (HEAD.replace('"gpu"', '"toaster"', 1) + ROW + "match = ['a']", "unknown component 'toaster'; take one of"),
         (HEAD.replace('action = "look"', "") + ROW + "match = ['a']", "says nothing of action; add it here"),
         ("colour = 'red'", "unknown fields colour"),

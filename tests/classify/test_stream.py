@@ -196,4 +196,4 @@ def test_json_has_one_object_for_each_line_or_traceback() -> None:
         (3, "fault", "script-value", "user_code"),
         (8, "benign", None, "none"),
     ]
-    assert all({"line", "verdict", "kind", "blame", "level", "action"} <= one.keys() for one in told)
+    assert all({"line", "verdict", "kind", "blame", "recommended_action", "action"} <= one.keys() for one in told)

@@ -21,7 +21,8 @@ OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen 
 def a_fault(author: Author, **evidence: str) -> FaultRecord:
     """Return the end of a worker for which there is no better kind."""
     return FaultRecord(
-        job_id=author.job.id, at=1.0, kind="worker-exit-code", level="restart-process", subject="rank 1 on n0", blame="process", node="n0",
+        job_id=author.job.id, at=1.0, kind="worker-exit-code", recommended_action="restart", subject="rank 1 on n0", blame="process",
+        node="n0",
         generation=1, evidence=evidence,
     )  # fmt: skip
 
@@ -30,9 +31,9 @@ def test_faults_lists_and_filters(here: Command) -> None:
     """What is left is what all options leave."""
     everything = json.loads(here("faults", "--json").stdout)
     assert [one["id"] for one in everything] == [one.id for one in by_place()]
-    some = json.loads(here("faults", "--area", "hardware", "--level", "evict-now", "--words", "bus", "--json").stdout)
+    some = json.loads(here("faults", "--area", "hardware", "--recommended-action", "evict", "--words", "bus", "--json").stdout)
     assert "gpu-off-bus" in {one["id"] for one in some}
-    assert all(one["area"] == "hardware" and one["level"] == "evict-now" for one in some)
+    assert all(one["area"] == "hardware" and one["recommended_action"] == "evict" for one in some)
     text = here("faults", "--component", "nvlink", "--blame", "gpu")
     assert text.stdout.splitlines()[0].split()[:2] == ["KIND", "AREA"]
     assert " of " in text.stderr
@@ -41,24 +42,29 @@ def test_faults_lists_and_filters(here: Command) -> None:
 def test_faults_show_explains_one_kind(here: Command) -> None:
     """To people and to programs; a kind that the flow sees shows the evidence it is seen by."""
     text = here("faults", "show", "gpu-off-bus").stdout
-    for words in ("gpu-off-bus: A GPU", "evict-now", "replace the node", "healthy", "pcie-device-gone:"):
+    for words in ("gpu-off-bus: A GPU", "evict", "replace the node", "healthy", "pcie-device-gone:"):
         assert words in text
     told = json.loads(here("faults", "show", "gpu-off-bus", "--json").stdout)
     assert told["unhealthy"].startswith("NodeReading(")
-    assert "AgentSilence(" in here("faults", "show", "node-lost").stdout
+    assert "AgentUnreachable(" in here("faults", "show", "node-lost").stdout
 
 
 def test_a_kind_is_found_by_what_logs_call_it_though_devices_show_it_too(here: Command) -> None:
     """Whoever has an Xid 79 in a log looks for it by that."""
     assert "gpu-off-bus" in here("faults", "--words", "xid 79").stdout
     text = here("faults", "show", "gpu-off-bus").stdout
-    assert "(Xid 79) (evict-now: " in text
+    assert "(Xid 79) (evict: " in text
     assert "GPU has fallen off the bus." in text
 
 
 @pytest.mark.parametrize(
     ("option", "given", "known"),
-    [("--area", "hardwear", "hardware"), ("--component", "nvlnk", "nvlink"), ("--level", "evict", "evict-now"), ("--blame", "gp", "gpu")],
+    [
+        ("--area", "hardwear", "hardware"),
+        ("--component", "nvlnk", "nvlink"),
+        ("--recommended-action", "evct", "evict"),
+        ("--blame", "gp", "gpu"),
+    ],
 )
 def test_a_word_that_no_kind_can_have_is_refused(here: Command, option: str, given: str, known: str) -> None:
     """An empty list would say that there are no such faults."""
@@ -102,7 +108,7 @@ def test_classify_reads_a_file_and_what_comes_in(holdfast_home: Path, tmp_path: 
     log.write_text(f"step 1\n{OFF_BUS}\n")
     for arguments, text in ((("classify", str(log)), ""), (("classify", "-"), log.read_text()), (("classify",), log.read_text())):
         done = subprocess.run([*PROGRAM, *arguments], env=environment(), input=text, capture_output=True, text=True, check=True)
-        assert done.stdout == f"2: gpu-off-bus (evict-now, blames gpu): {OFF_BUS}\n"
+        assert done.stdout == f"2: gpu-off-bus (evict, blames gpu): {OFF_BUS}\n"
         assert "2 lines, 1 fault" in done.stderr
     done = subprocess.run([*PROGRAM, "classify", "--json", str(log)], env=environment(), capture_output=True, text=True, check=True)
     assert [json.loads(line)["verdict"] for line in done.stdout.splitlines()] == ["benign", "fault"]

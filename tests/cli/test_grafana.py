@@ -274,7 +274,7 @@ def test_the_first_incident_of_a_job_counts(recorded: Recorded) -> None:
     """Once, also after a restart of the metrics; incidents that were over before the first scrape do not count as new ones."""
     assert recorded.counted("Incidents in the past hour, by area") == {"software": 1}
     assert recorded.counted("Incidents in the past hour, by recovery action") == {"restart-in-place": 1}
-    assert recorded.counted("Faults in the past hour, by level") == {"restart-process": 1}
+    assert recorded.counted("Faults in the past hour, by recommended action") == {"restart": 1}
     assert recorded.counted("Checkpoint problems in the past hour") == {"checkpoint-disk-full": 1}
     assert recorded.counted("Steps lost in the past hour") == {"live": 2}
     for counter in ("incidents", "recovery_actions", "faults", "lost_steps", "checkpoint_problems", "checkpoints"):

@@ -29,7 +29,7 @@ def test_this_machine_is_told_with_what_could_not_be_seen(holdfast: Command) -> 
     """Faults or none, the status says which; where there is no GPU, that is told as not seen and not as healthy."""
     done = holdfast("health", "--local", "--json")
     told = json.loads(done.stdout)
-    acting = [fault for fault in told["faults"] if fault["level"] != "record"]
+    acting = [fault for fault in told["faults"] if fault["recommended_action"] != "record"]
     assert done.returncode == bool(acting), done.stdout
     assert unpacked(NodeReading, told["reading"]).node == told["node"] == os.uname().nodename
     assert ("gpus.gpus" in told["blind"]) == ("blind" in told["reading"]["gpus"]["gpus"])

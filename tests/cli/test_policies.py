@@ -15,7 +15,7 @@ from policies.slowness import StragglerCase
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
 
-MINE = "based_on: patient\nlevels: {gpu-off-bus: restart-process}\nfrequent: {times: 2}\ndeadlines: {shrink: 30s}\n"
+MINE = "based_on: patient\nrecommended_actions: {gpu-off-bus: restart}\nfrequent: {times: 2}\ndeadlines: {shrink: 30s}\n"
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -41,15 +41,15 @@ def test_a_file_is_shown_with_what_differs_from_its_base(here: Command, tmp_path
     (tmp_path / "mine.yaml").write_text(MINE)
     marked = {line[1:].strip() for line in here("policy", "show", "mine.yaml").stdout.splitlines() if line.lstrip().startswith("*")}
     assert any("LeaveWhenRecurring: have a node leave, while there are spares, at its incident number 2" in line for line in marked)
-    assert any("gpu-off-bus" in line and "restart-process (was: evict-now)" in line for line in marked)
+    assert any("gpu-off-bus" in line and "restart (was: evict)" in line for line in marked)
     told = json.loads(here("policy", "show", "mine.yaml", "--json").stdout)
     assert told["differs"] == [
-        "levels.gpu-off-bus: restart-process (was: as in the catalogue)",
+        "recommended_actions.gpu-off-bus: restart (was: as in the catalogue)",
         "frequent.times: 2 (was: 6)",
         "deadlines.shrink: 30.0 s (was: 3 min 00 s)",
     ]
     assert (told["based_on"], told["numbers"]["deadlines.shrink"]) == ("patient", 30.0)
-    assert told["levels"] == {"gpu-off-bus": {"level": "restart-process", "catalogue": "evict-now"}}
+    assert told["recommended_actions"] == {"gpu-off-bus": {"recommended_action": "restart", "catalogue": "evict"}}
     assert [rule["differs"] for rule in told["rules"]].count(True) == 2
 
 
@@ -64,13 +64,16 @@ def test_an_unknown_name_is_refused_with_the_nearest(here: Command) -> None:
 def test_check_tells_of_every_file_and_every_problem(here: Command, tmp_path: Path) -> None:
     """Exit status 2 when one of them cannot be used, as of `validate`."""
     (tmp_path / "good.yaml").write_text(MINE)
-    (tmp_path / "bad.yaml").write_text("levels: {gpu-of-bus: evict-now}\nactions: [shrnk]\n")
+    (tmp_path / "bad.yaml").write_text("recommended_actions: {gpu-of-bus: evict}\nactions: [shrnk]\n")
     done = here("policy", "check", "good.yaml")
     assert (done.returncode, done.stdout) == (0, "good.yaml: fine. Based on patient, 3 differences.\n")
     done = here("policy", "check", "good.yaml", "bad.yaml", "none.yaml")
     assert done.returncode == 2
     assert "good.yaml: fine" in done.stdout
-    assert "bad.yaml: 2 problems\n  levels.gpu-of-bus: line 1: no fault kind is called so. Did you mean 'gpu-off-bus'?\n" in done.stdout
+    assert (
+        "bad.yaml: 2 problems\n  recommended_actions.gpu-of-bus: line 1: no fault kind is called so. Did you mean 'gpu-off-bus'?\n"
+        in done.stdout
+    )
     assert "actions[0]: line 2: no action is called 'shrnk'. Did you mean 'shrink'?" in done.stdout
     assert "none.yaml: 1 problem\n  file: does not exist" in done.stdout
     told = json.loads(here("policy", "check", "good.yaml", "bad.yaml", "--json").stdout)

@@ -95,7 +95,7 @@ def test_status_tells_how_old_the_newest_snapshot_is_and_what_snapshots_cost(her
 def test_status_says_why_there_is_no_snapshot(here: Command, running: Author) -> None:
     """The fault that keeps state out of memory, with its evidence; of an old job that has ended, nothing."""
     quote = {"quote": "no memory store can be made in /dev/shm: No space left on device"}
-    known: dict[str, Any] = {"level": "watch", "blame": "storage", "generation": 3, "evidence": quote}
+    known: dict[str, Any] = {"recommended_action": "monitor", "blame": "storage", "generation": 3, "evidence": quote}
     running.write(FaultRecord(job_id=running.job.id, at=running.zero, kind="memory-none", subject="node n0", **known))
     why = f"none: memory-none on node n0 ({quote['quote']})"
     assert f"memory      {why}" in here("status", "gpt-small").stdout

@@ -131,7 +131,8 @@ class Author:
             one.closed_at, one.outcome, one.downtime_s = at + 0.41, "recovered", 0.31
             one.steps_lost, one.resumed_step, one.generation_after = 2, 100, number + 1
         fault = FaultRecord(
-            job_id=self.job.id, incident_id=one.id, at=at, kind=kind, level="restart-process", subject=subject, blame="process", rank=1,
+            job_id=self.job.id, incident_id=one.id, at=at, kind=kind, recommended_action="restart", subject=subject, blame="process",
+            rank=1,
             node="n0", generation=number, step=102, root=True,
         )  # fmt: skip
         fault.evidence = {"quote": "ended by signal 9 (SIGKILL)", "signature": "signal 9", "detail": detail, "source": "process exit"}
@@ -158,13 +159,14 @@ def a_verdict(incident: Incident, weight: float) -> IncidentDiagnosis:
     seen = {"at": incident.fault_at, "source": "kernel log on n1", "subject": "node n1", "quote": "NVRM: Xid 79"}
     killed = {"kind": "worker-sigkill", "count": 1, "subjects": ["rank 5 on n2"]}
     gpu = {
-        "kind": "gpu-off-bus", "subject": "node n1", "node": "n1", "rank": None, "weight": weight, "blame": "gpu", "level": "evict-now",
+        "kind": "gpu-off-bus", "subject": "node n1", "node": "n1", "rank": None, "weight": weight, "blame": "gpu",
+        "recommended_action": "evict",
         "evidence": [seen], "unexplained": [killed],
         "explains": [{"kind": "worker-peer-lost", "count": 1000, "subjects": ["rank 0 on n0"]}],
     }  # fmt: skip
     kill = {
         "kind": "worker-sigkill", "subject": "rank 5 on n2", "node": "n2", "rank": 5, "weight": 1 - weight, "blame": "process",
-        "level": "restart-process", "explains": [], "unexplained": [],
+        "recommended_action": "restart", "explains": [], "unexplained": [],
         "evidence": [{**seen, "source": "process exit of rank 5", "subject": "rank 5 on n2", "quote": "ended by signal 9"}],
     }  # fmt: skip
     return IncidentDiagnosis(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from detectors.catalogue import Fault, Levels, RecommendedAction
+from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
 from detectors.diagnosis import see
 from detectors.evidence import HangLimits, NonFiniteLoss, ReplicaDigests
 from holdfast.control.faults.alerts import HEARD, PAUSE, Alerts
@@ -253,7 +253,7 @@ def test_an_answer_that_cannot_be_understood_is_none(said: Message) -> None:
 
 def test_a_bad_loss_that_a_policy_makes_act_is_evidence_and_no_mere_word(watched: Watched) -> None:
     """Once; under the catalogue's level it is told of, and training goes on."""
-    watched.concerns = Alerts(lambda: Levels(changed={"loss-not-finite": RecommendedAction.RESTART_PROCESS}))
+    watched.concerns = Alerts(lambda: RecommendedActions(changed={"loss-not-finite": RecommendedAction.RESTART}))
     watched.hear("b", "worker.loss", rank=1, step=7, loss=math.nan)
     assert [fault.kind for _ in range(4) for fault in watched.poll(HEARD)] == []
     assert [type(one) for one in watched.board.evidence] == [NonFiniteLoss]

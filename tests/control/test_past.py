@@ -12,7 +12,15 @@ from holdfast.history.models import FaultRecord, Job
 
 def a_row(kind: str = "gpu-off-bus", at: float = 1.0, **more: Any) -> FaultRecord:
     """Return a fault as the history has it: the root of incident ``i`` of job ``j``, on node ``a``."""
-    fields = {"job_id": "j", "incident_id": "i", "node": "a", "level": "evict-now", "subject": "node a", "blame": "gpu", "generation": 1}
+    fields = {
+        "job_id": "j",
+        "incident_id": "i",
+        "node": "a",
+        "recommended_action": "evict",
+        "subject": "node a",
+        "blame": "gpu",
+        "generation": 1,
+    }
     return FaultRecord(kind=kind, at=at, **{**fields, "root": True, "evidence": {}, **more})
 
 

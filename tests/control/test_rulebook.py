@@ -74,9 +74,9 @@ def test_a_bad_file_is_told_of_once_and_changes_nothing(opened: Open, tmp_path: 
     """Until it can be used again."""
     book, file = opened("budget: {in_place: 1}\n"), tmp_path / "mine.yaml"
     before = book.present
-    file.write_text("levels: {gpu-of-bus: evict-now}\n")
+    file.write_text("recommended_actions: {gpu-of-bus: evict}\n")
     told = hears(book, "stays in force")
-    assert f"{file}: 1 problem(s): levels.gpu-of-bus: line 1: no fault kind is called so. Did you mean 'gpu-off-bus'?" in told
+    assert f"{file}: 1 problem(s): recommended_actions.gpu-of-bus: line 1: no fault kind is called so. Did you mean 'gpu-off-bus'?" in told
     for _ in range(5):
         book.check_now()
     assert (book.present, book.news()) == (before, [])

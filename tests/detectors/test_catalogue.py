@@ -73,17 +73,17 @@ def the(entries: Iterable[FaultKind]) -> set[str]:
 def test_a_level_asks_for_no_more_than_the_blame_bears() -> None:
     """A node leaves only for what speaks against a node, and only the diagnosis calls something the user's error."""
     entries = [CATALOGUE[name] for name in KINDS]
-    assert the(one for one in entries if one.level is RecommendedAction.USER_ERROR) == {"user-error"}
-    assert {one.blame for one in entries if one.level in (RecommendedAction.EVICT_NOW, RecommendedAction.EVICT_WHEN_IDLE)} == {
+    assert the(one for one in entries if one.recommended_action is RecommendedAction.USER_ERROR) == {"user-error"}
+    assert {one.blame for one in entries if one.recommended_action in (RecommendedAction.EVICT, RecommendedAction.DRAIN)} == {
         Blame.NODE,
         Blame.GPU,
         Blame.STORAGE,
     }
-    assert {one.blame for one in entries if one.level is RecommendedAction.RESET_DEVICE} == {Blame.GPU}
+    assert {one.blame for one in entries if one.recommended_action is RecommendedAction.RESET_GPU} == {Blame.GPU}
     watched = the(
         one
         for one in entries
-        if one.level in (RecommendedAction.RECORD, RecommendedAction.WATCH) and one.blame in (Blame.USER_CODE, Blame.NONE)
+        if one.recommended_action in (RecommendedAction.RECORD, RecommendedAction.MONITOR) and one.blame in (Blame.USER_CODE, Blame.NONE)
     )
     assert watched == {"loss-not-finite", "loss-spike", "job-zombie"}, "what is only watched speaks against somebody, a loss aside"
     assert the(one for one in entries if one.blame is Blame.NONE) == {PEER_LOST.id, "recovery-cut-short", "take-over-failed"}

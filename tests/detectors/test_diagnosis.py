@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detectors.associations import follows_step, is_secondary
-from detectors.catalogue import CATALOGUE, CATALOGUE_LEVELS, Blame, Fault
+from detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Blame, Fault
 from detectors.diagnosis import SILENCE_SECONDS, Diagnosis, PastFailure, diagnose, evidence_wait_seconds, unexplained_faults
 from detectors.evidence import CheckpointFailure, Evidence, LogLine, Progress, RecoveryTimeout, StartFailure, Unknown, WorkerStop
 from tests.detectors.evidence_of import a_killed, a_rank, a_silence, an_echo, an_end, an_error, seen
@@ -303,7 +303,7 @@ def test_a_users_error_shows_the_traceback_of_the_first_that_failed() -> None:
     root = SCENES["the same exception at the same step on two nodes"].verdict().root
     assert 'File "train.py", line 3' in root.detail
     assert root.signature == BAD_SHAPE
-    assert root.entry.level == "user-error"
+    assert root.entry.recommended_action == "user-error"
 
 
 def test_a_second_cause_is_told_as_such_and_an_echo_is_only_counted() -> None:
@@ -320,7 +320,7 @@ def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:
 
     earlier = diagnose(seen(a_killed("n0", 0, at=30.0), behind(9.0), behind(10.0)))
     assert "fault" not in earlier.reason
-    assert unexplained_faults(earlier.candidates[0], CATALOGUE_LEVELS) == []
+    assert unexplained_faults(earlier.candidates[0], CATALOGUE_ACTIONS) == []
     assert len(earlier.candidates[0].unexplained) == 2, "the verdict still accounts for all"
     assert diagnose(seen(a_killed("n0", 0, at=30.0), behind(9.0), behind(30.1))).reason.endswith("; 1 unrelated fault at the same time")
 

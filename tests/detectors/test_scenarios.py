@@ -74,7 +74,7 @@ def test_the_root_is_the_one_that_a_person_would_name(name: str) -> None:
     assert root.entry.component == scene.get("root_component", root.entry.component)
     assert {"root", "root_in", "root_component"} & scene.keys(), "the scenario expects nothing"
     assert (root.node or "") == scene["on"]
-    assert root.entry.level == scene.get("level", root.entry.level)
+    assert root.entry.recommended_action == scene.get("recommended_action", root.entry.recommended_action)
     assert root.entry.blame == scene.get("blame", root.entry.blame)
 
 

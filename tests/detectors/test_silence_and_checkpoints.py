@@ -10,17 +10,21 @@ from tests.detectors.evidence_of import a_silence, seen, the_fault
 
 
 @pytest.mark.parametrize(
-    ("answers", "kind", "level"),
+    ("answers", "kind", "recommended_action"),
     [
-        (True, "agent-lost", RecommendedAction.RESTART_PROCESS),
-        (False, "node-lost", RecommendedAction.EVICT_NOW),
-        (Unknown("the probe timed out"), "node-unknown", RecommendedAction.EVICT_NOW),
+        (True, "agent-lost", RecommendedAction.RESTART),
+        (False, "node-lost", RecommendedAction.EVICT),
+        (Unknown("the probe timed out"), "node-unknown", RecommendedAction.EVICT),
     ],
 )
-def test_a_second_look_tells_a_dead_agent_from_a_dead_node(answers: bool | Unknown, kind: str, level: RecommendedAction) -> None:  # noqa: FBT001
+def test_a_second_look_tells_a_dead_agent_from_a_dead_node(
+    answers: bool | Unknown,  # noqa: FBT001
+    kind: str,
+    recommended_action: RecommendedAction,
+) -> None:
     """A node that answers keeps its ranks; one that nobody could look at is not called lost, but cannot be used either."""
     fault = the_fault(a_silence(node_answers=answers, step=7))
-    assert (fault.kind, fault.entry.level, fault.node, fault.step) == (kind, level, "n0", 7)
+    assert (fault.kind, fault.entry.recommended_action, fault.node, fault.step) == (kind, recommended_action, "n0", 7)
     assert "its connection ended" in fault.quote
 
 
@@ -47,7 +51,7 @@ def test_a_checkpoints_trouble_keeps_its_name_and_never_stops_the_job(kind: str)
     """Training goes on through all of them."""
     fault = the_fault(trouble(kind))
     assert fault.kind == kind
-    assert fault.entry.level in (RecommendedAction.RECORD, RecommendedAction.WATCH)
+    assert fault.entry.recommended_action in (RecommendedAction.RECORD, RecommendedAction.MONITOR)
     assert "/ckpt/step-00000100" in fault.quote
     assert "No space left" in fault.quote
 

@@ -50,7 +50,7 @@ def an_incident(job: str, number: int, **fields: Any) -> Incident:
 
 def a_fault(job: str, **fields: Any) -> FaultRecord:
     """Return a fault."""
-    known = {"at": 1.0, "kind": "killed", "level": "restart-process", "subject": "rank 0", "blame": "unknown", "generation": 1}
+    known = {"at": 1.0, "kind": "killed", "recommended_action": "restart", "subject": "rank 0", "blame": "unknown", "generation": 1}
     return FaultRecord(**{"job_id": job, **known, **fields})
 
 

@@ -64,8 +64,8 @@ def test_faults_are_the_interruptions_that_were_nobodys_wish_and_not_the_scripts
     write(history, *(an_incident("j", number, outcome=outcome) for number, outcome in enumerate(["recovered", "gave-up", None])))
     write(history, *(an_incident("j", number, outcome=outcome) for number, outcome in ((4, "passed"), (5, "stopped"))))
     mine, echo = an_incident("j", 6, outcome="gave-up"), an_incident("j", 7, outcome="recovered")
-    write(history, mine, a_fault("j", incident_id=mine.id, level="user-error", root=True))
-    write(history, echo, a_fault("j", incident_id=echo.id, level="user-error"), a_fault("j", level="record"))
+    write(history, mine, a_fault("j", incident_id=mine.id, recommended_action="user-error", root=True))
+    write(history, echo, a_fault("j", incident_id=echo.id, recommended_action="user-error"), a_fault("j", recommended_action="record"))
     assert statistics.fleet(history).faults == 4
 
 

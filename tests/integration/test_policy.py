@@ -30,14 +30,14 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     file.write_text("based_on: balanced\nbudget: {in_place: 9}\n")
     play = stage.play("ruled", args=["--steps", "100000"], nodes={"wanted": 2, "ranks": 1, "spare": 2}, policy=str(file))
     killed(play, 1)
-    file.write_text("based_on: balanced\nlevels: {worker-sigkill: evict-now}\n")
+    file.write_text("based_on: balanced\nrecommended_actions: {worker-sigkill: evict}\n")
     wait_until(lambda: told(play, "has changed"), seconds=60, explain=play.log)
     (change,) = told(play, "has changed")
-    assert "levels.worker-sigkill: evict-now (was: as in the catalogue)" in change
+    assert "recommended_actions.worker-sigkill: evict (was: as in the catalogue)" in change
     assert "budget.in_place: 3 (was: 9)" in change
     killed(play, 2)
     assert [one.action for one in play.incidents()] == ["restart-in-place", "replace-node"], play.log()
-    assert next(one for one in queries.faults(stage.history, play.job.id)[::-1] if one.root).level == "evict-now"
+    assert next(one for one in queries.faults(stage.history, play.job.id)[::-1] if one.root).recommended_action == "evict"
     first, second = (
         attempts(one, queries.decisions(stage.history, incident_id=one.id), queries.moves(stage.history, play.job.id))
         for one in play.incidents()
@@ -46,10 +46,10 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     (attempt,) = second
     assert (attempt["rule"], attempt["policy"]) == ("ReplaceNode(on_echo=True)", str(file))
     assert attempt["passed_over"]["RestartWorkers"].endswith("cannot hold ranks")
-    file.write_text("levels: {worker-sigkil: record}\n")
+    file.write_text("recommended_actions: {worker-sigkil: record}\n")
     wait_until(lambda: told(play, "stays in force"), seconds=60, explain=play.log)
     (refusal,) = told(play, "stays in force")
-    assert "levels.worker-sigkil: line 1: no fault kind is called so. Did you mean 'worker-sigkill'?" in refusal
+    assert "recommended_actions.worker-sigkil: line 1: no fault kind is called so. Did you mean 'worker-sigkill'?" in refusal
     play.dies()
     play = stage.again(play.name, play.spec)
     wait_until(lambda: told(play, "What was in force before"), seconds=40, explain=play.log)

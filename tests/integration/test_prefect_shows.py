@@ -201,8 +201,8 @@ def test_a_job_without_a_controller_is_an_alert_that_the_next_controller_withdra
     def told() -> list[str]:
         return [one["level"] for one in mail(mailbox, "lost") if one["id"] == "controller stage/lost"]
 
-    def tells(*levels: str) -> None:
-        wait_until(lambda: told() == [*levels], seconds=PATIENCE, explain=lambda: f"{told()}\n{mailbox.mail}\n{play.log()}")
+    def tells(*recommended_actions: str) -> None:
+        wait_until(lambda: told() == [*recommended_actions], seconds=PATIENCE, explain=lambda: f"{told()}\n{mailbox.mail}\n{play.log()}")
 
     def alerts() -> list[str]:
         return [one["name"] for one in asked(prefect_server, "automations/filter") if "-alert-" in one["name"]]

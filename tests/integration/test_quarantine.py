@@ -64,7 +64,12 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
         file.write(OFF_BUS)
     wait_until(lambda: off_bus(play), seconds=60, explain=play.log)
     (fault,) = off_bus(play)
-    assert (fault.node, fault.level, fault.evidence["source"], fault.incident_id) == ("node-0", "evict-now", "kernel log on node-0", None)
+    assert (fault.node, fault.recommended_action, fault.evidence["source"], fault.incident_id) == (
+        "node-0",
+        "evict",
+        "kernel log on node-0",
+        None,
+    )
     assert "GPU has fallen off the bus" in job_events(play)
     assert (play.state(), play.incidents()) == ("RUNNING", []), "by itself it stops nothing"
     play.chaos.kill(0)

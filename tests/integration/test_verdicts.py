@@ -32,7 +32,7 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
         file.write(DOUBLE_BIT)
     wait_until(lambda: any(one.node == "node-0" for one in faults(play, "gpu-memory-double-bit")), seconds=60, explain=play.log)
     seen = next(one for one in faults(play, "gpu-memory-double-bit") if one.node == "node-0")
-    assert (seen.level, seen.evidence["source"], seen.incident_id) == ("reset-device", "kernel log on node-0", None)
+    assert (seen.recommended_action, seen.evidence["source"], seen.incident_id) == ("reset-gpu", "kernel log on node-0", None)
     assert any("double bit error" in one.text for one in queries.job_events(stage.history, play.job.id))
     assert (play.state(), len(play.incidents())) == ("RUNNING", 1), "nobody acts on a node while steps advance through it"
     play.chaos.signal(0, signal.SIGKILL)

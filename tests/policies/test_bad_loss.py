@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from detectors.catalogue import Fault, Levels, RecommendedAction
+from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
 from policies.bad_loss import GoBack
 from policies.case import Case, Pass, RecoveryAction
 from policies.policy import NAMED, Policy
@@ -47,7 +47,7 @@ def test_another_place_is_another_trouble_and_the_numbers_are_the_policys() -> N
 
 def test_levels_say_whether_anything_is_done() -> None:
     """As a user's error the job stops at once; a lost node comes first."""
-    stops = replace(NAMED["balanced"], levels={"loss-lost": RecommendedAction.USER_ERROR})
+    stops = replace(NAMED["balanced"], recommended_actions={"loss-lost": RecommendedAction.USER_ERROR})
     assert stops.decide(lost_at(77)).decision.action is RecoveryAction.GIVE_UP
-    assert not Levels(changed={"loss-lost": RecommendedAction.WATCH}).acts(lost_at(77).diagnosis.root)
+    assert not RecommendedActions(changed={"loss-lost": RecommendedAction.MONITOR}).needs_action(lost_at(77).diagnosis.root)
     assert isinstance(GoBack()(lost_at(77, lost="a")), Pass)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detectors.all_kinds import CATALOGUE
-from detectors.catalogue import Fault, Levels, RecommendedAction
+from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
 from detectors.diagnosis import Diagnosis
 from policies.case import PastFault
 from policies.escalation import POLICIES, Case, Decision, HotSpare, PastRecovery, RecoveryAction, RecoveryBudget, RestartAgain, decide
@@ -66,7 +66,9 @@ def cases(draw: st.DrawFn) -> Case:
         approval_possible=draw(st.booleans()),
         approved=frozenset(draw(st.sets(st.sampled_from(members)))),
         earlier=tuple(draw(st.lists(earlier, max_size=12))),
-        levels=Levels(changed=draw(st.dictionaries(st.sampled_from(sorted(CATALOGUE)), st.sampled_from(RecommendedAction), max_size=3))),
+        recommended_actions=RecommendedActions(
+            changed=draw(st.dictionaries(st.sampled_from(sorted(CATALOGUE)), st.sampled_from(RecommendedAction), max_size=3))
+        ),
         budget=RecoveryBudget(in_place=draw(st.integers(0, 3)), recoveries=draw(st.integers(0, 20)), fruitless=draw(st.integers(1, 5))),
     )
 

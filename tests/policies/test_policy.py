@@ -22,16 +22,16 @@ def test_a_named_policy_is_its_rules(name: str) -> None:
 
 def test_a_level_acts_wherever_a_rule_reads_one() -> None:
     """A kill that asks for another node, a GPU that asks for nothing of the kind, an exit that is the user's own."""
-    killer = Policy(name="p", levels={"worker-sigkill": RecommendedAction.EVICT_NOW})
+    killer = Policy(name="p", recommended_actions={"worker-sigkill": RecommendedAction.EVICT})
     assert killer.decide(a_case(spares=("s",))).decision.drop == ("a",)
-    calm = Policy(name="p", levels={"gpu-off-bus": RecommendedAction.RESTART_PROCESS})
+    calm = Policy(name="p", recommended_actions={"gpu-off-bus": RecommendedAction.RESTART})
     assert calm.decide(a_case("gpu-off-bus", spares=("s",))).decision.action is RecoveryAction.RESTART_IN_PLACE
-    reset = Policy(name="p", levels={"gpu-off-bus": RecommendedAction.RESET_DEVICE})
+    reset = Policy(name="p", recommended_actions={"gpu-off-bus": RecommendedAction.RESET_GPU})
     assert reset.decide(a_case("gpu-off-bus")).decision.action is RecoveryAction.WAIT_FOR_CAPACITY
-    again = Policy(name="p", levels={"cuda-uncorrectable-ecc": RecommendedAction.RESTART_PROCESS})
+    again = Policy(name="p", recommended_actions={"cuda-uncorrectable-ecc": RecommendedAction.RESTART})
     assert again.decide(a_case("cuda-uncorrectable-ecc")).decision.action is RecoveryAction.RESTART_IN_PLACE
     assert reset.decide(a_case("gpu-off-bus", spares=("s",))).decision.drop == ("a",)
-    strict = Policy(name="p", levels={"worker-sigkill": RecommendedAction.USER_ERROR})
+    strict = Policy(name="p", recommended_actions={"worker-sigkill": RecommendedAction.USER_ERROR})
     assert strict.decide(a_case(spares=("s",))).decision.action is RecoveryAction.GIVE_UP
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels, RecommendedAction
+from detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
 from detectors.diagnosis import Diagnosis
 from policies.cordons import (
     Answer,
@@ -263,14 +263,14 @@ def test_a_lost_node_whose_gpu_fell_off_before_answers_for_that() -> None:
     """The root is that it is gone; the evidence is what it said before."""
     (found,) = find_node_faults(a_case("node-lost", "a", ("gpu-off-bus", "a")), ("a",))
     assert (found.severe, found.reason) == (True, "gpu-off-bus: also seen")
-    assert isolating_fault([], CATALOGUE_LEVELS) is None
+    assert isolating_fault([], CATALOGUE_ACTIONS) is None
 
 
 def test_what_came_on_many_nodes_is_held_against_none_and_what_came_too_often_against_its_own() -> None:
     """What the rules of the policy noted counts; so do the levels of a policy file."""
     told = a_case("gpu-off-bus", "a")
     assert find_node_faults(replace(told, common=frozenset({"gpu-off-bus"})), ("a",)) == []
-    soft = replace(told, levels=Levels(changed={"gpu-off-bus": RecommendedAction.WATCH}))
+    soft = replace(told, recommended_actions=RecommendedActions(changed={"gpu-off-bus": RecommendedAction.MONITOR}))
     assert [one.severe for one in find_node_faults(soft, ("a",))] == [False]
     worn = replace(soft, worn=frozenset({"a"}), notes=("gpu-off-bus for time 4 within 86400 s on a: too often, the node leaves",))
     (found,) = find_node_faults(worn, ("a",))

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from policies import quarantine as acts
+from policies import quarantine as needs_action
 from policies.cordons import (
     TESTABLE,
     Answer,
@@ -68,7 +68,7 @@ class Wards(RuleBasedStateMachine):
     def run_out(self, name: str) -> int:
         """Let come about what has run out; return how many moves that were: a person's hold and a burn-in may run out at once."""
         moves = 0
-        while (done := acts.settle(self.read(name), self.now, RULES)) is not None:
+        while (done := needs_action.settle(self.read(name), self.now, RULES)) is not None:
             self.moves_are_listed(self.read(name), done)
             self.nodes[name] = done.node
             moves += len(done.moves)
@@ -147,14 +147,14 @@ class Wards(RuleBasedStateMachine):
     def doubt(self, name: str, late: float) -> None:
         """See a soft fault."""
         stale = self.now - late <= self.read(name).back
-        answer = self.hear(name, lambda node, ward: acts.doubt(node, self.word(PROGRAM, late), ward))
+        answer = self.hear(name, lambda node, ward: needs_action.doubt(node, self.word(PROGRAM, late), ward))
         assert not stale or isinstance(answer, OutOfDate)
 
     @rule(name=A_NODE, late=st.floats(0.0, 80.0))
     def quarantine(self, name: str, late: float) -> None:
         """See a fault that takes the node out."""
         node, out = self.read(name), self.isolated()
-        answer = self.hear(name, lambda node, ward: acts.quarantine(node, self.word(PROGRAM, late), ward))
+        answer = self.hear(name, lambda node, ward: needs_action.quarantine(node, self.word(PROGRAM, late), ward))
         if self.now - late <= node.back:
             assert isinstance(answer, OutOfDate)
         elif not node.is_isolated:
@@ -165,7 +165,7 @@ class Wards(RuleBasedStateMachine):
         """See a fault that takes the node out, though more are out than programs may take: a person said so."""
         said = replace(self.word(PROGRAM), approved=PERSON.name)
         before = self.read(name)
-        answer = self.hear(name, lambda node, ward: acts.quarantine(node, said, ward), person=True)
+        answer = self.hear(name, lambda node, ward: needs_action.quarantine(node, said, ward), person=True)
         assert not isinstance(answer, NeedsPerson)
         assert before.is_isolated or self.now <= before.back or self.read(name).is_isolated
 
@@ -173,7 +173,7 @@ class Wards(RuleBasedStateMachine):
     def begin_burn_in(self, name: str, number: int, seconds: float) -> None:
         """Begin a burn-in, perhaps for a hold that is not open."""
         is_open = number in {one.number for one in self.read(name).of_kind(*TESTABLE)}
-        answer = self.hear(name, lambda node, _: acts.begin_burn_in(node, self.word(PROGRAM), number, seconds=seconds))
+        answer = self.hear(name, lambda node, _: needs_action.begin_burn_in(node, self.word(PROGRAM), number, seconds=seconds))
         assert is_open or isinstance(answer, OutOfDate)
 
     @precondition(lambda self: any(self.read(name).of_kind(*TESTABLE) for name in NAMES))
@@ -203,7 +203,7 @@ class Wards(RuleBasedStateMachine):
         is_it = (ran.hold, ran.number) in runs
         answer = self.hear(
             name,
-            lambda node, _: acts.end_burn_in(node, self.word(PROGRAM), ran, passed=passed, rules=RULES),
+            lambda node, _: needs_action.end_burn_in(node, self.word(PROGRAM), ran, passed=passed, rules=RULES),
             lifts={ran.hold} if passed and is_it else (),
         )
         assert isinstance(answer, CordonChanged if is_it else OutOfDate)
@@ -212,7 +212,7 @@ class Wards(RuleBasedStateMachine):
     def hold(self, name: str, who: Owner, lasts: float | None) -> None:
         """Hold a node; a program may not."""
         until = None if lasts is None else self.now + lasts
-        answer = self.hear(name, lambda node, _: acts.hold(node, self.word(who), until=until), person=who.person)
+        answer = self.hear(name, lambda node, _: needs_action.hold(node, self.word(who), until=until), person=who.person)
         assert isinstance(answer, CordonChanged) == who.person
 
     @rule(name=A_NODE, who=WHO, number=st.none() | A_NUMBER)
@@ -221,7 +221,7 @@ class Wards(RuleBasedStateMachine):
         held = {one.number for one in self.read(name).of_kind(CordonKind.PERSON)}
         wanted = held if number is None else held & {number}
         answer = self.hear(
-            name, lambda node, _: acts.release(node, self.word(who), number), person=True, lifts=wanted if who.person else ()
+            name, lambda node, _: needs_action.release(node, self.word(who), number), person=True, lifts=wanted if who.person else ()
         )
         assert isinstance(answer, CordonChanged) == (who.person and len(wanted) == 1)
 
@@ -230,7 +230,7 @@ class Wards(RuleBasedStateMachine):
         """Have jobs leave a node; a program may not, and who says it again opens no second hold."""
         leave_by = None if seconds is None else self.now + seconds
         before = self.read(name)
-        answer = self.hear(name, lambda node, _: acts.drain(node, self.word(who), leave_by=leave_by), person=who.person)
+        answer = self.hear(name, lambda node, _: needs_action.drain(node, self.word(who), leave_by=leave_by), person=who.person)
         assert isinstance(answer, CordonChanged) == who.person
         if who.person:
             after = self.read(name)
@@ -244,7 +244,7 @@ class Wards(RuleBasedStateMachine):
         before = self.read(name)
         asked = {one.number for one in before.holds if one.drains}
         lifts = asked if who.person else ()
-        answer = self.hear(name, lambda node, _: acts.cancel_drain(node, self.word(who)), person=True, lifts=lifts)
+        answer = self.hear(name, lambda node, _: needs_action.cancel_drain(node, self.word(who)), person=True, lifts=lifts)
         assert isinstance(answer, CordonChanged) == (who.person and bool(asked))
         assert self.read(name).drain is None or not who.person
 
@@ -253,7 +253,7 @@ class Wards(RuleBasedStateMachine):
         """Take a node back; a program may not, and what a person holds stays."""
         before = self.read(name)
         lifts = [one.number for one in before.of_kind(*KEPT)] if who.person else []
-        answer = self.hear(name, lambda node, _: acts.readmit(node, self.word(who), number), person=True, lifts=lifts)
+        answer = self.hear(name, lambda node, _: needs_action.readmit(node, self.word(who), number), person=True, lifts=lifts)
         if isinstance(answer, CordonChanged):
             assert who.person
             assert self.read(name).of_kind(CordonKind.PERSON) == before.of_kind(CordonKind.PERSON)
@@ -261,7 +261,7 @@ class Wards(RuleBasedStateMachine):
     @rule(name=A_NODE, who=WHO)
     def retire(self, name: str, who: Owner) -> None:
         """Give a node up; a program may not by its word alone."""
-        answer = self.hear(name, lambda node, _: acts.retire(node, self.word(who)), person=True)
+        answer = self.hear(name, lambda node, _: needs_action.retire(node, self.word(who)), person=True)
         assert who.person or isinstance(answer, TransitionRefused)
 
     # -- always -----------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ TestWards = Wards.TestCase
 def test_a_node_is_never_changed_in_place() -> None:
     """A word that comes to nothing cannot leave anything behind."""
     node = Node(name="a")
-    answer = acts.quarantine(node, OperatorRequest(owner=PROGRAM, reason="Xid 79", at=5.0), QuarantineLimits(size=4, isolated=0))
+    answer = needs_action.quarantine(node, OperatorRequest(owner=PROGRAM, reason="Xid 79", at=5.0), QuarantineLimits(size=4, isolated=0))
     assert isinstance(answer, CordonChanged)
     assert node == Node(name="a")
     assert replace(answer.node, holds=()).state is NodeState.QUARANTINED

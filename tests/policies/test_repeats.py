@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from detectors.catalogue import Fault, Levels, RecommendedAction
+from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
 from detectors.diagnosis import Diagnosis
 from policies.case import Case, HotSpare, Noted, Pass, PastFault, RecoveryAction
 from policies.escalation import POLICIES, decide
@@ -218,8 +218,10 @@ def test_processes_that_die_again_and_again_do_not_flap() -> None:
 def test_what_is_only_recorded_or_long_ago_does_not_flap() -> None:
     """Its level says that it does not matter; and a week is no flapping."""
     comings = before(100, 200, 300, 400, kind="link-down", root=False)
-    silent = Levels(changed={"link-down": RecommendedAction.RECORD})
-    assert isinstance(LeaveWhenFlapping()(a_case(KILL, "b", ("link-down", "a"), spares=("s",), earlier=comings, levels=silent)), Pass)
+    silent = RecommendedActions(changed={"link-down": RecommendedAction.RECORD})
+    assert isinstance(
+        LeaveWhenFlapping()(a_case(KILL, "b", ("link-down", "a"), spares=("s",), earlier=comings, recommended_actions=silent)), Pass
+    )
     rare = before(100, 700, 1300, 1900, kind="link-down", root=False)
     assert isinstance(LeaveWhenFlapping()(a_case(KILL, "b", ("link-down", "a"), spares=("s",), earlier=rare)), Pass)
     assert passed(LeaveWhenFlapping(times=0), a_case()) == "switched off"

@@ -75,7 +75,7 @@ def test_most_kinds_that_take_a_node_out_can_be_tested() -> None:
     out = [
         kind
         for kind in CATALOGUE.values()
-        if kind.level in {RecommendedAction.RESET_DEVICE, RecommendedAction.EVICT_WHEN_IDLE, RecommendedAction.EVICT_NOW}
+        if kind.recommended_action in {RecommendedAction.RESET_GPU, RecommendedAction.DRAIN, RecommendedAction.EVICT}
     ]
     tested = [kind for kind in out if part_of(kind) is not None]
     assert len(tested) > len(out) / 2

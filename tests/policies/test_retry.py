@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.catalogue import Fault, Levels, RecommendedAction
+from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
 from policies.case import Case, Decision, Pass, RecoveryAction
 from policies.escalation import POLICIES, decide
 from policies.retry import RetryStep
@@ -29,9 +29,9 @@ def test_groups_that_broke_while_all_live_are_built_anew_and_nothing_else_happen
 
 def test_a_policy_may_have_a_hang_answered_by_a_retry_first() -> None:
     """The rank that it names is spared once; the next action replaces it."""
-    levels = Levels(changed={"job-hang": RecommendedAction.RETRY_STEP})
-    assert isinstance(RetryStep()(a_loss("job-hang", levels=levels)), Decision)
-    answer = decide(POLICIES["balanced"], a_loss("job-hang", levels=levels, tried=(RecoveryAction.RETRY_STEP,)))
+    recommended_actions = RecommendedActions(changed={"job-hang": RecommendedAction.RETRY_STEP})
+    assert isinstance(RetryStep()(a_loss("job-hang", recommended_actions=recommended_actions)), Decision)
+    answer = decide(POLICIES["balanced"], a_loss("job-hang", recommended_actions=recommended_actions, tried=(RecoveryAction.RETRY_STEP,)))
     assert (answer.decision.action, [seat.rank for seat in answer.decision.seats]) == (RecoveryAction.TAKE_OVER, [1])
 
 
@@ -40,13 +40,13 @@ def test_what_only_explains_why_the_groups_broke_does_not_keep_the_step_from_bei
     broken = Fault(kind="group-broken", at=NOW, node="a")
     assert isinstance(RetryStep()(a_loss("checkpoint-disk-full", None, broken)), Decision)
     died = Fault(kind="worker-sigkill", at=NOW, node="a")
-    assert "asks for restart-process" in why_not(a_loss("checkpoint-disk-full", None, broken, died))
-    assert "asks for watch" in why_not(a_loss("checkpoint-disk-full", None))
+    assert "asks for restart" in why_not(a_loss("checkpoint-disk-full", None, broken, died))
+    assert "asks for monitor" in why_not(a_loss("checkpoint-disk-full", None))
 
 
 REFUSALS: dict[str, tuple[Case, str]] = {
     "groups of torch": (a_loss("group-broken", blocked_reason="the groups are torch's"), "torch's"),
-    "a killed rank": (a_loss(), "asks for restart-process"),
+    "a killed rank": (a_loss(), "asks for restart"),
     "a rank that has ended meanwhile": (a_loss("group-broken", dead=frozenset({3})), "rank(s) 3 must be replaced"),
     "a lost node": (a_loss("group-broken", lost=frozenset("b")), "b cannot hold ranks"),
     "a node that a fault asks to leave": (

@@ -177,9 +177,9 @@ def test_a_first_look_that_is_not_well_is_told(found: ProbeOutcome) -> None:
 def test_a_fault_that_logs_told_of_keeps_its_weight_in_another_process() -> None:
     """Who looks next may have read no signature yet: an unhealthy node must not get better by that."""
     made = "HealthFinding(kind='journal-aborted', part='p', quote='q', since=0.0, seen=0.0)"
-    program = f"from policies.node_health import HealthFinding\nprint({made}.level)"
+    program = f"from policies.node_health import HealthFinding\nprint({made}.recommended_action)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "evict-now"
+    assert done.stdout.strip() == "evict"
 
 
 def test_a_node_that_answers_again_is_not_said_to_be_free_of_what_is_held_against_it() -> None:

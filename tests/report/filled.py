@@ -146,7 +146,7 @@ class Script:
 
     def fault(self, kind: str, subject: str, **facts: Any) -> FaultRecord:
         """Return a fault seen now; what *facts* do not say is as for a process that failed."""
-        facts = {"level": "restart-process", "blame": "process", "evidence": {}} | facts
+        facts = {"recommended_action": "restart", "blame": "process", "evidence": {}} | facts
         return FaultRecord(
             job_id=self.job.id, at=self.clock, kind=kind, subject=subject, generation=self.generation, step=self.step, **facts
         )  # fmt: skip
@@ -204,7 +204,7 @@ def killed(on: Script, number: int = 1) -> None:
         evidence={"quote": "rank 1 on node-0 was ended by SIGKILL", "signal": 9, "pid": 41233, "signature": "SIGKILL"},
     )  # fmt: skip
     echo = on.fault(
-        "worker-peer-lost", "rank 3 on node-1", rank=3, node="node-1", level="record", blame="none",
+        "worker-peer-lost", "rank 3 on node-1", rank=3, node="node-1", recommended_action="record", blame="none",
         evidence={"quote": "RuntimeError: Connection closed by peer", "detail": TRACEBACK},
     )  # fmt: skip
     reason = "worker-sigkill on rank 1 of node-0 came 18 ms before the connection errors of the other ranks; restart 1 of 3 within 3600 s"
@@ -212,7 +212,7 @@ def killed(on: Script, number: int = 1) -> None:
     on.decide(
         incident, "restart-in-place", "RestartWorkers()", reason, act={"restarts": 1},
         passed_over={
-            "Dismiss()": "worker-sigkill asks for restart-process",
+            "Dismiss()": "worker-sigkill asks for restart",
             "StopForUserError()": "no user error",
             "StopWhenSpent()": "0 of 20 recoveries used",
         },
@@ -231,7 +231,7 @@ def stopped(on: Script, number: int = 2) -> None:
     )  # fmt: skip
     reason = "worker-stopped on rank 2 of node-1: nobody let it go on for 1.0 s; restart 1 of 3 within 3600 s"
     incident = on.suffer(number, [root], detect=1.044, reason=reason)
-    passed = {"Dismiss()": "worker-stopped asks for restart-process"}
+    passed = {"Dismiss()": "worker-stopped asks for restart"}
     on.decide(incident, "restart-in-place", "RestartWorkers()", reason, act={"restarts": 1}, passed_over=passed)
     on.recover(
         incident, {"node-0": [0, 1], "node-1": [2, 3]}, back_to=max(0, on.step - 37), reason="the same nodes",
@@ -242,7 +242,7 @@ def stopped(on: Script, number: int = 2) -> None:
 def lost_node(on: Script, number: int = 3) -> None:
     """Let a node die, find the newest checkpoint corrupt, and go on with the spare."""
     root = on.fault(
-        "node-lost", "node node-1", level="evict-now", blame="node", node="node-1", root=True,
+        "node-lost", "node node-1", recommended_action="evict", blame="node", node="node-1", root=True,
         evidence={"quote": "the agent of node-1 closed its connection and the node is silent", "last_words": ["beat 411", "beat 412"]},
     )  # fmt: skip
     on.stand("node-1", "lost", "its agent closed the connection and the node does not answer")

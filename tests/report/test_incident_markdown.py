@@ -131,7 +131,7 @@ def _saying(text: str) -> str:
         reason=text,
     )
     evidence = {text + "x": " ".join(text.split()) + "x", "detail": f"first\n{text}"}
-    fault = FaultRecord(job_id="j", at=0.0, kind=text, level=text, subject=text, blame=text, generation=1, evidence=evidence)
+    fault = FaultRecord(job_id="j", at=0.0, kind=text, recommended_action=text, subject=text, blame=text, generation=1, evidence=evidence)
     echo = fault.model_copy(update={"id": "echo"})
     fault.root = True
     act = {"node": text + "x"}

@@ -22,7 +22,14 @@ def a_fault(kind: str, generation: int = 2) -> FaultRecord:
     """Return a fault with a reason."""
     quoted = {"quote": "no room"}
     return FaultRecord(
-        job_id="j", at=1.0, kind=kind, level="watch", subject="node n1", blame="storage", generation=generation, evidence=quoted
+        job_id="j",
+        at=1.0,
+        kind=kind,
+        recommended_action="monitor",
+        subject="node n1",
+        blame="storage",
+        generation=generation,
+        evidence=quoted,
     )
 
 

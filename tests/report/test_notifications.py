@@ -39,7 +39,7 @@ def an_incident(number: int = 1, **facts: Any) -> IncidentCase:
     }
     incident = Incident(job_id="j", number=number, generation_before=1, **{**known, **facts})
     fault = FaultRecord(
-        job_id="j", at=0.0, kind=incident.kind, level="restart-process", subject=incident.subject, blame="process", generation=1,
+        job_id="j", at=0.0, kind=incident.kind, recommended_action="restart", subject=incident.subject, blame="process", generation=1,
         root=True, node="node-1", evidence={"quote": TRACEBACK},
     )  # fmt: skip
     act = {"seats": [{"rank": 1, "node": "node-2", "standby": 0}]}

@@ -157,7 +157,11 @@ def test_what_came_again_is_counted_and_what_is_in_memory_is_no_checkpoint(histo
         begun.record_event(f"rank 1 on node-0 (host-overloaded): watched; staying costs {15 + number} ms a step")
     for _ in range(3):
         begun.save(seconds=0.0, problem="replica-behind", reason="11 snapshots were left out")
-        begun.add(begun.fault("replica-behind", "rank 1 on node-0", level="watch", evidence={"quote": "11 snapshots were left out"}))
+        begun.add(
+            begun.fault(
+                "replica-behind", "rank 1 on node-0", recommended_action="monitor", evidence={"quote": "11 snapshots were left out"}
+            )
+        )
     root = Page(page(gather(history, begun.write(), now=filled.BEGAN + 900))).root
     (notes,) = root.find("ol", class_="job_events")
     assert len(notes.find("li")) == 1
@@ -236,7 +240,9 @@ def _bare(text: str) -> Story:
         job_id=job.id, number=1, kind=text, subject=text, fault_at=1.0, detected_at=2.0, generation_before=1, action=text, outcome=text
     )
     evidence = {text: text, "lines": [text, text], "deep": {text: [text]}}
-    fault = FaultRecord(job_id=job.id, at=1.0, kind=text, level=text, subject=text, blame=text, generation=1, evidence=evidence)
+    fault = FaultRecord(
+        job_id=job.id, at=1.0, kind=text, recommended_action=text, subject=text, blame=text, generation=1, evidence=evidence
+    )
     symptom = {"kind": text, "count": 1, "subjects": [text]}
     seen = {"at": 1.0, "source": text, "subject": text, "quote": text}
     weighed = {

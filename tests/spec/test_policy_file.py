@@ -10,7 +10,7 @@ import pytest
 
 from detectors.all_kinds import CATALOGUE
 from detectors.associations import belongs
-from detectors.catalogue import ASKS_NOTHING, RecommendedAction
+from detectors.catalogue import NO_ACTION_NEEDED, RecommendedAction
 from holdfast.errors import BadFile
 from holdfast.spec import TrainingJob, load_job, review
 from holdfast.spec.durations import text_of
@@ -26,13 +26,13 @@ from policies.policy import NAMED, PolicyTimeouts
 def test_a_file_says_where_it_differs_and_the_rest_is_the_bases(file: Any) -> None:
     """Levels, actions, thresholds, budget and deadlines, times in seconds."""
     path = file(
-        "based_on: patient\nlevels: {gpu-off-bus: evict-when-idle}\nactions: [restart-in-place, replace-node]\n"
+        "based_on: patient\nrecommended_actions: {gpu-off-bus: drain}\nactions: [restart-in-place, replace-node]\n"
         "budget: {in_place: 1, window: 2h}\ndeadlines: {shrink: 30s}\nfrequent: {times: 2}\ncommon: {share: 0.5}\nflapping: {apart: 0s}\n",
         "policy.yaml",
     )
     policy, base = load_policy(path), NAMED["patient"]
     assert (policy.name, policy.based_on) == (str(path), "patient")
-    assert policy.levels == {"gpu-off-bus": RecommendedAction.EVICT_WHEN_IDLE}
+    assert policy.recommended_actions == {"gpu-off-bus": RecommendedAction.DRAIN}
     assert policy.order == (RecoveryAction.RESTART_IN_PLACE, RecoveryAction.REPLACE_NODE)
     assert policy.budget == RecoveryBudget(in_place=1, window=7200.0)
     assert policy.deadlines == PolicyTimeouts(shrink=30.0)
@@ -52,11 +52,11 @@ def test_a_file_that_says_nothing_is_its_base(name: str) -> None:
 
 BAD = """\
 based_on: balanced
-levels:
-  gpu-of-bus: evict-now
-  gpu-off-bus: evict-naw
+recommended_actions:
+  gpu-of-bus: evict
+  gpu-off-bus: evct
   worker-sigkill: record
-  node-lost: watch
+  node-lost: monitor
 actions: [restart-in-place, replace-nodes, give-up]
 budget: {in_place: -1, fruitles: 3}
 deadlines: {shrink: 0s, wait_for_capacity: soon}
@@ -65,10 +65,10 @@ commons: {nodes: 2}
 """
 
 WRONG = {
-    "levels.gpu-of-bus": ("line 3: no fault kind is called so", "Did you mean 'gpu-off-bus'?"),
-    "levels.gpu-off-bus": ("line 4: 'evict-naw' is no level", "Did you mean 'evict-now'?"),
-    "levels.worker-sigkill": ("line 5: at 'record' nobody would answer", "The least it may ask for is 'retry-step'"),
-    "levels.node-lost": ("line 6: at 'watch' nobody would answer", "The least it may ask for is 'retry-step'"),
+    "recommended_actions.gpu-of-bus": ("line 3: no fault kind is called so", "Did you mean 'gpu-off-bus'?"),
+    "recommended_actions.gpu-off-bus": ("line 4: 'evct' is no recommended action", "Did you mean 'evict'?"),
+    "recommended_actions.worker-sigkill": ("line 5: at 'record' nobody would answer", "The least it may ask for is 'retry-step'"),
+    "recommended_actions.node-lost": ("line 6: at 'monitor' nobody would answer", "The least it may ask for is 'retry-step'"),
     "actions[1]": ("line 7: no action is called 'replace-nodes'", "Did you mean 'replace-node'?"),
     "actions[2]": ("line 7: 'give-up' comes last by itself", "Leave it out"),
     "budget.in_place": ("line 8: -1 is not greater than or equal to 0", "Raise it"),
@@ -97,12 +97,12 @@ def test_every_problem_is_told_at_once_with_line_and_cure(file: Any) -> None:
     [
         ("", "policy.yaml", "is empty"),
         ("- a\n", "policy.yaml", "holds no fields"),
-        ("levels: {", "policy.yaml", "not valid YAML"),
-        ("levels: 3", "policy.yaml", "holds no fields"),
+        ("recommended_actions: {", "policy.yaml", "not valid YAML"),
+        ("recommended_actions: 3", "policy.yaml", "holds no fields"),
         ("actions: []", "policy.yaml", "at least 1"),
         ("actions: [shrink, shrink]", "policy.yaml", "is there twice"),
         ("based_on: bold", "policy.yaml", "is not one of"),
-        ("levels: {gpu-off-bus: [1]}", "policy.yaml", "is no level"),
+        ("recommended_actions: {gpu-off-bus: [1]}", "policy.yaml", "is no recommended action"),
         (b"\xff\xfe", "policy.yaml", "not UTF-8"),
         ("based_on: balanced", "policy.txt", "says no YAML"),
     ],
@@ -124,13 +124,13 @@ def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
 def test_no_kind_that_ends_a_rank_can_be_told_to_ask_for_nothing() -> None:
     """A stall may: its ranks live. What asks for nothing anyway may stay so."""
     ends = {kind for kind in CATALOGUE if belongs(kind, "stops-the-job") and not belongs(kind, "stall")}
-    ends -= {kind for kind in ends if CATALOGUE[kind].level in ASKS_NOTHING}
+    ends -= {kind for kind in ends if CATALOGUE[kind].recommended_action in NO_ACTION_NEEDED}
     assert {"worker-sigkill", "node-lost", "worker-exception"} <= ends
     for kind in ends:
         with pytest.raises(ValueError, match="nobody would answer"):
-            PolicyFile.model_validate({"levels": {kind: "watch"}})
-    others = dict.fromkeys(CATALOGUE.keys() - ends, RecommendedAction.WATCH)
-    assert PolicyFile.model_validate({"levels": others}).levels == others
+            PolicyFile.model_validate({"recommended_actions": {kind: "monitor"}})
+    others = dict.fromkeys(CATALOGUE.keys() - ends, RecommendedAction.MONITOR)
+    assert PolicyFile.model_validate({"recommended_actions": others}).recommended_actions == others
 
 
 def test_the_numbers_that_the_descriptions_name_are_those_in_force() -> None:
@@ -174,9 +174,9 @@ def test_a_job_names_a_policy_or_a_file_beside_the_job_file(tmp_path: Path) -> N
 def test_a_job_with_a_bad_policy_file_is_refused_with_the_files_problems(tmp_path: Path) -> None:
     """`holdfast validate` and `holdfast run` tell them as the job's."""
     (tmp_path / "b.py").write_text("")
-    (tmp_path / "mine.yaml").write_text("levels: {gpu-of-bus: evict-now}\nactions: [shrnk]\n")
+    (tmp_path / "mine.yaml").write_text("recommended_actions: {gpu-of-bus: evict}\nactions: [shrnk]\n")
     (tmp_path / "job.yaml").write_text("name: a\nscript: b.py\npolicy: mine.yaml\n")
     found = [problem for problem in review(tmp_path / "job.yaml").problems if problem.field == "policy"]
     assert len(found) == 2
-    assert f"{tmp_path / 'mine.yaml'}: levels.gpu-of-bus: line 1: no fault kind is called so" in found[0].reason
+    assert f"{tmp_path / 'mine.yaml'}: recommended_actions.gpu-of-bus: line 1: no fault kind is called so" in found[0].reason
     assert found[1].cure == "Did you mean 'shrink'?"

@@ -20,7 +20,7 @@ from holdfast.report.wording import count, plural, visible
 
 QUOTED: Final = 500
 """Characters of a line that a verdict repeats."""
-_BENIGN: Final = ', "verdict": "benign", "kind": null, "blame": "none", "level": null, "action": null}\n'
+_BENIGN: Final = ', "verdict": "benign", "kind": null, "blame": "none", "recommended_action": null, "action": null}\n'
 
 
 def classify_log(path: Path | None, *, as_json: bool) -> int:
@@ -82,7 +82,13 @@ def _tail(kind: str) -> str:
     """Return what every verdict of *kind* says, made once."""
     if kind not in _TAILS:
         entry = CATALOGUE[kind]
-        said = {"verdict": "fault", "kind": kind, "blame": entry.blame, "level": entry.level, "action": entry.action}
+        said = {
+            "verdict": "fault",
+            "kind": kind,
+            "blame": entry.blame,
+            "recommended_action": entry.recommended_action,
+            "action": entry.action,
+        }
         _TAILS[kind] = ", " + json.dumps(said)[1:-1]
     return _TAILS[kind]
 
@@ -91,7 +97,7 @@ def _for_a_person(fault: Classification) -> str:
     entry = CATALOGUE[fault.kind]
     first, *more = visible(fault.text[:QUOTED]).splitlines() or [""]
     last = f" … {more[-1].strip()}" if more else ""
-    return f"{fault.line}: {fault.kind} ({entry.level}, blames {entry.blame}): {first.strip()}{last}"
+    return f"{fault.line}: {fault.kind} ({entry.recommended_action}, blames {entry.blame}): {first.strip()}{last}"
 
 
 def _sum_up(lines: int, found: Counter[str]) -> None:

@@ -22,18 +22,23 @@ class FaultFilter:
     words: str | None = None
     area: str | None = None
     component: str | None = None
-    level: str | None = None
+    recommended_action: str | None = None
     blame: str | None = None
 
     def includes(self, one: FaultKind) -> bool:
         """Tell whether *one* is wanted."""
-        exact = ((self.area, one.area), (self.component, one.component), (self.level, one.level), (self.blame, one.blame))
+        exact = (
+            (self.area, one.area),
+            (self.component, one.component),
+            (self.recommended_action, one.recommended_action),
+            (self.blame, one.blame),
+        )
         text = f"{one.id} {one.title} {one.source} {one.action} {one.in_logs}".lower()
         return all(want in (None, have) for want, have in exact) and all(word in text for word in (self.words or "").lower().split())
 
     def check(self) -> None:
         """Refuse what no kind can be: an empty list would say that there are no such faults."""
-        known: dict[str, Iterable[str]] = {"area": Area, "component": AREAS, "level": RecommendedAction, "blame": Blame}
+        known: dict[str, Iterable[str]] = {"area": Area, "component": AREAS, "recommended_action": RecommendedAction, "blame": Blame}
         for name, words in known.items():
             given = getattr(self, name)
             if given is not None and given not in tuple(words):
@@ -52,7 +57,7 @@ def list_kinds(wanted: FaultFilter, *, as_json: bool) -> int:
         return 0
     say_rows(
         ("KIND", "AREA", "COMPONENT", "LEVEL", "BLAME", "WHAT IT IS"),
-        [(one.id, one.area, one.component, one.level, one.blame, one.title) for one in kinds],
+        [(one.id, one.area, one.component, one.recommended_action, one.blame, one.title) for one in kinds],
     )
     hint(f"{plural(len(kinds), 'kind')} of {len(CATALOGUE)}. `holdfast faults show KIND` explains one.")
     return 0
@@ -70,7 +75,7 @@ def show_kind(name: str, *, as_json: bool) -> int:
     facts = [
         ("place", f"{one.area}, {one.component}"),
         ("seen by", one.source),
-        ("level", one.level),
+        ("recommended_action", one.recommended_action),
         ("blames", one.blame),
         ("answer", one.action),
         ("unhealthy", words_of(one.unhealthy)),
@@ -104,7 +109,7 @@ def record(one: FaultKind) -> dict[str, Any]:
         "area": one.area,
         "component": one.component,
         "source": one.source,
-        "level": one.level,
+        "recommended_action": one.recommended_action,
         "blame": one.blame,
         "action": one.action,
         "reference": one.reference,

@@ -30,12 +30,12 @@ def health(since: Path | None, *, deadline: float, as_json: bool) -> int:
         say_json({"node": now.node, "faults": [_record(fault) for fault in faults], "blind": dict(blind), READING: packed(now)})
     else:
         _tell(now.node, faults, blind)
-    return int(any(fault.entry.level is not RecommendedAction.RECORD for fault in faults))
+    return int(any(fault.entry.recommended_action is not RecommendedAction.RECORD for fault in faults))
 
 
 def _tell(node: str, faults: list[Fault], blind: list[tuple[str, str]]) -> None:
     if faults:
-        rows = [(one.kind, one.entry.level, f"{one.quote}\n-> {one.entry.action}") for one in faults]
+        rows = [(one.kind, one.entry.recommended_action, f"{one.quote}\n-> {one.entry.action}") for one in faults]
         say_rows(("FAULT", "LEVEL", "SEEN, AND WHAT TO DO"), rows, last="folded")
     else:
         say(f"No fault was seen on {node}.")
@@ -50,7 +50,7 @@ def _record(fault: Fault) -> dict[str, Any]:
     return {
         **{name: value for name, value in dataclasses.asdict(fault).items() if value not in (None, "")},
         "title": entry.title,
-        "level": entry.level,
+        "recommended_action": entry.recommended_action,
         "blame": entry.blame,
         "action": entry.action,
     }

@@ -86,7 +86,7 @@ def _change(change: HealthChange) -> dict[str, Any]:
 
 
 def _finding(finding: HealthFinding) -> dict[str, Any]:
-    return {**dataclasses.asdict(finding), "level": finding.level, "action": _action(finding.kind)}
+    return {**dataclasses.asdict(finding), "recommended_action": finding.recommended_action, "action": _action(finding.kind)}
 
 
 def _action(kind: str) -> str:

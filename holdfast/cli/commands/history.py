@@ -248,7 +248,7 @@ def _faults(faults: Sequence[FaultRecord]) -> None:
     for fault in faults:
         root = " (the root)" if fault.root else ""
         step = f" at step {count(fault.step)}" if fault.step is not None else ""
-        say(f"  {clock(fault.at)}  {fault.kind} on {fault.subject}{step}{root}: asks for {fault.level}, blames {fault.blame}")
+        say(f"  {clock(fault.at)}  {fault.kind} on {fault.subject}{step}{root}: asks for {fault.recommended_action}, blames {fault.blame}")
         for name, value in fault.evidence.items():
             if value not in (None, "", [], {}):
                 _evidence("" if name == "quote" else f"{name}: ", _once(str(value).strip(), f"{fault.kind} on {fault.subject}", shown))

@@ -43,7 +43,7 @@ def show(reference: str | None, *, as_json: bool) -> int:
     for place, rule in enumerate(policy.rules, 1):
         words = describe(rule, policy)
         say(f"{' ' if words in usual else MARK}{place:>3}  {type(rule).__name__}: {words}")
-    _levels(policy)
+    _recommended_actions(policy)
     say()
     say(f"Slow ranks (`checks.straggler`): {of_slowness(policy.slowness)}")
     say()
@@ -71,11 +71,14 @@ def named(reference: str) -> Policy:
     return load_policy(reference)
 
 
-def _levels(policy: Policy) -> None:
-    if policy.levels:
+def _recommended_actions(policy: Policy) -> None:
+    if policy.recommended_actions:
         say()
-        heading("Levels that differ from the catalogue")
-        said = [(f"{MARK} {kind}", f"{level} (was: {CATALOGUE[kind].level})") for kind, level in sorted(policy.levels.items())]
+        heading("Recommended actions that differ from the catalogue")
+        said = [
+            (f"{MARK} {kind}", f"{recommended_action} (was: {CATALOGUE[kind].recommended_action})")
+            for kind, recommended_action in sorted(policy.recommended_actions.items())
+        ]
         say_facts(said)
 
 
@@ -89,7 +92,10 @@ def record(policy: Policy) -> dict[str, Any]:
         "based_on": policy.based_on,
         "rules": rules,
         "actions": [str(action) for action in policy.order],
-        "levels": {kind: {"level": level, "catalogue": CATALOGUE[kind].level} for kind, level in policy.levels.items()},
+        "recommended_actions": {
+            kind: {"recommended_action": recommended_action, "catalogue": CATALOGUE[kind].recommended_action}
+            for kind, recommended_action in policy.recommended_actions.items()
+        },
         "numbers": dict(values(policy)),
         "differs": changes(base, policy),
     }

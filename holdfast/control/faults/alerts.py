@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels
+from detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedActions
 from detectors.diagnosis import see
 from detectors.evidence import Evidence, FrozenParameters, HangLimits, LossHistory, NonFiniteLoss, ReplicaDigests, StepTimes
 from detectors.host import LOAD
@@ -27,9 +27,9 @@ TRUSTED: Final = 2
 class Alerts:
     """Sees what one generation's board tells; the next generation begins with another."""
 
-    def __init__(self, levels: Callable[[], Levels] = lambda: CATALOGUE_LEVELS) -> None:
-        """Begin with nothing seen; *levels* says how much faults ask for now."""
-        self._levels = levels
+    def __init__(self, recommended_actions: Callable[[], RecommendedActions] = lambda: CATALOGUE_ACTIONS) -> None:
+        """Begin with nothing seen; *recommended_actions* says how much faults ask for now."""
+        self._recommended_actions = recommended_actions
         self._told: set[str] = set()
         self._next = self._soon = 0.0
         self._bad: list[tuple[float, NonFiniteLoss]] = []
@@ -58,15 +58,15 @@ class Alerts:
             self._next = now + PAUSE
             evidence += self._slow_ones(board, roles)
         evidence += self._copies(board, now, good)
-        levels = self._levels()
+        recommended_actions = self._recommended_actions()
         for one in evidence:
             for fault in see([one], limits):
                 explained = (fault.kind == DROPPED.id and self._explained()) or (fault.kind == LINKS.id and _overloaded(board))
                 is_new = fault.signature not in self._told and not explained
                 self._told |= {fault.signature} if is_new else set()
-                if is_new and not levels.acts(fault):
+                if is_new and not recommended_actions.needs_action(fault):
                     yield fault
-                elif levels.acts(fault) and (is_new or isinstance(one, ReplicaDigests)) and one not in board.evidence:
+                elif recommended_actions.needs_action(fault) and (is_new or isinstance(one, ReplicaDigests)) and one not in board.evidence:
                     board.evidence.append(one)
 
     def _explained(self) -> bool:

@@ -86,7 +86,7 @@ def settled(run: JobController, silences: list[AgentUnreachable]) -> tuple[list[
                 return faults, silences
             continue
         waited = time.monotonic() - begin
-        settles = evidence_wait_seconds(faults, members, silence=silence, levels=run.levels)
+        settles = evidence_wait_seconds(faults, members, silence=silence, recommended_actions=run.recommended_actions)
         if not doubtful and waited >= max(settles, _seconds_for_twins(run, faults), _seconds_for_notice(run)):
             return faults, silences
         run.pump(0.02)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels, RecommendedAction
+from detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
 from detectors.causes import Candidate
 from detectors.diagnosis import Diagnosis, unexplained_faults
 from detectors.logs import warm
@@ -41,15 +41,15 @@ def context_faults(run: JobController) -> list[Fault]:
     What is only to be recorded, such as a clock that nobody keeps, explains nothing.
     """
     now = time.time()
-    seen = [fault for fault in run.faults.all() if not run.levels.acts(fault)]
+    seen = [fault for fault in run.faults.all() if not run.recommended_actions.needs_action(fault)]
     kind = run.cluster.kind
     acting = {_thing(fault, kind) for fault in run.generations.state.unusable}
     others = [fault for fault in run.generations.state.node_faults if _thing(fault, kind) not in acting]
     told = [
         fault for fault in (*others, *run.generations.state.problems) if fault.node in run.generations.members and now - fault.at < RECENT
     ]
-    known = [fault for fault in (*seen, *told) if run.levels.of(fault) is not RecommendedAction.RECORD]
-    return [fault for fault in known if not run.nodes.eligibility.is_excused(fault, run.levels)]
+    known = [fault for fault in (*seen, *told) if run.recommended_actions.of(fault) is not RecommendedAction.RECORD]
+    return [fault for fault in known if not run.nodes.eligibility.is_excused(fault, run.recommended_actions)]
 
 
 def _thing(fault: Fault | PastFault, cluster_kind: str) -> tuple[str, str, str]:
@@ -89,10 +89,12 @@ def belong(diagnosis: Diagnosis, acting: Iterable[Fault]) -> list[Fault]:
     return [root, *(fault for fault in diagnosis.secondary_failures if fault is not root and id(fault) in ours)]
 
 
-def row_of(diagnosis: Diagnosis, job: str, incident: str, levels: Levels = CATALOGUE_LEVELS) -> models.IncidentDiagnosis:
+def row_of(
+    diagnosis: Diagnosis, job: str, incident: str, recommended_actions: RecommendedActions = CATALOGUE_ACTIONS
+) -> models.IncidentDiagnosis:
     """Return the verdict as a row of the history."""
     root = diagnosis.root
-    candidates = [record(one, levels) for one in diagnosis.candidates]
+    candidates = [record(one, recommended_actions) for one in diagnosis.candidates]
     return models.IncidentDiagnosis(
         job_id=job,
         incident_id=incident,
@@ -105,7 +107,7 @@ def row_of(diagnosis: Diagnosis, job: str, incident: str, levels: Levels = CATAL
     )
 
 
-def record(one: Candidate, levels: Levels = CATALOGUE_LEVELS) -> dict[str, Any]:
+def record(one: Candidate, recommended_actions: RecommendedActions = CATALOGUE_ACTIONS) -> dict[str, Any]:
     """Return an explanation for programs: what it is, its weight, its evidence with time and source, what it explains and what not."""
     fault = one.fault
     return {
@@ -116,13 +118,13 @@ def record(one: Candidate, levels: Levels = CATALOGUE_LEVELS) -> dict[str, Any]:
         "device": fault.device,
         "weight": one.weight,
         "blame": str(fault.entry.blame),
-        "level": str(levels.of(fault)),
+        "recommended_action": str(recommended_actions.of(fault)),
         "rules": one.reason,
         "evidence": [
             {"at": seen.at, "source": seen.source, "subject": seen.subject, "quote": seen.quote} for seen in one.evidence[:MOST_EVIDENCE]
         ],
         "explains": _counted(one.explains),
-        "unexplained": _counted(unexplained_faults(one, levels)),
+        "unexplained": _counted(unexplained_faults(one, recommended_actions)),
     }
 
 

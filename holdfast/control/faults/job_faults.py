@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from detectors.catalogue import Fault, Levels
+from detectors.catalogue import Fault, RecommendedActions
 from detectors.evidence import HangLimits
 from detectors.progress import NOT_ENDING
 from holdfast.control.agents.connectivity import ConnectivityMonitor
@@ -48,7 +48,7 @@ class JobFaults:
     generations: Generations
     incidents: Incidents
     policy: WatchedPolicy
-    is_excused: Callable[[Fault, Levels], bool]
+    is_excused: Callable[[Fault, RecommendedActions], bool]
     """Tells whether a person decided that the node of a fault stays."""
     connectivity: ConnectivityMonitor = field(init=False)
     pauses: Pauses = field(init=False)
@@ -72,10 +72,10 @@ class JobFaults:
 
     def begin(self, state: GenerationState) -> None:
         """Begin with a new generation's *state*: no evidence of the one before counts."""
-        self.evaluator, self.alerts = FaultEvaluator(state, self.connectivity.known_until), Alerts(lambda: self.levels)
+        self.evaluator, self.alerts = FaultEvaluator(state, self.connectivity.known_until), Alerts(lambda: self.recommended_actions)
 
     @property
-    def levels(self) -> Levels:
+    def recommended_actions(self) -> RecommendedActions:
         """Return the recommended actions that the policy sets for fault kinds now."""
         return self.policy.present.asks
 
@@ -87,7 +87,11 @@ class JobFaults:
 
     def acting(self) -> list[Fault]:
         """Return those that ask for an action."""
-        return [fault for fault in self.all() if self.levels.acts(fault) and not self.is_excused(fault, self.levels)]
+        return [
+            fault
+            for fault in self.all()
+            if self.recommended_actions.needs_action(fault) and not self.is_excused(fault, self.recommended_actions)
+        ]
 
     def missing_members(self) -> dict[str, str]:
         """Return the members whose agents are unreachable, and why: the agent exited, or is silent while no step is made."""
@@ -207,7 +211,7 @@ class JobFaults:
             incident_id=incident,
             at=fault.at,
             kind=fault.kind,
-            level=self.levels.of(fault),
+            recommended_action=self.recommended_actions.of(fault),
             subject=fault.subject,
             blame=fault.entry.blame,
             rank=fault.rank,

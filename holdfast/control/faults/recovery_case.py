@@ -18,7 +18,7 @@ from policies.shrink_live import complete_copies
 
 def diagnose_faults(run: JobController, faults: list[Fault]) -> Diagnosis:
     """Return the verdict on *faults*, by all that the job's past and its places tell."""
-    return diagnose(faults, tuple(run.incidents.failures_before), len(run.generations.members), places(run), run.levels)
+    return diagnose(faults, tuple(run.incidents.failures_before), len(run.generations.members), places(run), run.recommended_actions)
 
 
 def lost_nodes(faults: list[Fault], silences: list[AgentUnreachable]) -> set[str]:
@@ -45,7 +45,7 @@ def recovery_case(run: JobController, incident: IncidentInWork | None, diagnosis
         past=run.incidents.past(now),
         tried=tuple(incident.tried) if incident is not None else (),
         budget=run.policy.budget,
-        levels=run.levels,
+        recommended_actions=run.recommended_actions,
         earlier=heard_once(
             run.faults.history.of(
                 {fault.kind for fault in seen}, but=run.faults.rows_of(seen), incident=incident.row.id if incident is not None else ""
@@ -63,7 +63,7 @@ def recovery_case(run: JobController, incident: IncidentInWork | None, diagnosis
         seated=_seated(run, incident),
         approval_possible=bool(run.nodes.approvals.seconds),
         approved=frozenset(incident.approved if incident is not None else ()),
-        kept=run.nodes.eligibility.kept(seen, run.levels),
+        kept=run.nodes.eligibility.kept(seen, run.recommended_actions),
     )
 
 

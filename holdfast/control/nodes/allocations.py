@@ -115,7 +115,7 @@ class AllocatedNodes:
             self._said[word.node] = kinds
             for fault in faults:
                 self.faults.add_node_fault(fault)
-                if self.faults.levels.of(fault) is not RecommendedAction.RECORD:
+                if self.faults.recommended_actions.of(fault) is not RecommendedAction.RECORD:
                     self.log.record_event(f"{word.node}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
 
     # -- asking -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from detectors.catalogue import Fault, Levels
+from detectors.catalogue import Fault, RecommendedActions
 from detectors.codec import unpacked
 from holdfast.control.nodes.approvals import SHARE, Approvals
 from holdfast.history import History
@@ -175,13 +175,13 @@ class NodeEligibility:
             self._told[node] = why
         return found
 
-    def is_excused(self, fault: Fault, levels: Levels) -> bool:
+    def is_excused(self, fault: Fault, recommended_actions: RecommendedActions) -> bool:
         """Tell whether *fault* counts for nothing, as a person keeps the node in spite of it; one that stopped a rank needs an answer."""
-        return fault.rank is None and self._is_kept(fault) and isolating_fault([fault], levels) is not None
+        return fault.rank is None and self._is_kept(fault) and isolating_fault([fault], recommended_actions) is not None
 
-    def kept(self, faults: Iterable[Fault], levels: Levels) -> frozenset[str]:
+    def kept(self, faults: Iterable[Fault], recommended_actions: RecommendedActions) -> frozenset[str]:
         """Return the nodes that a person keeps in service in spite of all of *faults* that would take them out."""
-        severe = [fault for fault in faults if isolating_fault([fault], levels) is not None]
+        severe = [fault for fault in faults if isolating_fault([fault], recommended_actions) is not None]
         return frozenset(str(fault.node) for fault in severe if self._is_kept(fault)) - {
             str(fault.node) for fault in severe if not self._is_kept(fault)
         }

@@ -61,7 +61,7 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
             if kinds[fault.kind] <= MOST_ALIKE or fault is root:
                 incident.fault_rows.append(run.faults.record(fault, incident=incident.row.id, root=fault is root))
     incident.diagnosis = diagnosis
-    incident.verdict = row_of(diagnosis, run.job.id, incident.row.id, run.levels)
+    incident.verdict = row_of(diagnosis, run.job.id, incident.row.id, run.recommended_actions)
     run.recorder.add(incident.verdict)
     return incident
 

@@ -48,7 +48,7 @@ def wait_for_approval(run: JobController) -> Transition:
 
 def _against(run: JobController, incident: IncidentInWork, node: str) -> NodeFault:
     """Return what speaks against *node*."""
-    found = isolating_fault([fault for fault in incident.faults if fault.node == node], run.levels)
+    found = isolating_fault([fault for fault in incident.faults if fault.node == node], run.recommended_actions)
     assert incident.decision is not None
     reason = incident.decision.reason
     return found or NodeFault(node=node, severe=True, reason=reason, evidence=(reason,), seen=incident.row.detected_at)

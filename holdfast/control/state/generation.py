@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels, RecommendedAction
+from detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
 from detectors.evidence import (
     Evidence,
     GroupFailure,
@@ -69,7 +69,7 @@ from holdfast.control.agents.events import (
 )
 from holdfast.control.faults.rank_status import parse_rank_status
 
-_LASTING: Final = frozenset({RecommendedAction.RESET_DEVICE, RecommendedAction.EVICT_WHEN_IDLE, RecommendedAction.EVICT_NOW})
+_LASTING: Final = frozenset({RecommendedAction.RESET_GPU, RecommendedAction.DRAIN, RecommendedAction.EVICT})
 """Levels of faults that a new generation does not heal."""
 
 
@@ -240,10 +240,12 @@ class GenerationState:
             return False
         return event.rank in self.kept and self.ranks[event.rank].started is None
 
-    def keep(self, before: GenerationState, levels: Levels = CATALOGUE_LEVELS) -> None:
+    def keep(self, before: GenerationState, recommended_actions: RecommendedActions = CATALOGUE_ACTIONS) -> None:
         """Take over what is known of the processes that live on from the generation *before*."""
         self.longest_pause = before.longest_pause
-        self.node_faults = [fault for fault in before.node_faults if levels.of(fault) in _LASTING and fault.node in self.membership]
+        self.node_faults = [
+            fault for fault in before.node_faults if recommended_actions.of(fault) in _LASTING and fault.node in self.membership
+        ]
         if self.kept:
             self.step_before = before.step_before
         for rank in self.ranks.keys() - self.kept:

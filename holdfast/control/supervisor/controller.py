@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from detectors.catalogue import Levels
+from detectors.catalogue import RecommendedActions
 from detectors.evidence import InterruptedRecovery
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.checkpoints.job_checkpoints import JobCheckpoints
@@ -244,7 +244,7 @@ class JobController:
         return self.policy_file.present
 
     @property
-    def levels(self) -> Levels:
+    def recommended_actions(self) -> RecommendedActions:
         """Return the recommended actions of fault kinds that are in force."""
         return self.policy_file.present.asks
 
@@ -379,7 +379,7 @@ class JobController:
 
     def _begin_generation(self, before: GenerationState, state: GenerationState) -> None:
         """Have every part begin with the new generation's *state*; of processes that stay alive it keeps what was known *before*."""
-        state.keep(before, self.levels)
+        state.keep(before, self.recommended_actions)
         self.faults.begin(state)
         self.handlers.begin()
         self._next_ping = 0.0  # the replica nodes have to follow

@@ -335,7 +335,7 @@ class EventHandlers:
             keep_newest(self.generations.state.unusable, fault)
         self.faults.add_node_fault(fault)
         machine = machine_of(node, self.cluster_kind)
-        is_new = self.faults.levels.of(fault) is not RecommendedAction.RECORD and self._announced.is_new(fault, machine, time.monotonic())
+        is_new = self.faults.recommended_actions.of(fault) is not RecommendedAction.RECORD and self._announced.is_new(fault, machine, time.monotonic())
         if is_new and not (fault.kind in OF_USE and self._another_job_reported(fault)):
             where = machine or f"{some(sorted({node, *self.generations.members}))} (one machine)"
             self.log.record_event(f"{where}: {told(fault.entry.title, fault.quote, fault.entry.action)}")

@@ -312,9 +312,9 @@ def _isolating_faults(run: JobController) -> list[NodeFault]:
     case = run.incidents.current.case if run.incidents.current is not None else None
     by_node: dict[str, list[Fault]] = {}
     for fault in [*run.generations.state.node_faults, *(case.against_nodes() if case is not None else ())]:
-        if fault.node in run.generations.members and not run.nodes.eligibility.is_excused(fault, run.levels):
+        if fault.node in run.generations.members and not run.nodes.eligibility.is_excused(fault, run.recommended_actions):
             by_node.setdefault(str(fault.node), []).append(fault)
-    return [found for faults in by_node.values() if (found := isolating_fault(faults, run.levels)) is not None]
+    return [found for faults in by_node.values() if (found := isolating_fault(faults, run.recommended_actions)) is not None]
 
 
 def _warn_of_early_exit(run: JobController) -> None:

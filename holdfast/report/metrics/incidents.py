@@ -87,7 +87,9 @@ def incidents(session: Session, jobs: Sequence[JobMetrics]) -> list[Metric]:
 def faults(session: Session, jobs: Sequence[JobMetrics]) -> list[Metric]:
     """Return how many faults were seen at each job, and when last."""
     seen = CounterMetricFamily(
-        "holdfast_faults_total", "Faults seen, by level, whether they opened an incident or not.", labels=["job", "level"]
+        "holdfast_faults_total",
+        "Faults seen, by recommended action, whether they opened an incident or not.",
+        labels=["job", "recommended_action"],
     )
     by_kind = GaugeMetricFamily("holdfast_faults_by_kind", "Faults seen so far, by kind.", labels=["job", "kind"])
     newest = GaugeMetricFamily(
@@ -97,10 +99,12 @@ def faults(session: Session, jobs: Sequence[JobMetrics]) -> list[Metric]:
     )
     for one in jobs:
         name = one.job.name
-        wanted = columns(FaultRecord, one, "kind", "level").add_columns(func.count(), func.max(col(FaultRecord.at)))
+        wanted = columns(FaultRecord, one, "kind", "recommended_action").add_columns(func.count(), func.max(col(FaultRecord.at)))
         levels, kinds, last = Counter[str](), Counter[str](), defaultdict[str, float](float)
-        for kind, level, times, at in session.connection().execute(wanted.group_by(col(FaultRecord.kind), col(FaultRecord.level))):
-            levels[level] += times
+        for kind, recommended_action, times, at in session.connection().execute(
+            wanted.group_by(col(FaultRecord.kind), col(FaultRecord.recommended_action))
+        ):
+            levels[recommended_action] += times
             kinds[kind] += times
             last[kind] = max(last[kind], at)
         add_counts(seen, [name], levels, RecommendedAction)

@@ -60,7 +60,7 @@ def upgrade() -> None:  # noqa: PLR0915 (two statements a table)
         sa.Column("incident_id", sa.String(), nullable=True),
         sa.Column("at", sa.Float(), nullable=False),
         sa.Column("kind", sa.String(), nullable=False),
-        sa.Column("level", sa.String(), nullable=False),
+        sa.Column("recommended_action", sa.String(), nullable=False),
         sa.Column("subject", sa.String(), nullable=False),
         sa.Column("blame", sa.String(), nullable=False),
         sa.Column("rank", sa.Integer(), nullable=True),
