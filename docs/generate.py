@@ -342,7 +342,7 @@ def protocol_page() -> str:
     from holdfast.agent.commands import COMMANDS  # noqa: PLC0415 (as above)
     from holdfast.agent.monitor.preemption import PreemptionSettings  # noqa: PLC0415 (as above)
     from holdfast.agent.workers.spawner import MemstoreSettings  # noqa: PLC0415 (as above)
-    from holdfast.control.agents.answers import ANSWERS  # noqa: PLC0415 (as above)
+    from holdfast.control.agents.schema import ANSWERS  # noqa: PLC0415 (as above)
     from holdfast.control.supervisor.event_table import EVENTS  # noqa: PLC0415 (as above)
 
     records, rows = dict[str, type[BaseModel]](), []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from holdfast.control.faults.recovery_case import recovery_case
+from holdfast.control.faults.diagnosis import recovery_case
 from holdfast.control.nodes.approvals import LEAST
 from holdfast.control.recovery.incident_record import record_decision, remember_attempt
 from holdfast.control.supervisor.controller import JobController

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from holdfast.control.faults.confirmation import confirm_faults
-from holdfast.control.faults.diagnosis_inputs import context_faults, read_last_output
-from holdfast.control.faults.recovery_case import diagnose_faults, lost_nodes
+from holdfast.control.faults.diagnosis import context_faults, diagnose_faults, lost_nodes, read_last_output
 from holdfast.control.recovery.incident_record import bar_replace_ranks, open_incident
 from holdfast.control.supervisor.controller import JobController
 from holdfast.prefect_client import task_titles

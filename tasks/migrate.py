@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.control.migration.grow_live import grow_live
 from holdfast.control.migration.grow_restart import grow_by_restart
-from holdfast.control.migration.move import move
+from holdfast.control.migration.live import grow_live, move
 from holdfast.control.supervisor.controller import JobController
 from holdfast.prefect_client import task_titles
 from holdfast.prefect_client.job_task import job_task

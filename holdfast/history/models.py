@@ -271,7 +271,7 @@ class Incident(SQLModel, table=True):
     """From *fault_at* to the first new step; for scripts that report no steps only until all processes had started (see *facts*)."""
     reason: str = ""
     facts: dict[str, Any] | None = _maybe_json()
-    """What the recovery did inside the workers (see `holdfast.control.checkpoints.recovery_facts`), how old the newest snapshot in memory
+    """What the recovery did inside the workers (see `holdfast.control.checkpoints.snapshot_stats`), how old the newest snapshot in memory
     was in steps, ``orders``: each attempt's action, and when its orders had been answered; `DOWN_UNTIL`: what *downtime_s* ends with."""
 
     @property
@@ -317,7 +317,7 @@ class IncidentDiagnosis(SQLModel, table=True):
     """How likely it was beside the others: 0 to 1."""
     reason: str
     candidates: list[dict[str, Any]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
-    """The explanations, the likeliest first (see `holdfast.control.faults.diagnosis_inputs.record`)."""
+    """The explanations, the likeliest first (see `holdfast.control.faults.diagnosis.record`)."""
 
 
 class DecisionRecord(SQLModel, table=True):

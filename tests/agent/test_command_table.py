@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.agent import schema
 from holdfast.agent.commands import COMMANDS
-from holdfast.control.agents.answers import ANSWERS
+from holdfast.control.agents.schema import ANSWERS
 from tests.test_arrows import ROOT
 
 GIVE = frozenset({"send_command", "send", "send_command_async", "send_commands", "send_commands_async", "each"})

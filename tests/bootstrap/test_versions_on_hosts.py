@@ -15,7 +15,7 @@ from holdfast.cluster.remote import RemoteNodes
 from holdfast.cluster.ssh import transport
 from holdfast.control.agents import client
 from holdfast.control.agents.pool import AgentPool
-from holdfast.control.backup.prerequisites import BackupPrerequisites
+from holdfast.control.backup.standby import BackupPrerequisites
 from holdfast.control.supervisor.launch import reasons
 from holdfast.control.supervisor.reattach import refuse_another_version
 from holdfast.errors import LeaseLost, ProtocolMismatch, VersionMismatch
@@ -75,7 +75,7 @@ def told_by_a_standby(cluster: SshCluster) -> str:
     assert standby._thread is not None
     standby._thread.join(60)
     standby.close()
-    return standby.trouble
+    return standby.problem
 
 
 def test_hosts_without_holdfast_are_told_of_once_with_the_cure(rack: Rack) -> None:
@@ -103,9 +103,9 @@ def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rac
     before = source.node_proxy("n0")
     before.close()
     wait_until(
-        lambda: source.node_proxy("n0") is not before and talk.disconnected_since is None and not talk.gone,
+        lambda: source.node_proxy("n0") is not before and talk.disconnected_since is None and not talk.lost_reason,
         seconds=60,
-        explain=lambda: f"{talk.gone}",
+        explain=lambda: f"{talk.lost_reason}",
     )
     assert talk.send_command("about", protocol=PROTOCOL)["job"] == "job", "the connection came back"
     wait_until(lambda: source.answers("n0"), seconds=60)  # a second look
@@ -115,7 +115,7 @@ def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rac
     try:
         assert heir.reattach("n0")["job"] == "job"
         for late in (fleet.fence, fleet.wipe):
-            with pytest.raises(LeaseLost, match=r"a newer flow \(epoch 2\)"):
+            with pytest.raises(LeaseLost, match=r"a newer controller \(epoch 2\)"):
                 late("n0")
         assert version_of(rack[0], cluster) == "0.1.0", "its agent lives"
         assert heir.source.fence("n1", "job"), "its agent was ended"

@@ -118,9 +118,9 @@ def test_a_job_gets_what_is_the_nodes_own(nodes: RemoteNodes) -> None:
 def test_a_connection_that_ends_is_sought_anew_and_what_was_missed_is_told(talk: Talk, reach: ChildReach) -> None:
     """The worker ends while nobody listens; it is known as soon as somebody does, and its start is not told twice."""
     reach.cut()
-    wait_until(lambda: talk.channel.missed, seconds=SECONDS)
+    wait_until(lambda: talk.channel.failed_attempts, seconds=SECONDS)
     assert talk.fleet.cut_off().keys() == {"box-0"}
-    assert not talk.fleet.gone()
+    assert not talk.fleet.disconnected()
     os.kill(talk.pid, signal.SIGKILL)
     reach.down = False
     assert talk.wait("worker.exited")["rank"] == 0
@@ -131,29 +131,29 @@ def test_a_connection_that_ends_is_sought_anew_and_what_was_missed_is_told(talk:
 
 def test_an_order_is_carried_out_once_whatever_its_connection_does(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer got lost with the connection; given again, it would be refused by an agent that did not know it."""
-    channel, took = talk.channel, talk.channel._take
+    channel, took = talk.channel, talk.channel._dispatch
     os.kill(talk.pid, signal.SIGKILL)
     talk.wait("worker.exited")
 
     def lose(message: Message) -> None:
         if "started" in message:
-            monkeypatch.setattr(channel, "_take", took)
+            monkeypatch.setattr(channel, "_dispatch", took)
             channel._socket.shutdown(socket.SHUT_RDWR)
         else:
             took(message)
 
-    monkeypatch.setattr(channel, "_take", lose)
+    monkeypatch.setattr(channel, "_dispatch", lose)
     workers = [{"rank": 0, "environment": {}}]
     answer = channel.send_command("start", seconds=SECONDS, generation=2, membership={"box-0": [0]}, workers=workers)
     assert answer["started"] == [0]
-    assert channel._take == took, "the first answer did not get lost"
+    assert channel._dispatch == took, "the first answer did not get lost"
 
 
 def test_an_agent_that_is_gone_is_not_sought(talk: Talk) -> None:
     """Its node answers and says that nobody listens."""
     os.kill(int(talk.channel.about()["pid"]), signal.SIGKILL)
-    assert "nobody listens" in talk.wait("agent.disconnected")["why"]
-    assert talk.fleet.gone().keys() == {"box-0"}
+    assert "nothing listens" in talk.wait("agent.gone")["why"]
+    assert talk.fleet.disconnected().keys() == {"box-0"}
     with pytest.raises(AgentDisconnected):
         talk.channel.send_command("ping")
 
@@ -161,7 +161,7 @@ def test_an_agent_that_is_gone_is_not_sought(talk: Talk) -> None:
 def test_another_agent_on_the_node_is_not_taken_for_the_one_before(talk: Talk, nodes: RemoteNodes, reach: ChildReach) -> None:
     """It knows nothing of the generation."""
     reach.cut()
-    wait_until(lambda: talk.channel.missed, seconds=SECONDS)
+    wait_until(lambda: talk.channel.failed_attempts, seconds=SECONDS)
     reach.down, other = False, RemoteNodes(nodes._cluster, reach)
     talk.channel._connect = lambda: (_ for _ in ()).throw(TimeoutError())  # not before the other one serves
     other.fence("box-0")
@@ -175,7 +175,7 @@ def test_a_connection_that_stalls_is_replaced_when_its_node_answers(talk: Talk, 
     """Nothing ends, nothing comes: only a new connection tells that it was not the agent, and that is no fault of anything."""
     reach.stall()
     wait_until(lambda: talk.fleet.silent(1.0), seconds=SECONDS)
-    assert not talk.channel.gone
+    assert not talk.channel.lost_reason
     reach.down = False
     assert talk.fleet.recheck("box-0") is None
     assert talk.channel.about()["workers"] == {"0": talk.pid}
@@ -192,7 +192,7 @@ def test_a_node_that_does_not_answer_a_second_look_is_lost(talk: Talk, reach: Ch
 def test_a_node_that_was_let_go_of_unreached_is_fenced_once_it_can_be(talk: Talk, nodes: RemoteNodes, reach: ChildReach) -> None:
     """Whatever it still runs is ended, beside what the flow does."""
     reach.cut()
-    wait_until(lambda: talk.channel.missed, seconds=SECONDS)
+    wait_until(lambda: talk.channel.failed_attempts, seconds=SECONDS)
     talk.fleet.drop("box-0")
     assert talk.fleet.uncleaned == {"box-0"}
     assert talk.pid in marked(NODE_MARK, mark_of(nodes.folder("box-0")))

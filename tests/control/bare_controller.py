@@ -1,4 +1,4 @@
-"""A real controller of a job of which nothing runs: its parts are the real ones, its agents are what a test says of them."""
+"""A real controller of a job of which nothing runs: its parts are real, a test sets what its agents report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.spec import Cluster, LocalCluster, TrainingJob
 def bare_controller(
     place: Path, membership: dict[str, list[int]], *, cluster: Cluster | None = None, **spec: Any
 ) -> Iterator[JobController]:
-    """Give the controller of a job in its first generation, whose history is in *place*; *spec*: keys of its job file."""
+    """Return the controller of a job in its first generation, whose history is in *place*; *spec*: keys of its job file."""
     history = History.open(f"sqlite:///{place / 'history.db'}")
     recorder = Recorder(history, place / "outbox_path")
     keys = {"name": "j", "command": [sys.executable], "directory": str(place), "nodes": {"wanted": len(membership)}, **spec}
@@ -57,6 +57,6 @@ def bare_controller(
 
 
 def recorded_events(controller: JobController) -> list[str]:
-    """Return the texts of the events on record, oldest first."""
+    """Return the texts of the recorded events, oldest first."""
     assert controller.recorder.flush(10.0)
     return [one.text for one in queries.job_events(controller.history, controller.job.id)]

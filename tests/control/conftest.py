@@ -1,4 +1,4 @@
-"""What tests of a flow's parts share."""
+"""Fixtures that the tests of the controller's parts share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.history import History
 
 @pytest.fixture
 def history(holdfast_home: Path) -> Iterator[History]:
-    """Give the empty history of this home."""
+    """Return the empty history of this home."""
     opened = History.open(f"sqlite:///{holdfast_home / 'history.db'}")
     yield opened
     opened.close()

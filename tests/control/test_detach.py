@@ -1,4 +1,4 @@
-"""When a flow is to let go of its job."""
+"""When a controller detaches from its job."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from holdfast.errors import BadSetting
 @pytest.mark.parametrize(
     ("said", "goes_down"), [("echo stopping; exit 1", True), ("echo running", False), ("echo offline; exit 1", False), ("exit 1", False)]
 )
-def test_a_machine_goes_down_when_systemd_says_so(said: str, goes_down: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 (a table)
-    """As `systemctl is-system-running` words it; a machine that really goes down would take the tests along."""
+def test_a_machine_shuts_down_when_systemd_says_so(said: str, goes_down: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 (a table)
+    """By the words of `systemctl is-system-running`; a real shutdown would end the tests."""
     program = tmp_path / "systemctl"
     program.write_text(f'#!/bin/sh\n[ "$1" = is-system-running ] || exit 9\n{said}\n')
     program.chmod(0o755)
@@ -24,16 +24,16 @@ def test_a_machine_goes_down_when_systemd_says_so(said: str, goes_down: bool, tm
     assert machine_shuts_down(tmp_path / "none") is goes_down
 
 
-def test_a_machine_goes_down_when_systemd_has_ended_all_its_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then nobody answers any more; what is left is told to end by the first process, which has another name by then."""
+def test_a_machine_shuts_down_when_systemd_has_ended_all_its_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then systemctl no longer answers; the first process, which has another name by then, signals what is left."""
     monkeypatch.setenv("PATH", str(tmp_path))
     for name, goes_down in (("systemd-shutdow\n", True), ("systemd\n", False)):
         (tmp_path / "comm").write_text(name)
         assert machine_shuts_down(tmp_path / "comm") is goes_down
 
 
-def test_what_a_termination_means_is_refused_where_nobody_knows_before_a_flow_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slip of the hand would else be noticed by a job that was stopped."""
+def test_an_unknown_meaning_of_sigterm_is_refused_before_a_flow_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typing error would otherwise show when it has stopped a job."""
     for said, lets_go in (("", False), ("stop", False), ("detach", True)):
         monkeypatch.setenv("HOLDFAST_SIGTERM", said)
         assert sigterm_detaches() is lets_go
@@ -60,8 +60,8 @@ subprocess.run(["cat", "/proc/self/status"], check=True)
 """
 
 
-def test_a_signal_that_comes_while_a_program_becomes_another_is_heard_and_nothing_of_that_reaches_its_children() -> None:
-    """Exec resets handlers, and would have it end the process; a training script that uses the signal finds it as it always is."""
+def test_a_signal_during_exec_is_kept_and_its_handling_does_not_reach_children() -> None:
+    """Exec resets handlers, so the signal would end the process; a training script that uses the signal finds its default."""
     done = subprocess.run([sys.executable, "-c", FIRST, SECOND], capture_output=True, text=True, check=True)
     why, _, status = done.stdout.partition("\n")
     assert why == "it received SIGUSR1"

@@ -1,4 +1,4 @@
-"""The table of events is whole: what agents send stands in it, what stands in it is sent, and its fields are needed."""
+"""The table of events is complete: agents send exactly its rows, and its required fields are required."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def sent() -> Iterator[str]:
     yield from TOLD
 
 
-def test_every_event_that_is_sent_stands_in_the_table_and_every_row_is_sent() -> None:
-    """By an agent; by the controller's end of the connection where the agent itself is gone."""
+def test_the_table_has_exactly_the_events_that_are_sent() -> None:
+    """By an agent; by the controller's end of the connection where the agent is lost."""
     assert "agent.disconnected" in (ROOT / "holdfast" / "control" / "agents" / "client.py").read_text()
     assert {*sent(), "agent.disconnected"} == set(EVENTS)
 
@@ -44,8 +44,8 @@ def an_event(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_a_field_that_is_needed_can_be_neither_missing_nor_null(name: str) -> None:
-    """Unless a null means something in it."""
+def test_a_required_field_can_be_neither_missing_nor_null(name: str) -> None:
+    """Unless null has a meaning."""
     fields = EVENTS[name].fields.model_fields
     assert parse(an_event(name)).event == name
     for field, facts in fields.items():
@@ -57,7 +57,7 @@ def test_a_field_that_is_needed_can_be_neither_missing_nor_null(name: str) -> No
                 EVENTS[name].fields.of({**an_event(name), field: None})
 
 
-def test_an_event_of_a_newer_agent_is_let_pass() -> None:
+def test_an_unknown_event_of_a_newer_agent_is_accepted() -> None:
     """Its common fields are checked all the same."""
     assert parse({"event": "worker.dances", "rank": "any"}).event == "worker.dances"
     with pytest.raises(ValueError, match="generation"):

@@ -1,4 +1,4 @@
-"""What agents tell of the memory is told to people once, whoever steers."""
+"""What agents report about in-memory snapshots is reported to people once, whichever controller runs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[AgentPool]:
-    """Give a fleet whose nodes are known and not reached."""
+    """Return a pool whose nodes are known and not reached."""
     fleet = AgentPool(LocalNodes("here", tmp_path, 3), {"job": "job"}, epoch=1)
     fleet.memory = {"node-0": ("127.0.0.1", 1000), "node-1": ("127.0.0.1", 1001)}
     yield fleet
     fleet.close(end=False)
 
 
-def test_a_trouble_is_news_once_until_it_is_over(fleet: AgentPool) -> None:
-    """A home is called by its node's name."""
+def test_a_problem_is_reported_once_until_it_is_over(fleet: AgentPool) -> None:
+    """A replica node is called by its name."""
     replicas, now = Replicas(fleet, MemoryPlan()), time.time()
     lost = {"event": "replica.lost", "at": now + 1, "peer": "127.0.0.1:1001", "why": "refused"}
     evidence, words = replicas.note_problem("node-0", ReplicaLost.of(lost))
@@ -41,8 +41,8 @@ def test_a_trouble_is_news_once_until_it_is_over(fleet: AgentPool) -> None:
     assert replicas.note_problem("node-0", ReplicaLost.of({**lost, "at": now + 5}))[0] is not None
 
 
-def test_what_is_on_record_is_not_told_again(fleet: AgentPool) -> None:
-    """A flow that adopts a job hears the journals from before its time."""
+def test_a_recorded_problem_is_not_reported_again(fleet: AgentPool) -> None:
+    """A controller that reattaches receives the event logs from before its time."""
     replicas, before = Replicas(fleet, MemoryPlan()), time.time() - 10
     replicas.remember([("replica-lost", "node-0", before), ("worker-sigkill", "node-1", before)])
     assert replicas.note_problem("node-0", ReplicaLost.of({"event": "replica.lost", "at": before, "peer": "x", "why": "refused"})) == (
@@ -56,8 +56,8 @@ def test_what_is_on_record_is_not_told_again(fleet: AgentPool) -> None:
     )
 
 
-def test_nodes_without_memory_are_all_on_record_and_one_is_remarked(fleet: AgentPool) -> None:
-    """A cluster of containers without /dev/shm is one remark."""
+def test_nodes_without_a_memory_store_are_all_recorded_and_one_is_reported(fleet: AgentPool) -> None:
+    """A cluster of containers without /dev/shm is one event."""
     replicas = Replicas(fleet, MemoryPlan())
     found = [
         replicas.note_problem(f"node-{number}", MemstoreUnavailable.of({"event": "memstore.unavailable", "at": 1.0, "why": "no /dev/shm"}))
@@ -67,8 +67,8 @@ def test_nodes_without_memory_are_all_on_record_and_one_is_remarked(fleet: Agent
     assert [bool(words) for _, words in found] == [True, False, False]
 
 
-def test_workers_are_told_where_their_own_server_is_and_those_of_nodes_without_ranks(fleet: AgentPool) -> None:
-    """Where there are any; the others tell of theirs. So no more is told to each of thousands than to each of two."""
+def test_workers_get_the_address_of_their_own_server_and_those_of_nodes_without_ranks(fleet: AgentPool) -> None:
+    """Members exchange theirs; so each of thousands gets no more than each of two."""
     replicas, first, second = Replicas(fleet, MemoryPlan()), '"node-0": ["127.0.0.1", 1000]', '"node-1": ["127.0.0.1", 1001]'
     assert replicas.environments({"node-0"}, ["node-0"])["node-0"] == {"HOLDFAST_MEMORY_SERVERS": f"{{{first}, {second}}}"}
     assert replicas.environments({"node-0", "node-1"}, ["node-0"])["node-0"] == {"HOLDFAST_MEMORY_SERVERS": f"{{{first}}}"}
@@ -79,7 +79,7 @@ def test_workers_are_told_where_their_own_server_is_and_those_of_nodes_without_r
 
 @pytest.fixture
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentPool]:
-    """Give two nodes with agents that keep state in memory."""
+    """Return two nodes with agents that have memory stores."""
     folder = tmp_path_factory.mktemp("n")
     how = {"warm": False, "python": sys.executable, "preload": [], "argv": ["true"], "directory": str(folder), "log_directory": str(folder)}
     plan = {"job": "job", "lease": 60.0, **how, "environment": {"HOLDFAST_TOKEN": "secret"}, "memory": {"limit": None}}
@@ -90,19 +90,19 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentPool]:
     fleet.close(end=True)
 
 
-def test_a_node_without_any_home_is_told_once_and_gets_the_next_one(pair: AgentPool) -> None:
-    """The only other node goes away with the replicas and comes back empty; what is heard of it late is no news."""
+def test_a_node_without_a_replica_node_is_reported_once_and_gets_the_next_one(pair: AgentPool) -> None:
+    """The only other node is lost with the replicas and comes back empty; late reports about it are no news."""
     replicas, (host, port) = Replicas(pair, MemoryPlan()), pair.memory["node-1"]
     assert replicas.maintain(["node-0"]) == []
     wait_until(lambda: pair.clients["node-0"].about()["memory"]["to"] == [[host, port]], seconds=60)
     assert isinstance(pair.source, LocalNodes)
     pair.source.power_off("node-1")
-    wait_until(pair.gone, seconds=60)
+    wait_until(pair.disconnected, seconds=60)
     assert replicas.servers((), [None]) == {None: {"node-0": list(pair.memory["node-0"])}}
     ((evidence, words),) = replicas.maintain(["node-0"])
     assert evidence is not None
     assert (evidence.kind, evidence.node) == ("replica-lost", "node-0")
-    assert words == "node-0: node-1, which kept its snapshots, is gone; no other node can keep them"
+    assert words == "node-0: node-1, which kept its replicas, is lost; no other node can keep them"
     assert replicas.maintain(["node-0"]) == []
     pair.drop("node-1")
     late = {"event": "replica.lost", "at": time.time(), "peer": f"{host}:{port}", "why": "refused"}

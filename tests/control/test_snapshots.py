@@ -1,4 +1,4 @@
-"""From what ranks tell of their snapshots to the row that the history keeps."""
+"""From the ranks' reports about their snapshots to the row in the history."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import Any
 import pytest
 
 from holdfast.control.agents.events import WorkerRegrouped
-from holdfast.control.checkpoints.recovery_facts import facts_of, restart_facts
-from holdfast.control.checkpoints.snapshot_stats import SnapshotStats, row_of, snapshot_age
+from holdfast.control.checkpoints.snapshot_stats import SnapshotStats, regroup_facts, restart_facts, row_of, snapshot_age
 from holdfast.control.state.generation import GenerationState, RankState
 from holdfast.control.supervisor import event_table
 from holdfast.history import History, Recorder, queries
 
-COST: dict[str, Any] = {"copied": 2.0, "hidden": 1.5, "paused": 0.2, "prepared": 0.1, "slowed": 0.3, "trained": 30.0}
+COST: dict[str, Any] = {"copied": 2.0, "overlapped": 1.5, "paused": 0.2, "prepared": 0.1, "slowed": 0.3, "trained": 30.0}
 BEAT = {"age": 0.0, "managed": True, "section": None, "section_limit": None, "process": "S", "wait": "", "output_age": None}
 
 
 def beat(at_step: int | None, replica: int | None = None, **snapshot: Any) -> dict[str, Any]:
-    """Return how an agent tells of one worker."""
+    """Return an agent's heartbeat of one worker."""
     return {**BEAT, "step": at_step, "replica": replica, "snapshot": snapshot}
 
 
 def told(board: GenerationState, now: float, ranks: dict[int, dict[str, Any]]) -> GenerationState:
-    """Have the board hear of its ranks, from the node of each."""
+    """Change the state by the heartbeats of its ranks, from the node of each."""
     for node, here in board.membership.items():
         own = {str(rank): one for rank, one in ranks.items() if rank in here}
         event_table.change_state(
@@ -36,20 +35,20 @@ def told(board: GenerationState, now: float, ranks: dict[int, dict[str, Any]]) -
 
 @pytest.fixture
 def board() -> GenerationState:
-    """Give a generation of two ranks of which nothing is known."""
+    """Return the state of a generation of two ranks without events."""
     return GenerationState(3, {"a": [0], "b": [1]})
 
 
 @pytest.fixture
 def recorder(history: History, tmp_path: Path) -> Iterator[Recorder]:
-    """Give what writes it."""
+    """Return a recorder."""
     recorder = Recorder(history, tmp_path / "outbox_path")
     yield recorder
     recorder.close()
 
 
 def test_the_newest_snapshot_is_the_one_that_all_ranks_have(board: GenerationState) -> None:
-    """As long as one of them has none, there is none; its age is that of the rank which is furthest behind."""
+    """As long as one of them has none, there is none; its staleness is that of the rank which is furthest behind."""
     assert row_of(board, "job", 1.0, {}) is None
     told(board, 1.0, {0: beat(11, 10, step=10, age=0.2, every=1, size=100, **COST), 1: beat(11, size=0)})
     row = row_of(board, "job", 1.0, {})
@@ -64,23 +63,23 @@ def test_the_newest_snapshot_is_the_one_that_all_ranks_have(board: GenerationSta
     assert row.ages == {"1": 4, "2": 1}
 
 
-def test_an_old_word_of_a_lost_rank_makes_no_snapshot_older(board: GenerationState) -> None:
-    """What it said last is of a few steps ago; how far it was behind itself then is what counts."""
+def test_an_old_report_of_a_lost_rank_adds_no_staleness(board: GenerationState) -> None:
+    """Its last report is a few steps old; how far it was behind itself then is what counts."""
     told(board, 1.0, {0: beat(5, step=4, age=0.1), 1: beat(5, step=4, age=0.1)})
     told(board, 2.0, {0: beat(9, step=8, age=0.1)})
     assert snapshot_age(board) == 1
 
 
-def test_why_ranks_take_none_is_kept(board: GenerationState) -> None:
-    """In their own words."""
+def test_the_reason_why_ranks_take_no_snapshots_is_kept(board: GenerationState) -> None:
+    """As the ranks report it."""
     told(board, 1.0, {0: beat(5, why="no optimizer"), 1: beat(5, why="no optimizer")})
     row = row_of(board, "job", 1.0, {})
     assert row is not None
     assert (row.step, row.reason, row.hidden, row.cost) == (None, "no optimizer", None, None)
 
 
-def test_the_history_has_one_row_a_generation_with_the_newest_word(board: GenerationState, history: History, recorder: Recorder) -> None:
-    """Ages are counted while the job trains, and go on being counted by the flow that comes next."""
+def test_the_history_has_one_row_a_generation_with_the_newest_report(board: GenerationState, history: History, recorder: Recorder) -> None:
+    """Staleness is counted while the job trains, and the next controller continues the count."""
     keeps = SnapshotStats(recorder, "job")
     keeps.poll(board, 0.0, training=True)
     for step in (7, 8, 9):
@@ -105,15 +104,15 @@ def test_the_history_has_one_row_a_generation_with_the_newest_word(board: Genera
     assert newest.generation == 4
 
 
-def test_an_agent_of_an_older_version_tells_of_no_snapshots(board: GenerationState) -> None:
-    """Its beats have no such fields."""
+def test_an_agent_of_an_older_version_reports_no_snapshots(board: GenerationState) -> None:
+    """Its heartbeats have no such fields."""
     told(board, 1.0, {rank: {**BEAT, "step": 5} for rank in (0, 1)})
     assert snapshot_age(board) is None
     assert row_of(board, "job", 1.0, {}) is None
 
 
-def test_it_is_known_how_many_ranks_went_on_from_a_replica() -> None:
-    """Of processes that were all started anew, and of a take-over."""
+def test_the_number_of_ranks_that_resumed_from_a_replica_is_recorded() -> None:
+    """After a restart, and after an in-process recovery."""
 
     def view(rank: int, *, path: str | None = None, replica: bool = False) -> RankState:
         return RankState(rank=rank, node="a", resumed=7, resumed_from=path, resumed_replica=replica)
@@ -121,7 +120,7 @@ def test_it_is_known_how_many_ranks_went_on_from_a_replica() -> None:
     assert restart_facts([view(0), view(1, replica=True)]) == {"source": "memory", "replicas": 1}
     assert restart_facts([view(0, path="/c/step-7"), view(1, path="/c/step-7")]) == {"source": "checkpoint", "replicas": 0}
     assert restart_facts([RankState(rank=0, node="a", resumed=0)]) is None
-    facts = facts_of(
+    facts = regroup_facts(
         {rank: WorkerRegrouped(event="worker.regrouped", generation=2, rank=rank, source="memory", replica=rank == 0) for rank in (0, 1)},
         {},
     )

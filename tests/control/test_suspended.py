@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from holdfast.control.backup.prerequisites import BackupPrerequisites
+from holdfast.control.backup.standby import BackupPrerequisites
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.control.supervisor.leadership import Leadership, StandbyController
@@ -26,8 +26,8 @@ def suspended(cluster: LocalCluster, flow_run: str = "first") -> str:
         return run.job.id
 
 
-def test_a_standby_controller_leaves_a_suspended_job_alone(holdfast_home: Path, tmp_path: Path) -> None:
-    """But the standby that was suspended itself takes its job up again when it is resumed."""
+def test_a_standby_controller_does_not_resume_a_suspended_job(holdfast_home: Path, tmp_path: Path) -> None:
+    """But the standby that was suspended itself continues its job when it is resumed."""
     assert holdfast_home.is_dir()
     cluster = LocalCluster(name="c", nodes=1, directory=str(tmp_path / "nodes"))
     job = suspended(cluster, "first")

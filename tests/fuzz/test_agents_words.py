@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from holdfast.control.agents.answers import complaint
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.event_queue import EventQueue
+from holdfast.control.agents.schema import answer_error
 from holdfast.control.checkpoints.final_checkpoint import NodeSnapshots
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.event_table import EVENTS
@@ -128,8 +128,8 @@ def test_nonsense_is_told_once_and_sense_is_heard_after_it(run: JobController) -
 @given(told=spoiled(ABOUT))
 def test_what_an_agent_says_of_itself_is_used_only_if_it_can_be(told: Message) -> None:
     """A flow that adopts a job reads these fields, of all agents together."""
-    assert complaint("about", ABOUT) == ""
-    if not complaint("about", told):
+    assert answer_error("about", ABOUT) == ""
+    if not answer_error("about", told):
         assert max(told["generation"], told["since"]) >= 0
         assert all(int(number) >= 0 and one.get("role") is not str for number, one in told["standbys"].items())
         assert sum(rank for ranks in told["membership"].values() for rank in ranks) >= 0
@@ -198,6 +198,6 @@ def test_an_answer_to_an_order_can_be_read_or_is_the_nodes_trouble(
     except CommandRejected as refused:
         answer, why = ANSWERED[verb], str(refused)
     else:
-        why = "makes no sense"
-    assert "makes no sense" in why
+        why = "sent an invalid answer"
+    assert "sent an invalid answer" in why
     READ[verb](answer)

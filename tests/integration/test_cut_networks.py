@@ -421,7 +421,7 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
     before, host, known = job.chaos.ranks(), job.host_of(1), len(job.incidents())
     there = {rank for rank, one in before.items() if one.node == host.name}  # earlier tests may have left it two
     old = [host.pid_here(before[rank].pid) for rank in there]
-    taken_in = said(job, f"{host.name} taken in to be spare")
+    taken_in = said(job, f"{host.name} added as spare")
     host.cut("peers", direction)
     try:
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
@@ -438,7 +438,7 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
     finally:
         host.heal()
     job.person("nodes", "readmit", host.name, "--reason", "its cable was plugged in again", "--cluster", "cluster.yaml")
-    job.until(lambda: said(job, f"{host.name} taken in to be spare") > taken_in, "a spare node again")
+    job.until(lambda: said(job, f"{host.name} added as spare") > taken_in, "a spare node again")
 
 
 @pytest.mark.parametrize("direction", ["in", "out"])
@@ -447,7 +447,7 @@ def test_a_host_that_is_cut_off_from_all_in_one_direction_gives_way(job: HostJob
     job.settles()
     before, host, known = job.chaos.ranks(), job.host_of(1), len(job.incidents())
     there = {rank for rank, one in before.items() if one.node == host.name}  # earlier tests may have left it two
-    taken_in = said(job, f"{host.name} taken in to be spare")
+    taken_in = said(job, f"{host.name} added as spare")
     host.cut("all", direction)
     try:
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
@@ -462,7 +462,7 @@ def test_a_host_that_is_cut_off_from_all_in_one_direction_gives_way(job: HostJob
         assert {rank: after[rank] for rank in stay} == {rank: before[rank] for rank in stay}, "survivors stay in their processes"
     finally:
         host.heal()
-    job.until(lambda: said(job, f"{host.name} taken in to be spare") > taken_in, "a spare node again")
+    job.until(lambda: said(job, f"{host.name} added as spare") > taken_in, "a spare node again")
 
 
 def test_two_hosts_that_do_not_reach_each_other_train_no_longer_together(job: HostJob) -> None:

@@ -103,7 +103,7 @@ def test_a_job_that_ends_before_its_goal_keeps_its_newest_step(stage: Stage, alo
     play.steps_to(30)
     notice.write_text("spot instance to be terminated")
     play.ends()
-    assert "every node of the job was told to go" in play.reason()
+    assert "every node of the job has a preemption notice" in play.reason()
     step = saved_at_the_end(play)
     notice.unlink()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from holdfast.control.backup import prerequisites
-from holdfast.control.backup.prerequisites import BackupPrerequisites
+from holdfast.control.backup import standby as backup
+from holdfast.control.backup.standby import BackupPrerequisites
 from holdfast.errors import SecretUnavailable, UnusableFile
 from holdfast.ports import free_port
 from holdfast.prefect.server import STANDS_IN
@@ -67,19 +67,19 @@ def test_a_standby_has_its_secrets_before_it_needs_them(
     (holdfast_home / "profiles.toml").write_text(f'active = "site"\n[profiles.site]\nPREFECT_API_URL = "http://127.0.0.1:{port}/api"\n')
     (holdfast_home / "known").touch()
     monkeypatch.setenv("PREFECT_HOME", str(holdfast_home))
-    monkeypatch.setattr(prerequisites, "AGAIN", 0.0)
+    monkeypatch.setattr(backup, "RETRY", 0.0)
     fields = {"kind": "ssh", "name": "site", "hosts": ["n0"], "user": "u", "known_hosts": str(holdfast_home / "known")}
     cluster, standby = cluster_of({**fields, "key": "block:site-key"}), BackupPrerequisites()
     standby.prepare(cluster)
     assert not standby.is_ready(cluster)
-    assert "Start it" in standby.trouble
+    assert "Start it" in standby.problem
     relay = Relay(urllib.parse.urlsplit(prefect_server.url).port or 0, at=port)
     try:
         standby.prepare(cluster)
     finally:
         relay.close()
-    assert standby.is_ready(cluster), standby.trouble
-    assert standby.trouble == ""
+    assert standby.is_ready(cluster), standby.problem
+    assert standby.problem == ""
     (holdfast_home / "known").unlink()
     standby.take(cluster).close()  # by what it had
     (holdfast_home / "known").touch()

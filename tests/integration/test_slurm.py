@@ -225,7 +225,7 @@ def test_a_job_that_gives_way_to_a_more_urgent_one_is_saved_and_goes_on_when_tha
     (incident,) = play.incidents()
     assert (incident.kind, incident.action) == ("node-leaving", "wait-for-capacity"), f"{incident.reason}\n{job_events(play)}"
     # Slurm tells when the allocation ends before the signal has come, or after it.
-    told = ("it was told to go" in incident.reason, "which it belongs to, ends at" in incident.reason)
+    told = ("preemption notice" in incident.reason, "which it belongs to, ends at" in incident.reason)
     assert any(told), incident.reason
     assert "was saved out of the nodes' memory" in job_events(play)
     assert (incident.steps_lost or 0) <= 1

@@ -1,8 +1,8 @@
-"""The flow's end of a connection to one agent: orders out, answers and events in.
+"""The controller's end of the connection to one agent: commands out, answers and events in; and one command sent to many agents.
 
-A connection is not the agent: one that ends is sought anew, the events that were missed are told again out of the agent's journal, and
-orders that nobody has answered are given again under the number that they had, by which the agent knows those that it has carried out.
-The agent is gone only when its node says that nobody listens, or that another one does.
+A connection that ends does not end the agent: the client reconnects, the agent replays the events since the last one received, and the
+client sends unanswered commands again under their numbers, so the agent recognizes those that it has carried out already. The agent is
+lost only when its node reports that nothing listens, or that another agent does.
 """
 
 from __future__ import annotations
@@ -14,65 +14,65 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
-from holdfast.control.agents.answers import complaint
 from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.agents.reactor import REACTOR
-from holdfast.errors import AgentDisconnected, CommandRejected, LeaseLost, NodeLost, ProtocolMismatch
+from holdfast.control.agents.schema import answer_error
+from holdfast.errors import AgentDisconnected, CommandRejected, LeaseLost, NodeLost, ProtocolMismatch, WorldError
 from holdfast.log import note
 from holdfast.protocol import PROTOCOL, BadLine, LineBuffer, Message, encode
 
 log = logging.getLogger("holdfast.control")
 
 LATEST: Final = 2**62
-"""A sequence number that no event has yet."""
+"""A sequence number beyond that of any event."""
 PATIENCE: Final = 3.0
-"""Seconds without a connection for which orders wait for the next one: longer, and whoever gives one hears at once that nobody takes it."""
-PAUSES: Final = (0.0, 0.05, 0.2, 0.5, 1.0)
-"""Seconds before each attempt at a new connection; the last one is repeated."""
-FULL: Final = 0.1
-"""Seconds between two looks whether what a node has told was taken in, so that it may tell more."""
+"""Seconds without a connection for which commands wait for the next one; after that they fail at once."""
+RECONNECT_DELAYS: Final = (0.0, 0.05, 0.2, 0.5, 1.0)
+"""Seconds before each attempt to reconnect; the last value repeats."""
+ROOM_CHECK: Final = 0.1
+"""Seconds between two checks whether the event queue has room for more events of a node."""
 GREET_SECONDS: Final = 5.0
-"""How long an agent may take to say who it is."""
+"""How long an agent may take to identify itself."""
 
 
 class Disconnection(OSError):
-    """There is no connection now, and it is not known why."""
+    """The connection attempt failed for a reason that says nothing about the agent."""
 
 
 class AgentClient:
-    """One agent. Its events go to *inbox* with the node's name; its end is an event too.
+    """The connection to one agent. Events go to the event queue with the node's name; the loss of the agent is an event too.
 
-    Raise `AgentDisconnected` when none listens on the node, `NodeLost` when the node does not answer in time, `ProtocolMismatch` when
-    the agent there has another protocol.
+    Raise `AgentDisconnected` when no agent listens on the node, `NodeLost` when the node does not answer in time, `ProtocolMismatch` when
+    what listens speaks another protocol.
     """
 
     def __init__(
         self, node: str, connect: Callable[[], socket.socket], event_queue: EventQueue, *, epoch: int, job: str | None = None
     ) -> None:
         self.node, self.epoch, self.job = node, epoch, job
-        self.heard = self.spoke = time.monotonic()
-        """When the agent was last heard, and when it was last given an order."""
-        self.gone: str | None = None
-        self.gone_at: float | None = None
+        self.last_received = self.last_sent = time.monotonic()
+        self.lost_reason: str | None = None
+        """Why the agent is lost; None as long as it is not."""
+        self.lost_at: float | None = None
         self.disconnected_since: float | None = None
-        """Since when there has been no connection (monotonic); None while there is one."""
+        """When the connection ended (monotonic); None while there is one."""
         self.superseded = 0
-        """Epoch of a newer flow, once the agent has refused an order in its favour."""
-        self.missed = 0
-        """Attempts at a new connection that failed since the last one ended."""
+        """Epoch of a newer controller, once the agent has rejected a command in its favour."""
+        self.failed_attempts = 0
+        """Failed attempts to reconnect since the last connection ended."""
+        self.agent: str | None = None
+        """Id of the agent, once known: the client reconnects to this agent only."""
         self._connect, self._event_queue = connect, event_queue
         self._session = secrets.token_hex(8)
-        self.agent: str | None = None
-        """Which agent this is, once it has said so: only that one is sought when the connection ends."""
-        self._told: int | None = None
-        """Number of the newest event that was heard, once events are told."""
-        self._answers: dict[int, Callable[[Message], None]] = {}
+        self._last_event: int | None = None
+        """Number of the newest event received, once attached."""
+        self._callbacks: dict[int, Callable[[Message], None]] = {}
         self._unanswered: dict[int, bytes] = {}
-        """Orders that are given again over the next connection."""
+        """Commands to send again over the next connection."""
         self._number = 0
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -84,92 +84,89 @@ class AgentClient:
             raise AgentDisconnected(node, str(error)) from error
         self._socket.settimeout(None)
         self._lines = LineBuffer()
-        self._listened = REACTOR.add(self._socket, self._hear, self._ended)
+        self._registration = REACTOR.add(self._socket, self._receive, self._on_connection_end)
+
+    # -- commands -----------------------------------------------------------------------------------------------------
 
     def about(self) -> Message:
-        """Return what the agent says of itself: its job, generation, membership and workers."""
-        told = self.send_command("about", protocol=PROTOCOL)
-        self.agent = told.get("agent")
-        return told
+        """Return what the agent reports about itself: its job, generation, membership and workers."""
+        answer = self.send_command("about", protocol=PROTOCOL)
+        self.agent = answer.get("agent")
+        return answer
 
     def attach(self, *, since: int = LATEST) -> None:
-        """Have the agent tell its events from now on, those after *since* first; return when the first ones are in the inbox."""
-        told = self.send_command("attach", since=since, protocol=PROTOCOL)
-        self.agent = told["agent"]
-        self._told = max(int(told["since"]), self._told or 0)  # some of them may have come already
-        self.send_command("ping")  # answered after the events of the past: one stream keeps its order
+        """Subscribe to the agent's events after number *since*; return when the replayed ones are in the event queue."""
+        answer = self.send_command("attach", since=since, protocol=PROTOCOL)
+        self.agent = answer["agent"]
+        self._last_event = max(int(answer["since"]), self._last_event or 0)  # some may have arrived already
+        self.send_command("ping")  # the stream keeps its order: the answer comes after the replayed events
 
     @property
-    def away(self) -> bool:
-        """Tell whether there has been no connection for so long that orders do not wait for the next one."""
+    def is_unreachable(self) -> bool:
+        """Tell whether the connection has been missing for so long that commands do not wait for the next one."""
         since = self.disconnected_since
         return since is not None and time.monotonic() - since > PATIENCE
 
-    def send_command(self, verb: str, *, seconds: float = 10.0, **facts: object) -> Message:
-        """Give an order and wait for its answer; raise `CommandRejected` when it is no, `AgentDisconnected` when none comes.
+    def send_command(self, command: str, *, seconds: float = 10.0, **facts: object) -> Message:
+        """Send a command and wait up to *seconds* for the answer.
 
-        Raise `LeaseLost` when the agent says that a newer flow steers the job.
+        Raise `CommandRejected` when the agent refuses, `AgentDisconnected` when no answer comes, and `LeaseLost` when the agent reports a
+        newer controller of the job.
         """
         answers = queue.SimpleQueue[Message]()
-        number = self.send(verb, answers.put, **facts)
+        number = self.send(command, answers.put, **facts)
+        end = time.monotonic() + seconds
         try:
-            return self.judged(verb, self._answer(answers, time.monotonic() + seconds))
+            while (remaining := end - time.monotonic()) > 0 and not self.is_unreachable:
+                with suppress(queue.Empty):
+                    return self.checked(command, answers.get(timeout=remaining if remaining < PATIENCE else PATIENCE / 4))
+            return self.checked(command, answers.get_nowait())
         except queue.Empty:
-            raise self.silence(verb, seconds) from None
+            raise self.no_answer(command, seconds) from None
         finally:
             self.forget(number)
 
-    def judged(self, verb: str, answer: Message) -> Message:
-        """Return the answer to an order; raise `CommandRejected` when it is no, `AgentDisconnected` when it is the agent's end."""
+    def checked(self, command: str, answer: Message) -> Message:
+        """Return the *answer* to a command; raise `CommandRejected` or `LeaseLost` for a refusal, `AgentDisconnected` for a lost agent."""
         if answer.get("event") == "agent.disconnected":
             raise AgentDisconnected(self.node, str(answer.get("why")))
         if answer.get("ok") is not True:
             if self.superseded:
-                raise LeaseLost(self.job or "", f"a newer flow (epoch {self.superseded})")
-            raise CommandRejected(self.node, verb, str(answer.get("why", "it gave no reason")))
-        if why := complaint(verb, answer):
-            raise CommandRejected(self.node, verb, f"what its agent answers makes no sense: {why}")
+                raise LeaseLost(self.job or "", f"a newer controller (epoch {self.superseded})")
+            raise CommandRejected(self.node, command, str(answer.get("why", "it gave no reason")))
+        if why := answer_error(command, answer):
+            raise CommandRejected(self.node, command, f"its agent sent an invalid answer: {why}")
         return answer
 
-    def silence(self, verb: str, seconds: float) -> AgentDisconnected:
-        """Return the error that no answer to an order came in so many *seconds*."""
-        missing = (
-            "its connection is being sought" if self.disconnected_since is not None else f"no answer to '{verb}' within {seconds:.0f} s"
-        )
-        return AgentDisconnected(self.node, missing)
+    def no_answer(self, command: str, seconds: float) -> AgentDisconnected:
+        """Return the error for a command that was not answered within *seconds*."""
+        if self.disconnected_since is not None:
+            return AgentDisconnected(self.node, "reconnecting to it")
+        return AgentDisconnected(self.node, f"no answer to '{command}' within {seconds:.0f} s")
 
-    def _answer(self, answers: queue.SimpleQueue[Message], until: float) -> Message:
-        """Wait for an answer; raise ``queue.Empty`` when there is none by *until*, or no connection for too long."""
-        while (left := until - time.monotonic()) > 0 and not self.away:
-            with suppress(queue.Empty):
-                return answers.get(timeout=left if left < PATIENCE else PATIENCE / 4)
-        return answers.get_nowait()
-
-    def send(self, verb: str, take: Callable[[Message], None], **facts: object) -> int:
-        """Give an order without waiting; return its number. *take* is called with the answer, or with the agent's end."""
+    def send(self, command: str, callback: Callable[[Message], None], **facts: object) -> int:
+        """Send a command without waiting; return its number. *callback* receives the answer, or the event of the agent's loss."""
         with self._lock:
-            self._number, self.spoke = self._number + 1, time.monotonic()
+            self._number, self.last_sent = self._number + 1, time.monotonic()
             number = self._number
-            if self.gone:
-                raise AgentDisconnected(self.node, self.gone)
-            if self.away:
-                raise AgentDisconnected(self.node, "its connection is being sought")
-            facts = {"id": number, "do": verb, "epoch": self.epoch, "job": self.job, "session": self._session, **facts}
-            line = encode(facts)
-            self._answers[number] = take
-            self._unanswered[number] = line
+            if self.lost_reason:
+                raise AgentDisconnected(self.node, self.lost_reason)
+            if self.is_unreachable:
+                raise AgentDisconnected(self.node, "reconnecting to it")
+            line = encode({"id": number, "do": command, "epoch": self.epoch, "job": self.job, "session": self._session, **facts})
+            self._callbacks[number], self._unanswered[number] = callback, line
             if self.disconnected_since is None:
-                with suppress(OSError):  # the listener sees the end as well, and it is given again
+                with suppress(OSError):  # the reactor sees the end as well, and the command is sent again
                     self._socket.sendall(line)
         return number
 
     def forget(self, number: int) -> None:
-        """Wait for the answer to this order no more, and do not give it again."""
-        self._answers.pop(number, None)
+        """Drop the callback of this command, and do not send it again."""
+        self._callbacks.pop(number, None)
         self._unanswered.pop(number, None)
 
-    def takes(self) -> bool:
-        """Tell whether an order can be sent now without waiting until the agent has read the ones before."""
+    def is_writable(self) -> bool:
+        """Tell whether a command can be sent now without waiting for the agent to read the earlier ones."""
         if self.disconnected_since is not None:
             return True  # it is kept for the next connection
         writable = select.poll()
@@ -180,93 +177,108 @@ class AgentClient:
         return bool(writable.poll(0))
 
     def ping(self) -> None:
-        """Show the agent that somebody is here; its answer shows the same of the agent."""
+        """Renew the agent's lease and have it answer, without waiting for the answer."""
         if self.disconnected_since is None:
             with suppress(AgentDisconnected):
                 self.forget(self.send("ping", lambda _: None))
 
-    def speaks(self, since: float, seconds: float) -> bool:
-        """Tell whether anything is heard after *since* (monotonic), for which it is waited so many seconds."""
-        until = time.monotonic() + seconds
-        while not self.gone and time.monotonic() < until:
-            if self.heard > since and self.disconnected_since is None:
+    def receives_within(self, since: float, seconds: float) -> bool:
+        """Tell whether anything is received after *since* (monotonic), waiting up to *seconds* for it."""
+        end = time.monotonic() + seconds
+        while not self.lost_reason and time.monotonic() < end:
+            if self.last_received > since and self.disconnected_since is None:
                 return True
             time.sleep(0.01)
         return False
 
     def close(self) -> None:
-        """End the connection without calling that a fault."""
+        """Close the connection on purpose: the event queue gets no event for it."""
         self._closed.set()
         with self._lock:
-            sock, listened = self._socket, self._listened
-        if REACTOR.drop(listened):
+            sock, registration = self._socket, self._registration
+        if REACTOR.drop(registration):
             self._end("its connection was closed")
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
         sock.close()
 
-    # -- listening ----------------------------------------------------------------------------------------------------
+    # -- receiving and reconnecting -----------------------------------------------------------------------------------
 
-    def _hear(self, data: bytes) -> None:
-        self.heard = time.monotonic()
-        if not self._event_queue.has_room(self.node, len(data)):  # what it tells is told again once there is
-            raise OSError("it tells more than is taken in of one node")
+    def _receive(self, data: bytes) -> None:
+        self.last_received = time.monotonic()
+        if not self._event_queue.has_room(self.node, len(data)):  # the agent replays it later
+            raise OSError("it sends more events than one node may have waiting here")
         for message in self._lines.feed(data):
-            self._take(message)
+            self._dispatch(message)
 
-    def _ended(self, error: OSError | None) -> None:
-        """Seek the agent anew, beside the thread that hears all others."""
+    def _dispatch(self, message: Message) -> None:
+        if "event" in message:
+            number = message.get("seq")
+            if number is not None:
+                if self._last_event is not None and number <= self._last_event:
+                    return  # received before the connection ended
+                self._last_event = number
+            self._event_queue.put((self.node, message))
+            return
+        if not message.get("ok") and isinstance(newer := message.get("epoch"), int) and newer > self.epoch:
+            self.superseded = newer
+        number = message.get("re")
+        if not isinstance(number, int):  # an answer to no command
+            return
+        self._unanswered.pop(number, None)
+        if (callback := self._callbacks.get(number)) is not None:
+            callback(message)
+
+    def _on_connection_end(self, error: OSError | None) -> None:
+        """Reconnect in a thread of its own, so that the reactor keeps reading from the other agents."""
         why = "its connection ended" + (f" ({error})" if error is not None else "")
         if self._closed.is_set():
             self._end(why)
             return
         self._socket.close()
-        self.disconnected_since, self.missed = time.monotonic(), 0
-        threading.Thread(target=self._seek, args=(why,), name=f"seek-{self.node}", daemon=True).start()
+        self.disconnected_since, self.failed_attempts = time.monotonic(), 0
+        threading.Thread(target=self._reconnect, args=(why,), name=f"reconnect-{self.node}", daemon=True).start()
 
-    def _seek(self, why: str) -> None:
+    def _reconnect(self, why: str) -> None:
         try:
-            lines = self._come_back()
+            lines = self._connect_again()
         except OSError as error:
             self._end(f"{why}; {error}" if str(error) else why)
             return
         with self._lock:
             self._lines = lines
-            self._listened = REACTOR.add(self._socket, self._hear, self._ended)
-            listened = self._listened
-        if self._closed.is_set() and REACTOR.drop(listened):  # in between
+            self._registration = registration = REACTOR.add(self._socket, self._receive, self._on_connection_end)
+        if self._closed.is_set() and REACTOR.drop(registration):  # closed in between
             self._socket.close()
             self._end(why)
 
-    def _come_back(self) -> LineBuffer:
-        """Connect anew to the very agent, for as long as nobody knows that it is gone; raise ``OSError`` once that is known."""
-        for pause in _pauses():
-            self._wait_for_room()
-            if self._closed.wait(pause):
+    def _connect_again(self) -> LineBuffer:
+        """Connect to the same agent again, as long as it may still be there; raise ``OSError`` once it is known to be lost."""
+        attempt = 0
+        while True:
+            while not self._event_queue.has_room(self.node) and not self._closed.wait(ROOM_CHECK):
+                pass
+            delay = RECONNECT_DELAYS[min(attempt, len(RECONNECT_DELAYS) - 1)]
+            attempt += 1
+            if self._closed.wait(delay):
                 raise OSError
             try:
                 sock = self._connect()
             except (TimeoutError, ProtocolMismatch) as error:
-                if not self.missed:
-                    note(log, "agent.away", node=self.node, why=error)
-                self.missed += 1
+                if not self.failed_attempts:
+                    note(log, "agent.unreachable", node=self.node, why=error)
+                self.failed_attempts += 1
                 continue
             except OSError as error:
-                raise OSError(f"nobody listens there ({error})") from error
+                raise OSError(f"nothing listens there ({error})") from error
             try:
-                return self._greet(sock)
+                return self._resume(sock)
             except Disconnection:
-                self.missed += 1
+                self.failed_attempts += 1
                 sock.close()
-        raise AssertionError
 
-    def _wait_for_room(self) -> None:
-        """Wait until what the agent has told already was taken in, or this connection is closed."""
-        while not self._event_queue.has_room(self.node) and not self._closed.wait(FULL):
-            pass
-
-    def _greet(self, sock: socket.socket) -> LineBuffer:
-        """See who listens at *sock*, and take up where the connection before ended; raise `Disconnection` when that cannot be."""
+    def _resume(self, sock: socket.socket) -> LineBuffer:
+        """Check who listens at *sock* and continue where the last connection ended; raise `Disconnection` when that fails."""
         if self.agent is None:
             sock.close()
             raise OSError
@@ -277,56 +289,87 @@ class AgentClient:
             first: list[Message] = []
             while not first:
                 if not (data := sock.recv(262144)):
-                    raise Disconnection("it hung up")
+                    raise Disconnection("it closed the connection")
                 first = list(lines.feed(data))
             sock.settimeout(None)
         except (OSError, BadLine) as error:
             raise Disconnection(str(error)) from error
         if first[0].get("agent") != self.agent:
             sock.close()
-            raise OSError("another agent serves there now")
+            raise OSError("another agent listens there now")
         with self._lock:
-            self._socket, self.disconnected_since, self.heard = sock, None, time.monotonic()
+            self._socket, self.disconnected_since, self.last_received = sock, None, time.monotonic()
             waiting = [self._unanswered[number] for number in sorted(self._unanswered)]
-            with suppress(OSError):  # the listener sees the end
-                if self._told is not None:
-                    known = {"since": self._told, "protocol": PROTOCOL, "epoch": self.epoch, "job": self.job}
-                    sock.sendall(encode({"id": 0, "do": "attach", **known}))
+            with suppress(OSError):  # the reactor sees the end
+                if self._last_event is not None:
+                    fields = {"since": self._last_event, "protocol": PROTOCOL, "epoch": self.epoch, "job": self.job}
+                    sock.sendall(encode({"id": 0, "do": "attach", **fields}))
                 sock.sendall(b"".join(waiting))
-        note(log, "agent.back", node=self.node, since=self._told, again=len(waiting))
+        note(log, "agent.reconnected", node=self.node, since=self._last_event, again=len(waiting))
         return lines
 
     def _end(self, why: str) -> None:
-        away = 0.0 if self.disconnected_since is None else time.monotonic() - self.disconnected_since
-        self.gone_at, self.gone = time.time() - away, why
-        message = {"event": "agent.disconnected", "why": why, "at": self.gone_at}
-        for take in list(self._answers.values()):
-            take(message)
+        age = 0.0 if self.disconnected_since is None else time.monotonic() - self.disconnected_since
+        self.lost_at, self.lost_reason = time.time() - age, why
+        message = {"event": "agent.disconnected", "why": why, "at": self.lost_at}
+        for callback in list(self._callbacks.values()):
+            callback(message)
         if not self._closed.is_set():
             note(log, "agent.disconnected", node=self.node, why=why)
             self._event_queue.put((self.node, message))
 
-    def _take(self, message: Message) -> None:
-        if "event" in message:
-            number = message.get("seq")
-            if number is not None:
-                if self._told is not None and number <= self._told:
-                    return  # heard before the connection ended
-                self._told = number
-            self._event_queue.put((self.node, message))
-            return
-        if not message.get("ok") and isinstance(newer := message.get("epoch"), int) and newer > self.epoch:
-            self.superseded = newer
-        number = message.get("re")
-        if not isinstance(number, int):  # an answer to nothing that was asked
-            return
-        self._unanswered.pop(number, None)
-        take = self._answers.get(number)
-        if take is not None:
-            take(message)
 
+class Broadcast:
+    """The answers to one command that was sent to many agents. The thread that waits is woken once, by the last answer."""
 
-def _pauses() -> Iterator[float]:
-    yield from PAUSES
-    while True:
-        yield PAUSES[-1]
+    CHECK: Final = 0.5
+    """Seconds between two checks which agents are unreachable: their answers are not waited for."""
+
+    def __init__(self, command: str, seconds: float, count: int) -> None:
+        """Wait for *count* answers, up to *seconds* from now."""
+        self._command, self._seconds, self._end = command, seconds, time.monotonic() + seconds
+        self._answers: dict[str, Message | WorldError] = {}
+        self._missing = count
+        self._sent: dict[str, tuple[AgentClient, int]] = {}
+        self._lock, self._complete = threading.Lock(), threading.Event()
+        if not count:
+            self._complete.set()
+
+    def send(self, client: AgentClient, facts: Mapping[str, object]) -> None:
+        """Send the command to one agent; an error counts as its answer."""
+
+        def take(answer: Message) -> None:
+            try:
+                self.note_answer(client.node, client.checked(self._command, answer))
+            except WorldError as error:
+                self.note_answer(client.node, error)
+
+        try:
+            self._sent[client.node] = client, client.send(self._command, take, **facts)
+        except WorldError as error:
+            self.note_answer(client.node, error)
+
+    def note_answer(self, node: str, answer: Message | WorldError) -> None:
+        """Take *answer* for that of *node*, unless there is one."""
+        with self._lock:
+            if node not in self._answers:
+                self._answers[node] = answer
+                self._missing -= 1
+                if not self._missing:
+                    self._complete.set()
+
+    def wait(self, nodes: Iterable[str]) -> dict[str, Message | WorldError]:
+        """Return what each of *nodes* answered, or why it did not, in their order."""
+        while not self._complete.wait(max(0.0, min(self.CHECK, self._end - time.monotonic()))) and time.monotonic() < self._end:
+            for client, _ in list(self._sent.values()):
+                if client.is_unreachable:
+                    self.note_answer(client.node, client.no_answer(self._command, self._seconds))
+        for client, number in list(self._sent.values()):
+            client.forget(number)
+        with self._lock:
+            return {node: self._answers[node] if node in self._answers else self._no_answer(node) for node in nodes}
+
+    def _no_answer(self, node: str) -> AgentDisconnected:
+        if node in self._sent:
+            return self._sent[node][0].no_answer(self._command, self._seconds)
+        return AgentDisconnected(node, f"the command '{self._command}' could not be sent within {self._seconds:.0f} s")

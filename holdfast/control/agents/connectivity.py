@@ -1,80 +1,161 @@
-"""Whether this flow hears anybody. When no agent speaks and no node answers, it is this machine that is cut off, as far as one can know.
+"""Attempts to reach silent nodes, and whether this controller itself is cut off from the job's nodes.
 
-Training may go on then, and nothing could be done about it if it did not. A flow that took all nodes for lost would stop a job that was
-well all the time, as soon as it hears them again.
+When no agent sends anything and no node answers, this host is the likely cause. Training may continue, and nothing could be done about it
+from here; a controller that took all nodes for lost would stop a healthy job as soon as it reaches the nodes again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from concurrent.futures import Executor, Future, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from detectors.catalogue import Fault
-from holdfast.control.agents.pool import AgentPool
 
-DEAF: Final = "control-plane-lost"
-"""What the catalogue calls it."""
+if TYPE_CHECKING:
+    from holdfast.control.agents.pool import AgentPool
+
+PATIENCE: Final = 5.0
+"""Seconds to wait for an attempt that has begun."""
+PARTITIONED: Final = "control-plane-lost"
+"""The fault's kind in the catalogue."""
 SILENT: Final = 8
-"""Beats without a word from anybody that make a flow deaf."""
+"""Heartbeats without any message after which a controller may be cut off."""
 KNOWN: Final = 2
-"""Beats for which what was told is taken to hold."""
+"""Heartbeats for which the reported state is taken to hold."""
 CATCH_UP: Final = 5.0
-"""Seconds that agents have, once some node can be heard again, to come back and to tell what was missed."""
+"""Seconds that agents have to reconnect and to replay their events, once some node can be reached again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReconnectAttempt:
+    """One attempt: when it began (monotonic), and whether the node answered."""
+
+    start: float
+    answered: bool
+
+
+class ReconnectAttempts:
+    """The newest attempt to reach each silent node by a new connection: in other threads, one at a time for each node."""
+
+    def __init__(self, threads: Executor, answers: Callable[[str], bool]) -> None:
+        """Start with none; *answers* tries a node by a new connection."""
+        self._threads, self._answers = threads, answers
+        self._newest: dict[str, ReconnectAttempt] = {}
+        self._running: dict[str, Future[Any]] = {}
+
+    def start(self, node: str, act: Callable[[str], object]) -> None:
+        """Run *act* on *node* in another thread, unless something runs on it already."""
+        running = self._running.get(node)
+        if running is None or running.done():
+            self._running[node] = self._threads.submit(act, node)
+
+    def finish(self, node: str) -> None:
+        """Wait for what runs on *node*."""
+        running = self._running.get(node)
+        if running is not None:
+            wait([running], timeout=PATIENCE)
+
+    def note_pending(self, node: str, running: Future[Any], start: float) -> None:
+        """Count an attempt as failed that nobody waits for any longer; it continues."""
+        self._running[node] = running
+        self.note_result(node, start, answered=False)
+
+    def note_result(self, node: str, start: float, *, answered: bool) -> None:
+        """Remember an attempt."""
+        self._newest[node] = ReconnectAttempt(start, answered)
+
+    def forget(self, node: str) -> None:
+        """Forget about *node*, which was reached."""
+        self._newest.pop(node, None)
+
+    def try_node(self, node: str) -> bool:
+        """Tell whether *node* answers by a new connection, which the agent's client takes over; remember it."""
+        start, answered = time.monotonic(), False
+        try:
+            answered = self._answers(node)
+        finally:
+            self.note_result(node, start, answered=answered)
+        return answered
+
+    def failed(self, node: str, since: float = 0.0) -> bool:
+        """Tell whether the newest attempt at *node* failed, and began after *since* (monotonic)."""
+        newest = self._newest.get(node)
+        return newest is not None and not newest.answered and newest.start > since
+
+    def answered_since(self, at: float) -> set[str]:
+        """Return the nodes that have answered an attempt that began after *at* (monotonic)."""
+        return {node for node, one in list(self._newest.items()) if one.answered and one.start > at}
+
+    def forget_failed(self) -> None:
+        """Forget all failed attempts."""
+        for node in [node for node, one in list(self._newest.items()) if not one.answered]:
+            self._newest.pop(node, None)
+
+    def since(self, node: str, at: float) -> ReconnectAttempt:
+        """Return the newest attempt at *node* if it began after *at* (monotonic), else the result of a new one."""
+        self.finish(node)
+        newest = self._newest.get(node)
+        if newest is not None and newest.start > at:
+            return newest
+        return ReconnectAttempt(time.monotonic(), self.try_node(node))
 
 
 class ConnectivityMonitor:
-    """What a flow hears of all its agents together."""
+    """Whether this controller is cut off from all of the job's agents."""
 
-    def __init__(self, fleet: AgentPool, lease: float, tell: Callable[[Fault], None], record_event: Callable[[str], None]) -> None:
-        """Begin with all that is heard; agents end their ranks after *lease* seconds without a word from a flow."""
-        self._fleet, self._lease, self._tell, self._remark = fleet, lease, tell, record_event
-        self._deaf = False
+    def __init__(self, pool: AgentPool, lease: float, report: Callable[[Fault], None], record_event: Callable[[str], None]) -> None:
+        """Start connected; agents end their ranks after *lease* seconds without a message from a controller."""
+        self._pool, self._lease, self._report, self._record_event = pool, lease, report, record_event
+        self._partitioned = False
         self._until = -CATCH_UP
-        """Until when nobody could be heard (monotonic)."""
-        self._before = 0.0
-        """When anybody was heard last before that (monotonic)."""
-        self.told = False
-        """It is on record that nobody is heard, and not yet that anybody is again."""
+        """Until when no agent could be reached (monotonic)."""
+        self._contact_before = 0.0
+        """The last contact before that (monotonic)."""
+        self.reported = False
+        """The partition is on record, and its end is not yet."""
 
     def is_partitioned(self) -> bool:
-        """Tell whether nobody can be heard, or could until a moment ago: what is not known must not be held against anybody."""
-        return self._deaf or time.monotonic() - self._until < CATCH_UP
+        """Tell whether no agent can be reached, or could until a moment ago: what is unknown must not count against a node."""
+        return self._partitioned or time.monotonic() - self._until < CATCH_UP
 
     def known_until(self) -> float:
-        """Return until when (wall clock) it is known what ranks do: as agents told, or until now where any news would be heard."""
-        if not self.is_partitioned() and self._fleet.answered():
+        """Return until when (wall clock) the state of the ranks is known: as reported, or until now where any news would arrive."""
+        if not self.is_partitioned() and self._pool.answered():
             return time.time()
-        return _wall(self._before if self.is_partitioned() else self._fleet.newest_word) + KNOWN * self._fleet.beat
+        last = self._contact_before if self.is_partitioned() else self._pool.last_contact
+        return _wall_clock(last) + KNOWN * self._pool.beat
 
     def poll(self) -> None:
-        """See whether anybody can be heard, and tell when that changes."""
-        before, self._deaf = self._deaf, self._hears_nobody()
-        if not (before or self._deaf or self.told):  # thousands of agents need not be gone through for that
+        """Check whether any agent can be reached, and report a change."""
+        before, self._partitioned = self._partitioned, self._reaches_nobody()
+        if not (before or self._partitioned or self.reported):  # saves a walk over thousands of agents
             return
-        word, now = self._fleet.newest_word, time.monotonic()
-        if self._deaf:
-            self._until, self._before = now, word
+        contact, now = self._pool.last_contact, time.monotonic()
+        if self._partitioned:
+            self._until, self._contact_before = now, contact
         elif before:
-            self._fleet.forget_tries()  # of which none could come through
-        if self._deaf and not self.told and now - word > CATCH_UP:
-            self.told = True
-            quote = f"nothing was heard from any node for {now - word:.1f} s, and none answers; ranks may train on, so nothing is done"
-            quote += f" until one does, or until agents end their ranks, {self._lease:.0f} s after the last word of a flow"
-            self._tell(Fault(kind=DEAF, at=_wall(word), quote=quote, signature=DEAF))
-        elif self.told and self._fleet.expected() and word > self._before:
-            self.told = False
-            self._remark(f"nodes can be heard again, after {word - self._before:.1f} s")
+            self._pool.forget_failed_attempts()  # none could get through
+        if self._partitioned and not self.reported and now - contact > CATCH_UP:
+            self.reported = True
+            quote = f"no message from any node for {now - contact:.1f} s, and none answers. Training may continue: no action until a node "
+            quote += f"answers, or until agents end their ranks {self._lease:.0f} s after the last message of a controller"
+            self._report(Fault(kind=PARTITIONED, at=_wall_clock(contact), quote=quote, signature=PARTITIONED))
+        elif self.reported and self._pool.expected() and contact > self._contact_before:
+            self.reported = False
+            self._record_event(f"nodes can be reached again, after {contact - self._contact_before:.1f} s")
 
-    def _hears_nobody(self) -> bool:
-        if not self._fleet.all_silent(SILENT * self._fleet.beat) or time.monotonic() - self._fleet.newest_word > self._lease:
+    def _reaches_nobody(self) -> bool:
+        if not self._pool.all_silent(SILENT * self._pool.beat) or time.monotonic() - self._pool.last_contact > self._lease:
             return False
-        answered = self._fleet.answered()
-        if answered.isdisjoint(self._fleet.expected()) and answered and not self.told:
-            self._until = -CATCH_UP  # the way was there all the time: it is the job's nodes that are gone
+        answered = self._pool.answered()
+        if answered and answered.isdisjoint(self._pool.expected()) and not self.reported:
+            self._until = -CATCH_UP  # the network worked all the time: the job's nodes are lost
         return not answered
 
 
-def _wall(at: float) -> float:
-    """Return the time of the wall clock that a monotonic one is."""
+def _wall_clock(at: float) -> float:
+    """Return the wall-clock time of a monotonic one."""
     return time.time() - (time.monotonic() - at)

@@ -1,4 +1,4 @@
-"""What all agents have said and nobody has taken in yet."""
+"""The events that agents have sent and the controller has not handled yet."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import Final
 
 from holdfast.protocol import Message
 
-PATIENT: Final = frozenset({"heartbeats"})
-"""Events that come by the thousand each second and wake nobody: they are taken in with the next look, in their turn."""
-
-MOST: Final = 128 * 2**20
-"""Bytes of one node that wait to be taken in: an agent's journal, told anew to a flow that adopts the job, has half of that."""
+DEFERRABLE: Final = frozenset({"heartbeats"})
+"""Events that arrive by the thousand each second: they wake nobody, and are handled in their turn with the next poll."""
+MAX_BYTES: Final = 128 * 2**20
+"""Bytes of one node that may wait here: an agent's event log, replayed to a controller that reattaches, has half of that."""
 
 Item = tuple[str, Message]
 """A node's name and an event of its agent."""
 
 
 class EventQueue:
-    """A queue in the order of arrival, whose reader sleeps through what is patient."""
+    """A queue in the order of arrival, whose reader sleeps while only deferrable events arrive."""
 
     def __init__(self) -> None:
         self._items: deque[Item] = deque()
@@ -30,27 +29,26 @@ class EventQueue:
         self._bytes: dict[str, int] = {}
 
     def has_room(self, node: str, size: int = 0) -> bool:
-        """Tell whether *size* more bytes of *node* may wait here, and count them; with none, whether a good deal of them may."""
+        """Tell whether *size* more bytes of *node* may wait here, and count them; without *size*, whether half of the room is free."""
         with self._changed:
             waiting = self._bytes.get(node, 0)
             if not size:
-                return waiting <= MOST / 2
-            if waiting + size > MOST:
+                return waiting <= MAX_BYTES / 2
+            if waiting + size > MAX_BYTES:
                 return False
             self._bytes[node] = waiting + size
             return True
 
     def put(self, item: Item) -> None:
-        """Add what an agent said."""
-        urgent = item[1].get("event") not in PATIENT
+        """Add an event."""
         with self._changed:
             self._items.append(item)
-            if urgent:
+            if item[1].get("event") not in DEFERRABLE:
                 self._urgent += 1
                 self._changed.notify()
 
     def drain(self, seconds: float) -> deque[Item]:
-        """Return all there is, once something urgent is among it, or after so many *seconds* in any case."""
+        """Return all events as soon as one of them is urgent, or after *seconds*."""
         with self._changed:
             self._changed.wait_for(lambda: self._urgent, seconds)
             items, self._items, self._urgent = self._items, deque(), 0
@@ -58,14 +56,14 @@ class EventQueue:
             return items
 
     def get(self, timeout: float) -> Item:
-        """Return the oldest item, waiting for one at most so long; raise ``queue.Empty`` when there is none."""
-        until = time.monotonic() + timeout
+        """Return the oldest event, waiting up to *timeout* seconds for one; raise ``queue.Empty`` when there is none."""
+        end = time.monotonic() + timeout
         with self._changed:
             while not self._items:
-                left = until - time.monotonic()
-                if left <= 0:
+                remaining = end - time.monotonic()
+                if remaining <= 0:
                     raise queue.Empty
-                self._changed.wait(min(left, 0.05))  # what is patient wakes nobody
+                self._changed.wait(min(remaining, 0.05))  # deferrable events do not notify
             item = self._items.popleft()
-            self._urgent -= item[1].get("event") not in PATIENT
+            self._urgent -= item[1].get("event") not in DEFERRABLE
             return item

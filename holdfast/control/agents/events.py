@@ -1,8 +1,7 @@
-"""The events that agents send, as typed records: which fields each has, and which of them it needs.
+"""The events that agents send, as typed records with their required and optional fields.
 
-Each is checked before anything is built on it: a damaged journal or a node in the wrong hands must not end the flow. A field that is
-read is named here with its type; one without a default is needed. What is not named is let through, so that agents may say more than
-this version of the flow understands. Who sends each event and who handles it says `holdfast.control.supervisor.event_table`.
+A field that the controller reads is declared here with its type; one without a default is required. Other fields are ignored, so that
+agents may send more than this version understands. `holdfast.control.supervisor.event_table` lists who sends and who handles each event.
 """
 
 from __future__ import annotations
@@ -11,50 +10,50 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from holdfast.control.agents.fields import Count, Digits, Groups, Real, Record, Whole
+from holdfast.control.agents.schema import Count, Digits, Groups, Integer, Real, Record
 
 _Row = Annotated[tuple[Count, Real, Real, float | None], Field(strict=False)]
 """A step, when it ended, its seconds and its loss; JSON has no tuples."""
 
 
 class AgentEvent(Record):
-    """What any event has. Times are the agent's wall clock."""
+    """The fields of every event. Times are the agent's wall clock."""
 
     event: Annotated[str, StringConstraints(max_length=64)]
     at: Real | None = None
     generation: Count | None = None
-    """The one that it belongs to; none where it is about the node."""
+    """The generation that it belongs to; None for an event about the node."""
 
 
 class RankEvent(AgentEvent):
-    """About one rank of one generation."""
+    """An event about one rank of one generation."""
 
     generation: Count
     rank: Count
 
     @property
     def who(self) -> tuple[str, int]:
-        """Return whom it is about."""
+        """Return the rank that it is about."""
         return "rank", self.rank
 
 
 class WorkerEvent(RankEvent):
-    """Believed from the agent of the rank's own node alone."""
+    """Accepted from the agent of the rank's own node only."""
 
 
 class StandbyEvent(AgentEvent):
-    """About one standby."""
+    """An event about one hot spare."""
 
     id: Count
 
     @property
     def who(self) -> tuple[str, int]:
-        """Return whom it is about."""
+        """Return the hot spare that it is about."""
         return "standby", self.id
 
 
 class Reason(AgentEvent):
-    """Something that has a reason, in words."""
+    """An event with a reason, as text."""
 
     why: str
 
@@ -68,13 +67,13 @@ class ExceptionFacts(Record):
     type: str
     message: str
     traceback: str | None = None
-    errno: Whole | None = None
+    errno: Integer | None = None
     step: Count | None = None
     peer_lost: bool = False
 
 
 class WorkerStarted(WorkerEvent):
-    """A rank has a process: a new one, or a standby that was promoted."""
+    """A rank has a process: a new one, or a hot spare that was activated."""
 
     at: Real
     pid: Count | None
@@ -90,7 +89,7 @@ class WorkerKept(WorkerEvent):
 
 
 class WorkerPidChanged(WorkerEvent):
-    """Another process is the rank's from now on: one that a standby had forked before its script began."""
+    """The rank has another process from now on: one that a hot spare had forked before its script began."""
 
     pid: Count
 
@@ -100,7 +99,7 @@ class WorkerHello(WorkerEvent):
 
 
 class WorkerProtocolMismatch(WorkerEvent, Reason):
-    """A rank speaks another protocol than its agent, and is not listened to."""
+    """A rank speaks another protocol than its agent; its messages are ignored."""
 
 
 class WorkerGroups(WorkerEvent):
@@ -108,7 +107,7 @@ class WorkerGroups(WorkerEvent):
 
 
 class WorkerRoles(WorkerEvent):
-    """Which ranks do the same work, which hold copies of each other, and where what they recorded for standbys lies."""
+    """Which ranks do the same work, which are replicas of each other, and where their recordings for hot spares are."""
 
     roles: Groups | None = None
     copies: Groups | None = None
@@ -116,7 +115,7 @@ class WorkerRoles(WorkerEvent):
 
 
 class WorkerBroken(WorkerEvent, Reason):
-    """A rank has given up its process groups."""
+    """A rank has aborted its process groups."""
 
     at: Real
     group: str = ""
@@ -124,13 +123,13 @@ class WorkerBroken(WorkerEvent, Reason):
 
 
 class WorkerRecoveryFailed(WorkerEvent, Reason):
-    """A rank cannot go on in its process, or in that generation."""
+    """A rank cannot continue in its process, or in that generation."""
 
     at: Real
 
 
 class WorkerRegrouped(WorkerEvent):
-    """How a rank came into this generation without a restart."""
+    """How a rank joined this generation without a restart."""
 
     seconds: dict[str, Real] = Field(default_factory=dict)
     source: str = ""
@@ -144,7 +143,7 @@ class WorkerRegrouped(WorkerEvent):
 
 
 class WorkerCoverage(WorkerEvent):
-    """How much of its first step the warm-up of a standby that took a rank had foreseen."""
+    """How much of its first step the warm-up of a hot spare that took a rank had covered."""
 
     calls: Count | None = None
     foreseen: Count | None = None
@@ -164,29 +163,29 @@ class WorkerUnprepared(WorkerEvent, Reason):
 
 
 class WorkerSwitched(WorkerEvent):
-    """A rank has gone on into a planned generation by itself."""
+    """A rank has switched to a planned generation."""
 
     for_generation: Count
     seconds: Real = 0.0
 
 
 class WorkerDeparted(WorkerEvent):
-    """A rank's state is with another process: its end is as planned."""
+    """Another process has the rank's state: its exit is planned."""
 
 
 class WorkerStopped(WorkerEvent):
     """A signal has stopped a rank's process."""
 
     at: Real
-    signal: Whole
+    signal: Integer
 
 
 class WorkerContinued(WorkerEvent):
-    """A process that was stopped goes on."""
+    """A stopped process continues."""
 
 
 class WorkerRaised(WorkerEvent):
-    """A rank's script has raised an exception; its process has still to end."""
+    """A rank's script has raised an exception; its process has not exited yet."""
 
     at: Real
     raised: ExceptionFacts
@@ -194,11 +193,11 @@ class WorkerRaised(WorkerEvent):
 
 
 class WorkerExited(WorkerEvent):
-    """A rank's process has ended."""
+    """A rank's process has exited."""
 
     ended: Real
-    code: Whole | None
-    signal: Whole | None
+    code: Integer | None
+    signal: Integer | None
     finished: bool
     ordered: bool
     step: Count | None
@@ -212,11 +211,11 @@ class StartFailed(RankEvent, Reason):
     """A rank's process could not be started."""
 
     at: Real
-    errno: Whole | None
+    errno: Integer | None
 
 
 class WorkersExited(AgentEvent):
-    """All workers of a node have ended by order."""
+    """All workers of a node have exited after a command."""
 
     generation: Count
 
@@ -225,7 +224,7 @@ class WorkersExited(AgentEvent):
 
 
 class Mark(RankEvent):
-    """How long a part of a rank's start took."""
+    """How long one part of a rank's startup took."""
 
     name: str
     seconds: Real
@@ -256,7 +255,7 @@ class Steps(AgentEvent):
 
 
 class SnapshotFacts(Record):
-    """The newest snapshot of a rank, and what its snapshots have cost."""
+    """The newest in-memory snapshot of a rank, and the cost of its snapshots."""
 
     step: Count | None = None
     age: Real | None = None
@@ -270,7 +269,7 @@ class SnapshotFacts(Record):
 
 
 class ParameterDigest(Record):
-    """The digest of a rank's parameters after a step, and whose copies they are."""
+    """The digest of a rank's parameters after a step, and the shard that they are a replica of."""
 
     step: Count
     digest: str
@@ -278,7 +277,7 @@ class ParameterDigest(Record):
 
 
 class RankHeartbeat(Record):
-    """How far one rank is."""
+    """The progress of one rank."""
 
     step: Count | None
     age: Real
@@ -296,28 +295,28 @@ class RankHeartbeat(Record):
 
 
 class Heartbeats(AgentEvent):
-    """How far the ranks of a node are; never journaled."""
+    """The progress of the ranks of a node; never kept in the event log."""
 
     generation: Count
     ranks: dict[Digits, RankHeartbeat]
 
 
 class WorkerAnswer(WorkerEvent):
-    """A rank's answer to a question of the controller: never journaled."""
+    """A rank's answer to a query of the controller; never kept in the event log."""
 
     said: dict[str, Any] = Field(default_factory=dict)
 
 
 class WorkerRankStatus(WorkerAnswer):
-    """Where a rank stands, and what it waits for."""
+    """What a rank executes, and what it waits for."""
 
 
 class WorkerChecksums(WorkerAnswer):
-    """The sums of single tensors of a rank."""
+    """The checksums of single tensors of a rank."""
 
 
 class WorkerLoss(WorkerEvent):
-    """A rank's loss is no number any more."""
+    """A rank's loss is not finite."""
 
     at: Real
     step: Count
@@ -325,7 +324,7 @@ class WorkerLoss(WorkerEvent):
 
 
 class Saved(RankEvent):
-    """A checkpoint is whole."""
+    """A checkpoint is complete."""
 
     at: Real
     step: Count
@@ -333,11 +332,11 @@ class Saved(RankEvent):
     seconds: Real
     size: Count
     beside: Real | None = None
-    """Seconds for which it was written beside training."""
+    """Seconds for which training continued while it was written."""
 
 
 class StorageErrorEvent(RankEvent, Reason):
-    """Something is wrong with a checkpoint, or with snapshots."""
+    """A problem with a checkpoint, or with in-memory snapshots."""
 
     at: Real
     kind: str
@@ -346,18 +345,18 @@ class StorageErrorEvent(RankEvent, Reason):
 
 
 class Finished(RankEvent):
-    """A rank's script has come to its end."""
+    """A rank's script has finished."""
 
 
-# -- standbys --------------------------------------------------------------------------------------------------------------
+# -- hot spares ------------------------------------------------------------------------------------------------------------
 
 
 class StandbyStarted(StandbyEvent):
-    """A standby has a process."""
+    """A hot spare has a process."""
 
 
 class StandbyReady(StandbyEvent):
-    """A standby is warm and parked."""
+    """A hot spare has warmed up and waits."""
 
     role: Count | None = None
     seconds: Real | None = None
@@ -366,59 +365,59 @@ class StandbyReady(StandbyEvent):
 
 
 class StandbyExited(StandbyEvent):
-    """A standby has ended, or could not be started."""
+    """A hot spare has exited, or could not be started."""
 
     ordered: bool = False
     raised: ExceptionFacts | None = None
     why: str | None = None
-    signal: Whole | None = None
-    code: Whole | None = None
+    signal: Integer | None = None
+    code: Integer | None = None
 
 
 class StandbyProtocolMismatch(StandbyEvent, Reason):
-    """A standby speaks another protocol than its agent, and is not listened to."""
+    """A hot spare speaks another protocol than its agent; its messages are ignored."""
 
 
 class StandbyPrepared(StandbyEvent):
-    """A standby is ready for a planned generation."""
+    """A hot spare is ready for a planned generation."""
 
     for_generation: Count
 
 
 class StandbyUnprepared(StandbyEvent, Reason):
-    """A standby cannot get ready for a planned generation."""
+    """A hot spare cannot get ready for a planned generation."""
 
     for_generation: Count
 
 
 class StandbySwitched(StandbyEvent):
-    """A standby has gone on into a planned generation by itself."""
+    """A hot spare has switched to a planned generation."""
 
     for_generation: Count
     seconds: Real = 0.0
 
 
 class StandbyBroken(StandbyEvent):
-    """A standby has given up its process groups."""
+    """A hot spare has aborted its process groups."""
 
 
 class StandbyRecoveryFailed(StandbyEvent):
-    """A standby cannot take the rank that it was given."""
+    """A hot spare cannot take the rank that it was given."""
 
 
 class StandbyRegrouped(StandbyEvent):
-    """A standby has come into a generation that is not on record yet."""
+    """A hot spare has joined a generation that is not on record yet."""
 
 
 class StandbyCoverage(StandbyEvent):
-    """How much of its first step the warm-up of a standby had foreseen."""
+    """How much of its first step the warm-up of a hot spare had covered."""
 
 
 # -- nodes -----------------------------------------------------------------------------------------------------------------
 
 
 class MemstoreUnavailable(Reason):
-    """A node keeps no training state in memory, or serves none to others."""
+    """A node has no memory store, or does not serve it to other nodes."""
 
     at: Real
 
@@ -434,21 +433,21 @@ class MemstoreHasRoom(AgentEvent):
 
 
 class ReplicaLost(Reason):
-    """A node's snapshots do not reach the node that keeps their replicas."""
+    """A node's snapshots do not reach their replica node."""
 
     at: Real
     peer: str
 
 
 class ReplicaRestored(AgentEvent):
-    """A node's snapshots are whole on another node again."""
+    """A node's snapshots are complete on their replica node again."""
 
     at: Real
     peer: str
 
 
 class NodeFaultSeen(AgentEvent):
-    """Something is wrong with a node."""
+    """A fault of a node."""
 
     kind: str
     seen_at: Real
@@ -456,11 +455,11 @@ class NodeFaultSeen(AgentEvent):
     quote: str
     source: str
     on: list[Count] = Field(default_factory=list)
-    """Ranks that compute on that part."""
+    """Ranks that compute on that device."""
 
 
 class NodeCounterIncreases(AgentEvent):
-    """Error counters that grew on a node while a generation ran."""
+    """Error counters that increased on a node while a generation ran."""
 
     over: Count
     seconds: Real
@@ -468,58 +467,58 @@ class NodeCounterIncreases(AgentEvent):
 
 
 class NodeUnmonitored(Reason):
-    """Nothing looks for faults on a node any more."""
+    """A node's monitor has ended: it no longer detects faults."""
 
 
 class NodeGpuEventsLost(Reason):
-    """A node does not get the errors of its GPUs' driver."""
+    """A node does not receive the error events of its GPUs' driver."""
 
 
 class NodeGpuEventsRestored(AgentEvent):
-    """A node gets the errors of its GPUs' driver again."""
+    """A node receives the error events of its GPUs' driver again."""
 
 
 class NoticeUnknown(Reason):
-    """Whether a node will be taken away cannot be seen."""
+    """Preemption notices for a node cannot be read."""
 
 
 class PreemptionNoticed(AgentEvent):
-    """A node is about to go."""
+    """A node has a preemption notice."""
 
     at: Real
     seconds: Real
-    why: str = "it was told to go"
+    why: str = "preemption notice"
 
 
 class PreemptionCancelled(AgentEvent):
-    """The notice that a node would go was taken back."""
+    """A preemption notice was cancelled."""
 
 
 class AgentConnectionLost(Reason):
-    """An agent does not answer any more: its connection could not be had again."""
+    """An agent is lost: its connection could not be restored."""
 
 
 class AgentEnded(AgentEvent):
-    """An agent ends."""
+    """An agent has ended."""
 
 
 class LeaseEnded(AgentEvent):
-    """No controller has spoken for so long that the agent ends its workers and itself."""
+    """The agent has received nothing from a controller for so long that it ends its workers and itself."""
 
     seconds: Real
 
 
 class ForkServerReady(AgentEvent):
-    """The warm starter has imported what the script needs."""
+    """The fork server has imported what the script needs."""
 
     seconds: Real
 
 
 class ForkServerExited(AgentEvent):
-    """The warm starter has ended."""
+    """The fork server has exited."""
 
 
 class ReplayedEvents(AgentEvent):
-    """Events that an agent which was killed may have sent to nobody."""
+    """Events that a killed agent may not have delivered."""
 
     events: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""The nodes of one job: agents brought up, ordered in parallel, looked at, fenced."""
+"""The agents of one job's nodes: start and reattach them, send commands in parallel, watch their connections, fence nodes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from holdfast.agent.node.epochs import FencingToken
-from holdfast.cluster import NodeBackend, NodeView
-from holdfast.control.agents.broadcast import Broadcast
-from holdfast.control.agents.client import AgentClient
+from holdfast.cluster import NodeBackend
+from holdfast.control.agents.client import AgentClient, Broadcast
+from holdfast.control.agents.connectivity import ReconnectAttempts
 from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.agents.reactor import REACTOR
-from holdfast.control.agents.reconnect import Reconnects
 from holdfast.errors import (
     AgentDisconnected,
     CommandRejected,
@@ -36,51 +35,45 @@ from holdfast.protocol import HEARTBEAT_INTERVAL, Message
 
 log = logging.getLogger("holdfast.control")
 
-BEFORE: Final = 500
-"""Events before the current generation that an adopting flow hears again: the flow before may have died with their rows unwritten."""
-
-HANDS: Final = 32
-"""Threads that reach nodes at once: more only fight for the interpreter."""
-IMPATIENT: Final = 3.0
-"""Seconds without any answer after which the rest of the agents are not waited for when a job is adopted: a dead host says nothing for
-ten, and it may be the one that the flow before ran on."""
-
+REPLAYED: Final = 500
+"""Events before the current generation that a reattaching controller receives again: the last one may not have written their rows."""
+THREADS: Final = 32
+"""Threads that talk to nodes at once: more only compete for the interpreter lock."""
+LATE_ANSWER: Final = 3.0
+"""Seconds without any answer after which reattaching no longer waits for the remaining agents: a dead host is silent for ten, and it may
+be the one that the last controller ran on."""
 STALE: Final = 4
-"""Beats of silence after which a connection is tried: on a network that was cut it may never say that it ended."""
-
-SPEAK_SECONDS: Final = 1.0
-"""How long an agent may take to speak over a new connection."""
+"""Heartbeats of silence after which the node is tried by a new connection: on a cut network the old one may never report its end."""
+REPLY_SECONDS: Final = 1.0
+"""How long an agent may take to send anything over a new connection."""
 QUIET: Final = 0.5
-"""Seconds after which an agent that has said nothing is asked for a word."""
+"""Seconds after which a silent agent is pinged."""
 RENEWALS: Final = 10
-"""Words of the flow in the time of a lease, at least."""
-LONGEST_PAUSE: Final = 60.0
-"""Seconds between two words of the flow to an agent, at most."""
-
-STOOD_STILL: Final = 1.0
-"""Seconds between two looks at silence, usually 0.1 s apart, after which this process had no say over its time."""
-
+"""Pings to each agent within the time of its lease, at least."""
+MAX_PING_INTERVAL: Final = 60.0
+"""Seconds between two pings to an agent, at most."""
+SUSPENDED: Final = 1.0
+"""Seconds between two checks for silence, usually 0.1 s apart, after which this process itself was suspended."""
 WITNESSES: Final = 3
-"""Agents that are asked who steers, before something is done that no agent could refuse."""
-WITNESSED: Final = 2.5
-"""Seconds for which the answer of one of them holds: for as long a flow is sure of a lease that it has renewed."""
+"""Agents that are asked which controller is the newest before an action that no agent could refuse."""
+WITNESS_SECONDS: Final = 2.5
+"""How long the answer of one of them holds: as long as a controller trusts a lease that it has renewed."""
 CONFIRM_SECONDS: Final = 5.0
-"""How long it is waited for the lease to be renewed, or an agent to answer, before such a thing is left undone."""
-LONGEST_LEASE: Final = 3600.0
-"""Seconds, where nobody else could hold the lease."""
-HIGHEST_EPOCH: Final = 2**30
-"""No job changes hands so often: a greater one is no word of an honest agent."""
-
+"""How long to wait for the lease to be renewed, or an agent to answer, before such an action is given up."""
+MAX_LEASE: Final = 3600.0
+"""Seconds, where no other controller could hold the lease."""
+MAX_EPOCH: Final = 2**30
+"""No job changes controllers so often: an honest agent reports no greater epoch."""
 OTHERS: Final = ""
-"""Stands for all of the cluster that has nothing to do with the job."""
+"""Stands for every part of the cluster that has nothing to do with the job."""
 
 T = TypeVar("T")
 
 
-def _safely(act: Callable[[str], T], node: str) -> T | WorldError:
+def _result_or_error(act: Callable[[str], T], node: str) -> T | WorldError:
     try:
         return act(node)
-    except LeaseLost:  # no node's trouble: it ends what this flow does
+    except LeaseLost:  # not an error of the node: it ends this controller
         raise
     except WorldError as error:
         return error
@@ -95,54 +88,54 @@ class AgentPool:
         self.event_queue = EventQueue()
         self.clients: dict[str, AgentClient] = {}
         self.without_agent: dict[str, str] = {}
-        """Nodes that should have an agent of this job and, when looked for, had none."""
+        """Nodes that should have an agent of this job and had none when last checked, and why."""
         self.unseen: dict[str, float] = {}
         """Nodes that should have an agent of this job and have not answered yet, and since when they are waited for (monotonic)."""
         self._late: queue.SimpleQueue[tuple[str, Message]] = queue.SimpleQueue()
         self.memory: dict[str, tuple[str, int]] = {}
-        """Node to host and port of the server of what it keeps in memory."""
+        """Node to host and port of its memory store."""
         self.leaving: set[str] = set()
-        """Nodes that were told to go, and will be gone in a moment."""
-        self.lease_until: Callable[[], float] = lambda: boot_time() + LONGEST_LEASE
-        """Tells until when nobody else can steer the job, as far as the history goes (seconds since boot)."""
-        self.raise_epoch: Callable[[int], int] = self._overtaken_by
-        """Has the history give this flow an epoch above that which agents remember; raises `LeaseLost` if another flow has the job."""
+        """Nodes with a preemption notice: they will be lost soon."""
+        self.lease_until: Callable[[], float] = lambda: boot_time() + MAX_LEASE
+        """Returns until when no other controller can take the job, by the history (seconds since boot)."""
+        self.raise_epoch: Callable[[int], int] = self._lease_lost
+        """Raises this controller's epoch in the history above that which agents remember; raises `LeaseLost` if another one has the job."""
         self._newer = 0
-        self._witnessed = -WITNESSED
-        """When an agent was asked last that took an order of this flow for the newest one's (seconds since boot)."""
-        self._outranking = threading.Lock()
+        self._witnessed = -WITNESS_SECONDS
+        """When an agent last confirmed this controller as the newest (seconds since boot)."""
+        self._epoch_lock = threading.Lock()
         self._ours: set[str] = set()
-        """Agents that have taken orders of this flow."""
-        self._asked = self._awake = 0.0
-        """When somebody last asked who is silent, and since when that has been asked without a gap (monotonic)."""
-        self._begun: set[str] = set()
-        """Nodes on which an agent may have been started that has no channel here (yet)."""
+        """Ids of the agents that have accepted commands of this controller."""
+        self._silence_checked = self._awake_since = 0.0
+        """When silence was last checked, and since when it has been checked without a gap (monotonic)."""
+        self._starting: set[str] = set()
+        """Nodes on which an agent may have been started that has no client here (yet)."""
         self._coming: set[str] = set()
-        """Nodes that are being brought up now: nobody else is to begin with them."""
+        """Nodes that are being brought up now."""
         self.uncleaned: set[str] = set()
-        """Nodes of which the job has let go without being able to end what it had started there."""
+        """Nodes that the job has dropped without being able to end what it had started there."""
         self.unusable_nodes: dict[str, str] = {}
-        """Nodes that the job could not be given when free ones were last looked for, and why."""
-        self._hands = ThreadPoolExecutor(HANDS, thread_name_prefix="fleet")
-        self._tries = Reconnects(self._hands, source.answers)
+        """Nodes that the job could not use when free ones were last looked for, and why."""
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agents")
+        self._attempts = ReconnectAttempts(self._threads, source.answers)
         self._closed = False
 
     def each(self, nodes: Iterable[str], act: Callable[[str], T]) -> dict[str, T | WorldError]:
-        """Do *act* on all *nodes* at once; what failed for the world's reasons is an answer too."""
+        """Run *act* on all *nodes* in parallel; a `WorldError` is returned in place of the result."""
         nodes = list(nodes)
         if len(nodes) == 1:
-            return {nodes[0]: _safely(act, nodes[0])}
-        return dict(zip(nodes, self._hands.map(partial(_safely, act), nodes), strict=True))
+            return {nodes[0]: _result_or_error(act, nodes[0])}
+        return dict(zip(nodes, self._threads.map(partial(_result_or_error, act), nodes), strict=True))
 
     @property
     def beat(self) -> float:
-        """Return the seconds between two beats of an agent with workers."""
+        """Return the seconds between two heartbeats of an agent with workers."""
         return float(self.plan.get("beat", HEARTBEAT_INTERVAL))
 
-    # -- agents -------------------------------------------------------------------------------------------------------
+    # -- start and reattach -------------------------------------------------------------------------------------------
 
     def bring_up(self, node: str) -> AgentClient:
-        """Have an agent on *node*, attached and ready to run this job's workers; raise a `WorldError` when that cannot be."""
+        """Return a client of an agent on *node* that is attached and prepared for this job; raise a `WorldError` when that fails."""
         self._coming.add(node)
         try:
             return self._bring_up(node)
@@ -150,179 +143,176 @@ class AgentPool:
             self._coming.discard(node)
 
     def _bring_up(self, node: str) -> AgentClient:
-        client = self._reach(node)
+        client = self._connect(node)
         if client is None:
-            self._go_on(node)
-            self._past_agents(node, lambda: self.source.start_agent(node, lambda: self._begin(node)))
-            client = AgentClient(node, lambda: self.source.connect(node), self.event_queue, epoch=self.epoch, job=self.plan["job"])
+            self._check_open(node)
+            self._with_epoch(node, lambda: self.source.start_agent(node, lambda: self._start_token(node)))
+            client = self._new_client(node)
         try:
             client.attach()
-            self._go_on(node)
-            answer = client.send_command("prepare", **self._plan_of(node))
+            self._check_open(node)
+            answer = client.send_command("prepare", **self._prepare_fields(node))
         except WorldError:
             client.close()
             raise
         self.clients[node] = client
         self._ours.add(str(client.agent))
-        self._begun.discard(node)
-        self._tries.forget(node)
+        self._starting.discard(node)
+        self._attempts.forget(node)
         self.without_agent.pop(node, None)
         self._note_memory(node, answer)
         return client
 
-    def _begin(self, node: str) -> FencingToken:
-        """Return in whose name an agent is started on *node*; from now on there may be one."""
+    def _new_client(self, node: str) -> AgentClient:
+        return AgentClient(node, lambda: self.source.connect(node), self.event_queue, epoch=self.epoch, job=self.plan["job"])
+
+    def _connect(self, node: str) -> AgentClient | None:
+        try:
+            return self._new_client(node)
+        except AgentDisconnected:
+            return None
+
+    def _start_token(self, node: str) -> FencingToken:
+        """Return the token for starting an agent on *node*; from now on there may be one."""
         token = self.confirm(node)
-        self._begun.add(node)
+        self._starting.add(node)
         return token
 
-    def _go_on(self, node: str) -> None:
-        """Raise `AgentDisconnected` once all have been parted from: what a thread is still at must not disturb the flow that comes next."""
+    def _check_open(self, node: str) -> None:
+        """Raise `AgentDisconnected` once the pool is closed: a thread that is still at work must not disturb the next controller."""
         if self._closed:
-            raise AgentDisconnected(node, "this flow has parted from all agents")
+            raise AgentDisconnected(node, "this controller has closed its connections")
 
-    def _plan_of(self, node: str) -> dict[str, Any]:
+    def _prepare_fields(self, node: str) -> dict[str, Any]:
         memory, own = self.plan.get("memory"), self.source.node_settings(node, self._job)
         plan = {**self.plan, **own, "environment": {**own.get("environment", {}), **self.plan["environment"]}}
         if self.plan["python"]:  # the job names one
             plan["python"] = self.plan["python"]
         return {**plan, "memory": None if memory is None else {**memory, "address": self.source.address(node)}}
 
-    def _note_memory(self, node: str, told: Message) -> None:
-        """Remember where other nodes reach what *node* keeps in memory."""
-        port = (told.get("memory") or {}).get("port")
+    def _note_memory(self, node: str, answer: Message) -> None:
+        """Remember where other nodes reach the memory store of *node*."""
+        port = (answer.get("memory") or {}).get("port")
         self.memory.pop(node, None)
         if port is not None:
             self.memory[node] = (self.source.address(node), int(port))
 
     def reattach(self, node: str) -> Message:
-        """Attach to an agent that runs already, and have it tell all events of its generation; return what it says of itself."""
-        client = self._reach(node)
+        """Attach to an agent that runs already, and have it replay the events of its generation; return its answer to ``about``."""
+        client = self._connect(node)
         if client is None:
             raise AgentDisconnected(node, "no agent listens")
         try:
-            told = client.about()
-            if told["job"] != self.plan["job"]:
+            answer = client.about()
+            if answer["job"] != self.plan["job"]:
                 raise CommandRejected(node, "attach", "its agent does not run this job")
-            if told["epoch"] >= self.epoch and told["agent"] not in self._ours:  # the same number may be another flow's
-                self._rise_above(node, told["epoch"])
+            if answer["epoch"] >= self.epoch and answer["agent"] not in self._ours:  # an equal one may be another controller's
+                self._rise_above(node, answer["epoch"])
             client.epoch = self.epoch
-            client.attach(since=max(0, told["since"] - BEFORE))
+            client.attach(since=max(0, answer["since"] - REPLAYED))
         except WorldError:
             client.close()
             raise
-        with self._outranking:
+        with self._epoch_lock:
             client.epoch = self.epoch
             self.clients[node] = client
-            self._ours.add(told["agent"])
+            self._ours.add(answer["agent"])
         self.unseen.pop(node, None)
-        self._note_memory(node, told)
-        return told
+        self._note_memory(node, answer)
+        return answer
 
     def reattach_all(self, nodes: Iterable[str]) -> dict[str, Message | WorldError]:
-        """Adopt the agents of all *nodes* at once; return what they say of themselves, or why they do not.
+        """Reattach to the agents of all *nodes* at once; return their answers to ``about``, or why there is none.
 
-        Once some have answered and no other has for `IMPATIENT` seconds, the rest are left to themselves: the job needs who steers it, and
-        one that answers after all is told of by `newly_reachable`.
+        Once some have answered and no other has for `LATE_ANSWER` seconds, the rest is not waited for: the job needs its controller.
+        `newly_reachable` reports those that answer later.
         """
-        begun = time.monotonic()
-        left = {self._hands.submit(_safely, self.reattach, node): node for node in nodes}
+        start = time.monotonic()
+        pending = {self._threads.submit(_result_or_error, self.reattach, node): node for node in nodes}
         answers: dict[str, Message | WorldError] = {}
-        while left:
-            done, _ = wait(left, timeout=IMPATIENT if answers else None, return_when=FIRST_COMPLETED)
+        while pending:
+            done, _ = wait(pending, timeout=LATE_ANSWER if answers else None, return_when=FIRST_COMPLETED)
             for one in done:
-                answers[left.pop(one)] = one.result()
+                answers[pending.pop(one)] = one.result()
             if not done:
                 break
-        for one, node in left.items():
-            answers[node] = NodeLost(node, f"no answer within {time.monotonic() - begun:.0f} s")
-            self._tries.go_on(node, one, begun)
-            one.add_done_callback(partial(self._came_late, node))
+        for one, node in pending.items():
+            answers[node] = NodeLost(node, f"no answer within {time.monotonic() - start:.0f} s")
+            self._attempts.note_pending(node, one, start)
+            one.add_done_callback(partial(self._answered_late, node))
         return answers
 
-    def _came_late(self, node: str, answer: Future[Message | WorldError]) -> None:
-        if not answer.cancelled() and answer.exception() is None and not isinstance(told := answer.result(), WorldError):
-            self._late.put((node, told))
+    def _answered_late(self, node: str, future: Future[Message | WorldError]) -> None:
+        if not future.cancelled() and future.exception() is None and not isinstance(answer := future.result(), WorldError):
+            self._late.put((node, answer))
 
     def wait_for(self, node: str) -> None:
-        """Adopt the agent of *node* as soon as it can be reached: it is cut off from here, which says nothing of its ranks."""
+        """Reattach to the agent of *node* as soon as it can be reached: that this host cannot says nothing about its ranks."""
         if node not in self.clients:
             self.unseen.setdefault(node, time.monotonic())
 
     def newly_reachable(self) -> Iterator[tuple[str, Message]]:
-        """Yield the nodes whose agents were reached since this was last asked, with what they say of themselves."""
+        """Yield the nodes whose agents were reached since the last call, with their answers to ``about``."""
         with suppress(queue.Empty):
             while True:
                 yield self._late.get_nowait()
 
-    def _adopt_late(self, node: str) -> None:
-        begun = time.monotonic()
+    def _reattach_late(self, node: str) -> None:
+        start = time.monotonic()
         try:
             self._late.put((node, self.reattach(node)))
         except (NodeLost, ProtocolMismatch):
-            self._tries.take(node, begun, answered=False)
+            self._attempts.note_result(node, start, answered=False)
         except NodeError as error:
             self.without_agent[node] = str(error)
             self.unseen.pop(node, None)
 
-    def _adopt_now(self, node: str) -> bool:
-        """Tell whether the agent of *node* was reached after all."""
-        self._tries.see_out(node)
-        if node not in self.clients:
-            with suppress(WorldError):
-                self._late.put((node, self.reattach(node)))
-        return node in self.clients
-
-    def _reach(self, node: str) -> AgentClient | None:
-        try:
-            return AgentClient(node, lambda: self.source.connect(node), self.event_queue, epoch=self.epoch, job=self.plan["job"])
-        except AgentDisconnected:
-            return None
+    # -- drop and fence -----------------------------------------------------------------------------------------------
 
     def drop(self, node: str) -> None:
-        """Let go of a node: its agent ends, and what it had started is killed."""
-        self._part(node)()
+        """Drop a node: end its agent, and kill what it had started."""
+        self._remove(node)()
 
     def drop_async(self, node: str) -> None:
-        """Let go of a node beside what the flow does."""
-        self._hands.submit(self._part(node))
+        """Drop a node in another thread."""
+        self._threads.submit(self._remove(node))
 
-    def _part(self, node: str) -> Callable[[], None]:
-        """Forget a node; return what ends all on it."""
+    def _remove(self, node: str) -> Callable[[], None]:
+        """Remove a node from the pool; return what ends everything of the job on it."""
         client = self.clients.pop(node, None)
         self.without_agent.pop(node, None)
         self.unseen.pop(node, None)
         self.memory.pop(node, None)
-        return lambda: self._finish(node, client)
+        return lambda: self._end_agent(node, client)
 
-    def _finish(self, node: str, client: AgentClient | None) -> None:
-        heard = False
+    def _end_agent(self, node: str, client: AgentClient | None) -> None:
+        complete = False
         if client is not None:
             try:
                 with suppress(NodeError):
                     asked = boot_time()
                     client.send_command("end", seconds=2.0)
-                    heard, self._witnessed = True, asked
+                    complete, self._witnessed = True, asked
             finally:
                 self._newer = max(self._newer, client.superseded)
                 client.close()
-        self.clear(node, heard=heard)
+        self.clear(node, replay=not complete)
 
-    def clear(self, node: str, *, heard: bool = False) -> None:
-        """Make sure nothing of the job runs on *node*, or is left in its memory: now, or as soon as the node can be reached.
+    def clear(self, node: str, *, replay: bool = True) -> None:
+        """Kill what the job runs on *node* and wipe what it keeps in memory there: now, or as soon as the node can be reached.
 
-        Unless its agent was *heard* to its end, what it may have told nobody is put into the inbox.
+        With *replay*, the events that its agent may not have delivered are put into the event queue.
         """
-        if self._tries.failed(node):  # a moment ago: nobody waits for that again
+        if self._attempts.failed(node):  # a moment ago: do not wait for that again
             self.uncleaned.add(node)
         else:
-            self._settle(node, heard=heard)
+            self._clean(node, replay=replay)
 
-    def _settle(self, node: str, *, heard: bool = False) -> None:
+    def _clean(self, node: str, *, replay: bool = True) -> None:
         try:
             self.fence(node)
-            if not heard:
-                self._hear_the_past(node)
+            if replay:
+                self._replay(node)
             self.wipe(node)
         except NodeError as error:
             if node not in self.uncleaned:
@@ -330,29 +320,31 @@ class AgentPool:
             self.uncleaned.add(node)
         else:
             self.uncleaned.discard(node)
-            self._tries.forget(node)
+            self._attempts.forget(node)
 
-    def _hear_the_past(self, node: str) -> None:
+    def _replay(self, node: str) -> None:
         try:
             events = self.source.past(node, self.plan["job"])
         except OSError as error:
-            note(log, "past.not-heard", node=node, why=error)
+            note(log, "replay.failed", node=node, why=error)
             return
         if events:
             self.event_queue.put((node, {"event": "past", "events": events}))
 
     def fence(self, node: str) -> None:
-        """Make sure nothing of the job runs on *node*; raise a `NodeError` when it cannot be reached."""
-        killed = self._past_agents(node, lambda: self.source.fence(node, self.plan["job"], lambda: self.confirm(node)))
+        """Make sure that nothing of the job runs on *node*; raise a `NodeError` when it cannot be reached."""
+        killed = self._with_epoch(node, lambda: self.source.fence(node, self.plan["job"], lambda: self.confirm(node)))
         if killed:
             note(log, "node.fenced", node=node, killed=len(killed))
 
     def wipe(self, node: str) -> None:
-        """Take what the job keeps in the memory of *node*; raise a `NodeError` when that cannot be reached."""
-        self._past_agents(node, lambda: self.source.wipe_memory(node, self.plan["job"], lambda: self.confirm(node)))
+        """Remove what the job keeps in the memory of *node*; raise a `NodeError` when it cannot be reached."""
+        self._with_epoch(node, lambda: self.source.wipe_memory(node, self.plan["job"], lambda: self.confirm(node)))
 
-    def _past_agents(self, node: str, act: Callable[[], T]) -> T:
-        """Do *act* on *node*; where it was refused for an epoch that the history does not know, do it again in a greater one."""
+    # -- epochs -------------------------------------------------------------------------------------------------------
+
+    def _with_epoch(self, node: str, act: Callable[[], T]) -> T:
+        """Run *act*; if *node* refuses it for an epoch that the history does not know, raise the epoch and run it again."""
         try:
             return act()
         except Superseded as error:
@@ -360,14 +352,14 @@ class AgentPool:
             return act()
 
     def _rise_above(self, node: str, epoch: int) -> None:
-        """Have an epoch above that which *node* remembers: after a backup was restored the history's may be the older one.
+        """Raise this controller's epoch above that which *node* remembers: a restored backup of the history may be older.
 
-        Raise `LeaseLost` where the history says that another flow steers the job.
+        Raise `LeaseLost` where the history says that another controller has the job.
         """
-        if epoch > HIGHEST_EPOCH:
-            raise CommandRejected(node, "attach", f"it has had orders of epoch {epoch}, and no job changes hands so often")
+        if epoch > MAX_EPOCH:
+            raise CommandRejected(node, "attach", f"it reports epoch {epoch}, more than any job reaches")
         note(log, "node.superseded", level=logging.WARNING, node=node, epoch=epoch, ours=self.epoch)
-        with self._outranking:
+        with self._epoch_lock:
             if epoch >= self.epoch:
                 try:
                     self.epoch = self.raise_epoch(epoch)
@@ -377,264 +369,277 @@ class AgentPool:
                 for client in self.clients.copy().values():
                     client.epoch = self.epoch
 
-    def _overtaken_by(self, epoch: int) -> int:
-        raise LeaseLost(self._job, f"a newer flow (epoch {epoch})")
+    def _lease_lost(self, epoch: int) -> int:
+        raise LeaseLost(self._job, f"a newer controller (epoch {epoch})")
 
-    def send_command(self, nodes: Iterable[str], verb: str, *, seconds: float = 10.0, **facts: object) -> dict[str, Message | WorldError]:
-        """Give the same order to all *nodes*: every order is out before the first answer is waited for."""
-        return self.send_commands(dict.fromkeys(nodes, facts), verb, seconds=seconds)
+    @property
+    def superseded_by(self) -> int:
+        """Return the epoch of a newer controller that an agent has reported; 0 while there is none."""
+        self._newer = max([self._newer, *(client.superseded for client in self.clients.copy().values())])
+        return self._newer
+
+    def check_superseded(self) -> None:
+        """Raise `LeaseLost` if an agent has reported a newer controller."""
+        if newer := self.superseded_by:
+            self._lease_lost(newer)
+
+    def confirm(self, node: str) -> FencingToken:
+        """Return the token for an action on *node* that its agent could not refuse, with the time by which it has to begin.
+
+        A controller that cannot renew its lease does not know whether another one has the job by now. Then some agents are asked, as a
+        newer controller begins with them. Raise `LeaseLost` if there is one, `LeaseUnconfirmed` when nobody could say for
+        `CONFIRM_SECONDS`.
+        """
+        start = boot_time()
+        while (until := max(self.lease_until(), self._witnessed + WITNESS_SECONDS)) <= boot_time():
+            alive = [client for client in self.clients.copy().values() if not (client.lost_reason or client.is_unreachable)]
+            for client in alive[:WITNESSES]:
+                asked = boot_time()
+                with suppress(NodeError):  # an agent refuses every command that is not of the newest controller
+                    client.send_command("ping", seconds=1.0)
+                    self._witnessed = asked
+            self.check_superseded()
+            if self._witnessed + WITNESS_SECONDS > boot_time():
+                continue
+            if boot_time() - start > CONFIRM_SECONDS:
+                raise LeaseUnconfirmed(node, "the lease of the job could not be renewed in time, and no agent confirms this controller")
+            time.sleep(0.1)
+        self.check_superseded()
+        return FencingToken(job=self.plan["job"], epoch=self.epoch, until=until)
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def send_command(
+        self, nodes: Iterable[str], command: str, *, seconds: float = 10.0, **facts: object
+    ) -> dict[str, Message | WorldError]:
+        """Send the same command to all *nodes*, then wait for the answers together."""
+        return self.send_commands(dict.fromkeys(nodes, facts), command, seconds=seconds)
 
     def send_commands(
-        self, by_node: Mapping[str, Mapping[str, object]], verb: str, *, seconds: float = 10.0
+        self, by_node: Mapping[str, Mapping[str, object]], command: str, *, seconds: float = 10.0
     ) -> dict[str, Message | WorldError]:
-        """Give each node the order with its own facts, all at once: every order is out before the first answer is waited for.
+        """Send each node the command with its own facts, then wait for the answers together.
 
-        One thread sends to all that read, as thousands of orders cost more between threads than in them; who is slow to read is waited for
-        beside them.
+        One thread sends to all agents that read, as switching threads costs more than sending; slow readers are served by other threads.
         """
-        round_ = Broadcast(verb, seconds, len(by_node))
+        broadcast = Broadcast(command, seconds, len(by_node))
         for node, facts in by_node.items():
             client = self.clients.get(node)
             if client is None:
-                round_.fail(node, AgentDisconnected(node, "it has no agent"))
-            elif client.takes():
-                round_.send(client, facts)
+                broadcast.note_answer(node, AgentDisconnected(node, "it has no agent"))
+            elif client.is_writable():
+                broadcast.send(client, facts)
             else:
-                self._hands.submit(round_.send, client, facts)
-        answers = round_.wait(by_node)
+                self._threads.submit(broadcast.send, client, facts)
+        answers = broadcast.wait(by_node)
         self.check_superseded()
         return answers
 
-    def send_commands_async(self, by_node: Mapping[str, Mapping[str, object]], verb: str) -> None:
-        """Give each node the order with its own facts, beside what the flow does; nobody waits for the answers."""
-        self._hands.submit(self.send_commands, by_node, verb)
+    def send_commands_async(self, by_node: Mapping[str, Mapping[str, object]], command: str) -> None:
+        """Send each node the command with its own facts in another thread; the answers are dropped."""
+        self._threads.submit(self.send_commands, by_node, command)
 
-    def send_command_async(self, node: str, verb: str, **facts: object) -> Future[Message]:
-        """Give an order without waiting for its answer, which comes with the future."""
-        return self._hands.submit(lambda: self.client(node).send_command(verb, seconds=10.0, **facts))
+    def send_command_async(self, node: str, command: str, **facts: object) -> Future[Message]:
+        """Send a command to one node in another thread; return the future of its answer."""
+        return self._threads.submit(lambda: self.client(node).send_command(command, seconds=10.0, **facts))
 
     def client(self, node: str) -> AgentClient:
-        """Return the connection to *node*; raise `AgentDisconnected` when there is none."""
+        """Return the client of *node*; raise `AgentDisconnected` when there is none."""
         try:
             return self.clients[node]
         except KeyError:
             raise AgentDisconnected(node, "it has no agent") from None
 
-    def ping(self) -> None:
-        """Ask those agents for a word that say nothing by themselves, and renew the leases of all in time.
+    def agent(self, node: str) -> AgentClient | None:
+        """Return the client of *node* if its agent is not lost; another agent on the node has another client."""
+        client = self.clients.get(node)
+        return None if client is None or client.lost_reason else client
 
-        Beside that try connections that say nothing at all, and end what is left on nodes that were let go of unreached.
-        """
+    def ping(self) -> None:
+        """Ping silent agents and renew all leases in time; try silent nodes by new connections; clean dropped nodes that answer again."""
         now = time.monotonic()
-        quiet, due = now - max(QUIET, 2 * self.beat), now - min(self.plan["lease"] / RENEWALS, LONGEST_PAUSE)
+        quiet, due = now - max(QUIET, 2 * self.beat), now - min(self.plan["lease"] / RENEWALS, MAX_PING_INTERVAL)
         for client in list(self.clients.values()):
-            if client.heard < quiet or client.spoke < due:
+            if client.last_received < quiet or client.last_sent < due:
                 client.ping()
         if self.source.remote:
             unseen = list(self.unseen)
             for node in unseen:
-                self._tries.beside(node, self._adopt_late)
+                self._attempts.start(node, self._reattach_late)
             for node in self.silent(STALE * self.beat).keys() - set(unseen):
-                self._tries.beside(node, self._tries.knock)
+                self._attempts.start(node, self._attempts.try_node)
             if self.all_silent(STALE * self.beat):
-                self._tries.beside(OTHERS, self._ask_others)
+                self._attempts.start(OTHERS, self._try_others)
         for node in self.uncleaned - self.clients.keys():
-            self._tries.beside(node, self._settle)
+            self._attempts.start(node, self._clean)
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    def _try_others(self, name: str) -> None:
+        """Check whether other nodes of the cluster answer: then the job's nodes are lost, and this host is not cut off."""
+        start = time.monotonic()
+        self._attempts.note_result(name, start, answered=self.source.any_other_reachable(self.expected()))
 
-    def gone(self) -> dict[str, str]:
-        """Return the nodes whose agents' connections ended, and how."""
-        return {**self.without_agent, **{node: client.gone for node, client in self.clients.items() if client.gone}}
+    # -- connections --------------------------------------------------------------------------------------------------
 
-    def gone_at(self, node: str) -> float:
-        """Return when the agent of *node* was last known to speak (wall clock)."""
+    def alive(self, but: Collection[str] = ()) -> list[str]:
+        """Return the nodes with a connection, or with one that has just ended; none of *but*."""
+        return [node for node, client in self.clients.items() if node not in but and not (client.lost_reason or client.is_unreachable)]
+
+    def connected(self) -> list[str]:
+        """Return the nodes whose agents are not known to be lost, including those that cannot be reached now."""
+        return [node for node, client in self.clients.items() if not client.lost_reason]
+
+    def expected(self) -> set[str]:
+        """Return the nodes whose agents are connected, or are waited for."""
+        return self.unseen.keys() | set(self.connected())
+
+    def disconnected(self) -> dict[str, str]:
+        """Return the nodes whose agents are lost or missing, and why."""
+        lost = {node: client.lost_reason for node, client in self.clients.items() if client.lost_reason}
+        return {**self.without_agent, **lost}
+
+    def lost_at(self, node: str) -> float:
+        """Return when the agent of *node* was last known to run (wall clock)."""
         client = self.clients.get(node)
         if client is None:
             return time.time()
-        return client.gone_at or time.time() - (time.monotonic() - client.heard)
+        return client.lost_at or time.time() - (time.monotonic() - client.last_received)
 
     def silent(self, seconds: float) -> dict[str, str]:
-        """Return the nodes whose agents are connected but have not spoken for longer than *seconds*.
+        """Return the nodes whose agents are connected but have sent nothing for longer than *seconds*, and a description.
 
-        Who stood still himself cannot tell how long others were silent: the count begins anew when this is first asked again. Nor does
-        what has come count as silence because nobody had the time to hear it yet.
+        A process that was suspended itself cannot tell how long others were silent: the count starts again when this is first called
+        after a gap. What has arrived and was not read yet does not count as silence.
         """
         now = time.monotonic()
-        if now - self._asked > STOOD_STILL:
-            self._awake = now
-        self._asked = now
+        if now - self._silence_checked > SUSPENDED:
+            self._awake_since = now
+        self._silence_checked = now
         now = min(now, REACTOR.caught_up)
-        if self._awake > (last := now - seconds):
+        if self._awake_since > (last := now - seconds):
             return {}
-        unseen = {node: at for node, at in self.unseen.items() if at < last and node not in self.clients}
-        heard = {node: client.heard for node, client in self.clients.items() if client.heard < last and not client.gone}
-        since = {**unseen, **heard}
-        return {node: f"it has been silent for {now - max(at, self._awake):.1f} s" for node, at in since.items()}
-
-    @property
-    def newest_word(self) -> float:
-        """Return when any agent was heard last, or began to be waited for (monotonic); now, where there is none."""
-        return max([*(client.heard for client in self.clients.values()), *self.unseen.values()], default=time.monotonic())
-
-    def not_gone(self) -> list[str]:
-        """Return the nodes whose agents live as far as is known, those included that cannot be reached now."""
-        return [node for node, client in self.clients.items() if not client.gone]
-
-    def expected(self) -> set[str]:
-        """Return the nodes whose agents are connected, or are sought."""
-        return self.unseen.keys() | set(self.not_gone())
+        since = {node: at for node, at in self.unseen.items() if at < last and node not in self.clients}
+        since |= {
+            node: client.last_received for node, client in self.clients.items() if client.last_received < last and not client.lost_reason
+        }
+        return {node: f"it has been silent for {now - max(at, self._awake_since):.1f} s" for node, at in since.items()}
 
     def all_silent(self, seconds: float) -> bool:
-        """Tell whether no agent at all has been heard for longer than *seconds*; on one machine nothing can be cut between nodes."""
+        """Tell whether no agent has sent anything for longer than *seconds*; on one machine nothing can be cut between nodes."""
         last = time.monotonic() - seconds
-        if not self.source.remote or any(client.heard >= last for client in self.clients.values() if not client.gone):
+        if not self.source.remote or any(client.last_received >= last for client in self.clients.values() if not client.lost_reason):
             return False
         expected = self.expected()
         return bool(expected) and expected <= self.silent(seconds).keys()
 
+    @property
+    def last_contact(self) -> float:
+        """Return when any agent last sent something, or began to be waited for (monotonic); now, where there is none."""
+        return max([*(client.last_received for client in self.clients.values()), *self.unseen.values()], default=time.monotonic())
+
     def answered(self) -> set[str]:
-        """Return the nodes that have answered by a new connection since any agent was heard last, and `OTHERS` if any of those has."""
-        return self._tries.answered_since(self.newest_word)
+        """Return the nodes that have answered by a new connection since the last contact, and `OTHERS` if other nodes have."""
+        return self._attempts.answered_since(self.last_contact)
 
-    def forget_tries(self) -> None:
-        """Forget what nodes did not answer: it was this machine that could not reach them."""
-        self._tries.forget_failures()
-
-    def _ask_others(self, name: str) -> None:
-        """See whether anything of the cluster answers that has nothing to do with the job: then it is the job's nodes that are gone."""
-        begun = time.monotonic()
-        self._tries.take(name, begun, answered=self.source.any_other_reachable(self.expected()))
-
-    def alive(self, but: Collection[str] = ()) -> list[str]:
-        """Return the nodes with a living connection, or one that ended only now and is sought; none of *but*."""
-        return [node for node, client in self.clients.items() if node not in but and not (client.gone or client.away)]
+    def forget_failed_attempts(self) -> None:
+        """Forget which nodes did not answer: it was this host that could not reach them."""
+        self._attempts.forget_failed()
 
     def cut_off(self) -> dict[str, str]:
-        """Return the nodes whose connection ended and could not be had again at once; their agents may live."""
-        away = [node for node, client in self.clients.items() if client.disconnected_since is not None and client.missed]
-        return dict.fromkeys(away, "its connection ended, and it cannot be reached")
+        """Return the nodes whose connection ended and could not be restored at once; their agents may run."""
+        nodes = [node for node, client in self.clients.items() if client.disconnected_since is not None and client.failed_attempts]
+        return dict.fromkeys(nodes, "its connection ended, and it cannot be reached")
 
     def reconnecting(self) -> frozenset[str]:
-        """Return the nodes whose connection has just ended and is sought for the first time: nobody knows yet what that means."""
+        """Return the nodes whose connection has just ended and is being restored: nobody knows yet what that means."""
         return frozenset(
-            node for node, client in self.clients.items() if client.disconnected_since is not None and not (client.missed or client.away)
+            node
+            for node, client in self.clients.items()
+            if client.disconnected_since is not None and not (client.failed_attempts or client.is_unreachable)
         )
 
     def lost(self, seconds: float) -> dict[str, str]:
-        """Return the nodes that are gone, or were silent for so long and gave no answer by a new connection either."""
-        quiet = {node: why for node, why in self.silent(seconds).items() if self._unanswered(node)} if self.source.remote else {}
-        return {**quiet, **self.gone()}
-
-    def _unanswered(self, node: str) -> bool:
-        client = self.clients.get(node)
-        return self._tries.failed(node, self.unseen.get(node, time.monotonic()) if client is None else client.heard)
-
-    def logs(self, node: str) -> str:
-        """Return the folder on *node* with the logs of the job's ranks."""
-        own = self.source.node_settings(node, self._job)
-        return str(own.get("log_directory") or self.plan["log_directory"])
-
-    @property
-    def superseded_by(self) -> int:
-        """Return the epoch of a newer flow of which an agent has told; 0 while there is none."""
-        self._newer = max([self._newer, *(client.superseded for client in self.clients.copy().values())])
-        return self._newer
-
-    def confirm(self, node: str) -> FencingToken:
-        """Return in whose name an order to *node* goes past its agent, and by when it has to be begun.
-
-        A flow that cannot renew its lease does not know whether another one steers by now. Then some of its agents are asked, as any newer
-        flow begins with theirs. Raise `LeaseLost` if one does, and `LeaseUnconfirmed` when for some seconds nobody could say.
-        """
-        since = boot_time()
-        while (until := max(self.lease_until(), self._witnessed + WITNESSED)) <= boot_time():
-            self._ask_agents()
-            self.check_superseded()
-            if self._witnessed + WITNESSED > boot_time():
-                continue
-            if boot_time() - since > CONFIRM_SECONDS:
-                why = "the lease of the job could not be renewed in time, and none of its agents says that it is still this flow's"
-                raise LeaseUnconfirmed(node, why)
-            time.sleep(0.1)
-        self.check_superseded()
-        return FencingToken(job=self.plan["job"], epoch=self.epoch, until=until)
-
-    def _ask_agents(self) -> None:
-        """Have some agents answer: they refuse any order that is not of the newest flow they have heard of, and raise `LeaseLost` here."""
-        alive = [client for client in self.clients.copy().values() if not (client.gone or client.away)]
-        for client in alive[:WITNESSES]:
-            asked = boot_time()
-            with suppress(NodeError):
-                client.send_command("ping", seconds=1.0)
-                self._witnessed = asked
-
-    def check_superseded(self) -> None:
-        """Raise `LeaseLost` if an agent has told of a newer flow."""
-        if self.superseded_by:
-            raise LeaseLost(self._job, f"a newer flow (epoch {self.superseded_by})")
-
-    def agent(self, node: str) -> AgentClient | None:
-        """Return the living connection to *node*; one that came after another agent's end is another one."""
-        client = self.clients.get(node)
-        return None if client is None or client.gone else client
+        """Return the nodes whose agents are lost, or were silent for so long while the node did not answer a new connection either."""
+        if not self.source.remote:
+            return self.disconnected()
+        silent = {}
+        for node, why in self.silent(seconds).items():
+            client = self.clients.get(node)
+            if self._attempts.failed(node, self.unseen.get(node, time.monotonic()) if client is None else client.last_received):
+                silent[node] = why
+        return {**silent, **self.disconnected()}
 
     def recheck(self, node: str) -> bool | None:
-        """Tell whether *node* lives although its agent does not speak: it answers, and a new agent comes up on it.
+        """Tell whether *node* works although its agent is silent: it answers, and a new agent starts on it.
 
-        What the old agent left is killed first, so that no two agents serve one node. None: it was the connection alone, and the agent
-        speaks over another one.
+        What the old agent left is killed first, so that no two agents serve one node. None: only the connection was lost, and the agent
+        answers over another one.
         """
-        if node in self.unseen and not self._tries.failed(node) and self._adopt_now(node):
+        if node in self.unseen and not self._attempts.failed(node) and self._reattached(node):
             return None
         old, answers = self.clients.get(node), None
-        if self.source.remote and old is not None and not old.gone:
-            tried = self._tries.newest(node, old.heard)
-            if (answers := tried.answered) and old.speaks(tried.begun, SPEAK_SECONDS):
+        if self.source.remote and old is not None and not old.lost_reason:
+            attempt = self._attempts.since(node, old.last_received)
+            if (answers := attempt.answered) and old.receives_within(attempt.start, REPLY_SECONDS):
                 return None
         self.clients.pop(node, None)
         if old is not None:
             old.close()
         self.memory.pop(node, None)
         self.unseen.pop(node, None)
-        self.without_agent.setdefault(node, "no agent since a second look")
+        self.without_agent.setdefault(node, "no agent since it was checked again")
         if node in self.leaving or not (self.source.answers(node) if answers is None else answers):
             return False
         try:
             self.fence(node)
             self.bring_up(node)
-        except (LeaseLost, LeaseUnconfirmed):  # the latter speaks against this flow, not against the node
+        except (LeaseLost, LeaseUnconfirmed):  # the latter is a problem of this controller, not of the node
             raise
         except WorldError as error:
-            note(log, "node.second-look-failed", node=node, why=error)
+            note(log, "node.recheck-failed", node=node, why=error)
             return False
         return True
 
-    def free(self) -> list[str]:
-        """Return the nodes of the cluster that answer and are held by nobody, in the cluster's order.
+    def _reattached(self, node: str) -> bool:
+        """Reattach to the agent of *node* now; tell whether that worked, or had already."""
+        self._attempts.finish(node)
+        if node not in self.clients:
+            with suppress(WorldError):
+                self._late.put((node, self.reattach(node)))
+        return node in self.clients
 
-        One that a flow before took for this job in its last moment is held by nobody either.
+    def logs(self, node: str) -> str:
+        """Return the folder on *node* with the logs of the job's ranks."""
+        return str(self.source.node_settings(node, self._job).get("log_directory") or self.plan["log_directory"])
+
+    def free(self) -> list[str]:
+        """Return the nodes of the cluster that answer and run no other job, in the cluster's order.
+
+        A node that an earlier controller took for this job at its end is free too.
         """
-        own = {None, self.plan["job"]}
         taken = self.leaving | self.clients.keys() | self.uncleaned | self._coming
-        others = [view for view in self.source.survey() if view.name not in taken]
-        free = [view.name for view in others if view.status == "idle" or (view.status == "up" and view.job in own)]
-        usable = set(free)
-        self.unusable_nodes = {view.name: _no_use(view) for view in others if view.name not in usable}
+        free: list[str] = []
+        self.unusable_nodes = {}
+        for view in self.source.survey():
+            if view.name in taken:
+                continue
+            if view.status == "idle" or (view.status == "up" and view.job in {None, self.plan["job"]}):
+                free.append(view.name)
+            else:
+                self.unusable_nodes[view.name] = "another job runs on it" if view.status == "up" else view.why or "it does not answer"
         return free
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def close(self, *, end: bool) -> None:
-        """Part from all agents; with *end*, end them and whatever they had started."""
+        """Close all connections; with *end*, first end all agents and whatever they had started."""
         self._closed = True
-        self._hands.shutdown(wait=end, cancel_futures=True)  # a launch that a signal cut short starts no agent after this
+        self._threads.shutdown(wait=end, cancel_futures=True)  # a launch that a signal cut short starts no agent after this
         if end:
-            with ThreadPoolExecutor(HANDS, thread_name_prefix="fleet end") as hands:
-                done = [hands.submit(self.drop, node) for node in list(self.clients)]
-                done += [hands.submit(self.clear, node) for node in self._begun]
-            with ThreadPoolExecutor(HANDS, thread_name_prefix="fleet end") as hands:
-                done += [hands.submit(self._settle, node) for node in self.uncleaned]
+            with ThreadPoolExecutor(THREADS, thread_name_prefix="agents end") as threads:
+                done = [threads.submit(self.drop, node) for node in list(self.clients)]
+                done += [threads.submit(self.clear, node) for node in self._starting]
+            with ThreadPoolExecutor(THREADS, thread_name_prefix="agents end") as threads:
+                done += [threads.submit(self._clean, node) for node in self.uncleaned]
             for future in done:
                 with suppress(WorldError):
                     future.result()
@@ -644,11 +649,6 @@ class AgentPool:
         self.source.close()
 
 
-def _no_use(view: NodeView) -> str:
-    """Say why no job can be given a node as it is seen."""
-    return "another job holds it" if view.status == "up" else view.why or "it does not answer"
-
-
 def failures(answers: dict[str, Any]) -> dict[str, WorldError]:
-    """Return the nodes that did not do as told, and why."""
+    """Return the nodes that did not carry out a command, and why."""
     return {node: answer for node, answer in answers.items() if isinstance(answer, WorldError)}

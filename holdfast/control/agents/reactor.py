@@ -1,4 +1,4 @@
-"""One thread that hears every agent: a thread for each of thousands of connections would spend its time on the interpreter's lock."""
+"""One thread that reads from all agents: with a thread for each of thousands of connections they would only contend for the interpreter."""
 
 from __future__ import annotations
 
@@ -17,91 +17,90 @@ from holdfast.log import note
 log = logging.getLogger("holdfast.control")
 
 CHUNK: Final = 262144
-"""Bytes that are taken from a connection before the others have their turn."""
-SWITCH: Final = 0.0005
-"""Seconds after which a busy thread lets another one go on. Reading a message lets go of the interpreter, and Python's 5 ms until it is had
-again would make a flow that is at work hear two hundred messages a second."""
-MOST: Final = 1 << 16
-"""Connections that are looked at at once: all of them."""
+"""Bytes that are read from a connection before the others have their turn."""
+SWITCH_INTERVAL: Final = 0.0005
+"""Seconds after which a busy thread yields. Reading a message releases the interpreter lock, and at Python's 5 ms until it is acquired
+again a busy controller would read two hundred messages a second."""
+MAX_EVENTS: Final = 1 << 16
+"""Connections that one poll returns: all of them."""
 _FAILED: Final = select.EPOLLHUP | select.EPOLLERR
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Received:
-    """A connection that is listened to."""
+class Registration:
+    """A connection that the reactor reads from."""
 
     socket: socket.socket
     take: Callable[[bytes], None]
-    """Called with what came; it must not wait for anything."""
+    """Called with the data received; it must not block."""
     ended: Callable[[OSError | None], None]
-    """Called once, when nothing will come any more."""
+    """Called once, when nothing more will come."""
 
 
 class Reactor:
-    """Calls back with what comes from any number of connections, each from the one thread, in the order in which it came."""
+    """Calls back with what any number of connections receive, each from the same thread, in the order of arrival."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
-        self._heard: dict[int, Received] = {}
+        self._registered: dict[int, Registration] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._waits, self._caught_up = True, 0.0
+        self._idle, self._caught_up = True, 0.0
 
     @property
     def caught_up(self) -> float:
-        """Return until when (monotonic) all has been heard that had come: who is behind must not call others silent."""
-        return time.monotonic() if self._waits else self._caught_up
+        """Return until when (monotonic) everything that had arrived was read: a reactor that lags must not call agents silent."""
+        return time.monotonic() if self._idle else self._caught_up
 
-    def add(self, sock: socket.socket, take: Callable[[bytes], None], ended: Callable[[OSError | None], None]) -> Received:
-        """Listen to *sock* from now on; what `take` raises ends it."""
-        one = Received(sock, take, ended)
+    def add(self, sock: socket.socket, take: Callable[[bytes], None], ended: Callable[[OSError | None], None]) -> Registration:
+        """Read from *sock* from now on; an exception of *take* ends it."""
+        registration = Registration(sock, take, ended)
         with self._lock:
-            self._heard[sock.fileno()] = one
+            self._registered[sock.fileno()] = registration
             self._poll.register(sock.fileno(), select.EPOLLIN)
             if self._thread is None:
-                sys.setswitchinterval(SWITCH)
+                sys.setswitchinterval(SWITCH_INTERVAL)
                 self._thread = threading.Thread(target=self._serve, name="agents", daemon=True)
                 self._thread.start()
-        return one
+        return registration
 
-    def drop(self, one: Received) -> bool:
-        """Listen to it no more; tell whether it was listened to. To be called before its socket is closed: numbers are used again."""
+    def drop(self, registration: Registration) -> bool:
+        """Stop reading; tell whether it was registered. Call this before the socket is closed, as file descriptors are reused."""
         with self._lock:
-            number = one.socket.fileno()
-            if self._heard.get(number) is not one:
+            number = registration.socket.fileno()
+            if self._registered.get(number) is not registration:
                 return False
-            del self._heard[number]
+            del self._registered[number]
             self._poll.unregister(number)
             return True
 
     def _serve(self) -> None:
         while True:
-            self._waits = True
-            ready, asked = self._poll.poll(maxevents=MOST), time.monotonic()
-            self._waits = False
+            self._idle = True
+            ready, polled_at = self._poll.poll(maxevents=MAX_EVENTS), time.monotonic()
+            self._idle = False
             for number, mask in ready:
-                one = self._heard.get(number)
-                if one is not None:
-                    self._hear(one, mask)
-            self._caught_up = asked
+                if (registration := self._registered.get(number)) is not None:
+                    self._read(registration, mask)
+            self._caught_up = polled_at
 
-    def _hear(self, one: Received, mask: int) -> None:
+    def _read(self, registration: Registration, mask: int) -> None:
         error: OSError | None = None
         try:
-            if data := one.socket.recv(CHUNK, socket.MSG_DONTWAIT):
-                one.take(data)
+            if data := registration.socket.recv(CHUNK, socket.MSG_DONTWAIT):
+                registration.take(data)
                 return
         except BlockingIOError:
             if not mask & _FAILED:
                 return
         except OSError as failed:
             error = failed
-        except Exception as failed:  # noqa: BLE001 (one agent's nonsense must not make the flow deaf to all others)
+        except Exception as failed:  # noqa: BLE001 (one agent's invalid data must not end the thread that serves all others)
             error = OSError(str(failed))
-            note(log, "agent.garbage", why=repr(failed))
-        if self.drop(one):
-            one.ended(error)
+            note(log, "agent.invalid-data", why=repr(failed))
+        if self.drop(registration):
+            registration.ended(error)
 
 
 REACTOR: Final = Reactor()
-"""That of this process."""
+"""The reactor of this process."""

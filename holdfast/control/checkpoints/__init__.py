@@ -1,1 +1,4 @@
-"""How often to save, where replicas lie, what snapshots cost, and the final checkpoint."""
+"""Checkpoints of one job: their interval, replicas of in-memory snapshots and their cost, and the final checkpoint.
+
+Writing and reading them is in `holdfast.runtime`; the advice on the interval is in `policies`.
+"""

@@ -1,4 +1,4 @@
-"""How often a job saves: from what the history and the running flow have measured to what the policy advises."""
+"""The checkpoint interval of a job: from what the history and the running controller have measured to what the policy advises."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from holdfast.spec.job import CheckpointPlan
 from policies.checkpoint_interval import RECOVERY_S, IntervalCase, IntervalLimits, Rate, advise, differs, rate_of, rollback_share
 
 ENOUGH: Final = 3
-"""Saves that must have been measured before a cadence is changed for their sake: the first may be slower than all others."""
+"""Measured saves that are needed before they change the interval: the first may be slower than all others."""
 
 SHORTEST: Final = 1e-6
-"""Seconds: no save is shorter, whatever a coarse clock says."""
+"""Seconds: no save is shorter, whatever a coarse clock measures."""
 
 _PARTS: Final = {"T1": "reschedule", "T2": "communication", "T3": "load", "T4": "compilation", "T0": "rollback"}
-"""Part of a fault's loss by the term of the phase that it is; phases without a term are the detection."""
+"""The part of a fault's loss by the term of its phase; phases without a term are the detection."""
 
 
 def parts_of(fleet: FleetStatistics) -> dict[str, float]:
@@ -31,17 +31,17 @@ def parts_of(fleet: FleetStatistics) -> dict[str, float]:
     for name, seconds in fleet.phases.items():
         part = _PARTS.get(kind_of(name).term, "detection")
         parts[part] = parts.get(part, 0.0) + seconds
-    parts.pop("rollback", None)  # it follows from the cadence
+    parts.pop("rollback", None)  # it follows from the interval
     return parts
 
 
 def recovery_of(fleet: FleetStatistics) -> float:
-    """Return the downtime of one fault: the parts that were measured together, or what is assumed."""
+    """Return the downtime of one fault: the sum of the measured parts, or the assumed one."""
     return sum(parts_of(fleet).values()) or RECOVERY_S
 
 
 def case_of(fleet: FleetStatistics, work: StepStatistics, nodes: int) -> tuple[IntervalCase | None, Rate]:
-    """Return what the policy is asked about a job on *nodes* nodes (nothing before a save and a step are measured), and the rate."""
+    """Return the policy's case for a job on *nodes* nodes (None before a save and a step are measured), and the fault rate."""
     rate = rate_of(fleet.faults, fleet.node_hours)
     if work.save_s is None or not work.step_s:
         return None, rate
@@ -57,12 +57,12 @@ def case_of(fleet: FleetStatistics, work: StepStatistics, nodes: int) -> tuple[I
 
 
 def limits_of(plan: CheckpointPlan) -> IntervalLimits:
-    """Return the limits of a job's plan as the policy reads them."""
+    """Return the limits of a job's plan for the policy."""
     return IntervalLimits(least=plan.every_least, most=plan.every_most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class IntervalChoice:
     """Steps between two checkpoints from now on, and why."""
 
     every: int
@@ -71,54 +71,54 @@ class Choice:
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointInterval:
-    """What a flow knows about the cadence of its job. It asks no database: a recovery must not wait for one."""
+    """What a controller knows about the checkpoint interval of its job. It reads no database: a recovery must not wait for one."""
 
     plan: CheckpointPlan
     fleet: FleetStatistics
-    """As it was when this flow took the job."""
+    """As it was when this controller took the job."""
     work: StepStatistics
     answered: Collection[str] = frozenset()
-    """Incidents that the figures of the fleet have in them."""
+    """Incidents that the statistics of the fleet include."""
     began: float = field(default_factory=time.time)
     _saves: deque[SaveStatistics] = field(default_factory=lambda: deque(maxlen=SAVES))
     _actions: dict[str, int] = field(default_factory=dict)
     _back: int = 0
 
-    def note_saved(self, seconds: float, beside: float | None) -> None:
-        """Learn what a save took: for how long training stood still, and how long it was written *beside* it."""
-        self._saves.append(SaveStatistics(seconds, beside))
+    def note_saved(self, seconds: float, overlapped: float | None) -> None:
+        """Note a save: for how many *seconds* training paused, and for how many it continued while the save was written."""
+        self._saves.append(SaveStatistics(seconds, overlapped))
 
     def note_recovered(self, incident: models.Incident) -> None:
-        """Learn how a recovery went."""
+        """Note a recovery."""
         action = incident.action or ""
         self._actions[action] = self._actions.get(action, 0) + 1
         self._back += went_back(incident)
 
-    def choose(self, present: int | None, *, nodes: int, incidents: Collection[str], steps: Collection[float]) -> Choice | None:
-        """Return what to save by from the next generation on, if that is ours to say.
+    def choose(self, present: int | None, *, nodes: int, incidents: Collection[str], steps: Collection[float]) -> IntervalChoice | None:
+        """Return the interval from the next generation on; None where the job sets it.
 
-        *present* is the number by now (empty at the launch), *incidents* are those that were answered so far, *steps* are times of steps.
+        *present* is the current interval (None at the launch), *incidents* are those that were handled so far, *steps* are times of steps.
         """
         if self.plan.every != "auto":
             return None
         now, work = present or self.plan.first, self._work(steps)
         case, _ = case_of(self._fleet(nodes, incidents), work, nodes)
         if case is None or work.saves < ENOUGH:
-            return Choice(every=now, reason=f"{work.saves} save(s) have been measured, {ENOUGH} are needed to judge what they cost")
+            return IntervalChoice(every=now, reason=f"{work.saves} save(s) have been measured, {ENOUGH} are needed to judge what they cost")
         advice = advise(case, limits_of(self.plan))
         if not differs(now, advice.steps):
-            return Choice(every=now, reason=f"it is near the best, {advice.steps:,}: {advice.reason}")
-        return Choice(every=advice.steps, reason=advice.reason)
+            return IntervalChoice(every=now, reason=f"it is near the best, {advice.steps:,}: {advice.reason}")
+        return IntervalChoice(every=advice.steps, reason=advice.reason)
 
     def _work(self, steps: Collection[float]) -> StepStatistics:
-        """Return what the job's work costs: as this flow saw it, else as the history has it from before."""
+        """Return the costs of the job's steps and saves: as this controller measured them, else from the history."""
         known = self.work
         if self._saves and (len(self._saves) >= ENOUGH or known.save_s is None):
             known = replace(known, **asdict(costs_of(self._saves)))
         return replace(known, steps=len(steps), step_s=median(steps)) if steps else known
 
     def _fleet(self, nodes: int, incidents: Collection[str]) -> FleetStatistics:
-        """Return the fleet with what this job has been through since."""
+        """Return the fleet's statistics with those of this job since."""
         before, actions = self.fleet, dict(self.fleet.actions)
         for action, number in self._actions.items():
             actions[action] = actions.get(action, 0) + number

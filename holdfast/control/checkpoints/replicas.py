@@ -1,4 +1,4 @@
-"""Who keeps whose snapshots: homes arranged beside training as nodes come and go, and what agents tell of the memory."""
+"""Which node keeps the replicas of whose in-memory snapshots: assigned as nodes come and go, and what agents report about it."""
 
 from __future__ import annotations
 
@@ -19,75 +19,76 @@ from policies.replicas import assign_replica_nodes
 N = TypeVar("N", str, str | None)
 
 KINDS: Final = {"memstore.unavailable": "memory-none", "memstore.full": "memory-limit", "replica.lost": "replica-lost"}
-"""What a node's event is in the catalogue."""
+"""An event's fault kind in the catalogue."""
 
 News: TypeAlias = tuple[MemstoreFailure | None, str]
-"""A trouble for the record, if it is one, and what a person should read."""
+"""A failure for the record, if there is one, and the message for people."""
 
 
 class Replicas:
     """The replicas of one job's snapshots."""
 
-    def __init__(self, fleet: AgentPool, plan: MemoryPlan) -> None:
+    def __init__(self, agents: AgentPool, plan: MemoryPlan) -> None:
         self.known: set[tuple[str, str | None, float]] = set()
-        """Kind, node and time of what is on record already: a flow that adopts a job hears of it again."""
-        self._fleet, self._plan = fleet, plan
-        self._homes: Mapping[str, Sequence[str]] = {}
+        """Kind, node and time of the faults on record: a controller that reattaches receives their events again."""
+        self._agents, self._plan = agents, plan
+        self._replica_nodes: Mapping[str, Sequence[str]] = {}
         self._members: frozenset[str] = frozenset()
-        self._ordered: dict[str, tuple[object, list[list[Any]]]] = {}
-        self._asked: dict[str, Future[Message]] = {}
+        self._sent: dict[str, tuple[object, list[list[Any]]]] = {}
+        self._pending: dict[str, Future[Message]] = {}
         self._open: set[tuple[str, str]] = set()
-        self._begun = time.time()
+        self._start = time.time()
 
     def environments(self, members: Container[str], nodes: Iterable[N]) -> dict[N, dict[str, str]]:
-        """Return for each of *nodes* what workers there must know to fetch snapshots from any node of the job; see `servers`."""
+        """Return for each of *nodes* the variables with which its workers fetch snapshots from other nodes; see `servers`."""
         found = self.servers(members, nodes)
         return {node: {"HOLDFAST_MEMORY_SERVERS": json.dumps(servers)} if servers else {} for node, servers in found.items()}
 
     def servers(self, members: Container[str], nodes: Iterable[N]) -> dict[N, dict[str, list[Any]]]:
-        """Return for each of *nodes* host and port of the servers to be asked, by node: its own, and those of nodes that are no *members*.
+        """Return for each of *nodes* host and port of memory stores, by node: its own, and those of nodes that are no *members*.
 
-        Members tell each other of theirs when they meet. If each of thousands were told of all, that would be hundreds of megabytes in the
-        middle of a recovery, and more than a process may be given as its environment.
+        Members exchange theirs in the rendezvous. All of thousands to each node would be hundreds of megabytes in the middle of a
+        recovery, and more than fits into an environment.
         """
-        gone = self._fleet.gone()
-        live = {one: list(address) for one, address in sorted(self._fleet.memory.items()) if one not in gone}
-        beside = {one: address for one, address in live.items() if one not in members}
-        return {node: dict(sorted({**beside, node: live[node]}.items())) if node in live else beside for node in nodes}
+        lost = self._agents.disconnected()
+        live = {one: list(address) for one, address in sorted(self._agents.memory.items()) if one not in lost}
+        others = {one: address for one, address in live.items() if one not in members}
+        return {node: dict(sorted({**others, node: live[node]}.items())) if node in live else others for node in nodes}
 
-    # -- homes --------------------------------------------------------------------------------------------------------
+    # -- replica nodes ------------------------------------------------------------------------------------------------
 
-    def reattach(self, told: Mapping[str, Message]) -> None:
-        """Learn from the agents which homes the flow before had chosen."""
-        nodes = {address: node for node, address in self._fleet.memory.items()}
-        homes = {node: [tuple(address) for address in (one.get("memory") or {}).get("to") or ()] for node, one in told.items()}
-        self._homes = {node: [nodes[address] for address in held if address in nodes] for node, held in homes.items()}
+    def reattach(self, answers: Mapping[str, Message]) -> None:
+        """Learn from the agents' answers which replica nodes the last controller had assigned."""
+        nodes = {address: node for node, address in self._agents.memory.items()}
+        found = {node: [tuple(address) for address in (one.get("memory") or {}).get("to") or ()] for node, one in answers.items()}
+        self._replica_nodes = {node: [nodes[one] for one in addresses if one in nodes] for node, addresses in found.items()}
 
     def maintain(self, members: Sequence[str]) -> list[News]:
-        """See to it that the snapshots of each of *members* go where they should; wait for nothing. Return what there is to tell."""
-        if not self._plan.replicas or not self._fleet.gone().keys().isdisjoint(members):  # an incident comes, and changes the members
+        """Send the snapshots of each of *members* to their replica nodes, without waiting; return what there is to report."""
+        if not self._plan.replicas or not self._agents.disconnected().keys().isdisjoint(members):  # an incident will change the members
             return []
         self._settle()
-        alive = [node for node in self._fleet.not_gone() if node in self._fleet.memory]  # who cannot be reached from here keeps them well
-        nodes, before, held = [node for node in members if node in alive], self._homes, self._members
-        self._homes = assign_replica_nodes(self._with_spares(nodes, alive), self._fleet.source.domain, self._plan.replicas, before=before)
+        alive = [node for node in self._agents.connected() if node in self._agents.memory]  # an unreachable node keeps its replicas
+        nodes, before, members_before = [node for node in members if node in alive], self._replica_nodes, self._members
+        candidates, domain = self._with_spares(nodes, alive), self._agents.source.domain
+        self._replica_nodes = assign_replica_nodes(candidates, domain, self._plan.replicas, before=before)
         self._members = frozenset(members)
         for node in nodes:
-            order = (self._fleet.clients.get(node), [list(self._fleet.memory[home]) for home in self._homes[node]])
-            if self._ordered.get(node) != order:
-                self._ordered[node] = order
-                self._asked[node] = self._fleet.send_command_async(node, "replicate", to=order[1], bandwidth=self._plan.bandwidth)
-        return [news for node in nodes for news in self._moved(node, before.get(node, ()), alive, held)]
+            to = [list(self._agents.memory[one]) for one in self._replica_nodes[node]]
+            if self._sent.get(node) != (self._agents.clients.get(node), to):
+                self._sent[node] = self._agents.clients.get(node), to
+                self._pending[node] = self._agents.send_command_async(node, "replicate", to=to, bandwidth=self._plan.bandwidth)
+        return [news for node in nodes for news in self._changes(node, before.get(node, ()), alive, members_before)]
 
-    def _moved(self, node: str, before: Sequence[str], alive: Sequence[str], held: frozenset[str]) -> Iterator[News]:
-        """Yield what to tell when a node's homes are others than *before*: of one that *held* ranks an incident tells already."""
-        after, lost = self._homes[node], (node, "replica-lost")
+    def _changes(self, node: str, before: Sequence[str], alive: Sequence[str], members_before: frozenset[str]) -> Iterator[News]:
+        """Yield what to report when a node's replica nodes are others than *before*: an incident reports the loss of a member."""
+        after, lost = self._replica_nodes[node], (node, "replica-lost")
         if tuple(after) == tuple(before):
             return
-        gone, now = [home for home in before if home not in alive], f"go to {' and '.join(after)} from now on"
-        for home in [home for home in gone if not after or home not in held]:
+        gone, now = [one for one in before if one not in alive], f"go to {' and '.join(after)} from now on"
+        for one in [one for one in gone if not after or one not in members_before]:
             rest = f"they {now}" if after else "no other node can keep them"
-            news = self._news(node, lost[1], time.time(), f"{home}, which kept its snapshots, is gone; {rest}")
+            news = self._news(node, lost[1], time.time(), f"{one}, which kept its replicas, is lost; {rest}")
             yield from [] if news is None else [news]
         if after:
             if lost in self._open and not gone:
@@ -95,50 +96,51 @@ class Replicas:
             self._open.discard(lost)
 
     def _with_spares(self, nodes: list[str], alive: list[str]) -> list[str]:
-        """Return who can be a home: those with ranks; spare ones only where these would leave a node without a home that is apart."""
-        domain, spares = self._fleet.source.domain, [node for node in alive if node not in nodes]
+        """Return the candidates: members; spare nodes only if some member would have no replica node in another failure domain."""
+        domain, spares = self._agents.source.domain, [node for node in alive if node not in nodes]
         if len({domain(node) for node in nodes}) > 1:
             return nodes
-        apart = [node for node in spares if domain(node) not in map(domain, nodes)]
-        return [*nodes, *(apart or (spares if len(nodes) == 1 else []))]
+        elsewhere = [node for node in spares if domain(node) not in map(domain, nodes)]
+        return [*nodes, *(elsewhere or (spares if len(nodes) == 1 else []))]
 
     def _settle(self) -> None:
-        """Look at the answers that have come: what was refused, or not heard, is ordered again."""
-        for node, future in list(self._asked.items()):
+        """Forget the commands that were rejected or not answered: they are sent again."""
+        for node, future in list(self._pending.items()):
             if future.done():
-                del self._asked[node]
+                del self._pending[node]
                 if future.cancelled() or isinstance(future.exception(), WorldError):
-                    self._ordered.pop(node, None)
+                    self._sent.pop(node, None)
 
-    # -- news ---------------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def note_restored(self, node: str, event: ReplicaRestored) -> str:
-        """Note that snapshots of *node* are kept again; return what a person should read."""
-        again = (node, "replica-lost") in self._open and event.at > self._begun
+        """Note that snapshots of *node* have replicas again; return the message for people."""
+        is_news = (node, "replica-lost") in self._open and event.at > self._start
         self._open.discard((node, "replica-lost"))
-        return f"the snapshots of {node} are kept on {self._name_of(event.peer)} again" if again else ""
+        return f"the snapshots of {node} are kept on {self._name_of(event.peer)} again" if is_news else ""
 
     def note_problem(self, node: str, event: MemstoreUnavailable | MemstoreFull | ReplicaLost) -> News:
-        """Return the evidence in an agent's *event*, if it is news, and what a person should read."""
-        words = event.why
+        """Return the failure in an agent's *event*, if it is new, and the message for people."""
+        why = event.why
         if isinstance(event, ReplicaLost):
             peer = self._name_of(event.peer)
-            if peer not in self._homes.get(node, (peer,)):
+            if peer not in self._replica_nodes.get(node, (peer,)):
                 return None, ""  # its snapshots go elsewhere since
-            words = f"{peer} cannot be reached: {event.why}"
-        return self._news(node, KINDS[event.event], event.at, words) or (None, "")
+            why = f"{peer} cannot be reached: {event.why}"
+        return self._news(node, KINDS[event.event], event.at, why) or (None, "")
 
-    def _news(self, node: str, kind: str, at: float, words: str) -> News | None:
-        """Return a trouble and what a person should read, unless it is on record or told already."""
-        first, known = not any(seen == kind for _, seen in self._open), (kind, node, at) in self.known or (node, kind) in self._open
+    def _news(self, node: str, kind: str, at: float, why: str) -> News | None:
+        """Return a failure and the message for people, unless it is on record or was reported already."""
+        first = not any(seen == kind for _, seen in self._open)
+        is_known = (kind, node, at) in self.known or (node, kind) in self._open
         self._open.add((node, kind))
-        if known:
+        if is_known:
             return None
-        return MemstoreFailure(node=node, at=at, kind=kind, why=words), f"{node}: {words}" if first or kind == "replica-lost" else ""
+        return MemstoreFailure(node=node, at=at, kind=kind, why=why), f"{node}: {why}" if first or kind == "replica-lost" else ""
 
     def _name_of(self, peer: str) -> str:
-        return next((node for node, (host, port) in self._fleet.memory.items() if f"{host}:{port}" == peer), peer)
+        return next((node for node, (host, port) in self._agents.memory.items() if f"{host}:{port}" == peer), peer)
 
     def remember(self, faults: Iterable[tuple[str, str | None, float]]) -> None:
-        """Take what is on record: kind, node and time of each fault."""
+        """Note the faults on record: kind, node and time of each."""
         self.known.update(one for one in faults if one[0] in KINDS.values())

@@ -1,1 +1,4 @@
-"""What the controller reads from files and hands to workers: policy file, cluster file, environment of ranks."""
+"""Configuration of a running job: the policy file, the cluster file, and the environment of its ranks.
+
+How these files are parsed is in `holdfast.spec`.
+"""

@@ -1,7 +1,7 @@
-"""What the garbage collector of a flow looks at, and when.
+"""When the garbage collector of a controller runs, and on what.
 
-A look at all that a job on thousands of nodes has holds the flow up for a fifth of a second, and comes when much is made: in the middle of
-a recovery. So what stays is set aside in time, where collections do not look; what dies of it in cycles is found when nothing happens.
+A full collection over the objects of a job on thousands of nodes takes a fifth of a second, and comes when many objects are made: in the
+middle of a recovery. So long-lived objects are frozen in time, and garbage among them is collected when nothing happens.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import gc
 from typing import Final
 
 THRESHOLDS: Final = (20_000, 20, 100)
-"""Objects made, less those that died, until the young are looked at; looks at these until one at the middle-aged, and so on. By default it
-is 700, 10 and 10: a wave of what thousands of nodes say is looked through again and again while it is answered."""
+"""Net new objects until a collection of the youngest generation; collections of it until one of the next, and so on. With Python's 700, 10
+and 10 a burst of messages of thousands of nodes is walked through again and again while it is handled."""
 
 
 def begin() -> None:
-    """Look less often from now on, and not at what is there, such as Prefect and SQLAlchemy with their many objects."""
+    """Collect less often from now on, and exclude the present objects, such as those of Prefect and SQLAlchemy."""
     gc.set_threshold(*THRESHOLDS)
     gc.freeze()
 
 
 def collect_and_freeze() -> None:
-    """Collect what came since the last time, and have no later collection look at what stays of it."""
+    """Collect what was made since the last call, and exclude the rest from later collections."""
     gc.collect()
     gc.freeze()
 
 
 def collect_everything() -> None:
-    """Collect what died since it was set aside, such as what belonged to former generations, and set the rest aside again."""
+    """Collect frozen objects that have died since, such as those of earlier generations, and freeze the rest again."""
     gc.unfreeze()
     collect_and_freeze()

@@ -1,4 +1,4 @@
-"""From a job's description to what agents are told: how workers are run, and the environment of each rank."""
+"""What agents get to run a job: the fields of the ``prepare`` command, and the environment of each rank."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ from holdfast.paths import job_directory, make_private
 from holdfast.protocol import HEARTBEAT_INTERVAL
 from holdfast.runtime.process.preload import USUAL_IMPORTS
 from holdfast.source_tree import source_tree_env
+from holdfast.spec import Cluster, TrainingJob
 
 if TYPE_CHECKING:
     from holdfast.control.state.rank_table import RankTable
     from holdfast.history import Job
-from holdfast.spec import Cluster, TrainingJob
 
 TORCHRUN_SETS: Final = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
 }
-"""Variables that torchrun sets for each rank where nobody else has, whatever its place; `OMP_NUM_THREADS` is one more, of several ranks."""
-BEATS: Final = 4096
-"""Beats of all agents in a second: a flow takes in so many in less than half of a core's time."""
+"""Variables that torchrun sets for each rank unless they are set; with several ranks a node also `OMP_NUM_THREADS`."""
+MAX_HEARTBEATS: Final = 4096
+"""Heartbeats of all agents in a second: a controller handles as many in less than half of a core's time."""
 
 
 def log_directory(job: Job) -> Path:
-    """Return the folder with one log per rank, the same for every flow of the job."""
+    """Return the folder with one log per rank, the same for every controller of the job."""
     return Path(job.directory) / "logs"
 
 
 def prepare_fields(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
-    """Return the fields of the ``prepare`` order: the same for every generation of this job, and every node but for its ``node_settings``."""
+    """Return the fields of the ``prepare`` command: the same for every generation and node, apart from ``NodeBackend.node_settings``."""
     warm, remote = spec.script is not None, cluster.kind != "local"
-    argv = [_as_typed(spec, spec.script), *spec.args] if spec.script is not None else list(spec.command or [])
+    argv = list(spec.command or [])
+    if spec.script is not None:  # as typed, like torchrun; nobody else expands a home folder
+        argv = [str(spec.inside(spec.script)) if spec.script.startswith("~") else spec.script, *spec.args]
     return {
         "job": job.id,
         "name": job.name,
@@ -60,17 +62,12 @@ def prepare_fields(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, A
 
 
 def beat_of(nodes: int) -> float:
-    """Return the seconds between two beats of each agent: a flow hears as many in a second of a thousand nodes as of ten thousand."""
-    return max(HEARTBEAT_INTERVAL, nodes / BEATS)
-
-
-def _as_typed(spec: TrainingJob, script: str) -> str:
-    """Return the script's name for the script to see, as torchrun gives it; of a home folder, which nobody else expands, the path."""
-    return str(spec.inside(script)) if script.startswith("~") else script
+    """Return the seconds between two heartbeats of each agent: the more nodes, the longer, so that their sum is bounded."""
+    return max(HEARTBEAT_INTERVAL, nodes / MAX_HEARTBEATS)
 
 
 def _wants_torch(script: Path, *, unread: bool) -> bool:
-    """Tell whether the script imports torch sooner or later, itself or through Holdfast; *unread* where it cannot be read here."""
+    """Tell whether the script imports torch, itself or through Holdfast; *unread* where it cannot be read here."""
     try:
         text = script.read_bytes()
     except OSError:
@@ -100,22 +97,22 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
 
 
 def token_of(job: Job) -> str:
-    """Return the secret by which the job's workers know each other: made once, and kept beside the job.
+    """Return the secret with which the job's workers authenticate each other: made once, and kept in the job's folder.
 
-    A flow that adopts the job has it from the agents, which may have it from a flow on another host.
+    A controller that reattaches gets it from the agents, which may have it from a controller on another host.
     """
     return known_token(job) or keep_token(job, secrets.token_hex(16))
 
 
 def keep_token(job: Job, token: str) -> str:
-    """Keep the job's secret beside it, for this user alone; return it."""
+    """Keep the job's secret in its folder, readable by this user only; return it."""
     path = _token_file(job)
     make_private(path.parent)
-    beside = path.with_suffix(".new")
-    beside.unlink(missing_ok=True)
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(f"{job.id} {token}")
-    beside.replace(path)
+    new.replace(path)
     return token
 
 
@@ -135,80 +132,40 @@ def _token_file(job: Job) -> Path:
 def rank_environments(
     membership: dict[str, list[int]], *, generation: int, rank_table: RankTable, job: str
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return for each node what its workers need to know of their places: the variables that ``torchrun`` sets.
+    """Return for each node the environments of its workers: the variables that ``torchrun`` sets.
 
     Global ranks are consecutive over the nodes in the order of *membership*.
     """
     world = sum(len(ranks) for ranks in membership.values())
-    address, port = rank_table.store
-    shared = {
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(world),
-        "ROLE_WORLD_SIZE": str(world),
-        "ROLE_NAME": "default",
-        "GROUP_WORLD_SIZE": str(len(membership)),
-        "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
-        "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
-        "TORCHELASTIC_RUN_ID": job,
-        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store, not its launcher
-        "HOLDFAST_GENERATION": str(generation),
-        **rank_table_environment(rank_table),
-    }
+    shared = _group_environment(rank_table, world=world, groups=len(membership), generation=generation, job=job)
     return {
         node: [
-            {
-                "rank": rank,
-                "environment": {
-                    **shared,
-                    "RANK": str(rank),
-                    "ROLE_RANK": str(rank),
-                    "LOCAL_RANK": str(local),
-                    "LOCAL_WORLD_SIZE": str(len(ranks)),
-                    "GROUP_RANK": str(group),
-                },
-            }
+            {"rank": rank, "environment": {**shared, **_place(rank, local=local, local_world=len(ranks), group=group)}}
             for local, rank in enumerate(ranks)
         ]
         for group, (node, ranks) in enumerate(membership.items())
     }
 
 
-KEEPERS: Final = 8
-"""Nodes whose agents remember where all ranks are, for a flow that finds the history without this generation."""
-
-
-def membership_by_node(membership: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
-    """Return for each node what its agent is told of where ranks are: some agents are told of all ranks, the others of their own alone.
-
-    If thousands were told of all, a flow would send hundreds of megabytes in the middle of a recovery.
-    """
-    first = min((rank for ranks in membership.values() for rank in ranks), default=0)
-    return {
-        node: {"membership": membership if place < KEEPERS else {node: ranks}, "first": first}
-        for place, (node, ranks) in enumerate(membership.items())
-    }
-
-
 def seat_environment(rank: int, rank_table: RankTable, *, generation: int, ranks_per_node: int, job: str) -> dict[str, str]:
-    """Return what a process that takes over *rank* alone must know of its place.
+    """Return the environment of a process that takes over *rank*.
 
-    What the others were told when they were started stays true: the width of a node, and the rank's number among nodes.
+    It must agree with the environments that the other ranks were started with: ranks per node, and the node's number.
     """
     world = rank_table.width
+    shared = _group_environment(rank_table, world=world, groups=-(-world // ranks_per_node), generation=generation, job=job)
+    return {**shared, **_place(rank, local=rank_table.places.get(rank, 0), local_world=ranks_per_node, group=rank // ranks_per_node)}
+
+
+def _group_environment(rank_table: RankTable, *, world: int, groups: int, generation: int, job: str) -> dict[str, str]:
     host, port = rank_table.store
     return {
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
-        "RANK": str(rank),
-        "ROLE_RANK": str(rank),
-        "LOCAL_RANK": str(rank_table.places.get(rank, 0)),
-        "LOCAL_WORLD_SIZE": str(ranks_per_node),
         "WORLD_SIZE": str(world),
         "ROLE_WORLD_SIZE": str(world),
         "ROLE_NAME": "default",
-        "GROUP_RANK": str(rank // ranks_per_node),
-        "GROUP_WORLD_SIZE": str(-(-world // ranks_per_node)),
+        "GROUP_WORLD_SIZE": str(groups),
         "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
         "TORCHELASTIC_RUN_ID": job,
@@ -218,16 +175,42 @@ def seat_environment(rank: int, rank_table: RankTable, *, generation: int, ranks
     }
 
 
+def _place(rank: int, *, local: int, local_world: int, group: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "ROLE_RANK": str(rank),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(local_world),
+        "GROUP_RANK": str(group),
+    }
+
+
+FULL_MEMBERSHIP: Final = 8
+"""Nodes whose agents keep the whole membership, for a controller that finds the history without this generation."""
+
+
+def membership_by_node(membership: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
+    """Return for each node the membership that its agent gets: some get all ranks, the others only their own.
+
+    All ranks to thousands of agents would be hundreds of megabytes in the middle of a recovery.
+    """
+    first = min((rank for ranks in membership.values() for rank in ranks), default=0)
+    return {
+        node: {"membership": membership if place < FULL_MEMBERSHIP else {node: ranks}, "first": first}
+        for place, (node, ranks) in enumerate(membership.items())
+    }
+
+
 def rank_table_environment(rank_table: RankTable) -> dict[str, str]:
-    """Return how often a process saves, where the flow chooses it, and what it must neither go on from nor do again."""
+    """Return the checkpoint interval, if the controller chooses it, the invalidated states and the steps to skip."""
     every = {} if rank_table.every is None else {"HOLDFAST_SAVE_EVERY": str(rank_table.every)}
     off = (
-        {"HOLDFAST_INVALIDATED": ",".join(f"{step}:{number}" for step, number in rank_table.written_off)} if rank_table.written_off else {}
+        {"HOLDFAST_INVALIDATED": ",".join(f"{step}:{number}" for step, number in rank_table.invalidated)} if rank_table.invalidated else {}
     )
     skip = {"HOLDFAST_SKIP_STEPS": ",".join(map(str, rank_table.skip))} if rank_table.skip else {}
     return {**every, **off, **skip}
 
 
 def roles_environment(roles: Sequence[Sequence[int]], recordings: str) -> dict[str, str]:
-    """Return what a process that warms up without the others must know of the job's roles."""
+    """Return the job's roles, for a process that warms up without the others."""
     return {"HOLDFAST_ROLES": json.dumps([list(ranks) for ranks in roles]), **({"HOLDFAST_RECORDINGS": recordings} if recordings else {})}

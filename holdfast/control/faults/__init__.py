@@ -1,4 +1,4 @@
-"""From events to evidence: what to diagnose, whether enough is known, what happened before, who is slow, who reaches whom.
+"""From events to faults and the policy's case: evaluation, confirmation, diagnosis, stragglers, connections between nodes.
 
-The judgement itself is in `detectors` and `policies`.
+What counts as a fault is in `detectors`, what to do about it is in `policies`.
 """

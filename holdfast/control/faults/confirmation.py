@@ -1,4 +1,4 @@
-"""What is to be known before a diagnosis: look again at who is silent, and wait for evidence that may still come."""
+"""Before a diagnosis: check silent agents again, and wait for evidence that is still on its way."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from detectors.evidence import AgentUnreachable, Unknown
 from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
 from detectors.hang_analysis import STUCK
 from detectors.progress import OVERRUN, STANDSTILLS
-from holdfast.control.faults import reachability
-from holdfast.control.faults.diagnosis_inputs import context_faults
-from holdfast.control.faults.recovery_case import diagnose_faults, lost_nodes, recovery_case
+from holdfast.control.faults import network
+from holdfast.control.faults.diagnosis import context_faults, diagnose_faults, lost_nodes, recovery_case
 from holdfast.control.state.generation import hang_limits
 from holdfast.control.supervisor.controller import JobController
 from holdfast.errors import WorldError
 from policies.case import RecoveryAction
 
-MOST_BROKEN: Final = 128
-"""Broken groups that are weighed."""
-
-UNEXPLAINED: Final = STANDSTILLS | {GROUP_BROKEN.id, TAKE_OVER_FAILED.id, OVERRUN.id, *(kind for kind in CATALOGUE if is_secondary(kind))}
-"""What ranks say, or do not, when their peers do not reach them."""
-
-ANSWER_SECONDS: Final = 0.5
-"""How long agents may take to say who lives: so long an end that broke a group is waited for in any case, and so is a node's notice."""
-
-STRAGGLERS: Final = 10.0
-"""Seconds that a worker may take to start after the first one failed, before the failure is judged without it."""
-
-SLOW_STARTERS: Final = 3.0
-"""Seconds that a worker which has started may take to fail at its first step the same way: ranks that start do not keep pace."""
+MAX_GROUP_FAULTS: Final = 128
+"""Failed groups that a diagnosis gets."""
+UNEXPLAINED: Final = STANDSTILLS | {
+    GROUP_BROKEN.id,
+    TAKE_OVER_FAILED.id,
+    OVERRUN.id,
+    *(kind for kind in CATALOGUE if is_secondary(kind)),
+}
+"""What ranks show when their peers do not reach them."""
+LIVENESS_SECONDS: Final = 0.5
+"""How long agents may take to say which ranks run: an exit that failed a group, or a node's preemption notice, is awaited as long."""
+START_SECONDS: Final = 10.0
+"""How long a worker may take to start after the first one failed, before that failure is diagnosed without it."""
+FIRST_STEP_SECONDS: Final = 3.0
+"""How long a started worker may take to fail at its first step in the same way: ranks that start are not synchronized."""
 
 
 def confirm_faults(run: JobController) -> tuple[list[Fault], list[AgentUnreachable]]:
-    """Return the faults to act on and the agents that stay silent, once enough is known."""
-    silences = look_twice(run)
-    faults, silences = settled(run, silences)
+    """Return the faults to act on and the agents that stay unreachable, once enough is known."""
+    faults, silences = settled_faults(run, recheck_silent(run))
     if not silences:
-        cut_off, pairs = cut_from_peers(run, faults)
-        faults, silences = given_time(run, faults + cut_off)
-        faults += kept_apart(run, faults) if pairs and faults and not silences else []
+        partitioned, pairs = _partitioned_nodes(run, faults)
+        faults, silences = _wait_out_hang(run, faults + partitioned)
+        if pairs and faults and not silences:
+            faults += _node_to_drop(run, faults)
     return faults, silences
 
 
-def look_twice(run: JobController) -> list[AgentUnreachable]:
-    """Look at the nodes whose agents do not speak, by a second way that does not need the agent."""
+def recheck_silent(run: JobController) -> list[AgentUnreachable]:
+    """Check the nodes of silent agents by a second way that does not need the agent; return those that are still silent."""
     missing = run.faults.missing_members()
-    at = {node: run.agents.gone_at(node) for node in missing}
+    at = {node: run.agents.lost_at(node) for node in missing}
     answers = run.agents.each(missing, run.agents.recheck)
     for node in missing:
         if answers[node] is not None:
-            run.generations.sent_to.pop(node, None)  # a new agent knows of no generation
+            run.generations.sent_to.pop(node, None)  # a new agent knows no generation
     return [
         AgentUnreachable(
             node=node,
@@ -64,92 +64,98 @@ def look_twice(run: JobController) -> list[AgentUnreachable]:
             step=run.generations.state.step_before,
         )
         for node, answer in answers.items()
-        if answer is not None  # it speaks again: it was the connection alone
+        if answer is not None  # it answers again: only the connection was lost
     ]
 
 
-def settled(run: JobController, silences: list[AgentUnreachable]) -> tuple[list[Fault], list[AgentUnreachable]]:
-    """Return the faults and silences once enough is known.
+def settled_faults(run: JobController, silences: list[AgentUnreachable]) -> tuple[list[Fault], list[AgentUnreachable]]:
+    """Return the faults and unreachable agents once enough is known.
 
-    An echo alone waits for its cause, a shared failure for its twins, a standstill for an agent that may have gone with its node.
+    A secondary failure alone waits for its cause, a correlated failure for the same one on other nodes, a stall for an agent that may have
+    been lost with its node.
     """
-    begin, silence, asked = time.monotonic(), run.spec.limits.agent_silence.total_seconds(), False
+    begin, silence, checked = time.monotonic(), run.spec.limits.agent_silence.total_seconds(), False
     while True:
-        heard = run.faults.acting() + see(silences, hang_limits(run.spec.limits))
-        faults, members = few(heard), _members(run, heard)
-        doubtful = run.faults.uncertain() or not run.faults.missing_members().keys() <= {silence.node for silence in silences}
-        if faults and not doubtful and can_be_taken_over(run, faults, silences):
+        found = run.faults.acting() + see(silences, hang_limits(run.spec.limits))
+        faults, nodes = limit_group_faults(found), _nodes_to_expect(run, found)
+        uncertain = run.faults.uncertain() or not run.faults.missing_members().keys() <= {silence.node for silence in silences}
+        if faults and not uncertain and _can_replace_ranks(run, faults, silences):
             return faults, silences
-        if only_groups(faults) and not doubtful and not asked:
-            asked = True
-            if all_live(run) and only_groups(faults := few(run.faults.acting())):
+        if only_group_faults(faults) and not uncertain and not checked:
+            checked = True
+            if _all_ranks_run(run) and only_group_faults(faults := limit_group_faults(run.faults.acting())):
                 return faults, silences
             continue
         waited = time.monotonic() - begin
-        settles = evidence_wait_seconds(faults, members, silence=silence, recommended_actions=run.recommended_actions)
-        if not doubtful and waited >= max(settles, _seconds_for_twins(run, faults), _seconds_for_notice(run)):
+        wait = evidence_wait_seconds(faults, nodes, silence=silence, recommended_actions=run.recommended_actions)
+        if not uncertain and waited >= max(wait, _seconds_for_same_failure(run, faults), _seconds_for_notice(run)):
             return faults, silences
         run.pump(0.02)
         if run.faults.missing_members():
-            silences = silences + look_twice(run)
+            silences = silences + recheck_silent(run)
 
 
-def cut_from_peers(run: JobController, faults: list[Fault]) -> tuple[list[Fault], bool]:
-    """Return who is cut off from the other nodes, where ranks wait for each other and nobody is known to be gone; and if two others are.
+def _partitioned_nodes(run: JobController, faults: list[Fault]) -> tuple[list[Fault], bool]:
+    """Return the nodes that are cut off from the others, if ranks wait for each other and no agent is lost; and if two others are.
 
-    gloo itself finds that out after half a minute at best. A group that broke is mended first: that is faster than to look.
+    gloo itself finds that out after half a minute at best. A failed group is first recovered in process: that is faster than to check.
     """
     kinds = {fault.kind for fault in faults}
     if not kinds or not kinds <= UNEXPLAINED or (kinds == {GROUP_BROKEN.id} and run.incidents.current is None):
         return [], False
-    found, pairs = reachability.check_connections(run.agents.source, faults, [*run.generations.members, *run.nodes.spares()])
+    nodes = [*run.generations.members, *run.nodes.spares()]
+    found, pairs = network.check_connections(run.agents.source, faults, nodes)
     if pairs:
-        run.log.record_event(f"{reachability.describe(pairs)}; which of them is cut off cannot be told from that")
+        run.log.record_event(f"{network.describe(pairs)}; this does not show which of them is cut off")
     return see(found, hang_limits(run.spec.limits)), bool(pairs)
 
 
-def kept_apart(run: JobController, faults: list[Fault]) -> list[Fault]:
-    """Return which node is to leave when two of the job still do not reach each other, and standing still is all that is wrong."""
+def _node_to_drop(run: JobController, faults: list[Fault]) -> list[Fault]:
+    """Return which node has to leave if two of the job still do not reach each other, and nothing but the stall is wrong."""
     if not {fault.kind for fault in faults} <= UNEXPLAINED:
         return []
-    _, pairs = reachability.check_connections(run.agents.source, faults, run.generations.members)
-    return see(reachability.apart(pairs, run.generations.members, time.time()), hang_limits(run.spec.limits))
+    members = run.generations.members
+    _, pairs = network.check_connections(run.agents.source, faults, members)
+    return see(network.nodes_to_drop(pairs, members, time.time()), hang_limits(run.spec.limits))
 
 
-def given_time(run: JobController, faults: list[Fault]) -> tuple[list[Fault], list[AgentUnreachable]]:
-    """Wait for as long as a hang takes at least, where all ranks have come to a collective, it does not end and nobody is cut off.
+def _wait_out_hang(run: JobController, faults: list[Fault]) -> tuple[list[Fault], list[AgentUnreachable]]:
+    """Wait for the minimum time of a hang, if all ranks are in a collective that does not end and no node is cut off.
 
-    Lost packets are sent again after longer and longer pauses (RFC 6298), and a busy machine comes to it late.
+    TCP sends lost packets again after longer and longer pauses (RFC 6298), and a busy machine is late.
     """
     end, silences = time.monotonic() + run.spec.limits.hang_least.total_seconds(), list[AgentUnreachable]()
     while {fault.kind for fault in faults} == {STUCK.id} and not silences and time.monotonic() < end:
         run.pump(0.02)
-        faults = few(run.faults.acting())
-        silences = look_twice(run) if run.faults.missing_members() else []
+        faults = limit_group_faults(run.faults.acting())
+        silences = recheck_silent(run) if run.faults.missing_members() else []
     return faults + see(silences, hang_limits(run.spec.limits)), silences
 
 
-def few(faults: list[Fault]) -> list[Fault]:
-    """Return *faults*, of those groups that broke only the first: thousands of ranks that lost one peer say no more than some of them."""
-    broken = [fault for fault in faults if fault.kind == GROUP_BROKEN.id]
-    if len(broken) <= MOST_BROKEN:
+def limit_group_faults(faults: list[Fault]) -> list[Fault]:
+    """Return *faults* with only the first failed groups: thousands of ranks that lost one peer say no more than some of them."""
+    failed = [fault for fault in faults if fault.kind == GROUP_BROKEN.id]
+    if len(failed) <= MAX_GROUP_FAULTS:
         return faults
-    left = {id(fault) for fault in sorted(broken, key=lambda fault: fault.at)[MOST_BROKEN:]}
-    return [fault for fault in faults if id(fault) not in left]
+    dropped = {id(fault) for fault in sorted(failed, key=lambda fault: fault.at)[MAX_GROUP_FAULTS:]}
+    return [fault for fault in faults if id(fault) not in dropped]
 
 
-def _members(run: JobController, faults: list[Fault]) -> int:
-    """Return on how many nodes faults are to be expected before all have told: of `few` not more than those have."""
-    told = {fault.node for fault in faults if fault.node}
-    return (
-        len({fault.node for fault in few(faults) if fault.node})
-        if len(told) >= len(run.generations.members)
-        else len(run.generations.members)
-    )
+def only_group_faults(faults: list[Fault]) -> bool:
+    """Tell whether nothing but failed groups is known."""
+    return bool(faults) and all(fault.kind == GROUP_BROKEN.id for fault in faults)
 
 
-def can_be_taken_over(run: JobController, faults: list[Fault], silences: list[AgentUnreachable]) -> bool:
-    """Tell whether a take-over answers what is known already: then nothing is gained by waiting, as what comes next is decided anew."""
+def _nodes_to_expect(run: JobController, faults: list[Fault]) -> int:
+    """Return on how many nodes faults are expected before all have reported: no more than those of `limit_group_faults`."""
+    members = len(run.generations.members)
+    if len({fault.node for fault in faults if fault.node}) < members:
+        return members
+    return len({fault.node for fault in limit_group_faults(faults) if fault.node})
+
+
+def _can_replace_ranks(run: JobController, faults: list[Fault], silences: list[AgentUnreachable]) -> bool:
+    """Tell whether the policy replaces ranks for what is known: then waiting gains nothing, as later faults are decided anew."""
     diagnosis = diagnose_faults(run, [*faults, *context_faults(run)])
     if is_secondary(diagnosis.root.kind):
         return False
@@ -157,36 +163,25 @@ def can_be_taken_over(run: JobController, faults: list[Fault], silences: list[Ag
     return run.policy.decide(case).decision.action is RecoveryAction.TAKE_OVER
 
 
-def only_groups(faults: list[Fault]) -> bool:
-    """Tell whether all that is known is that groups broke."""
-    return bool(faults) and all(fault.kind == GROUP_BROKEN.id for fault in faults)
+def _all_ranks_run(run: JobController) -> bool:
+    """Tell whether every rank runs, as the agents answer now: then no exit that failed a group is on its way."""
+    answers = run.agents.send_command(run.generations.members, "living", seconds=LIVENESS_SECONDS)
+    run.pump(0.0)  # handle the agents' earlier events
+    current = [one for one in answers.values() if not isinstance(one, WorldError) and one["generation"] == run.generations.number]
+    return {rank for one in current for rank in one["ranks"]} >= run.generations.state.ranks.keys()
 
 
-def all_live(run: JobController) -> bool:
-    """Tell whether every rank lives, as its agent says that has been asked: then no end is on its way that broke a group."""
-    answers = run.agents.send_command(run.generations.members, "living", seconds=ANSWER_SECONDS)
-    run.pump(0.0)  # what agents had told before
-    told = [answer for answer in answers.values() if not isinstance(answer, WorldError)]
-    return {
-        rank for one in told if one["generation"] == run.generations.number for rank in one["ranks"]
-    } >= run.generations.state.ranks.keys()
-
-
-def _seconds_for_twins(run: JobController, faults: list[Fault]) -> float:
-    """Return how long to wait for the other nodes when a script fails before its first step: they may be about to fail the same way."""
-    told = {fault.node for fault in faults}
-    if (
-        not faults
-        or run.generations.state.any_stepped()
-        or told >= set(run.generations.members)
-        or not all(follows_step(fault.kind) for fault in faults)
-    ):
+def _seconds_for_same_failure(run: JobController, faults: list[Fault]) -> float:
+    """Return how long to wait for the other nodes when a script fails before its first step: they may be about to fail in the same way."""
+    state, nodes = run.generations.state, {fault.node for fault in faults}
+    if not faults or state.any_stepped() or nodes >= set(run.generations.members):
         return 0.0
-    return SLOW_STARTERS if run.generations.state.all_started() else STRAGGLERS
+    if not all(follows_step(fault.kind) for fault in faults):
+        return 0.0
+    return FIRST_STEP_SECONDS if state.all_started() else START_SECONDS
 
 
 def _seconds_for_notice(run: JobController) -> float:
-    """Return how long to wait for the agents of ranks that SIGTERM ended: they got it as well where a batch system takes the nodes away."""
-    return (
-        ANSWER_SECONDS if any(not run.nodes.eligibility.has_preemption_notice(node) for node in run.generations.state.terminated) else 0.0
-    )
+    """Return how long to wait for the agents of ranks that SIGTERM ended: a batch system that preempts nodes signals them too."""
+    has_notice = run.nodes.eligibility.has_preemption_notice
+    return LIVENESS_SECONDS if any(not has_notice(node) for node in run.generations.state.terminated) else 0.0

@@ -12,13 +12,11 @@ from detectors.evidence import HangLimits
 from detectors.progress import NOT_ENDING
 from holdfast.control.agents.connectivity import ConnectivityMonitor
 from holdfast.control.agents.pool import AgentPool
-from holdfast.control.config.policy_file import WatchedPolicy
-from holdfast.control.faults.alerts import Alerts
-from holdfast.control.faults.evaluator import FaultEvaluator
-from holdfast.control.faults.history import FaultHistory
-from holdfast.control.faults.network_check import NetworkCheck
-from holdfast.control.faults.pauses import Pauses
-from holdfast.control.faults.rank_status import RankStatusQuery
+from holdfast.control.config.watched_files import WatchedPolicy
+from holdfast.control.faults.evaluator import Alerts, FaultEvaluator
+from holdfast.control.faults.network import NetworkCheck
+from holdfast.control.faults.node_faults import FaultHistory
+from holdfast.control.faults.rank_status import Pauses, RankStatusQuery
 from holdfast.control.state.generation import GenerationState, hang_limits
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
@@ -95,7 +93,7 @@ class JobFaults:
 
     def missing_members(self) -> dict[str, str]:
         """Return the members whose agents are unreachable, and why: the agent exited, or is silent while no step is made."""
-        gone, limit = self.agents.gone(), self.spec.limits.agent_silence.total_seconds()
+        gone, limit = self.agents.disconnected(), self.spec.limits.agent_silence.total_seconds()
         silent = self.agents.silent(limit)
         if silent and self._steps_advance():
             silent = {}  # never act on a node while the job's steps still advance through it

@@ -1,68 +1,94 @@
-"""Calling the roll: when a job has been quiet for a while, ask its ranks where they stand, so that a hang can be told with its culprit."""
+"""Ranks without progress: query their status so that a hang can be attributed, and report pauses from which a job continues by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from detectors.evidence import GroupProgress, HangLimits, PendingOperation, Progress, RankStatus
-from detectors.progress import hang_limit
+from detectors.progress import hang_limit, pause_in, pause_in_words
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:
     from holdfast.control.agents.pool import AgentPool
     from holdfast.control.state.generation import GenerationState
 
-EARLY: Final = 0.5
-"""Share of the limit after which a quiet job is asked for the first time."""
+FIRST: Final = 0.5
+"""Share of the hang limit after which the ranks of a quiet job are queried for the first time."""
 AGAIN: Final = 0.1
-"""Share of the limit, or of the time that it has been quiet, after which it is asked again: what has changed shows progress."""
-SOONEST: Final = 0.4
-"""Seconds that lie between two calls at least."""
+"""Share of the limit, or of the time that the job has been quiet, after which they are queried again: changes show progress."""
+MIN_INTERVAL: Final = 0.4
+"""Seconds between two queries, at least."""
+LONGER: Final = 1.5
+"""A pause is reported once it is this many times as long as the longest before: an evaluation every hundred steps is reported once."""
 
 
 class RankStatusQuery:
-    """Asks the ranks of a job that may hang where they stand."""
+    """Queries the ranks of a job that may hang for their status."""
 
-    def __init__(self, fleet: AgentPool) -> None:
-        self._fleet = fleet
+    def __init__(self, agents: AgentPool) -> None:
+        self._agents = agents
 
-    def poll(self, board: GenerationState, seen: Progress, limits: HangLimits) -> None:
-        """Ask when it is time; wait for nothing."""
-        if not seen.steps_expected or not seen.ranks or any(held.section for held in seen.ranks.values()):
+    def poll(self, state: GenerationState, seen: Progress, limits: HangLimits) -> None:
+        """Query when it is time, without waiting."""
+        if not seen.steps_expected or not seen.ranks or any(rank.section for rank in seen.ranks.values()):
             return
         limit = hang_limit(seen.step_seconds, limits) if seen.step_seconds else limits.first_step
-        quiet = min(held.age for held in seen.ranks.values())
-        if quiet < EARLY * limit or seen.at - board.asked_at < max(SOONEST, AGAIN * max(limit, quiet)):
+        quiet = min(rank.age for rank in seen.ranks.values())
+        if quiet < FIRST * limit or seen.at - state.asked_at < max(MIN_INTERVAL, AGAIN * max(limit, quiet)):
             return
-        board.asked_at = seen.at
-        self.ask(board, {held.node for held in seen.ranks.values()}, {"do": "roll-call"})
+        state.asked_at = seen.at
+        self.ask(state, {rank.node for rank in seen.ranks.values()}, {"do": "roll-call"})
 
-    def ask(self, board: GenerationState, nodes: Iterable[str], question: Message, *, ranks: list[int] | None = None) -> None:
-        """Put a question to the ranks on *nodes*; the answers are events."""
-        order = {"generation": board.generation, "question": question, "ranks": ranks}
-        self._fleet.send_commands_async(dict.fromkeys(set(nodes) & set(self._fleet.alive()), order), "ask")
+    def ask(self, state: GenerationState, nodes: Iterable[str], question: Message, *, ranks: list[int] | None = None) -> None:
+        """Send a query to the ranks on *nodes*; the answers are events."""
+        facts = {"generation": state.generation, "question": question, "ranks": ranks}
+        self._agents.send_commands_async(dict.fromkeys(set(nodes) & set(self._agents.alive()), facts), "ask")
 
 
-def parse_rank_status(said: Mapping[str, Any]) -> RankStatus | None:
-    """Return where a rank says that it stands; None where that cannot be understood."""
+class Pauses:
+    """Reports a job's longest pauses between two steps; what one pause took, a later one may take without being a hang."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        """Start with no pause seen; *report* gets the message for people."""
+        self._report = report
+        self._generation = -1
+        self._present = self._longest = 0.0
+        self._reported = False
+
+    def poll(self, state: GenerationState, seen: Progress, limits: HangLimits) -> None:
+        """Follow the progress of the ranks of *state*; a pause that a recovery ended says nothing about the job."""
+        if state.generation != self._generation:
+            self._generation, self._present, self._reported = state.generation, 0.0, False
+        pause = pause_in(seen, limits)
+        if pause < self._present:
+            state.longest_pause = self._longest = max(self._longest, self._present)
+            self._reported = False
+        self._present = pause
+        if not self._reported and pause > LONGER * self._longest:
+            self._reported = True
+            self._report(pause_in_words(seen, limits))
+
+
+def parse_rank_status(answer: Mapping[str, Any]) -> RankStatus | None:
+    """Return the status in a rank's answer; None where it is invalid."""
     with suppress(KeyError, TypeError, ValueError, AttributeError):
         return RankStatus(
-            waits=str(said.get("waits") or ""),
-            seconds=float(said.get("seconds") or 0.0),
-            groups=tuple(_group(one) for one in said.get("groups") or ()),
-            place=str(said.get("place") or "")[:200],
-            stack=tuple(str(line)[:200] for line in said.get("stack") or ()),
+            waits=str(answer.get("waits") or ""),
+            seconds=float(answer.get("seconds") or 0.0),
+            groups=tuple(_group(one) for one in answer.get("groups") or ()),
+            place=str(answer.get("place") or "")[:200],
+            stack=tuple(str(line)[:200] for line in answer.get("stack") or ()),
         )
     return None
 
 
-def _group(told: Mapping[str, Any]) -> GroupProgress:
+def _group(group: Mapping[str, Any]) -> GroupProgress:
     return GroupProgress(
-        name=str(told["name"]),
-        ranks=_ranks(told["ranks"]),
-        counts={str(way): int(number) for way, number in told["counts"].items()},
+        name=str(group["name"]),
+        ranks=_ranks(group["ranks"]),
+        counts={str(way): int(number) for way, number in group["counts"].items()},
         pending=tuple(
             PendingOperation(
                 way=str(one["way"]),
@@ -72,13 +98,13 @@ def _group(told: Mapping[str, Any]) -> GroupProgress:
                 kind=str(one["kind"]),
                 seconds=float(one["seconds"]),
             )
-            for one in told["pending"]
+            for one in group["pending"]
         ),
     )
 
 
-def _ranks(told: Any) -> tuple[int, ...]:  # noqa: ANN401 (an object or a list)
-    if isinstance(told, dict):
-        first, pace, count = int(told["first"]), int(told["pace"]), int(told["count"])
+def _ranks(ranks: Any) -> tuple[int, ...]:  # noqa: ANN401 (an object or a list)
+    if isinstance(ranks, dict):
+        first, pace, count = int(ranks["first"]), int(ranks["pace"]), int(ranks["count"])
         return tuple(range(first, first + pace * count, pace))
-    return tuple(int(rank) for rank in told)
+    return tuple(int(rank) for rank in ranks)

@@ -1,4 +1,4 @@
-"""Planned changes of who holds which ranks: move them elsewhere, or grow again, live or by a restart.
+"""Planned changes of who holds which ranks: migrate them to another node, or grow again, live or by a restart.
 
-Nothing is wrong when one begins; what goes wrong meanwhile is an incident like any other (`holdfast.control.recovery`).
+No fault causes them; a fault meanwhile is an incident like any other (`holdfast.control.recovery`).
 """

@@ -1,4 +1,4 @@
-"""Nodes that a job is lent, as by Slurm: how many it needs, what is said of them, and which have to be left because their time ends."""
+"""Nodes that a batch system such as Slurm allocates to the job: how many it needs, their faults, and which have to be left in time."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from holdfast.spec import TrainingJob
 from policies.drains import Drain
 from policies.states import State
 
-STARTS: Final = 3
-"""Launches that may find too few nodes with an agent before the job is given up."""
-STOP: Final = 15.0
-"""Seconds that it may take to stop all ranks, beside what is saved."""
+MAX_LAUNCHES: Final = 3
+"""Launches that may find too few nodes with an agent before the job fails."""
+STOP_SECONDS: Final = 15.0
+"""How long it may take to stop all ranks, in addition to the final checkpoint."""
 
 
 @dataclass(slots=True, kw_only=True)
 class AllocatedNodes:
-    """Keeps as many nodes as the job wants, where they are allocated to jobs; else it does nothing."""
+    """Keeps as many nodes allocated as the job wants; where nodes are not allocated to jobs it does nothing."""
 
     log: JobLog
     spec: TrainingJob
@@ -44,127 +44,128 @@ class AllocatedNodes:
     eligibility: NodeEligibility
     forget_notice: Callable[[str], None]
     _allocator: Allocator | None = field(init=False)
-    _said: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _recorded: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Node to the kinds of the scheduler's faults that were recorded of it."""
     _lost: dict[str, float] = field(default_factory=dict)
     """Nodes that were lost, and when, until they are back."""
-    _starts: int = 0
+    _launches: int = 0
 
     def __post_init__(self) -> None:
         self._allocator = allocator_of(self.agents.source)
 
     def begin(self) -> None:
-        """Learn what the job has been lent already; raise `OperatorError` when nothing ever can be."""
+        """Find the nodes that are allocated already; raise `OperatorError` when none ever can be."""
         if self._allocator is not None:
             self._allocator.begin(self.log.job.id, self.log.job.name, self.spec.inside("."))
 
     def close(self, *, end: bool) -> None:
-        """Ask for no more; with *end*, give everything back."""
+        """Request no more; with *end*, return all allocations."""
         if self._allocator is not None:
             self._allocator.close(end=end)
-            self._tell()
-
-    @property
-    def is_lent(self) -> bool:
-        """Tell whether more nodes may come than are there."""
-        return self._allocator is not None
+            self._record_messages(self._allocator)
 
     def poll(self) -> None:
-        """Say what the job needs now, and take in what there is to know; waits for nothing."""
-        if self._allocator is None:
+        """Request what the job needs now, and record what the batch system reports, without waiting."""
+        allocator = self._allocator
+        if allocator is None:
             return
         nodes, members, incident = self.spec.nodes, self.generations.members, self.incidents.current
-        usable = self._allocator.usable(time.time())
-        self._forget_old_notices(usable)
+        usable = allocator.usable(time.time())
+        self._forget_old_notices(allocator, usable)
         names = {*usable, *members, *self.eligibility.isolated()}
         out = {node: why for node in names if (why := self.eligibility.isolation(node))}
         used, save = frozenset() if self.machine.state is State.WAITING else frozenset(members), self.spec.limits.last_save.total_seconds()
         if incident is not None:
-            self._lose(incident.lost, incident.silent_since)
+            self._note_lost(incident.lost, incident.silent_since)
         alive = set(self.agents.alive())
         self._lost = {node: at for node, at in self._lost.items() if node not in alive}
         wanted, back = nodes.wanted + nodes.spare, self.eligibility.back_in_service()
-        self._allocator.request(AllocationRequest(nodes=wanted, out=out, back=back, lost=dict(self._lost), used=used, save=save))
-        self._tell()
-        self._take_words()
+        allocator.request(AllocationRequest(nodes=wanted, out=out, back=back, lost=dict(self._lost), used=used, save=save))
+        self._record_messages(allocator)
+        self._record_faults(allocator)
 
-    def _forget_old_notices(self, usable: Iterable[str]) -> None:
-        """Forget what nodes were told that are lent anew: it was the allocation before that is over."""
-        assert self._allocator is not None
+    def _forget_old_notices(self, allocator: Allocator, usable: Iterable[str]) -> None:
+        """Forget the notices of nodes that are allocated anew: they were about the previous allocation."""
         anew = self._lost.keys() & set(usable)
         for one in self.eligibility.preemption_notices():
-            since = self._allocator.allocated_since(one.node)
+            since = allocator.allocated_since(one.node)
             if since is not None and since > one.since:
                 anew.add(one.node)
         for node in anew:
             self.forget_notice(node)
 
-    def _tell(self) -> None:
-        assert self._allocator is not None
-        for text in self._allocator.new_messages():
+    def _record_messages(self, allocator: Allocator) -> None:
+        for text in allocator.new_messages():
             self.log.record_event(text)
 
-    def _take_words(self) -> None:
-        """Record what is said against nodes, once as long as it lasts."""
-        assert self._allocator is not None
-        for word in self._allocator.scheduler_states():
-            faults = see([word], hang_limits(self.spec.limits))
+    def _record_faults(self, allocator: Allocator) -> None:
+        """Record the faults that the scheduler reports of nodes, once as long as they last."""
+        for state in allocator.scheduler_states():
+            faults = see([state], hang_limits(self.spec.limits))
             kinds = tuple(fault.kind for fault in faults)
-            if self._said.get(word.node, ()) == kinds:
+            if self._recorded.get(state.node, ()) == kinds:
                 continue
-            self._said[word.node] = kinds
+            self._recorded[state.node] = kinds
             for fault in faults:
                 self.faults.add_node_fault(fault)
                 if self.faults.recommended_actions.of(fault) is not RecommendedAction.RECORD:
-                    self.log.record_event(f"{word.node}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
+                    self.log.record_event(f"{state.node}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
 
-    # -- asking -------------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
+
+    @property
+    def can_grow(self) -> bool:
+        """Tell whether more nodes than are there may be allocated."""
+        return self._allocator is not None
 
     def usable(self) -> list[str] | None:
-        """Return the nodes that the job has been given and may go on using; nothing where nodes are not lent."""
+        """Return the allocated nodes that the job may continue to use; None where nodes are not allocated to jobs."""
         return None if self._allocator is None else self._allocator.usable(time.time())
 
     def has_enough_nodes(self) -> bool:
-        """Tell whether the job can start on what is there."""
-        return self._allocator is None or len(self.eligibility.usable(self._allocator.usable(time.time()))) >= self.spec.nodes.wanted
+        """Tell whether the job can start on the allocated nodes."""
+        usable = self.usable()
+        return usable is None or len(self.eligibility.usable(usable)) >= self.spec.nodes.wanted
 
     def may_retry_launch(self) -> bool:
-        """Tell whether a launch that found too few nodes is to wait for others: nodes on which no agent comes up count as lost."""
-        self._starts += 1
-        if self._allocator is None or self._starts == STARTS:
+        """Tell whether a launch that found too few nodes is to wait for others: nodes on which no agent starts count as lost."""
+        self._launches += 1
+        if self._allocator is None or self._launches == MAX_LAUNCHES:
             return False
-        self._lose(set(self._allocator.usable(time.time())) - set(self.agents.alive()), {})
+        self._note_lost(set(self._allocator.usable(time.time())) - set(self.agents.alive()), {})
         return True
 
-    def _lose(self, nodes: Iterable[str], since: Mapping[str, float]) -> None:
-        """Note that *nodes* are lost, now or *since* then: an allocation that was put back into the queue may have begun anew meanwhile."""
+    def _note_lost(self, nodes: Iterable[str], since: Mapping[str, float]) -> None:
+        """Note that *nodes* are lost, now or *since* then: an allocation that was requeued may have started again meanwhile."""
         now = time.time()
         for node in nodes:
             self._lost[node] = max(self._lost.get(node, 0.0), since[node]) if node in since else self._lost.get(node, now)
 
     def explained(self, node: str, why: str) -> str:
-        """Return *why* an agent is gone, with what is known of its node's allocation."""
-        return why if self._allocator is None or self._allocator.is_allocated(node) else f"{why}; its allocation is over"
+        """Return *why* an agent is lost, and whether its node's allocation has ended."""
+        return why if self._allocator is None or self._allocator.is_allocated(node) else f"{why}; its allocation has ended"
 
     @property
     def refused(self) -> HoldfastError | None:
-        """Return why nothing more comes, if that is so."""
+        """Return why no more nodes can be allocated, if that is so."""
         return None if self._allocator is None else self._allocator.refused
 
     def describe(self) -> str:
-        """Say what is there, and why not more; empty where nodes are not lent."""
+        """Return a line about the allocated nodes, and why there are no more; empty where nodes are not allocated to jobs."""
         return "" if self._allocator is None else self._allocator.describe()
 
     def drain_of(self, node: str) -> Drain | None:
-        """Return why and by when *node* is to be left."""
-        drain_reason = None if self._allocator is None else self._allocator.drain_reason(node, time.time())
-        return None if drain_reason is None else Drain(node=node, reason=drain_reason.reason, since=drain_reason.since, by=drain_reason.by)
+        """Return why and by when *node* has to be left."""
+        drain = None if self._allocator is None else self._allocator.drain_reason(node, time.time())
+        return None if drain is None else Drain(node=node, reason=drain.reason, since=drain.since, by=drain.by)
 
     @property
     def end(self) -> str:
-        """Say so when the time of this very flow is nearly over; empty where it is not."""
+        """Return that the allocation of this controller itself is nearly over; empty where it is not."""
         over = None if self._allocator is None else self._allocator.ends_at()
         limits = self.spec.limits
-        if over is None or time.time() < over - limits.last_save.total_seconds() - limits.stop_grace.total_seconds() - STOP:
+        if over is None or time.time() < over - limits.last_save.total_seconds() - limits.stop_grace.total_seconds() - STOP_SECONDS:
             return ""
-        return f"the allocation that this runs in ends at {moment(over)}: what the job has is saved, and the same `holdfast run` goes on"
+        return (
+            f"the allocation of the controller ends at {moment(over)}: a final checkpoint is saved, and the same `holdfast run` continues"
+        )

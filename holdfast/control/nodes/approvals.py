@@ -1,6 +1,7 @@
-"""What a job's flow asks persons, and what they answer: through the history, by a thread, as no recovery may wait for a database.
+"""Approvals that a job requests from people, and their answers.
 
-A question has an end. When nobody has answered by then it is answered as it says itself (`otherwise`), whether the history is there or not.
+Both go through the history in a thread of their own, as no recovery may wait for a database. A request has a deadline: when nobody has
+answered by then it gets its default answer (`otherwise`), whether the history is reachable or not.
 """
 
 from __future__ import annotations
@@ -21,57 +22,53 @@ from holdfast.history.models import ApprovalRequest, Job
 from holdfast.history.retry import RetryingHistory
 from policies.node_faults import NodeFault
 
-EVERY: Final = 1.0
-"""Seconds between two looks for answers."""
-LAST: Final = 5.0
-"""Seconds that the end of a job may wait until its questions are withdrawn."""
+INTERVAL: Final = 1.0
+"""Seconds between two checks for answers."""
+CLOSE_SECONDS: Final = 5.0
+"""How long the end of a job may wait until its requests are withdrawn."""
 SHARE: Final = "share"
+"""A request to isolate more nodes than programs may."""
 LEAST: Final = "least"
+"""A request to isolate nodes although the job then has fewer than it needs."""
 
-Tell = Callable[[str, dict[str, Any]], None]
+Publish = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(slots=True)
 class Approvals:
-    """The questions of one job."""
+    """The approval requests of one job."""
 
     history: History
     job: Job
     seconds: float
-    """How long a question stays open; 0: nobody is asked."""
+    """How long a request stays open; 0: nothing is requested."""
     record_event: Callable[[str], None]
-    tell: Tell
-    _wanted: deque[ApprovalRequest] = field(default_factory=deque)
+    publish: Publish
+    _new: deque[ApprovalRequest] = field(default_factory=deque)
     _open: dict[int, ApprovalRequest] = field(default_factory=dict)
     _answered: list[ApprovalRequest] = field(default_factory=list)
     _withdraw: set[tuple[str, frozenset[str]]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _wake: threading.Event = field(default_factory=threading.Event)
-    _over: threading.Event = field(default_factory=threading.Event)
-    _ended: bool = False
-    """The job is over: its questions need no answer any more."""
+    _closed: threading.Event = field(default_factory=threading.Event)
+    _job_ended: bool = False
     _thread: threading.Thread | None = None
-    _try: RetryingHistory = field(default_factory=lambda: RetryingHistory("approvals"))
+    _retry: RetryingHistory = field(default_factory=lambda: RetryingHistory("approvals"))
 
-    # -- asking -------------------------------------------------------------------------------------------------------
+    # -- the job's side -----------------------------------------------------------------------------------------------
 
     def ask(self, about: str, against: Iterable[NodeFault], reason: str, *, otherwise: str) -> None:
-        """Ask whether nodes may be isolated, for what speaks *against* them; a question about the same nodes is put once."""
+        """Request approval to isolate the nodes with the faults *against*; one request at a time is open for the same nodes."""
         nodes = {
-            one.node: {
-                "reason": one.reason,
-                "seen": one.seen,
-                "evidence": list(one.evidence),
-                "faults": packed(one.faults),
-            }
+            one.node: {"reason": one.reason, "seen": one.seen, "evidence": list(one.evidence), "faults": packed(one.faults)}
             for one in against
         }
         now = time.time()
         with self._lock:
-            if any(one.about == about and one.nodes.keys() == nodes.keys() for one in (*self._wanted, *self._open.values())):
+            if any(one.about == about and one.nodes.keys() == nodes.keys() for one in (*self._new, *self._open.values())):
                 return
             self._withdraw.discard((about, frozenset(nodes)))
-            self._wanted.append(
+            self._new.append(
                 ApprovalRequest(
                     number=0,
                     cluster=self.job.cluster["name"],
@@ -88,97 +85,97 @@ class Approvals:
         self._wake.set()
 
     def answers(self, about: str) -> list[ApprovalRequest]:
-        """Return the answers to questions of that kind that came since this was last asked."""
+        """Return the requests of that kind that were answered since the last call."""
         with self._lock:
             found = [one for one in self._answered if one.about == about]
             self._answered = [one for one in self._answered if one.about != about]
         return found
 
     def is_open(self, about: str) -> bool:
-        """Tell whether a question of that kind waits for its answer."""
+        """Tell whether a request of that kind waits for its answer."""
         with self._lock:
-            return any(one.about == about for one in (*self._wanted, *self._open.values()))
+            return any(one.about == about for one in (*self._new, *self._open.values()))
 
     def withdraw(self, about: str) -> None:
-        """Ask no more what is open of that kind: it has come about otherwise, or cannot any more."""
+        """Withdraw the open requests of that kind: they are settled otherwise, or cannot be carried out any more."""
         with self._lock:
-            self._wanted = deque(one for one in self._wanted if one.about != about)
+            self._new = deque(one for one in self._new if one.about != about)
             self._withdraw |= {(one.about, frozenset(one.nodes)) for one in self._open.values() if one.about == about}
         self._wake.set()
 
-    # -- the history --------------------------------------------------------------------------------------------------
-
     def begin(self) -> None:
-        """Take up the questions that a flow before left open, and follow them from now on."""
+        """Load the requests that an earlier controller left open, and follow the answers from now on."""
         self._thread = threading.Thread(target=self._follow, name="approvals", daemon=True)
         self._thread.start()
 
     def close(self, *, ended: bool) -> None:
-        """Look no more; withdraw what is open when the job has *ended*."""
-        self._ended = ended
-        self._over.set()
+        """Stop; withdraw the open requests if the job has *ended*."""
+        self._job_ended = ended
+        self._closed.set()
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(LAST)
+            self._thread.join(CLOSE_SECONDS)
+
+    # -- the history's side -------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        self._try(self._adopt)
-        while not self._over.is_set():
-            self._wake.wait(EVERY)
+        self._retry(self._load)
+        while not self._closed.is_set():
+            self._wake.wait(INTERVAL)
             self._wake.clear()
-            self._try(self._look)
-            self._run_out()
-        if self._ended:
-            self._try(self._withdraw_all)
+            self._retry(self._synchronize)
+            self._answer_overdue()
+        if self._job_ended:
+            self._retry(self._withdraw_all)
 
-    def _adopt(self) -> None:
+    def _load(self) -> None:
         decided = max((one.at for one in queries.decisions(self.history, self.job.id)), default=0.0)
         known = approvals.of_job(self.history, self.job.id)
         with self._lock:
             self._open |= {one.number: one for one in known if one.answered_at is None}
             self._answered += [one for one in known if one.answer not in {"", WITHDRAWN} and (one.answered_at or 0.0) > decided]
 
-    def _look(self) -> None:
-        while self._wanted:
-            put = approvals.ask(self.history, self._wanted[0])
+    def _synchronize(self) -> None:
+        while self._new:
+            put = approvals.ask(self.history, self._new[0])
             with self._lock:
-                if self._wanted and self._wanted[0].nodes == put.nodes:
-                    self._wanted.popleft()
+                if self._new and self._new[0].nodes == put.nodes:
+                    self._new.popleft()
                 self._open[put.number] = put
             self.record_event(f"question {put.number}: {put.reason}. {how_to_answer(put)}")
-            self.tell("asked", {"question": put})
+            self.publish("asked", {"question": put})
         for number in [one.number for one in self._open.values() if (one.about, frozenset(one.nodes)) in self._withdraw]:
-            self._reply(number, ApprovalAnswer(answer=WITHDRAWN, words="it need not be answered any more"))
+            self._reply(number, ApprovalAnswer(answer=WITHDRAWN, words="no answer is needed any more"))
         self._withdraw.clear()
         for number, row in approvals.by_number(self.history, list(self._open)).items():
             if row.answered_at is not None:
-                self._take(number, row)
+                self._take_answer(number, row)
 
-    def _take(self, number: int, row: ApprovalRequest) -> None:
+    def _take_answer(self, number: int, row: ApprovalRequest) -> None:
         with self._lock:
             del self._open[number]
             if row.answer != WITHDRAWN:
                 self._answered.append(row)
         self.record_event(f"question {number} is answered: {approvals.describe(row)}")
-        self.tell("answered", {"question": row})
+        self.publish("answered", {"question": row})
 
-    def _run_out(self) -> None:
-        """Answer what nobody has answered in time, as the question itself says; with no history at hand, for this flow alone."""
+    def _answer_overdue(self) -> None:
+        """Give requests past their deadline the default answer; without the history, for this controller only."""
         now = time.time()
         for number, one in list(self._open.items()):
             if one.until > now:
                 continue
-            said = ApprovalAnswer(answer=one.otherwise, words="nobody answered in time")
+            reply = ApprovalAnswer(answer=one.otherwise, words="nobody answered in time")
             try:
-                self._reply(number, said)
-            except Exception:  # noqa: BLE001 (the history is away: the job goes on by what would have been written)
+                self._reply(number, reply)
+            except Exception:  # noqa: BLE001 (the history is unreachable: the job continues by the default answer)
                 picked = list(one.nodes) if one.otherwise == ISOLATE else []
-                told = {"answered_at": now, "answer": one.otherwise, "picked": picked, "words": said.words}
-                self._take(number, one.model_copy(update=told))
+                answer = {"answered_at": now, "answer": one.otherwise, "picked": picked, "words": reply.words}
+                self._take_answer(number, one.model_copy(update=answer))
 
-    def _reply(self, number: int, said: ApprovalAnswer) -> None:
-        with suppress(OperatorError):  # somebody was first: the next look finds the answer
-            self._take(number, approvals.reply(self.history, number, said, now=time.time()))
+    def _reply(self, number: int, reply: ApprovalAnswer) -> None:
+        with suppress(OperatorError):  # a person was faster: the next check finds the answer
+            self._take_answer(number, approvals.reply(self.history, number, reply, now=time.time()))
 
     def _withdraw_all(self) -> None:
         for number in list(self._open):
@@ -186,7 +183,7 @@ class Approvals:
 
 
 def how_to_answer(question: ApprovalRequest) -> str:
-    """Say what a person can do, and what happens when nobody does."""
-    what = {KEEP: "they stay", ISOLATE: "they are isolated"}[question.otherwise]
+    """Return the commands that answer the request, and what happens when nobody does."""
+    default = {KEEP: "they stay", ISOLATE: "they are isolated"}[question.otherwise]
     when = time.strftime("%H:%M:%S", time.localtime(question.until))
-    return f"`holdfast approve {question.number}` or `holdfast approve {question.number} --refuse`; if nobody answers by {when}, {what}"
+    return f"`holdfast approve {question.number}` or `holdfast approve {question.number} --refuse`; if nobody answers by {when}, {default}"

@@ -1,4 +1,4 @@
-"""Nodes of a job that are to be left: asks for planned moves while there is time and room, and ends the waiting when there is no more."""
+"""Nodes that the job has to leave: request migrations while there is time and room, and have the policy act when there is none left."""
 
 from __future__ import annotations
 
@@ -7,82 +7,79 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from detectors.evidence import NodeLeaving
-from holdfast.control.agents.pool import AgentPool
 from holdfast.control.nodes.job_nodes import JobNodes
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
 from holdfast.control.state.state_machine import JobStateMachine
 from holdfast.control.supervisor.requests import Requests
-from holdfast.errors import WorldError
 from holdfast.history import models
 from holdfast.report.wording import duration, moment
 from holdfast.spec import TrainingJob
 from policies.drains import Drain, DrainAction, DrainView, ends_at, next_action
 from policies.states import State
 
-PAST: Final = 60.0
-"""Seconds after which a node that should have been gone counts as any other again: it has come back, or it never went."""
-AT_WORK = frozenset({State.RUNNING, State.MIGRATING})
+EXPIRED: Final = 60.0
+"""Seconds after a notice's time at which the node counts as any other again: it has returned, or was never taken."""
+TRAINING = frozenset({State.RUNNING, State.MIGRATING})
 
 
 @dataclass(slots=True, kw_only=True)
 class PlannedDrains:
-    """Looks now and then which nodes are to be left, and does what that asks for."""
+    """Checks periodically which nodes the job has to leave, and acts on it."""
 
     log: JobLog
     spec: TrainingJob
-    agents: AgentPool
     generations: Generations
     incidents: Incidents
     machine: JobStateMachine
     nodes: JobNodes
     requests: Requests
-    _asked: dict[str, float] = field(default_factory=dict)
-    """Node to when a move of its ranks was last requested here."""
-    _told: dict[str, str] = field(default_factory=dict)
-    """Node to the reason for which it stays, as recorded last."""
+    _requested: dict[str, float] = field(default_factory=dict)
+    """Node to when a migration of its ranks was last requested here."""
+    _reported: dict[str, str] = field(default_factory=dict)
+    """Node to the reason why its ranks stay, as recorded last."""
 
     def poll(self, now: float) -> None:
-        """Do what is due at *now* (seconds since 1970) about each node that is to be left."""
-        self._forget_past(now)
-        if self.machine.state not in AT_WORK or self.incidents.current is not None:
+        """Do what is due at *now* (seconds since 1970) about each node that the job has to leave."""
+        self._forget_expired_notices(now)
+        if self.machine.state not in TRAINING or self.incidents.current is not None:
             return
         for node in self.generations.members:
-            drain_of = self.nodes.eligibility.drain_of(node)
-            if drain_of is None:
-                self._told.pop(node, None)
-                self._asked.pop(node, None)
+            drain = self.nodes.eligibility.drain_of(node)
+            if drain is None:
+                self._reported.pop(node, None)
+                self._requested.pop(node, None)
                 continue
-            after = next_action(drain_of, self._seen(node, now))
+            after = next_action(drain, self._view(node, now))
             if after.act is DrainAction.MOVE and self.machine.state is State.RUNNING and not self.requests.asked_for(node):
-                self._ask(drain_of, now)
+                self._request_migration(drain, now)
             elif after.act is DrainAction.LEAVE:
                 self._leave(node, now, after.reason)
-            elif after.act is DrainAction.STAY and not self.requests.asked_for(node) and self._told.get(node) != after.reason:
-                self._told[node] = after.reason
+            elif after.act is DrainAction.STAY and not self.requests.asked_for(node) and self._reported.get(node) != after.reason:
+                self._reported[node] = after.reason
                 self.log.record_event(after.reason)
 
-    def _forget_past(self, now: float) -> None:
+    def _forget_expired_notices(self, now: float) -> None:
         for one in self.nodes.eligibility.preemption_notices():
-            if one.by is not None and now > one.by + PAST:
+            if one.by is not None and now > one.by + EXPIRED:
                 self.nodes.forget_notice(one.node)
 
     def rank_terminated_with_node(self, node: str) -> None:
-        """Learn that a rank ended by the signal with which *node* was told to go: there is nothing to wait for any more."""
-        drain_of = self.nodes.eligibility.drain_of(node)
-        if drain_of is not None:
-            self._leave(node, time.time(), f"{drain_of.reason}; its ranks were told to go with it")
+        """Note that a rank exited by the signal with which *node* is preempted: there is nothing to wait for any more."""
+        drain = self.nodes.eligibility.drain_of(node)
+        if drain is not None:
+            self._leave(node, time.time(), f"{drain.reason}; its ranks received the signal too")
 
     @property
     def end(self) -> str:
-        """Say why the job has to end now, saved, to be run again; empty when it need not."""
-        return self._nowhere() or self._walltime_over() or self.nodes.allocations.end
+        """Return why the job has to end now, saved, to be run again later; empty when it need not."""
+        return self._nowhere_to_go() or self._walltime_over() or self.nodes.allocations.end
 
-    def _nowhere(self) -> str:
-        """Say so when all its nodes were told that they will be gone, soon, and no other one is free."""
+    def _nowhere_to_go(self) -> str:
+        """Return so when all nodes of the job will be preempted soon and no other one is free."""
         now, members, eligibility = time.time(), self.generations.members, self.nodes.eligibility
-        if self.nodes.allocations.is_lent:  # others can be had: they are waited for
+        if self.nodes.allocations.can_grow:  # the job waits for other nodes
             return ""
         found = {node: eligibility.drain_of(node) for node in members if eligibility.has_preemption_notice(node)}
         if not members or len(found) < len(members) or self.nodes.free():
@@ -90,10 +87,9 @@ class PlannedDrains:
         save = self.spec.limits.last_save.total_seconds()
         if not any(one is not None and one.is_urgent(now, save) for one in found.values()):
             return ""
-        return "every node of the job was told to go, and no other one is free: what they hold is saved"
+        return "every node of the job has a preemption notice, and no other one is free: a final checkpoint is saved"
 
     def _walltime_over(self) -> str:
-        """Say so when its walltime is nearly over."""
         limits, submitted = self.spec.limits, self.log.job.at
         if limits.walltime is None:
             return ""
@@ -101,43 +97,41 @@ class PlannedDrains:
         if time.time() < ends_at(submitted=submitted, walltime=walltime, save=save):
             return ""
         end = f"the walltime of {duration(walltime)} (`limits.walltime`) ends at {moment(submitted + walltime)}"
-        return f"{end}: what the job has is saved, and the same `holdfast run` goes on from there"
+        return f"{end}: a final checkpoint is saved, and the same `holdfast run` continues from it"
 
-    def _seen(self, node: str, now: float) -> DrainView:
+    def _view(self, node: str, now: float) -> DrainView:
         outcome = self.requests.outcomes.get(node, "")
-        alone = "" if len(self.generations.state.ranks) > 1 else "its only rank cannot, as nobody would be left to find it"
+        alone = "" if len(self.generations.state.ranks) > 1 else "its only rank cannot, as no other would remain to transfer its state"
         return DrainView(
             now=now,
             blocked_reason=self.generations.why_not_kept() or alone,
-            room=self._room(node),
-            tried=self._asked.get(node) if outcome else None,
+            room=self._has_room(node),
+            tried=self._requested.get(node) if outcome else None,
             outcome=outcome,
             save=self.spec.limits.last_save.total_seconds(),
         )
 
-    def _room(self, node: str) -> bool:
-        """Tell whether the ranks of *node* that are to move next could go to another one: with an agent already, or free."""
+    def _has_room(self, node: str) -> bool:
+        """Tell whether the ranks of *node* that move next fit on another node: one with an agent, or a free one."""
         ranks = self.generations.state.membership
         count = 1 if len(ranks) == 1 else len(ranks.get(node, ()))
         return any(free >= count for other, free in self.nodes.room().items() if other != node) or bool(self.nodes.free())
 
-    def _ask(self, drain_of: Drain, now: float) -> None:
-        self._asked[drain_of.node] = now
-        self._told.pop(drain_of.node, None)
-        self.log.record_event(f"{drain_of.node} is to be left: {drain_of.reason}. Its ranks move while training goes on")
-        ranks = self.generations.state.membership[drain_of.node]
-        facts: dict[str, Any] = {"from": drain_of.node}
-        if len(ranks) == len(self.generations.state.ranks):  # all cannot move at once: one goes first, the others follow it
-            facts = {"rank": max(ranks), "node": drain_of.node}
-        self.requests.ask(models.Request(job_id=self.log.job.id, at=now, kind="migrate", by=drain_of.reason, facts=facts))
+    def _request_migration(self, drain: Drain, now: float) -> None:
+        self._requested[drain.node] = now
+        self._reported.pop(drain.node, None)
+        self.log.record_event(f"leaving {drain.node}: {drain.reason}. Its ranks migrate while training continues")
+        ranks = self.generations.state.membership[drain.node]
+        facts: dict[str, Any] = {"from": drain.node}
+        if len(ranks) == len(self.generations.state.ranks):  # all cannot migrate at once: one goes first, the others follow it
+            facts = {"rank": max(ranks), "node": drain.node}
+        self.requests.ask(models.Request(job_id=self.log.job.id, at=now, kind="migrate", by=drain.reason, facts=facts))
 
     def _leave(self, node: str, now: float, reason: str) -> None:
-        """Have the ladder answer: the time is up."""
+        """Have the policy act: there is no more time."""
         evidence, free = self.generations.state.evidence, self.nodes.free()
         if any(isinstance(one, NodeLeaving) and one.node == node for one in evidence):
             return
-        if free and not self.nodes.spares():  # one that nobody holds may take the place: bring it up before the ladder is asked
-            for other, answer in self.agents.each(free[:1], self.agents.bring_up).items():
-                if not isinstance(answer, WorldError):
-                    self.log.record_node_status(other, "healthy", "its agent is up")
+        if free and not self.nodes.spares():
+            self.nodes.bring_up(free[:1])  # it may replace the node: have it before the policy decides
         evidence.append(NodeLeaving(node=node, at=now, why=reason, step=self.generations.state.step_before))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field
 from typing import Final
 
+from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.config.worker_env import roles_environment
 from holdfast.control.faults.job_faults import JobFaults
@@ -18,6 +20,7 @@ from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
 from holdfast.control.state.state_machine import JobStateMachine
+from holdfast.errors import WorldError
 from holdfast.history import History
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.check import short_of_gpus
@@ -76,7 +79,7 @@ class JobNodes:
             preflight=self.preflight,
             candidates=self.candidates,
             kept_out_now=self.kept_out,
-            announce=not self.allocations.is_lent,
+            announce=not self.allocations.can_grow,
         )
 
     # -- nodes --------------------------------------------------------------------------------------------------------
@@ -114,6 +117,14 @@ class JobNodes:
             node for node in self.agents.alive() if not (eligibility.drain_of(node) if node in ranks else eligibility.why_ineligible(node))
         ]
         return {node: max(0, self.spec.nodes.ranks - len(ranks.get(node, ()))) for node in alive}
+
+    def bring_up(self, nodes: Iterable[str]) -> dict[str, AgentClient | WorldError]:
+        """Start agents on *nodes*, and record those that have one; return the agents' clients, or why there is none."""
+        answers = self.agents.each(nodes, self.agents.bring_up)
+        for node, answer in answers.items():
+            if not isinstance(answer, WorldError):
+                self.log.record_node_status(node, "healthy", "its agent is up")
+        return answers
 
     def release_lost_spares(self) -> None:
         """Release spare nodes that are unreachable or out of service: no rank is affected, so that is an event and no incident."""

@@ -1,4 +1,4 @@
-"""From a diagnosis to training again: what was decided, the two ways to carry it out (a restart, or in the living processes), and waiting.
+"""From a decision to training again: isolate, reschedule and start, by a restart or in the running processes; and waiting.
 
-Which action it is to be the policy says (`policies`); ranks that move while nothing is wrong are in `holdfast.control.migration`.
+The policy chooses the action (`policies`); ranks that move without a fault are in `holdfast.control.migration`.
 """

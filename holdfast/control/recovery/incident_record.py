@@ -1,4 +1,4 @@
-"""An incident on record: opened by its faults, added to by further ones, answered by decisions."""
+"""The record of an incident: opened by its faults, extended by further ones, answered by decisions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import Diagnosis, PastFailure
 from detectors.evidence import ReplaceRanksFailure
 from detectors.groups import TAKE_OVER_FAILED
-from holdfast.control.faults.diagnosis_inputs import belong, row_of
+from holdfast.control.faults.diagnosis import incident_faults, row_of
 from holdfast.control.state.incidents import IncidentInWork, RecoveryAttempt
 from holdfast.control.supervisor.controller import PROGRESSED, JobController
 from holdfast.history import models
@@ -17,20 +17,20 @@ from policies.case import Case, Decision, RecoveryAction
 from policies.case_codec import act_of, bounded
 from policies.escalation import Answer
 
-MOST_ALIKE: Final = 256
-"""Faults of one kind that an incident has rows of: when thousands of ranks see one node go, the verdict says how many did."""
+MAX_ALIKE: Final = 256
+"""Faults of one kind that have rows in an incident: when thousands of ranks report one lost node, the diagnosis counts them."""
 
 
 def decided(run: JobController) -> tuple[IncidentInWork, Decision]:
-    """Return the incident in work, and what was decided on it."""
+    """Return the current incident, and its decision."""
     assert run.incidents.current is not None
     assert run.incidents.current.decision is not None
     return run.incidents.current, run.incidents.current.decision
 
 
 def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, acting: list[Fault]) -> IncidentInWork:
-    """Open the incident that the *acting* faults ask for, or add what is new to the one in work, and record it with what was weighed."""
-    root = diagnosis.root
+    """Open the incident of the *acting* faults, or add what is new to the current one, and record it with the diagnosis."""
+    root, state = diagnosis.root, run.generations.state
     incident = run.incidents.current
     if incident is None:
         run.incidents.count += 1
@@ -42,10 +42,10 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
             fault_at=min(root.at if any(root.at == fault.at for fault in acting) else min(fault.at for fault in acting), detected),
             detected_at=detected,
             generation_before=run.generations.number,
-            step_before=run.generations.state.step_before if run.generations.managed else None,
+            step_before=state.step_before if run.generations.managed else None,
             reason=diagnosis.reason,
         )
-        incident = run.incidents.current = IncidentInWork(row=row, lap_at=row.fault_at, board=run.generations.state)
+        incident = run.incidents.current = IncidentInWork(row=row, lap_at=row.fault_at, board=state)
         incident.lap("detect", detected)
         run.recorder.add(row)
         run.log.publish("opened", {"incident": incident})
@@ -53,12 +53,12 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
         incident.row.kind, incident.row.subject = root.kind, root.subject
         run.recorder.amend(models.Incident, incident.row.id, kind=root.kind, subject=root.subject)
     known, kinds = set(incident.faults), Counter(fault.kind for fault in incident.faults)
-    for fault in belong(diagnosis, acting):
+    for fault in incident_faults(diagnosis, acting):
         if fault not in known:
             known.add(fault)
             kinds[fault.kind] += 1
             incident.faults.append(fault)
-            if kinds[fault.kind] <= MOST_ALIKE or fault is root:
+            if kinds[fault.kind] <= MAX_ALIKE or fault is root:
                 incident.fault_rows.append(run.faults.record(fault, incident=incident.row.id, root=fault is root))
     incident.diagnosis = diagnosis
     incident.verdict = row_of(diagnosis, run.job.id, incident.row.id, run.recommended_actions)
@@ -67,16 +67,16 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
 
 
 def bar_replace_ranks(run: JobController, incident: IncidentInWork, faults: list[Fault]) -> None:
-    """Try no other take-over in this incident once a worker could not carry one out, or an agent would not without a rank being lost."""
-    told = [one for one in run.generations.state.evidence if isinstance(one, ReplaceRanksFailure)]
-    if any(one.rank is not None for one in told) or (told and all(fault.kind == TAKE_OVER_FAILED.id for fault in faults)):
-        incident.blocked_reason = f"it failed in this incident: {told[0].why}"
+    """Do not replace ranks again in this incident if a worker could not do it, or an agent refused although no rank was lost."""
+    failed = [one for one in run.generations.state.evidence if isinstance(one, ReplaceRanksFailure)]
+    if any(one.rank is not None for one in failed) or (failed and all(fault.kind == TAKE_OVER_FAILED.id for fault in faults)):
+        incident.blocked_reason = f"it failed in this incident: {failed[0].why}"
         if RecoveryAction.TAKE_OVER not in incident.tried:
             incident.tried.append(RecoveryAction.TAKE_OVER)
 
 
 def record_decision(run: JobController, incident: IncidentInWork, case: Case, answer: Answer) -> None:
-    """Write down what was decided, by which rule, which rules passed, and what it was made from."""
+    """Record the decision, its rule, the rules that passed, and the case."""
     decision = answer.decision
     incident.decision, incident.case, incident.action_at = decision, answer.case, case.now
     incident.row.action, incident.row.reason = decision.action, decision.reason
@@ -90,17 +90,17 @@ def record_decision(run: JobController, incident: IncidentInWork, case: Case, an
         act={**act_of(decision), "policy": run.policy.name, "noted": answer.noted},
         passed_over=dict(answer.passed_over),
     )
-    run.recorder.add(models.DecidedCase(decision_id=row.id, job_id=run.job.id, record=bounded(case)))  # first: no decision is without
+    run.recorder.add(models.DecidedCase(decision_id=row.id, job_id=run.job.id, record=bounded(case)))  # first: every decision has one
     run.recorder.add(row)
     run.recorder.amend(models.Incident, incident.row.id, action=decision.action, reason=decision.reason)
     incident.decisions.append(row)
 
 
 def remember_attempt(run: JobController, incident: IncidentInWork, case: Case, action: RecoveryAction) -> None:
-    """Remember what is tried against this root cause, for later decisions and diagnoses."""
+    """Remember the attempt against this root cause, for later decisions and diagnoses."""
     assert incident.diagnosis is not None
-    root, counts_as_progress = incident.diagnosis.root, run.incidents.progressed(case.now)
-    if counts_as_progress:
+    root, progressed = incident.diagnosis.root, run.incidents.progressed(case.now)
+    if progressed:
         incident.row.facts = {**(incident.row.facts or {}), PROGRESSED: True}
         run.recorder.amend(models.Incident, incident.row.id, facts=incident.row.facts)
     run.incidents.attempts.append(
@@ -113,7 +113,7 @@ def remember_attempt(run: JobController, incident: IncidentInWork, case: Case, a
             kind=root.kind,
             step=root.step,
             generation=run.generations.number,
-            progressed=counts_as_progress,
+            progressed=progressed,
         )
     )
     run.incidents.failures_before.append(

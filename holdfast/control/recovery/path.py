@@ -1,4 +1,4 @@
-"""The two ways to carry a decision out: start all processes anew, or go on in those that live. Both isolate, reschedule and start."""
+"""The two ways to carry out a decision: restart all processes, or continue in those that run. Both isolate, reschedule and start."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from policies.states import Event, Transition
 
 
 class RecoveryPath(NamedTuple):
-    """What each task of a recovery does on this way."""
+    """The functions of one way."""
 
     isolate: Callable[[JobController, IncidentInWork, Decision], Transition]
     reschedule: Callable[[JobController, Decision], Transition]
     start: Callable[[JobController, Decision, float], None]
-    """Have the ranks of the new generation started; they have so many seconds for their first step."""
+    """Starts the ranks of the new generation; they have so many seconds for their first step."""
 
 
 RESTART: Final = RecoveryPath(restart.isolate, restart.reschedule, restart.start)
@@ -30,7 +30,7 @@ IN_LIVING_PROCESSES: Final = RecoveryPath(in_process.isolate, in_process.resched
 
 
 def path_of(decision: Decision) -> RecoveryPath:
-    """Return the way that the action of *decision* takes."""
+    """Return the way of the decision's action."""
     return IN_LIVING_PROCESSES if decision.action in IN_PROCESS else RESTART
 
 
@@ -41,24 +41,23 @@ def isolate(run: JobController) -> Transition:
 
 
 def reschedule(run: JobController) -> Transition:
-    """Agree on the next generation, as the decision says."""
+    """Agree on the next generation, by the decision."""
     _, decision = decided(run)
     return path_of(decision).reschedule(run, decision)
 
 
 def resume(run: JobController) -> Transition:
-    """Start the new generation, and wait for its first new step within the deadline of the action."""
+    """Start the new generation, and wait for its first new step within the action's timeout."""
     incident, decision = decided(run)
     limit, begin = run.policy.deadlines.of(decision.action), time.time()
-    if not run.generations.state.all_started():  # a flow that adopted the job in this state finds them started
+    state = run.generations.state
+    if not state.all_started():  # a controller that reattached in this state finds them started
         path_of(decision).start(run, decision, limit)
     turn = see_begun(run, seconds=begin + limit - time.time())
     if turn is None:
-        reached = {view.rank: view.reached() for view in run.generations.state.ranks.values()}
+        reached = {view.rank: view.reached() for view in state.ranks.values()}
         now = time.time()
-        run.generations.state.overrun = RecoveryTimeout(
-            at=now, action=decision.action, seconds=now - begin + 1e-6, limit=limit, reached=reached
-        )
+        state.overrun = RecoveryTimeout(at=now, action=decision.action, seconds=now - begin + 1e-6, limit=limit, reached=reached)
         incident.tried.append(decision.action)
         return Transition(Event.FAULTED, f"{decision.action} brought no step within {limit:.0f} s")
     if turn.event in (Event.STARTED, Event.FINISHED):

@@ -1,4 +1,4 @@
-"""Wait in the middle of a recovery: for nodes, or for a person's word on those that are there."""
+"""Wait in the middle of a recovery: for nodes, or for a person's approval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from detectors.node import NODE_APART
-from holdfast.control.faults import reachability
+from holdfast.control.faults.network import check_connections
 from holdfast.control.nodes.approvals import LEAST
 from holdfast.control.recovery.incident_record import decided
 from holdfast.control.state.incidents import IncidentInWork
@@ -22,32 +22,33 @@ from policies.node_faults import NodeFault, isolating_fault
 from policies.placement import members_after
 from policies.states import Event, Transition
 
-KNOCK: Final = 1.0
-"""Seconds between two looks for nodes that are back."""
+INTERVAL: Final = 1.0
+"""Seconds between two surveys for nodes that are back."""
 
 
 def wait_for_approval(run: JobController) -> Transition:
-    """Ask a person whether nodes may be isolated, until one answers or what was asked has changed; what trains goes on training."""
+    """Request a person's approval to isolate nodes, and wait for the answer or until the question has changed; training continues."""
     incident, decision = decided(run)
+    state = run.generations.state
     missing, spares = run.faults.missing_members().keys(), set(run.nodes.spares())
     run.nodes.approvals.ask(LEAST, [_against(run, incident, node) for node in decision.drop], decision.reason, otherwise=ISOLATE)
     while True:
         for answer in run.nodes.approvals.answers(LEAST):
-            if answer.nodes.keys() == set(decision.drop):  # else of a question that was given up just when it was answered
+            if answer.nodes.keys() == set(decision.drop):  # else the answer to a request that was withdrawn just then
                 return _answered(run, incident, answer)
-        if run.generations.state.ranks and run.generations.state.all_succeeded():
-            return Transition(Event.FINISHED, f"all {len(run.generations.state.ranks)} rank(s) ended with status 0")
+        if state.ranks and state.all_succeeded():
+            return Transition(Event.FINISHED, f"all {len(state.ranks)} rank(s) exited with status 0")
         if (turn := ending(run)) is not None:
             return turn
         if lost := run.faults.missing_members().keys() - missing:
-            return Transition(Event.FAULTED, f"{', '.join(sorted(lost))} is gone while a person is asked")
-        if came := set(run.nodes.spares()) - spares:
-            return Transition(Event.ANSWERED, f"nobody need be asked any more: {', '.join(sorted(came))} is there")
-        knock(run, missing=len(decision.drop))
+            return Transition(Event.FAULTED, f"{', '.join(sorted(lost))} was lost while an approval is pending")
+        if added := set(run.nodes.spares()) - spares:
+            return Transition(Event.ANSWERED, f"no approval is needed any more: {', '.join(sorted(added))} is available")
+        bring_up_free_nodes(run, missing=len(decision.drop))
 
 
 def _against(run: JobController, incident: IncidentInWork, node: str) -> NodeFault:
-    """Return what speaks against *node*."""
+    """Return the fault for which *node* would be isolated."""
     found = isolating_fault([fault for fault in incident.faults if fault.node == node], run.recommended_actions)
     assert incident.decision is not None
     reason = incident.decision.reason
@@ -55,36 +56,35 @@ def _against(run: JobController, incident: IncidentInWork, node: str) -> NodeFau
 
 
 def _answered(run: JobController, incident: IncidentInWork, answer: ApprovalRequest) -> Transition:
-    """Take a person's word, or that there was none: what was said not to be isolated stays, and is what it was before."""
+    """Apply a person's answer, or the default one: nodes that were not approved stay in service as they were."""
     incident.approved |= set(answer.picked)
     if answer.by:
+        kept = {node: facts for node, facts in answer.nodes.items() if node not in answer.picked}
         run.nodes.eligibility.approve(answer.picked, answer.by)
-        run.nodes.eligibility.keep(
-            {node: told for node, told in answer.nodes.items() if node not in answer.picked}, answer.answered_at or time.time()
-        )
+        run.nodes.eligibility.keep(kept, answer.answered_at or time.time())
     incident.lap("wait", time.time())
     return Transition(Event.ANSWERED, f"question {answer.number}: {approvals.describe(answer)}")
 
 
 def wait_for_capacity(run: JobController) -> Transition:
-    """Wait until the nodes that the decision needs are there: lost ones that came back, or any free one."""
+    """Wait until there are the nodes that the decision needs: lost ones that are back, or any free one."""
     incident, decision = decided(run)
-    held = run.generations.nodes_needed(frozenset(run.incidents.current.lost if run.incidents.current is not None else ()))
+    lost = run.incidents.current.lost if run.incidents.current is not None else ()
+    held, eligibility = run.generations.nodes_needed(frozenset(lost)), run.nodes.eligibility
     limit = run.policy.deadlines.wait_for_capacity
     while True:
         have = members_after(held, decision)
-        ours = [node for node in held if node not in decision.drop]  # a person's hold takes nothing from a job
-        alive = run.nodes.preflight.by_preference(
-            node for node in run.agents.alive() if node in ours or not run.nodes.eligibility.why_ineligible(node)
-        )
-        for words in run.nodes.eligibility.news(run.agents.source.names()):
-            run.log.record_event(words)
+        ours = [node for node in held if node not in decision.drop]  # a person's cordon takes no node from a running job
+        usable = [node for node in run.agents.alive() if node in ours or not eligibility.why_ineligible(node)]
+        alive = run.nodes.preflight.by_preference(usable)
+        for text in eligibility.news(run.agents.source.names()):
+            run.log.record_event(text)
         ready = [node for node in have if node in alive]
         found = [node for node in alive if node not in have]
         more = found[: max(0, run.generations.width - len(ready))]
-        if len(ready) + len(found) >= decision.need and can_meet(run, incident, [*ready, *more]):
-            gone = tuple(node for node in held if node not in ready)
-            incident.decision = replace(decision, drop=gone, add=tuple(n for n in ready if n not in held) + tuple(more))
+        if len(ready) + len(found) >= decision.need and _are_connected(run, incident, [*ready, *more]):
+            dropped, added = tuple(node for node in held if node not in ready), tuple(node for node in ready if node not in held)
+            incident.decision = replace(decision, drop=dropped, add=(*added, *more))
             incident.lap("wait", time.time())
             return Transition(Event.GAINED, f"{', '.join(found) or 'enough nodes'} came back")
         if (turn := ending(run)) is not None:
@@ -92,43 +92,42 @@ def wait_for_capacity(run: JobController) -> Transition:
         if time.time() - incident.action_at > limit:
             incident.tried.append(RecoveryAction.WAIT_FOR_CAPACITY)
             incident.lap("wait", time.time())
-            return Transition(Event.FAULTED, "; ".join([f"no capacity came within {limit:.0f} s", *run.nodes.eligibility.left_out()]))
-        look_after(run, incident)
-        knock(run, missing=decision.need - len(ready))
+            return Transition(Event.FAULTED, "; ".join([f"no capacity came within {limit:.0f} s", *eligibility.left_out()]))
+        recheck_lost_agents(run, incident)
+        bring_up_free_nodes(run, missing=decision.need - len(ready))
 
 
-def can_meet(run: JobController, incident: IncidentInWork, nodes: list[str]) -> bool:
-    """Tell whether *nodes* all reach each other; asked only after two that did not have brought the job to a halt."""
+def _are_connected(run: JobController, incident: IncidentInWork, nodes: list[str]) -> bool:
+    """Tell whether *nodes* all reach each other; checked only after two that did not had stalled the job."""
     if NODE_APART.id not in {incident.row.kind, *(fault.kind for fault in incident.faults)}:
         return True
-    cut_off, pairs = reachability.check_connections(run.agents.source, incident.faults, nodes)
+    cut_off, pairs = check_connections(run.agents.source, incident.faults, nodes)
     return not (cut_off or pairs)
 
 
-def look_after(run: JobController, incident: IncidentInWork) -> None:
-    """See what became of nodes that the job holds and whose agents ended while it waits: one that answers gets another, else it is lost."""
-    gone = {node: why for node, why in run.faults.missing_members().items() if node in run.agents.clients}
-    for node, answer in run.agents.each(gone, run.agents.recheck).items():
+def recheck_lost_agents(run: JobController, incident: IncidentInWork) -> None:
+    """Check the job's nodes whose agents were lost while it waits: a node that answers gets another agent, others are lost."""
+    missing = {node: why for node, why in run.faults.missing_members().items() if node in run.agents.clients}
+    for node, answer in run.agents.each(missing, run.agents.recheck).items():
         if answer is not None:
-            run.generations.sent_to.pop(node, None)  # a new agent knows of no generation
+            run.generations.sent_to.pop(node, None)  # a new agent knows no generation
         if answer is False or isinstance(answer, WorldError):
             incident.lost.add(node)
-            run.log.record_node_status(node, "lost", f"its agent is gone: {gone[node]}")
-            run.log.record_event(f"{node} is gone while the job waits: {gone[node]}")
+            run.log.record_node_status(node, "lost", f"its agent is unreachable: {missing[node]}")
+            run.log.record_event(f"{node} was lost while the job waits: {missing[node]}")
 
 
-def knock(run: JobController, *, missing: int) -> None:
-    """Try to bring up free nodes that jobs may be given, then go on listening for a second."""
-    alive = set(run.agents.alive())
-    free = run.nodes.preflight.by_preference(node for node in run.nodes.free() if node not in alive)[:missing]
-    run.nodes.preflight.begin(free)
-    for node, answer in run.agents.each(free, run.agents.bring_up).items():
+def bring_up_free_nodes(run: JobController, *, missing: int) -> None:
+    """Start agents on free nodes that jobs may use, then handle events for `INTERVAL` seconds."""
+    alive, preflight = set(run.agents.alive()), run.nodes.preflight
+    free = preflight.by_preference(node for node in run.nodes.free() if node not in alive)[:missing]
+    preflight.begin(free)
+    for node, answer in run.nodes.bring_up(free).items():
         if not isinstance(answer, WorldError):
             assert run.incidents.current is not None
             run.incidents.current.lost.discard(node)
-            run.log.record_node_status(node, "healthy", "it answers, and its agent is up")
     if free:
-        run.nodes.preflight.finish()
-    until = time.monotonic() + KNOCK
-    while time.monotonic() < until and not run.is_to_end:
+        preflight.finish()
+    end = time.monotonic() + INTERVAL
+    while time.monotonic() < end and not run.is_to_end:
         run.pump()

@@ -1,1 +1,4 @@
-"""What is known of the running generation: its ranks, their steps and places, a migration in work."""
+"""The state of one job: its generations and ranks, incidents, state machine and log, and a live migration in progress.
+
+Nothing here does I/O apart from the log; what changes the state is in `supervisor`, `recovery` and `migration`.
+"""

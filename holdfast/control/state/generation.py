@@ -1,7 +1,6 @@
-"""What is known of one generation: folded from the agents' events, asked by the tasks. No I/O.
+"""The state of one generation and its ranks, folded from the agents' events. No I/O.
 
-All of it belongs to one generation; the next one starts with an empty board, so that nothing begun and
-never ended can look like a fault later.
+The next generation starts with an empty state, so that nothing left over from this one can look like a fault.
 """
 
 from __future__ import annotations
@@ -70,12 +69,12 @@ from holdfast.control.agents.events import (
 from holdfast.control.faults.rank_status import parse_rank_status
 
 _LASTING: Final = frozenset({RecommendedAction.RESET_GPU, RecommendedAction.DRAIN, RecommendedAction.EVICT})
-"""Levels of faults that a new generation does not heal."""
+"""Recommended actions of faults that a new generation does not cure."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RankState:
-    """One rank as its node's agent tells of it. Times are the agent's wall clock."""
+    """One rank as its node's agent reports it. Times are the agent's wall clock."""
 
     rank: int
     node: str
@@ -84,164 +83,160 @@ class RankState:
     managed: bool = False
     hello: bool = False
     grouped: bool = False
-    """Its process groups are Holdfast's own: its process can be kept when others are lost."""
+    """It uses managed process groups: its process can be kept when others are lost."""
     ahead: bool = False
-    """It has gone over to a planned generation by itself."""
+    """It has switched to a planned generation."""
     step: int = 0
     first_step: float | None = None
     first_step_number: int | None = None
     until: int | None = None
     resumed: int | None = None
     resumed_from: str | None = None
-    """The checkpoint that it resumed from; none where the state came from memory, or there was none."""
+    """The checkpoint that it resumed from; None where the state came from memory, or there was none."""
     resumed_replica: bool = False
-    """Its state came from a replica that another node had kept."""
+    """Its state came from a replica on another node."""
     marks: dict[str, float] = field(default_factory=dict)
     beat: RankHeartbeat | None = None
     beat_at: float = 0.0
     status: RankStatus | None = None
-    """Where it said that it stands when it was asked last."""
-    standing_at: float = 0.0
-    """When that was heard."""
+    """Its answer to the last status query."""
+    status_at: float = 0.0
+    """When that was received."""
     moved_at: float = 0.0
-    """When it was last seen to have begun operations since the look before."""
-    paces: deque[tuple[int, StepBreakdown]] = field(default_factory=lambda: deque(maxlen=PACES))
-    """How its steps spent their time: blocks by number."""
-    first_paces: list[StepBreakdown] = field(default_factory=list)
-    """The first ones after the warm-up: what the newest are compared with."""
+    """When a status query last found operations that the one before had not."""
+    breakdowns: deque[tuple[int, StepBreakdown]] = field(default_factory=lambda: deque(maxlen=BLOCKS))
+    """How its steps spent their time: blocks of steps by number."""
+    first_breakdowns: list[StepBreakdown] = field(default_factory=list)
+    """The first ones after the warm-up, with which the newest are compared."""
     progress_at: float = 0.0
-    """When it last got on, as far as is known here."""
+    """When it last made progress, as far as is known here."""
     stopped: tuple[int, float, float] | None = None
-    """Signal that stopped it, when by its agent's clock, and when that was heard."""
+    """The signal that stopped it, when by its agent's clock, and when that was received."""
     raised: bool = False
     ended: bool = False
     ended_at: float = 0.0
-    """When its end was heard of."""
+    """When its exit was reported."""
     succeeded: bool = False
     started_at: float = 0.0
-    """When its start was heard of."""
+    """When its start was reported."""
     printed_at: float | None = None
-    """When it was first heard that it had printed anything."""
+    """When its first output was reported."""
 
     def known_step(self) -> int | None:
-        """Return the step it had finished, if it is one that reports steps."""
+        """Return the newest step it has finished; None where the script reports no steps."""
         return self.step if self.managed else None
 
     def reached(self) -> tuple[str, int, str]:
-        """Return the node, how far this rank's start came, and that in words."""
+        """Return the node, the stage that this rank's startup reached, and its description."""
         stages = (
             (self.first_step, "has stepped"),
             (self.resumed is not None, "has loaded its state"),
             (self.marks, "has joined the group"),
         )
-        for far, (true, words) in zip((4, 3, 2), stages, strict=True):
-            if true:
-                return self.node, far, words
+        for stage, (reached, description) in zip((4, 3, 2), stages, strict=True):
+            if reached:
+                return self.node, stage, description
         return self.node, int(self.started is not None), "has started" if self.started is not None else "has not started"
 
 
-PACES: Final = 64
-"""Blocks of steps that are kept of each rank."""
-FIRST_PACES: Final = 8
-"""Blocks after the warm-up that stay for comparison."""
-RECENT_PACES: Final = 16
-"""Newest blocks that are judged."""
+BLOCKS: Final = 64
+"""Newest blocks of steps that are kept of each rank."""
+FIRST_BLOCKS: Final = 8
+"""First blocks after the warm-up that are kept for comparison."""
+RECENT_BLOCKS: Final = 16
+"""Newest blocks that detectors get."""
 LOSSES: Final = 512
 CHECKS: Final = 8
 """Newest checks of the parameters that are kept."""
 Roles = tuple[tuple[int, ...], ...]
 
 TERMINATED: Final = 128 + signal.SIGTERM
-"""Status of a rank that took SIGTERM for the wish that it is, and ended by itself."""
+"""Exit status of a rank that handled SIGTERM and exited by itself."""
 MALFORMED_EVENT: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
-"""What taking in an event raises that no agent of ours sends: a journal was damaged, or a node is in the wrong hands."""
-
-
-FIRST_WORDS: Final = 30.0
-"""Seconds from the first word about a rank in which all agents tell of theirs: one that nobody has told of may be what others wait for."""
+"""What handling an invalid event raises: an event log was damaged, or a node is hostile."""
+FIRST_HEARTBEATS: Final = 30.0
+"""Seconds from the first heartbeat of a rank until all are expected; after that, a rank without one may be what the others wait for."""
 
 
 class GenerationState:
-    """One generation's ranks, the evidence against them, and how far they are."""
+    """One generation's ranks, the evidence of their faults, and their progress."""
 
     def __init__(self, generation: int, membership: dict[str, list[int]], *, since: int = 0, kept: Collection[int] = ()) -> None:
-        """Begin a generation; the processes of the ranks *kept* live on from generation *since*."""
+        """Begin a generation; the ranks *kept* keep their processes from generation *since*."""
         self.generation, self.membership = generation, membership
         self.since, self.kept = since, frozenset(kept)
         self.ranks = {rank: RankState(rank=rank, node=node) for node, ranks in membership.items() for rank in ranks}
         self.unseen: set[int] = set()
-        """Ranks whose agents nobody has reached since the job was adopted: of them is presumed what the others do."""
+        """Ranks whose agents were not reached since the controller reattached: they are assumed to do what the others do."""
         self.evidence: list[Evidence] = []
         self.unusable: list[Fault] = []
-        """Faults of devices that ranks compute on, and cannot any more: they are acted on though steps may still come in."""
+        """Faults after which a GPU cannot compute that ranks use: they are acted on even though steps may still arrive."""
         self.node_faults: list[Fault] = []
-        """What is wrong with nodes, as their lookouts told while this generation ran, or lastingly before it."""
+        """Faults of nodes that their monitors reported in this generation, and lasting ones from before."""
         self.problems: list[Fault] = []
-        """What training goes on through: trouble with checkpoints and with state in memory."""
-        self.gone, self.terminated = set[str](), set[str]()
-        """Nodes all of whose workers have ended by our order; and nodes with a rank that SIGTERM ended which nobody here had sent: what
-        takes nodes away sends it to all there is on them."""
+        """Problems with checkpoints and in-memory snapshots, through which training continues."""
+        self.stopped_nodes, self.terminated = set[str](), set[str]()
+        """Nodes whose workers have all exited after a command; and nodes with a rank that a SIGTERM of somebody else ended: a batch system
+        that preempts a node sends it to every process there."""
         self.durations: deque[tuple[int, float]] = deque(maxlen=100_000)
         self.step_before, self.longest_pause = 0, 0.0
-        """Newest step any rank has finished; and, of all generations, the longest time without progress after which the job went on by
-        itself."""
+        """The newest step that any rank has finished; and, of all generations, the longest time without progress after which the job
+        continued by itself (seconds)."""
         self.overrun: RecoveryTimeout | None = None
         self.regrouped: dict[int, WorkerRegrouped] = {}
-        """By rank, how it came into this generation."""
+        """By rank, how it joined this generation."""
         self.covered: dict[int, WorkerCoverage] = {}
-        """By rank that a standby took, how much of its first step the warm-up had foreseen."""
+        """By rank that a hot spare took, how much of its first step the warm-up had covered."""
         self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES)
         """The newest losses of rank 0, by step."""
         self.asked_at = 0.0
-        """When the ranks were last asked where they stand."""
+        """When the ranks were last queried for their status."""
         self.checks: dict[int, dict[int, tuple[str, str]]] = {}
-        """By step and rank, what it says whose copy its parameters are (if it knows) and their digest."""
+        """By step and rank, the shard that its parameters are a replica of (if it knows) and their digest."""
         self.sums: dict[tuple[int, int], dict[str, int]] = {}
-        """By rank and step, the sums of single tensors that were asked for."""
+        """By rank and step, the requested checksums of single tensors."""
         self.news: deque[Evidence] = deque()
-        """What was seen since the last time somebody took it away."""
+        """Evidence that nobody has taken yet."""
         self.heartbeats = False
-        """Steps are told by scripts that keep their own state, and not by all ranks perhaps."""
+        """The steps come from `holdfast.heartbeat`, perhaps not from all ranks."""
         self._stepped = 0
-        """Ranks that have finished a step of this generation: asked with every one of thousands of events."""
+        """How many ranks have finished a step of this generation; counted, as it is read with every one of thousands of events."""
         self._lowest = min(self.ranks, default=0)
         self._now = self._first_beat = 0.0
-        """When anything was heard last, and when the first of the ranks was heard of (wall clock)."""
+        """When the last event and the first heartbeat arrived (wall clock)."""
 
     @property
     def first(self) -> RankState:
         """The lowest rank, whose steps are those of the job."""
         return self.ranks[self._lowest]
 
-    # -- taking in ----------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def admits(self, node: str, event: AgentEvent) -> bool:
         """Tell whether *event* of *node*'s agent belongs to this generation.
 
-        Raise one of `MALFORMED_EVENT` for what *node* says of a rank that another one has.
+        Raise one of `MALFORMED_EVENT` when *node* reports on a rank of another node.
         """
-        if event.generation not in {None, self.generation} and not self._ends_before_it_is_kept(event):
-            return False
+        if event.generation not in {None, self.generation}:
+            if not (isinstance(event, WorkerRaised | WorkerExited) and event.generation == self.since and event.rank in self.kept):
+                return False
+            # A process that was to be kept may exit before its agent has received the command for this generation.
+            if self.ranks[event.rank].started is not None:
+                return False
         if isinstance(event, WorkerEvent) and self.ranks[event.rank].node != node:
             raise ValueError(f"rank {event.rank} is on {self.ranks[event.rank].node}")
         return True
 
     def note_arrival(self, event: AgentEvent, now: float, *, shows_progress: bool) -> None:
-        """Learn that *event* arrived at *now*: ages are counted from then, by one clock; those of the nodes may differ."""
+        """Note that *event* arrived at *now*: ages are counted from then by this host's clock, as those of the nodes may differ."""
         self._now = now
         if isinstance(event, RankEvent):
             self.unseen.discard(event.rank)
             if shows_progress and not (isinstance(event, Saved) and event.beside):
                 self.ranks[event.rank].progress_at = now
 
-    def _ends_before_it_is_kept(self, event: AgentEvent) -> bool:
-        """Tell whether a process that was to live on ended before its agent had got the order for this generation."""
-        if not isinstance(event, WorkerRaised | WorkerExited) or event.generation != self.since:
-            return False
-        return event.rank in self.kept and self.ranks[event.rank].started is None
-
     def keep(self, before: GenerationState, recommended_actions: RecommendedActions = CATALOGUE_ACTIONS) -> None:
-        """Take over what is known of the processes that live on from the generation *before*."""
+        """Copy what is known of the processes that are kept from the generation *before*."""
         self.longest_pause = before.longest_pause
         self.node_faults = [
             fault for fault in before.node_faults if recommended_actions.of(fault) in _LASTING and fault.node in self.membership
@@ -249,28 +244,28 @@ class GenerationState:
         if self.kept:
             self.step_before = before.step_before
         for rank in self.ranks.keys() - self.kept:
-            self.ranks[rank].grouped = bool(self.kept)  # it can join those that live in no other way
+            self.ranks[rank].grouped = bool(self.kept)  # it can only join kept processes with managed groups
         for rank in self.kept & before.ranks.keys():
             view, old = self.ranks[rank], before.ranks[rank]
             view.pid, view.managed, view.hello, view.grouped, view.until = old.pid, old.managed, old.hello, old.grouped, old.until
             view.ended, view.raised, view.succeeded = old.ended, old.raised, old.succeeded
-        # Who was to live on and has ended since that was decided: its end belongs to this generation, or nobody would answer it.
+        # A process that was to be kept and has exited since: its exit belongs to this generation, or nobody would handle it.
         self.evidence += [seen for seen in before.evidence if isinstance(seen, WorkerExit) and seen.rank in self.kept]
 
     def note_missing(self, ranks: Iterable[int]) -> None:
-        """Learn that nobody took the place of these *ranks*: their agent would not begin the generation."""
+        """Note that these *ranks* have no process: their agent refused to begin the generation."""
         for rank in ranks:
             self.ranks[rank].ended = True
 
     def on_worker_started(self, _node: str, event: WorkerStarted) -> None:
-        """Note its process; a standby that was promoted reports steps."""
+        """Note its process; an activated hot spare reports steps."""
         view = self.ranks[event.rank]
         view.pid, view.started, view.started_at = event.pid, event.at, self._now
         if event.standby is not None:
-            view.hello = view.managed = True  # it had warmed up and parked
+            view.hello = view.managed = True  # it had warmed up
 
     def on_worker_kept(self, _node: str, event: WorkerKept) -> None:
-        """Note that its process lives on."""
+        """Note that its process was kept."""
         view = self.ranks[event.rank]
         view.pid, view.started, view.started_at = event.pid, event.at, self._now
         view.grouped = view.grouped or event.grouped
@@ -284,7 +279,7 @@ class GenerationState:
         self.ranks[event.rank].grouped = True
 
     def on_worker_switched(self, _node: str, event: WorkerSwitched) -> None:
-        """Note whether it is ahead of this generation."""
+        """Note whether it is ahead of the recorded generation."""
         self.ranks[event.rank].ahead = event.for_generation > self.generation
 
     def on_worker_broken(self, node: str, event: WorkerBroken) -> None:
@@ -292,11 +287,11 @@ class GenerationState:
         self.evidence.append(GroupFailure(node=node, rank=event.rank, at=event.at, why=event.why, group=event.group, step=event.step))
 
     def on_worker_regrouped(self, _node: str, event: WorkerRegrouped) -> None:
-        """Keep how it came into this generation."""
+        """Keep how it joined this generation."""
         self.regrouped[event.rank] = event
 
     def on_worker_coverage(self, _node: str, event: WorkerCoverage) -> None:
-        """Keep how much of its first step was foreseen."""
+        """Keep how much of its first step was covered."""
         self.covered[event.rank] = event
 
     def on_worker_recovery_failed(self, node: str, event: WorkerRecoveryFailed) -> None:
@@ -308,7 +303,7 @@ class GenerationState:
         self.ranks[event.rank].hello = True
 
     def on_mark(self, _node: str, event: Mark) -> None:
-        """Keep how long a part of its start took."""
+        """Keep how long a part of its startup took."""
         view = self.ranks[event.rank]
         view.managed = True
         view.marks[event.name] = event.seconds
@@ -339,7 +334,7 @@ class GenerationState:
         self.first.progress_at = self._now
 
     def on_heartbeats(self, node: str, event: Heartbeats) -> None:
-        """Note how far each rank of the node is."""
+        """Note the progress of each rank of the node."""
         self._first_beat = self._first_beat or self._now
         for name, beat in event.ranks.items():
             view = self.ranks.get(int(name))
@@ -350,41 +345,41 @@ class GenerationState:
                 if view.printed_at is None and beat.printed:
                     view.printed_at = self._now
                 self._advance(view, beat.step or 0)
-                self._note_paces(view, beat.paces)
+                self._note_breakdowns(view, beat.paces)
                 self._note_checks(view, beat.checks)
 
-    def _note_paces(self, view: RankState, told: Iterable[list[float]]) -> None:
-        newest = view.paces[-1][0] if view.paces else -1
-        for number, own, talk, data in told:
+    def _note_breakdowns(self, view: RankState, blocks: Iterable[list[float]]) -> None:
+        newest = view.breakdowns[-1][0] if view.breakdowns else -1
+        for number, own, talk, data in blocks:
             if number > newest:
-                pace = StepBreakdown(own=own, talk=talk, data=data)
-                if view.first_paces or view.paces:  # the first block has the warm-up in it
-                    view.first_paces += [pace] if len(view.first_paces) < FIRST_PACES else []
-                view.paces.append((int(number), pace))
+                breakdown = StepBreakdown(own=own, talk=talk, data=data)
+                if view.breakdowns and len(view.first_breakdowns) < FIRST_BLOCKS:  # the first block includes the warm-up
+                    view.first_breakdowns.append(breakdown)
+                view.breakdowns.append((int(number), breakdown))
 
-    def _note_checks(self, view: RankState, told: Iterable[ParameterDigest]) -> None:
-        for one in told:
+    def _note_checks(self, view: RankState, digests: Iterable[ParameterDigest]) -> None:
+        for one in digests:
             self.checks.setdefault(one.step, {})[view.rank] = one.shard, one.digest
         while len(self.checks) > CHECKS:
             del self.checks[min(self.checks)]
 
     def on_worker_rank_status(self, _node: str, event: WorkerRankStatus) -> None:
-        """Keep where it stands; whoever has begun operations since the last answer makes progress."""
-        view, told = self.ranks[event.rank], parse_rank_status(event.said)
-        if told is None:
+        """Keep its status; a rank that has begun operations since the last answer makes progress."""
+        view, status = self.ranks[event.rank], parse_rank_status(event.said)
+        if status is None:
             return
-        before, view.status, view.standing_at = view.status, told, self._now
-        if before is not None and operations([before]) != operations([told]):
+        before, view.status, view.status_at = view.status, status, self._now
+        if before is not None and operations([before]) != operations([status]):
             view.moved_at = self._now
 
     def on_worker_checksums(self, _node: str, event: WorkerChecksums) -> None:
-        """Keep the sums of its tensors."""
-        said = event.said
-        if isinstance(said.get("sums"), dict):
-            self.sums[event.rank, said.get("step", 0)] = {str(name): int(value) for name, value in said["sums"].items()}
+        """Keep the checksums of its tensors."""
+        sums = event.said.get("sums")
+        if isinstance(sums, dict):
+            self.sums[event.rank, event.said.get("step", 0)] = {str(name): int(value) for name, value in sums.items()}
 
     def on_worker_loss(self, node: str, event: WorkerLoss) -> None:
-        """Keep the bad loss as news."""
+        """Keep the loss as evidence."""
         self.news.append(NonFiniteLoss(node=node, rank=event.rank, at=event.at, step=event.step, loss=event.loss))
 
     def _advance(self, view: RankState, step: int) -> None:
@@ -392,11 +387,11 @@ class GenerationState:
         self.step_before = max(self.step_before, view.step)
 
     def on_worker_stopped(self, _node: str, event: WorkerStopped) -> None:
-        """Note since when it is stopped."""
+        """Note the signal and the time of the stop."""
         self.ranks[event.rank].stopped = (event.signal, event.at, self._now)
 
     def on_worker_continued(self, _node: str, event: WorkerContinued) -> None:
-        """Forget that it was stopped."""
+        """Note that it runs again."""
         self.ranks[event.rank].stopped = None
 
     def on_worker_raised(self, node: str, event: WorkerRaised) -> None:
@@ -409,7 +404,7 @@ class GenerationState:
         )
 
     def on_worker_exited(self, node: str, event: WorkerExited) -> None:
-        """Note its end; one that nobody ordered is evidence, unless its exception was before it."""
+        """Note its exit; it is evidence unless a command caused it or its exception was reported before."""
         view = self.ranks[event.rank]
         view.ended, view.ended_at, view.stopped = True, self._now, None
         self._advance(view, event.step or 0)
@@ -437,18 +432,18 @@ class GenerationState:
         self.evidence.append(StartFailure(node=node, at=event.at, why=event.why, errno=event.errno))
 
     def on_workers_exited(self, node: str, _event: WorkersExited) -> None:
-        """Note that nothing of this generation is left on the node."""
-        self.gone.add(node)
+        """Note that no worker of this generation runs on the node any more."""
+        self.stopped_nodes.add(node)
 
     @property
     def now(self) -> float:
-        """When anything was heard last (wall clock)."""
+        """When the last event arrived (wall clock)."""
         return self._now
 
-    # -- asking -------------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def stops(self, now: float) -> list[WorkerStop]:
-        """Return the workers that stand still by a signal."""
+        """Return the workers that a signal has stopped."""
         return [
             WorkerStop(
                 node=view.node, rank=view.rank, at=view.stopped[1], signal=view.stopped[0], seconds=now - view.stopped[2], step=view.step
@@ -458,15 +453,15 @@ class GenerationState:
         ]
 
     def progress(self, now: float, *, steps_expected: bool) -> Progress | None:
-        """Return how far all living ranks are, or None before their agents have told, or had the time to.
+        """Return the progress of all running ranks, or None before their first heartbeats are due.
 
-        After that one of which nothing was heard keeps nobody from seeing that the others stand still: it is among them, without progress.
-        The times of steps say nothing of a rank that has still to come to its first one.
+        After that a rank without a heartbeat counts as one without progress, so that it does not hide that the others are stalled. The
+        times of steps say nothing about a rank before its first one.
         """
         living = [view for view in self.ranks.values() if not view.ended]
-        heard = [view for view in living if view.beat is not None]
+        beating = [view for view in living if view.beat is not None]
         silent = [view for view in living if view.beat is None]
-        if not heard or (now - self._first_beat < FIRST_WORDS and any(view.rank not in self.unseen for view in silent)):
+        if not beating or (now - self._first_beat < FIRST_HEARTBEATS and any(view.rank not in self.unseen for view in silent)):
             return None
         begun = min((view.started for view in living if view.started is not None), default=now)
         ranks = {view.rank: _rank_progress(view, now, now - begun) for view in living}
@@ -476,7 +471,9 @@ class GenerationState:
             if view.rank not in self.unseen
         )
         ends = [now - view.ended_at for view in self.ranks.values() if view.ended_at]
-        quiet = [view.beat.output_age + now - view.beat_at for view in heard if view.beat is not None and view.beat.output_age is not None]
+        quiet = [
+            view.beat.output_age + now - view.beat_at for view in beating if view.beat is not None and view.beat.output_age is not None
+        ]
         return Progress(
             at=now,
             ranks=ranks,
@@ -487,36 +484,36 @@ class GenerationState:
             moved=min((now - view.moved_at for view in living if view.moved_at > view.progress_at), default=None),
             status_requested=self.asked_at > max(view.progress_at for view in living),
             longest_pause=self.longest_pause,
-            printed=bool(ends) or any(view.printed_at is not None for view in heard),
+            printed=bool(ends) or any(view.printed_at is not None for view in beating),
             ended=tuple(sorted(view.rank for view in self.ranks.values() if view.succeeded)),
             since_end=min(ends, default=0.0),
         )
 
-    def paces(self, now: float, roles: Roles) -> StepBreakdowns | None:
-        """Return how all ranks spent their time, or None before all have told enough to compare."""
+    def step_breakdowns(self, now: float, roles: Roles) -> StepBreakdowns | None:
+        """Return how all ranks spent their time, or None before all have reported enough to compare."""
         views = [view for view in self.ranks.values() if not view.ended]
-        if not views or any(len(view.paces) < 2 for view in views):  # noqa: PLR2004 (the first has the warm-up in it)
+        if not views or any(len(view.breakdowns) < 2 for view in views):  # noqa: PLR2004 (the first includes the warm-up)
             return None
-        recent = {view.rank: tuple(pace for _, pace in list(view.paces)[1:][-RECENT_PACES:]) for view in views}
-        first = {view.rank: tuple(view.first_paces) for view in views}
+        recent = {view.rank: tuple(one for _, one in list(view.breakdowns)[1:][-RECENT_BLOCKS:]) for view in views}
+        first = {view.rank: tuple(view.first_breakdowns) for view in views}
         nodes = {view.rank: view.node for view in views}
         return StepBreakdowns(at=now, step=self.step_before, nodes=nodes, first=first, blocks=recent, roles=roles)
 
     def grouped(self) -> bool:
-        """Tell whether the process groups of every rank that lives are Holdfast's own; a flow that adopts the job hears of no others."""
-        living = [view for view in self._seen() if not view.ended] or list(self.ranks.values())  # groups are made by all ranks together
+        """Tell whether every running rank uses managed process groups; a controller that reattaches learns of no others."""
+        living = [view for view in self._seen() if not view.ended] or list(self.ranks.values())  # all ranks create groups together
         return bool(living) and all(view.grouped for view in living)
 
     def dead(self) -> frozenset[int]:
-        """Return the ranks whose processes have ended, or are about to."""
+        """Return the ranks whose processes have failed, or are about to."""
         return frozenset(view.rank for view in self.ranks.values() if (view.ended and not view.succeeded) or view.raised)
 
     def managed(self) -> bool:
-        """Tell whether any rank has announced that it reports steps."""
+        """Tell whether any rank reports steps."""
         return any(view.managed for view in self.ranks.values())
 
     def all_started(self) -> bool:
-        """Tell whether every rank has a process, or had one."""
+        """Tell whether every rank has, or had, a process."""
         seen = self._seen()
         return bool(seen) and all(view.started is not None for view in seen)
 
@@ -528,30 +525,30 @@ class GenerationState:
         return self._stepped > 0
 
     def all_stepped(self) -> bool:
-        """Tell whether every rank has finished a step of this generation; with heartbeats, whether any has that tells of its steps."""
+        """Tell whether every rank has finished a step of this generation; where steps come from `holdfast.heartbeat`, whether any has."""
         if self.heartbeats:
             return self._stepped > 0 and self.all_started()
         return 0 < self._stepped == len(self.ranks) - len(self.unseen)
 
     def is_ahead(self) -> bool:
-        """Tell whether a rank has gone over to a planned generation that is not on record."""
+        """Tell whether a rank has switched to a planned generation that is not on record."""
         return any(view.ahead for view in self.ranks.values())
 
     def cut_short(self) -> bool:
-        """Tell whether ranks were ended by a flow's order that no flow here gave: the one before died in the middle of a recovery."""
+        """Tell whether the commands of an earlier controller ended ranks: it died in the middle of a recovery."""
         return not self.evidence and any(view.ended and not view.succeeded for view in self.ranks.values())
 
     def all_running(self) -> bool:
-        """Tell whether every rank has a process that runs, or ended as it should."""
+        """Tell whether every rank runs, or has succeeded."""
         return all(view.started is not None and (not view.ended or view.succeeded) for view in self._seen())
 
     def all_succeeded(self) -> bool:
-        """Tell whether every rank has ended as it should."""
+        """Tell whether every rank has succeeded."""
         return all(view.succeeded for view in self.ranks.values())
 
     def all_ended(self, nodes: set[str]) -> bool:
-        """Tell whether nothing of this generation runs on *nodes*, as their agents say."""
-        return nodes <= self.gone
+        """Tell whether no worker of this generation runs on *nodes*, as their agents report."""
+        return nodes <= self.stopped_nodes
 
     def startup(self) -> float | None:
         """Return the seconds from the start of the last rank to the job's first output; None while nothing was printed."""
@@ -559,7 +556,7 @@ class GenerationState:
         return max(0.0, min(printed) - max(view.started_at for view in self.ranks.values())) if printed else None
 
     def first_step_at(self) -> float | None:
-        """Return when the last rank finished its first step (or started, for scripts that report none)."""
+        """Return when the last rank finished its first step (or started, for scripts without steps)."""
         if self.all_stepped():
             return max(view.first_step or 0.0 for view in self.ranks.values())
         if not self.managed() and self.all_started():
@@ -567,35 +564,35 @@ class GenerationState:
         return None
 
     def resumed_step(self) -> int | None:
-        """Return the step that the ranks went on from."""
+        """Return the step that the ranks resumed from."""
         return max((view.resumed for view in self.ranks.values() if view.resumed is not None), default=None)
 
     def resumed_from_step(self, before: GenerationState) -> int | None:
-        """Return the step that the ranks went on from: as they told, or as the first step shows that came by heartbeat.
+        """Return the step that the ranks resumed from: as reported, or estimated from the first step that came by heartbeat.
 
-        A script that reports one step in ten went on ten before the first that it reports, as far as anybody can tell.
+        A script that reports every tenth step is taken to have resumed ten before the first that it reports.
         """
-        told = self.resumed_step()
-        if told is not None or not self.heartbeats:
-            return told
+        resumed = self.resumed_step()
+        if resumed is not None or not self.heartbeats:
+            return resumed
         first = min((view.first_step_number for view in self.ranks.values() if view.first_step_number is not None), default=None)
         return None if first is None else max(0, first - max(before.stride(), 1))
 
     def stride(self) -> int:
-        """Return how many steps lie between two that are told, at the least; 0 where no two were."""
+        """Return the smallest distance between two reported steps; 0 where fewer than two were."""
         numbers = sorted({step for step, _ in self.durations})
         return min((later - earlier for earlier, later in pairwise(numbers)), default=0)
 
     def until(self) -> int | None:
-        """Return the step that the script wants to reach."""
+        """Return the last step of the script, if it reports one."""
         return next((view.until for view in self.ranks.values() if view.until is not None), None)
 
     def slowest_mark(self, name: str) -> float:
-        """Return the longest seconds any rank spent on *name* (``group``, ``load``)."""
+        """Return the seconds that the slowest rank spent on *name* (``group``, ``load``)."""
         return max((view.marks.get(name, 0.0) for view in self.ranks.values()), default=0.0)
 
     def seconds_of(self, after: int) -> float:
-        """Return how many seconds the steps after *after* took: the work that a rollback to it loses."""
+        """Return the seconds that the steps after *after* took: the work that a rollback to it loses."""
         return sum(seconds for step, seconds in self.durations if step > after)
 
 
@@ -606,7 +603,7 @@ def _raised(facts: ExceptionFacts) -> WorkerException:
 
 
 def _rank_progress(view: RankState, now: float, lasted: float) -> RankProgress:
-    """Return how far a rank is; without a beat, that none has come in the seconds that its generation has *lasted*."""
+    """Return the progress of a rank; without a heartbeat, that there was none in the seconds that its generation has *lasted*."""
     beat = view.beat
     if beat is None:
         return RankProgress(node=view.node, step=view.step, age=lasted, managed=view.managed, heard=False)
@@ -619,12 +616,12 @@ def _rank_progress(view: RankState, now: float, lasted: float) -> RankProgress:
         process=beat.process,
         wait=beat.wait,
         managed=view.managed,
-        status=view.status if view.standing_at > view.progress_at else None,
+        status=view.status if view.status_at > view.progress_at else None,
     )
 
 
 def hang_limits(limits: Any) -> HangLimits:  # noqa: ANN401 (holdfast.spec.Limits, which this module must not need to import)
-    """Return the job's limits as the detectors read them, in seconds."""
+    """Return the job's limits for the detectors, in seconds."""
     silence = limits.output_silence
     return HangLimits(
         first_step=limits.first_step.total_seconds(),

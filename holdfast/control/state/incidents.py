@@ -8,8 +8,7 @@ from typing import Final
 
 from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis, PastFailure
-from holdfast.control.checkpoints.recovery_facts import facts_of, restart_facts
-from holdfast.control.checkpoints.snapshot_stats import snapshot_age
+from holdfast.control.checkpoints.snapshot_stats import regroup_facts, restart_facts, snapshot_age
 from holdfast.control.state.generation import GenerationState
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.job_log import JobLog
@@ -143,7 +142,7 @@ class Incidents:
         row.outcome, row.closed_at, row.generation_after = outcome, now, self._generations.number
         if outcome == "recovered":
             self._account(incident, now)
-            grouped = facts_of(state.regrouped, state.covered) or restart_facts(state.ranks.values()) or {}
+            grouped = regroup_facts(state.regrouped, state.covered) or restart_facts(state.ranks.values()) or {}
             row.facts = {**(row.facts or {}), **grouped} or None
             for rank, regrouped in sorted(state.regrouped.items()):
                 for difference in regrouped.differs:

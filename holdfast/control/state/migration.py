@@ -1,4 +1,4 @@
-"""A planned move in work: who leaves, who comes, and what each of them has told so far."""
+"""A live migration in progress: which ranks leave, which hot spares join, and what each has reported so far."""
 
 from __future__ import annotations
 
@@ -9,53 +9,54 @@ from policies.placement import Membership
 
 @dataclass(slots=True, kw_only=True)
 class MigrationState:
-    """One planned move, from its plan until it has come to something."""
+    """One live migration, from its plan to its result."""
 
     generation: int
-    """The one it leads to."""
+    """The generation that it leads to."""
     leavers: frozenset[int]
     joiners: dict[int, int]
-    """Rank to the standby that it goes on in."""
+    """Rank to the hot spare that takes it."""
     ranks: frozenset[int]
     prepared: set[tuple[str, int]] = field(default_factory=set)
-    """Who is ready: ("rank", its number) or ("standby", its number)."""
+    """The processes that are ready: ("rank", its number) or ("standby", its number)."""
     switched: set[tuple[str, int]] = field(default_factory=set)
-    left: set[int] = field(default_factory=set)
+    departed: set[int] = field(default_factory=set)
     pause: float = 0.0
-    """Seconds for which the change-over held training up: of the rank that took longest."""
+    """Seconds for which the switch paused training: the slowest rank's."""
     refused: dict[tuple[str, int], str] = field(default_factory=dict)
     membership: Membership = field(default_factory=dict)
 
     def note_prepared(self, who: tuple[str, int], generation: int) -> None:
-        """Learn who is ready for a planned *generation*: this move's, or one that was given up."""
+        """Note a process that is ready for a planned *generation*: this one, or one that was cancelled."""
         if generation == self.generation:
             self.prepared.add(who)
 
     def note_refused(self, who: tuple[str, int], generation: int, why: str) -> None:
-        """Learn who cannot get ready for a planned *generation*."""
+        """Note a process that cannot get ready for a planned *generation*, and why."""
         if generation == self.generation:
             self.refused[who] = why
 
     def note_switched(self, who: tuple[str, int], generation: int, seconds: float) -> None:
-        """Learn who has gone on into a planned *generation*, which held training up for so many *seconds*."""
+        """Note a process that has switched to a planned *generation*, which paused it for *seconds*."""
         if generation == self.generation:
             self.switched.add(who)
             self.pause = max(self.pause, seconds)
 
     @property
     def is_prepared(self) -> bool:
-        """Tell whether everybody is ready to change over."""
-        return not self.refused and self.prepared >= {("rank", rank) for rank in self.ranks} | {
-            ("standby", one) for one in self.joiners.values()
-        }
+        """Tell whether all processes are ready to switch."""
+        return not self.refused and self.prepared >= self._processes(self.ranks)
 
     @property
     def is_done(self) -> bool:
-        """Tell whether everybody has changed over, or left."""
-        stay = {("rank", rank) for rank in self.ranks - self.leavers} | {("standby", one) for one in self.joiners.values()}
-        return self.switched >= stay and self.left >= self.leavers
+        """Tell whether all processes have switched, or departed."""
+        return self.switched >= self._processes(self.ranks - self.leavers) and self.departed >= self.leavers
 
-    def missing(self, told: set[tuple[str, int]]) -> str:
-        """Say who has not *told* yet."""
-        everybody = {("rank", rank) for rank in self.ranks} | {("standby", one) for one in self.joiners.values()}
-        return ", ".join(f"{kind} {number}" for kind, number in sorted(everybody - told))
+    @property
+    def unprepared(self) -> str:
+        """Name the processes that are not ready yet."""
+        return ", ".join(f"{kind} {number}" for kind, number in sorted(self._processes(self.ranks) - self.prepared))
+
+    def _processes(self, ranks: frozenset[int]) -> set[tuple[str, int]]:
+        """Return the processes of *ranks*, and the hot spares that join."""
+        return {("rank", rank) for rank in ranks} | {("standby", one) for one in self.joiners.values()}

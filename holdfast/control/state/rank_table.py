@@ -1,4 +1,4 @@
-"""What the processes of a generation have to know of each other, beside who is where: on record, so that the next flow knows it too."""
+"""The rank table: what the processes of a generation must know about each other beyond the membership; it is recorded in the history."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ class RankTable:
     """The processes of one generation."""
 
     incarnations: dict[int, int] = field(default_factory=dict)
-    """Rank to the generation in which its process took it: another number means another process."""
+    """Rank to the generation in which its process took it; another number means another process."""
     places: dict[int, int] = field(default_factory=dict)
-    """Rank to its local rank: a process that lives on keeps it, whoever else comes or goes."""
+    """Rank to its local rank: a process that is kept keeps it, whichever others join or leave."""
     store: tuple[str, int] = ("", 0)
     serve: int = 0
     """The rank that hosts the store."""
     since: int = 0
-    """The generation before, for the processes that were kept."""
+    """The previous generation of the kept processes."""
     kept: tuple[int, ...] = ()
     joined: int = 0
-    """The newest generation that every process in it has joined: who came later may hold no state yet."""
+    """The newest generation that all its processes joined: later ones may hold no state yet."""
     width: int = 0
-    """Ranks when no place is vacant: what a process that comes is built for."""
+    """Number of ranks when none is vacant: the world size that new processes are built for."""
     every: int | None = None
-    """Steps between two checkpoints, where the flow chooses them: all processes of a generation must go by the same number."""
-    written_off: tuple[tuple[int, int], ...] = ()
-    """States that nobody goes on from: from so many steps on, of generations before that one."""
+    """Steps between two checkpoints, where the controller chooses them: the same for all processes of a generation."""
+    invalidated: tuple[tuple[int, int], ...] = ()
+    """States that no process may resume from: (step, generation), all from that step on of generations before that one."""
     skip: tuple[int, ...] = ()
-    """Steps that are done with the batches that follow theirs."""
+    """Steps that are trained with the batches after theirs."""
 
     @classmethod
     def fresh(cls, generation: int, membership: Membership, store: tuple[str, int], *, every: int | None = None) -> Self:
-        """Return the line-up of a generation in which every process is new."""
-        ranks = [rank for held in membership.values() for rank in held]
-        places = {rank: place for held in membership.values() for place, rank in enumerate(held)}
+        """Return the table of a generation in which every process is new."""
+        ranks = [rank for here in membership.values() for rank in here]
+        places = {rank: place for here in membership.values() for place, rank in enumerate(here)}
         return cls(
             incarnations=dict.fromkeys(ranks, generation),
             places=places,
@@ -51,22 +51,22 @@ class RankTable:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
-        """Return the line-up that `as_record` wrote."""
+        """Return the table that `as_record` wrote."""
         table = unpacked(cls, record)
         return table if table.width else replace(table, width=len(table.incarnations))
 
     def as_record(self) -> dict[str, Any]:
-        """Return the line-up as JSON."""
-        told: dict[str, Any] = packed(self)
-        return told
+        """Return the table as JSON."""
+        record: dict[str, Any] = packed(self)
+        return record
 
-    def going_back(self, before: Self, step: int, skip: tuple[int, ...]) -> Self:
-        """Return this fresh line-up with what the one *before* it had written off, and from *step* on all that was made until now."""
+    def rolled_back(self, before: Self, step: int, skip: tuple[int, ...]) -> Self:
+        """Return this fresh table with the states that *before* had invalidated, and those made until now from *step* on."""
         own = ((step, max(self.incarnations.values())),) if step else ()
-        return replace(self, written_off=(*before.written_off, *own), skip=tuple(sorted({*before.skip, *skip})))
+        return replace(self, invalidated=(*before.invalidated, *own), skip=tuple(sorted({*before.skip, *skip})))
 
     def spans(self) -> list[list[int]]:
-        """Return the incarnations as processes are told of them: first and last rank of each run of ranks that have the same number."""
+        """Return the incarnations as processes get them: first and last rank of each run of ranks with the same number, and the number."""
         found: list[list[int]] = []
         for rank, number in sorted(self.incarnations.items()):
             if found and found[-1][1] == rank - 1 and found[-1][2] == number:
@@ -77,21 +77,21 @@ class RankTable:
 
     @property
     def changed(self) -> list[int]:
-        """Return the ranks whose processes are new: in this generation, or in one before it that came to nothing."""
+        """Return the ranks whose processes are new: in this generation, or in an earlier one that failed."""
         return sorted(rank for rank, number in self.incarnations.items() if number > self.joined)
 
     def after(self, generation: int, membership: Membership, changed: frozenset[int]) -> Self:
-        """Return the line-up of the next *generation*, in which the ranks *changed* have new processes at the lowest places free.
+        """Return the table of the next *generation*, in which the ranks *changed* have new processes at the lowest free local ranks.
 
-        Ranks that *membership* does not have are vacant.
+        Ranks that are not in *membership* are vacant.
         """
-        present = {rank for held in membership.values() for rank in held}
+        present = {rank for here in membership.values() for rank in here}
         stay = present - changed
         places = {rank: place for rank, place in self.places.items() if rank in stay}
-        for held in membership.values():
-            for rank in sorted(changed & set(held)):
-                taken = {places[other] for other in held if other in places}
+        for here in membership.values():
+            for rank in sorted(changed & set(here)):
+                taken = {places[other] for other in here if other in places}
                 places[rank] = next(place for place in range(len(taken) + 1) if place not in taken)
-        lived = {rank: number for rank, number in self.incarnations.items() if rank in present}
-        incarnations = {**lived, **dict.fromkeys(changed, generation)}
+        incarnations = {rank: number for rank, number in self.incarnations.items() if rank in present}
+        incarnations |= dict.fromkeys(changed, generation)
         return replace(self, incarnations=incarnations, places=places, kept=tuple(sorted(incarnations.keys() - changed)))

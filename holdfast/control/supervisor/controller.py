@@ -18,8 +18,7 @@ from holdfast.control.agents.pool import AgentPool
 from holdfast.control.checkpoints.job_checkpoints import JobCheckpoints
 from holdfast.control.checkpoints.replicas import Replicas
 from holdfast.control.checkpoints.snapshot_stats import SnapshotStats
-from holdfast.control.config.cluster_file import ClusterFile
-from holdfast.control.config.policy_file import WatchedPolicy
+from holdfast.control.config.watched_files import ClusterFile, WatchedPolicy
 from holdfast.control.faults.job_faults import JobFaults
 from holdfast.control.faults.stragglers import Stragglers
 from holdfast.control.nodes.approvals import Approvals
@@ -160,7 +159,6 @@ class JobController:
         self.drains = PlannedDrains(
             log=log,
             spec=spec,
-            agents=agents,
             generations=generations,
             incidents=incidents,
             machine=machine,

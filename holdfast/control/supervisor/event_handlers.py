@@ -47,9 +47,20 @@ from holdfast.control.agents.events import (
     WorkerUnprepared,
 )
 from holdfast.control.checkpoints.job_checkpoints import JobCheckpoints
-from holdfast.control.faults.event_budget import ROWS, ROWS_AT_ONCE, STEPS, STEPS_AT_ONCE, BoundedDict, NodeEventBudget
 from holdfast.control.faults.job_faults import REMEMBERED, JobFaults, keep_newest
-from holdfast.control.faults.node_faults import REPEATED, Announcements, NodeFaultDedup, machine_of, with_counter_increases
+from holdfast.control.faults.node_faults import (
+    REPEATED,
+    ROWS,
+    ROWS_AT_ONCE,
+    STEPS,
+    STEPS_AT_ONCE,
+    Announcements,
+    BoundedDict,
+    NodeEventBudget,
+    NodeFaultDedup,
+    machine_of,
+    with_counter_increases,
+)
 from holdfast.control.faults.stragglers import Stragglers
 from holdfast.control.nodes.drains import PlannedDrains
 from holdfast.control.nodes.job_nodes import JobNodes
@@ -223,7 +234,7 @@ class EventHandlers:
     def on_worker_departed(self, _node: str, event: WorkerDeparted) -> None:
         """Note that another process has this rank now."""
         if self.generations.migration is not None:
-            self.generations.migration.left.add(event.rank)
+            self.generations.migration.departed.add(event.rank)
 
     def on_standby_started(self, _node: str, event: StandbyStarted) -> None:
         """Note that its number is taken."""
@@ -335,7 +346,9 @@ class EventHandlers:
             keep_newest(self.generations.state.unusable, fault)
         self.faults.add_node_fault(fault)
         machine = machine_of(node, self.cluster_kind)
-        is_new = self.faults.recommended_actions.of(fault) is not RecommendedAction.RECORD and self._announced.is_new(fault, machine, time.monotonic())
+        is_new = self.faults.recommended_actions.of(fault) is not RecommendedAction.RECORD and self._announced.is_new(
+            fault, machine, time.monotonic()
+        )
         if is_new and not (fault.kind in OF_USE and self._another_job_reported(fault)):
             where = machine or f"{some(sorted({node, *self.generations.members}))} (one machine)"
             self.log.record_event(f"{where}: {told(fault.entry.title, fault.quote, fault.entry.action)}")

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from holdfast.control.faults.diagnosis_inputs import compile_log_patterns
-from holdfast.control.recovery.restart import agree, start_workers
+from holdfast.control.faults.diagnosis import compile_log_patterns
+from holdfast.control.recovery.restart import begin_generation, start_workers
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.watch import SLICE, ending, watch
 from holdfast.errors import NodeError, NotEnoughNodes, OperatorError, WorldError
@@ -36,7 +36,7 @@ def begin(run: JobController) -> Transition | None:
         except OperatorError as error:
             return Transition(Event.GAVE_UP, str(error))
         try:
-            agree(run, place(members, run.spec.nodes.ranks), reason="launch")
+            begin_generation(run, place(members, run.spec.nodes.ranks), reason="launch")
         except NodeError as error:  # before any rank ran it is no incident: the node is released, and the next try chooses again
             run.agents.drop(error.node)
             run.log.record_event(f"{error.node} is left out of the launch: {error}")

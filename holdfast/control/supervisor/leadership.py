@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from holdfast.control.backup.partition_failover import PartitionFailover
-from holdfast.control.backup.prerequisites import BackupPrerequisites
+from holdfast.control.backup.standby import BackupPrerequisites, PartitionFailover
 from holdfast.control.supervisor.detach import Detach
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.errors import JobAlreadyRunning, OperatorError
@@ -162,9 +161,9 @@ class StandbyController:
     def record_heartbeat(self) -> None:
         """Record from time to time that this controller stands by, and at once when its problem changes."""
         at, problem = self._attended
-        if problem != self.prerequisites.trouble or time.monotonic() - at > EVERY:
-            self._attended = time.monotonic(), self.prerequisites.trouble
-            record_heartbeat(self.history, self.spec.name, self.prerequisites.trouble)
+        if problem != self.prerequisites.problem or time.monotonic() - at > EVERY:
+            self._attended = time.monotonic(), self.prerequisites.problem
+            record_heartbeat(self.history, self.spec.name, self.prerequisites.problem)
 
     def _ended(self) -> str:
         """Return the id of the newest job of that name if it is this very one and has ended: a late standby submits nothing again."""

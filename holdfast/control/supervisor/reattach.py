@@ -116,7 +116,7 @@ def _attach_all(run: JobController) -> tuple[dict[str, Message], set[str]]:
     others, _ = _attach(run, sorted({*_ours(run)} - statuses.keys() - silent))
     statuses |= others
     collector = OutboxCollector(
-        fleet=run.agents,
+        agents=run.agents,
         history=run.history,
         lease=run.lease.lease,
         outbox_path=outbox_file(run.job.name),
@@ -287,7 +287,7 @@ def _choose_state(run: JobController) -> None:
 def _end_migration(run: JobController) -> None:
     """End a planned migration that the former controller began: its request is still open, so it begins again if nothing prevents it."""
     run.generations.newest += 1  # the number that it was to get
-    run.nodes.hot_spares.drop(list(run.nodes.hot_spares.standbys))  # some may be ready for a rank that they will not get
+    run.nodes.hot_spares.drop(list(run.nodes.hot_spares.spares))  # some may be ready for a rank that they will not get
     if run.generations.state.evidence:
         run.move(Event.FAULTED, "the flow died during a planned migration")
         return

@@ -15,7 +15,7 @@ from holdfast import paths
 from holdfast.cluster import NodeBackend, open_cluster
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.backup.outbox import ControllerOutbox
-from holdfast.control.backup.prerequisites import BackupPrerequisites
+from holdfast.control.backup.standby import BackupPrerequisites
 from holdfast.control.checkpoints.final_checkpoint import newest_on_disk, save_final_checkpoint
 from holdfast.control.checkpoints.interval import CheckpointInterval
 from holdfast.control.config import gc_tuning
@@ -175,7 +175,7 @@ def _begin(
         flow_run=leadership.flow_run,
         reattached=leadership.runs_already,
     )
-    lease = run.lease = LeaseRenewer(history, leadership.lease, run.depose, lambda: run.faults.connectivity.told)
+    lease = run.lease = LeaseRenewer(history, leadership.lease, run.depose, lambda: run.faults.connectivity.reported)
     run.agents.lease_until = lambda: lease.good_until
     run.agents.raise_epoch = partial(_raise_epoch, run)
     recorder.elsewhere = ControllerOutbox(run.agents, leadership.lease.outbox_key, lease.settle)

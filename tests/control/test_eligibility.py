@@ -1,0 +1,265 @@
+"""Nodes that the job may not use: what it found itself counts at once, what the history holds soon."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from holdfast.control.nodes.approvals import Approvals
+from holdfast.control.nodes.eligibility import NodeEligibility
+from holdfast.control.nodes.preflight import Preflight
+from holdfast.history import History, approvals, cordons
+from holdfast.history.approvals import ISOLATE, KEEP, WITHDRAWN, ApprovalAnswer
+from holdfast.history.cordons import CordonTable
+from holdfast.history.models import ApprovalRequest, Job
+from holdfast.spec import LocalCluster
+from holdfast.spec.maintenance import Maintenance
+from policies.cordons import OperatorRequest, Owner, Rules
+from policies.node_faults import NodeFault
+from policies.node_states import NodeState
+from policies.quarantine import cancel_drain, drain, hold, readmit, release
+from tests.waiting import wait_until
+
+CLUSTER = LocalCluster(name="c", nodes=4)
+PLACE = CordonTable(cluster="c", names=CLUSTER.names, rules=Rules())
+ANN = Owner(name="ann@desk", person=True)
+
+
+Begin = Callable[..., tuple[NodeEligibility, list[str]]]
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Return a maker of eligibilities that follow a history, with their recorded events; all are closed at the end."""
+    made: list[NodeEligibility] = []
+
+    def make(history: History, seconds: float = 3600.0, cluster: LocalCluster = CLUSTER) -> tuple[NodeEligibility, list[str]]:
+        job_events: list[str] = []
+        job = Job(name="gpt", spec={}, cluster={"name": "c"}, directory="", at=0.0)
+        asking = Approvals(history, job, seconds, job_events.append, lambda _event, _facts: None)
+        made.append(NodeEligibility(cluster, history, lambda: cluster.names, Owner(name="job gpt"), job_events.append, asking))
+        asking.begin()
+        made[-1].begin()
+        return made[-1], job_events
+
+    yield make
+    for eligibility in made:
+        eligibility.close()
+        eligibility.approvals.close(ended=True)
+
+
+def found(node: str, *, severe: bool = True, reason: str = "gpu-off-bus: Xid 79") -> NodeFault:
+    """Return a fault of a node."""
+    return NodeFault(node=node, severe=severe, reason=reason, evidence=(reason,), seen=time.time())
+
+
+def state(history: History, node: str) -> NodeState | None:
+    """Return the recorded state of a node; nothing for one without any."""
+    known = cordons.nodes(history, PLACE, now=time.time()).get(node)
+    return known.state if known else None
+
+
+def request() -> OperatorRequest:
+    """Return a person's request of now."""
+    return OperatorRequest(owner=ANN, reason="looked at it", at=time.time())
+
+
+def test_a_fault_bars_a_node_at_once_and_for_all_jobs_soon(history: History, begin: Begin) -> None:
+    """A person returns it to service for all, this job included."""
+    eligibility, job_events = begin(history)
+    assert eligibility.usable(CLUSTER.names) == CLUSTER.names
+    eligibility.record_faults([found("node-1")])
+    assert eligibility.usable(CLUSTER.names) == ["node-0", "node-2", "node-3"]
+    assert "job gpt" in eligibility.why_ineligible("node-1")
+    wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)
+    wait_until(lambda: "(hold 1)" in eligibility.why_ineligible("node-1"), seconds=60)
+    assert job_events == ["node-1: healthy -> quarantined: gpu-off-bus: Xid 79"]
+    assert [words.partition(":")[0] for words in eligibility.left_out()] == ["node-1 is quarantined by job gpt (hold 1)"]
+    assert len(eligibility.news(CLUSTER.names)) == 1
+    assert eligibility.news(CLUSTER.names) == [], "told once"
+    cordons.say(history, PLACE, "node-1", lambda node, _: readmit(node, request()), now=time.time())
+    wait_until(lambda: eligibility.usable(CLUSTER.names) == CLUSTER.names, seconds=60)
+
+
+def test_beyond_the_share_a_node_is_left_out_of_this_job_and_an_approval_is_requested(history: History, begin: Begin) -> None:
+    """For other jobs it is suspect: of four nodes a program isolates one."""
+    eligibility, job_events = begin(history)
+    eligibility.record_faults([found("node-1"), found("node-2")])
+    wait_until(lambda: state(history, "node-2") is NodeState.SUSPECT, seconds=60)
+    assert any(one.startswith("node-2 is not quarantined for gpu-off-bus: Xid 79: 1 of the cluster's 4 node(s)") for one in job_events)
+    other, _ = begin(history)
+    assert (other.why_ineligible("node-2"), other.why_suspect("node-2")) == ("", "suspect: gpu-off-bus: Xid 79")
+    assert eligibility.usable(CLUSTER.names) == ["node-0", "node-3"]
+    assert "taken out by job gpt" in eligibility.why_ineligible("node-2")
+    cordons.say(history, PLACE, "node-2", lambda node, _: readmit(node, request()), now=time.time())
+    wait_until(lambda: not eligibility.why_ineligible("node-2"), seconds=60)
+
+
+def the_request(history: History) -> ApprovalRequest:
+    """Wait for the one open approval request, and return it."""
+    wait_until(lambda: approvals.pending_approvals(history), seconds=60)
+    (found,) = approvals.pending_approvals(history)
+    return found
+
+
+def test_with_approval_more_than_the_share_is_isolated(history: History, begin: Begin) -> None:
+    """Of the two nodes of the request a person picks one; both are quarantined or kept by that answer, and its author is recorded."""
+    eligibility, job_events = begin(history)
+    eligibility.record_faults([found("node-1")])
+    wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)
+    eligibility.record_faults([found("node-2"), found("node-3")])
+    asked = the_request(history)
+    assert (asked.about, list(asked.nodes), asked.otherwise, asked.job) == ("share", ["node-2", "node-3"], KEEP, "gpt")
+    assert "node-2: gpu-off-bus: Xid 79" in asked.reason
+    assert any(f"`holdfast approve {asked.number}`" in one for one in job_events)
+    assert eligibility.usable(CLUSTER.names) == ["node-0"], "what is asked about is not used meanwhile"
+    approvals.reply(
+        history, asked.number, ApprovalAnswer(answer=ISOLATE, picked=("node-3",), by="ann@desk", words="as I saw"), now=time.time()
+    )
+    wait_until(lambda: state(history, "node-3") is NodeState.QUARANTINED, seconds=60)
+    (hold,) = [one for one in cordons.holds(history, "c", "node-3") if one.ended_at is None]
+    assert (hold.owner, hold.person, hold.reason) == ("job gpt", False, "gpu-off-bus: Xid 79 (approved by ann@desk)")
+    wait_until(lambda: not eligibility.why_ineligible("node-2"), seconds=60)
+    assert state(history, "node-2") is NodeState.SUSPECT
+    with pytest.raises(approvals.AlreadyAnswered, match=r"isolate node-3 by ann@desk: as I saw"):
+        approvals.reply(history, asked.number, ApprovalAnswer(answer=KEEP), now=time.time())
+
+
+def test_without_an_answer_programs_isolate_no_more(history: History, begin: Begin) -> None:
+    """For other jobs the node is suspect; this job still does not use it."""
+    eligibility, job_events = begin(history, seconds=0.5)
+    eligibility.record_faults([found("node-1"), found("node-2")])
+    wait_until(lambda: any("nobody answered in time" in one for one in job_events), seconds=60)
+    assert state(history, "node-2") is NodeState.SUSPECT
+    assert "taken out by job gpt" in eligibility.why_ineligible("node-2")
+    (asked,) = approvals.of_job(history, eligibility.approvals.job.id)
+    assert (asked.answer, asked.picked, asked.by) == (KEEP, [], "")
+
+
+def test_a_later_controller_takes_up_an_open_request_and_the_end_of_the_job_withdraws_it(history: History, begin: Begin) -> None:
+    """The answer counts though the controller that requested it has died."""
+    eligibility, _ = begin(history)
+    eligibility.record_faults([found("node-1"), found("node-2")])
+    number = the_request(history).number
+    eligibility.close()
+    eligibility.approvals.close(ended=False)
+    assert the_request(history).number == number
+    after = Approvals(history, eligibility.approvals.job, 3600.0, print, lambda _event, _facts: None)
+    after.begin()
+    wait_until(lambda: after.is_open("share"), seconds=60)
+    heir = NodeEligibility(CLUSTER, history, lambda: CLUSTER.names, Owner(name="job gpt"), print, after)
+    heir.begin()
+    approvals.reply(history, number, ApprovalAnswer(answer=ISOLATE, by="ann@desk"), now=time.time())
+    wait_until(lambda: state(history, "node-2") is NodeState.QUARANTINED, seconds=60)
+    heir.record_faults([found("node-3")])
+    again = the_request(history)
+    heir.close()
+    after.close(ended=True)
+    assert [one.answer for one in approvals.of_job(history, after.job.id)] == [ISOLATE, WITHDRAWN]
+    assert again.number == number + 1
+
+
+def test_a_suspect_node_is_used_last(history: History, begin: Begin) -> None:
+    """At once, and as long as it is suspect."""
+    eligibility, _ = begin(history)
+    preflight = Preflight(CLUSTER, history, on=False, why_suspect=eligibility.why_suspect)
+    eligibility.record_faults([found("node-0", severe=False)])
+    assert preflight.by_preference(CLUSTER.names)[-1] == "node-0"
+    wait_until(lambda: state(history, "node-0") is NodeState.SUSPECT, seconds=60)
+    wait_until(lambda: not eligibility._queue, seconds=60)
+    assert preflight.by_preference(CLUSTER.names)[-1] == "node-0"
+    assert preflight.objection("node-0") == "suspect: gpu-off-bus: Xid 79"
+
+
+def test_a_node_with_a_window_before_the_end_of_the_job_comes_later_and_an_unhealthy_one_last(history: History, begin: Begin) -> None:
+    """Without a walltime the end is unknown, and no window speaks against a node before it begins."""
+    now = time.time()
+    begins = datetime.fromtimestamp(now + 7200, UTC)
+    window = Maintenance(nodes=["node-0"], begins=begins, lasts=timedelta(hours=1), ahead=timedelta(minutes=1), reason="new fan")
+    cluster = CLUSTER.model_copy(update={"maintenance": [window]})
+    eligibility, _ = begin(history, cluster=cluster)
+    preflight = Preflight(cluster, history, on=False, why_suspect=eligibility.why_suspect, cut_short=eligibility.cut_short)
+    assert preflight.by_preference(cluster.names) == cluster.names
+    eligibility.ends = now + 7000
+    assert preflight.by_preference(cluster.names) == cluster.names
+    eligibility.ends = now + 7300
+    eligibility.record_faults([found("node-1", severe=False)])
+    assert preflight.by_preference(cluster.names) == ["node-2", "node-3", "node-0", "node-1"]
+    assert preflight.objection("node-0").startswith("new fan from ")
+    assert "begins before the job's walltime ends at" in preflight.objection("node-0")
+    assert (preflight.is_healthy("node-0"), preflight.is_healthy("node-1")) == (True, False)
+    assert not eligibility.why_ineligible("node-0")
+
+
+def test_a_persons_cordon_is_seen_while_a_job_runs(history: History, begin: Begin) -> None:
+    """And its end as well."""
+    eligibility, _ = begin(history)
+    cordons.say(history, PLACE, "node-3", lambda node, _: hold(node, request()), now=time.time())
+    wait_until(lambda: "held by ann@desk (hold 1): looked at it" in eligibility.why_ineligible("node-3"), seconds=60)
+    cordons.say(history, PLACE, "node-3", lambda node, _: release(node, request()), now=time.time())
+    wait_until(lambda: not eligibility.why_ineligible("node-3"), seconds=60)
+
+
+def test_an_unreachable_history_changes_nothing_and_is_updated_later(
+    history: History, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller continues with what it knows."""
+    eligibility, _ = begin(history)
+    real = cordons.say
+
+    def away(*_: object, **__: object) -> None:
+        raise OSError("the disk is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("holdfast.history.cordons.say", away)
+        eligibility.record_faults([found("node-1")])
+        wait_until(lambda: eligibility._retry.is_away, seconds=60)
+        assert "node-1" not in eligibility.usable(CLUSTER.names)
+    assert cordons.say is real
+    wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)
+
+
+def test_a_drained_node_is_left_and_a_cordoned_one_is_not(history: History, begin: Begin) -> None:
+    """No job gets either; a cancelled drain leaves no trace."""
+    eligibility, _ = begin(history)
+    now = time.time()
+    cordons.say(history, PLACE, "node-1", lambda node, _: hold(node, request()), now=now)
+    cordons.say(history, PLACE, "node-2", lambda node, _: drain(node, request(), leave_by=now + 60), now=now)
+    wait_until(lambda: eligibility.usable(CLUSTER.names) == ["node-0", "node-3"], seconds=60)
+    assert eligibility.drain_of("node-1") is None
+    left = eligibility.drain_of("node-2")
+    assert left is not None
+    assert (left.node, left.by) == ("node-2", now + 60)
+    assert left.reason.startswith("drained by ann@desk until ")
+    cordons.say(history, PLACE, "node-2", lambda node, _: cancel_drain(node, request()), now=time.time())
+    wait_until(lambda: eligibility.drain_of("node-2") is None and not eligibility.why_ineligible("node-2"), seconds=60)
+
+
+def test_a_node_is_left_before_its_window_and_returns_by_itself(history: History, begin: Begin) -> None:
+    """The most urgent drain counts; a notice can be cancelled."""
+    begins = datetime.now(tz=UTC) + timedelta(minutes=10)
+    soon = Maintenance(nodes=["node-1"], begins=begins, lasts=timedelta(hours=1), reason="firmware")
+    past = Maintenance(nodes=["node-2"], begins=begins - timedelta(days=1), lasts=timedelta(hours=1))
+    later = Maintenance(nodes=["node-3"], begins=begins + timedelta(hours=1), lasts=timedelta(hours=1))
+    cluster = LocalCluster(name="c", nodes=4, maintenance=[soon, past, later])
+    eligibility, _ = begin(history, cluster=cluster)
+    assert eligibility.usable(cluster.names) == ["node-0", "node-2", "node-3"]
+    assert "left out for firmware from " in eligibility.why_ineligible("node-1")
+    assert eligibility.why_ineligible("node-1").endswith("it comes back by itself")
+    left = eligibility.drain_of("node-1")
+    assert left is not None
+    assert left.by == begins.timestamp()
+    assert eligibility.drain_of("node-3") is None
+    now = time.time()
+    assert eligibility.notice("node-1", at=now, by=now + 30, why="it was told to go")
+    assert not eligibility.notice("node-1", at=now, by=now + 30, why="it was told to go")
+    left = eligibility.drain_of("node-1")
+    assert left is not None
+    assert left.by == now + 30
+    eligibility.take_back("node-1")
+    left = eligibility.drain_of("node-1")
+    assert left is not None
+    assert left.by == begins.timestamp()

@@ -1,0 +1,162 @@
+"""What is recorded of the agents' events: a step that a new process reports again is not recorded twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.accounting.losses import losses
+from holdfast.control.faults.node_faults import REPEATED
+from holdfast.control.supervisor import event_table
+from holdfast.control.supervisor.controller import JobController
+from holdfast.control.supervisor.event_handlers import GATHERED
+from holdfast.history import models, queries
+from tests.control.bare_controller import bare_controller, recorded_events
+from tests.history.rows import a_fault
+
+MEMBERSHIP = {"a": [0], "b": [1]}
+
+
+class Recorded:
+    """A controller of a job of two ranks, and the history that it writes."""
+
+    def __init__(self, run: JobController) -> None:
+        self.run, self.hearing, self.history, self.recorder, self.job = run, run.handlers, run.history, run.recorder, run.job
+
+    @property
+    def job_events(self) -> list[str]:
+        """Return the recorded events."""
+        return recorded_events(self.run)
+
+    def begin(self, generation: int) -> None:
+        """Begin a generation."""
+        self.run.generations.begin(generation, MEMBERSHIP, rank_table=self.run.generations.rank_table)
+
+    def receives(self, name: str, generation: int | None = None, *, node: str = "a", **facts: Any) -> None:
+        """Handle an event of rank 0, or of the rank on another *node*."""
+        known = {"rank": MEMBERSHIP[node][0], "generation": generation or self.run.generations.number, "at": 1.0, "pid": 7}
+        event_table.take(self.run.handlers, node, {"event": name, **known, **facts})
+
+    def steps(self, *steps: tuple[int, float]) -> None:
+        """Have rank 0 report steps and their losses."""
+        self.receives("steps", steps=[[step, 1.0, 0.1, loss] for step, loss in steps])
+
+    def curve(self) -> list[tuple[int, float | None]]:
+        """Return the job's losses, step by step."""
+        assert self.recorder.flush(10.0)
+        return [(row.step, row.loss) for row in queries.curve(self.history, self.job.id)]
+
+    def twice(self) -> int:
+        """Return how many steps are recorded as computed again."""
+        return losses(self.history, self.job).steps_lost or 0
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Recorded]:
+    """Return the controller of a job in its first generation."""
+    with bare_controller(tmp_path, MEMBERSHIP) as controller:
+        yield Recorded(controller)
+
+
+def test_the_step_that_all_resume_from_keeps_the_loss_of_the_rank_that_computed_it(told: Recorded) -> None:
+    """The process that took rank 0 has another rank's loss of that step, which is not computed again."""
+    told.steps((1, 0.5), (2, 0.25))
+    told.begin(2)
+    told.receives("resumed", step=2)
+    told.steps((2, 0.75), (3, 0.125))
+    assert told.curve() == [(1, 0.5), (2, 0.25), (3, 0.125)]
+    assert told.twice() == 0
+
+
+def test_a_step_that_rank_0_could_not_report_is_recorded_from_its_successor(told: Recorded) -> None:
+    """The history has no gap where rank 0 died before its report; also after a rollback from a later step."""
+    told.steps((1, 0.5), (2, 0.25), (3, 0.2))
+    told.begin(2)
+    told.receives("resumed", step=1)
+    told.steps((2, 0.3))
+    told.begin(3)
+    told.receives("resumed", step=3)
+    told.steps((3, 0.75), (4, 0.1))
+    assert told.curve() == [(1, 0.5), (2, 0.3), (3, 0.75), (4, 0.1)]
+
+
+def test_a_step_that_is_computed_again_replaces_the_first(told: Recorded) -> None:
+    """After a rollback the newer loss is the job's."""
+    told.steps((1, 0.5), (2, 0.25))
+    told.begin(2)
+    told.receives("resumed", step=1)
+    told.steps((2, 0.2))
+    assert told.curve() == [(1, 0.5), (2, 0.2)]
+    assert told.twice() == 1
+
+
+def test_replayed_events_add_nothing_when_a_controller_reattaches(told: Recorded) -> None:
+    """Agents replay events of past generations too."""
+    told.steps((1, 0.5), (2, 0.25))
+    told.begin(3)
+    told.hearing.remember(2, {1: 0, 2: 2})
+    told.receives("steps", 1, steps=[[1, 1.0, 0.1, 0.5], [2, 1.0, 0.1, 0.25]])
+    told.receives("steps", 2, steps=[[2, 1.0, 0.1, 0.75], [3, 1.0, 0.1, 0.125]])
+    assert told.curve() == [(1, 0.5), (2, 0.25), (3, 0.125)]
+
+
+def test_events_that_a_killed_agent_did_not_deliver_come_from_the_next_one(told: Recorded) -> None:
+    """Of any generation, and each step once."""
+    told.steps((1, 1.0), (2, 2.0))
+    first = {"event": "steps", "generation": 1, "at": 2.0, "steps": [[step, 1.0, 0.1, float(step)] for step in (1, 2, 3)]}
+    saved = {"event": "saved", "generation": 1, "rank": 0, "at": 2.5, "step": 3, "path": "c/3", "seconds": 0.1, "size": 9}
+    told.receives("past", events=[first, saved])
+    assert told.curve() == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert [one.step for one in queries.checkpoints(told.history, told.job.id)] == [3]
+    told.begin(2)
+    late = {**first, "steps": [[step, 1.0, 0.1, float(step)] for step in (3, 4)]}
+    told.receives("past", events=[late, {**first, "generation": 3}, {"event": "steps"}])
+    assert told.curve() == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+    assert told.twice() == 0
+
+
+def test_replicas_that_are_behind_on_many_nodes_are_one_event(told: Recorded) -> None:
+    """A moment after the first, with the nodes; later ones are recorded separately."""
+    for node in ("b", "a", "b"):
+        told.receives("storage_error", node=node, kind="replica-behind", path=f"/memory/{node}", why="10 snapshots were left out", step=30)
+    for now in (100.0, 100.0 + GATHERED / 2):
+        told.hearing.poll(now)
+        assert told.job_events == []
+    told.hearing.poll(100.0 + GATHERED)
+    told.hearing.poll(200.0)
+    (record_event,) = told.job_events
+    assert ": a, b: 10 snapshots were left out. Cure: " in record_event
+    told.receives("storage_error", node="a", kind="checkpoint-late", path="/ckpt/3", why="late", step=30)
+    assert len(told.job_events) == 2, "whatever else is wrong is told at once"
+
+
+@pytest.mark.parametrize(("kind", "lines"), [("local", 1), ("ssh", 2)])
+def test_the_nodes_of_one_machine_cause_one_event(told: Recorded, kind: str, lines: int) -> None:
+    """Both report the same load: every fault is recorded, one is reported; two machines have a line each."""
+    told.hearing.cluster_kind = kind
+    for number, node in enumerate(MEMBERSHIP):
+        facts: dict[str, Any] = {
+            "kind": "host-overloaded",
+            "part": "processors",
+            "quote": "load 9 on 2 processors",
+            "source": f"host check on {node}",
+        }
+        told.receives("node.fault", node=node, seen_at=float(number), **facts)
+    assert told.recorder.flush(10.0)
+    assert [one.node for one in queries.faults(told.history, told.job.id)] == ["a", "b"]
+    where = [line.partition(":")[0] for line in told.job_events]
+    assert where == (["a, b (one machine)"] if lines == 1 else ["a", "b"])
+
+
+@pytest.mark.parametrize(("cluster", "at", "lines"), [("c", 100.0 + REPEATED, 0), ("c", 101.0 + REPEATED, 1), ("d", 101.0, 1)])
+def test_a_busy_machine_is_reported_by_the_first_job_only(told: Recorded, cluster: str, at: float, lines: int) -> None:
+    """A user who repeats a script need not read it each time; another cluster, or a quarter of an hour, makes it news again."""
+    told.recorder.add(models.Job(id="before", name="b", spec={}, cluster={"name": "c"}, directory="/b", at=0.0))
+    told.recorder.add(a_fault("before", kind="host-overloaded", at=100.0))
+    assert told.recorder.flush(10.0)
+    told.hearing.log.cluster = cluster
+    told.receives("node.fault", seen_at=at, kind="host-overloaded", part="processors", quote="load 9", source="host check")
+    assert len(told.job_events) == lines

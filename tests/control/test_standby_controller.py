@@ -1,0 +1,91 @@
+"""A standby controller: it has what it takes to run the job, or reports what is missing; and takes over at a partition."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.commands.status import status
+from holdfast.control.backup import standby as backup
+from holdfast.control.backup.standby import BackupPrerequisites
+from holdfast.control.supervisor.leadership import StandbyController
+from holdfast.control.supervisor.supervise import control_job
+from holdfast.errors import UnusableFile
+from holdfast.history import History, Lease, LeaseRenewer, holder_of, queries, take
+from holdfast.history.models import StandbyHeartbeat
+from holdfast.ports import free_port
+from holdfast.spec import LocalCluster, TrainingJob, cluster_of
+from tests.history.rows import a_job
+from tests.ssh.sshd import key_at
+from tests.waiting import wait_until
+
+
+def test_a_standby_without_the_key_reports_that_before_it_is_needed(
+    history: History, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cluster is that of the running job, whatever the standby was started with; the status names the cure."""
+    spec = TrainingJob(name="gpt", script="train.py")
+    (tmp_path / "known").touch()
+    fields = {
+        "kind": "ssh",
+        "name": "site",
+        "hosts": ["n0"],
+        "user": "u",
+        "key": str(tmp_path / "key"),
+        "known_hosts": str(tmp_path / "known"),
+    }
+    cluster = cluster_of(fields)
+    job = a_job(spec=spec.model_dump(mode="json"), cluster=cluster.model_dump(mode="json"), directory=str(tmp_path))
+    lease = take(history, job, holder="the flow of another host")
+    why = r"key .* cannot be used: there is no such file\. Mend `key`"
+    with pytest.raises(UnusableFile, match=why), control_job(spec, LocalCluster(), standby=True):
+        pass
+    with history.session() as session:
+        present = session.get(Lease, job.id)
+    assert present is not None
+    assert present.epoch == lease.epoch, "it had taken the job"
+    status("gpt", as_json=False)
+    assert "cannot steer: the private key" in capsys.readouterr().out
+    with history.session() as session:
+        session.add_all(StandbyHeartbeat(job="gpt", host=host, pid=1, at=at) for host, at in (("b", time.time()), ("c", job.at - 600)))
+    status("gpt", as_json=True)
+    told = {one["host"]: one["problem"] for one in json.loads(capsys.readouterr().out)["standbys"]}
+    assert told.pop("b") == ""
+    assert "c" not in told, "that was another run of the job"
+    assert [why for why in told.values() if "there is no such file" in why]
+
+
+def test_a_standby_that_reaches_no_node_either_requests_nothing_and_yields(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its search fails; for some seconds it does not even take a free lease, as a standby that reaches the nodes may want it."""
+    monkeypatch.setattr(backup, "YIELD_SECONDS", 60.0)  # a busy machine has its own idea of a few seconds
+    key_at(tmp_path / "key")
+    (tmp_path / "known").touch()
+    hosts = [{"name": name, "address": "127.0.0.1", "port": free_port()} for name in ("n0", "n1")]
+    fields = {"kind": "ssh", "name": "site", "hosts": hosts, "key": str(tmp_path / "key"), "known_hosts": str(tmp_path / "known")}
+    spec, cluster = TrainingJob(name="gpt", script="train.py"), cluster_of(fields)
+    job = a_job(spec=spec.model_dump(mode="json"), cluster=cluster.model_dump(mode="json"), directory=str(tmp_path))
+    lease = take(history, job, holder="the flow of another host")
+    standby = StandbyController(history, spec, BackupPrerequisites(), wanted=cluster)
+    deaf = threading.Event()
+    deaf.set()
+    with LeaseRenewer(history, lease, lambda _taker: None, deaf.is_set):
+        wait_until(lambda: getattr(holder_of(history, job.id), "deaf", False), seconds=20)
+
+        def reconnecting() -> bool:
+            assert standby.turn() is None
+            return standby.failover.yields_until > 0.0
+
+        wait_until(reconnecting, seconds=60)
+        assert queries.pending_requests(history, job.id) == []
+        deaf.clear()
+        wait_until(lambda: not getattr(holder_of(history, job.id), "deaf", True), seconds=20)
+    assert standby.prerequisites.is_ready(cluster), "it is the search alone that keeps it back"
+    assert standby.poll() is None
+    assert holder_of(history, job.id) is None
+    standby.prerequisites.close()

@@ -1,0 +1,73 @@
+"""Nodes that an in-process recovery leaves while their agents are unreachable."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.cluster.local import LocalNodes
+from holdfast.control.agents.client import AgentClient
+from holdfast.control.agents.event_queue import EventQueue
+from holdfast.control.recovery import in_process
+from holdfast.control.state.incidents import IncidentInWork
+from holdfast.control.state.rank_table import RankTable
+from holdfast.control.supervisor.controller import JobController
+from holdfast.control.supervisor.supervise import control_job
+from holdfast.history import models
+from holdfast.process import is_alive
+from holdfast.spec import LocalCluster, TrainingJob
+from policies.case import Decision, Placement, RecoveryAction
+from policies.states import Event
+from tests.waiting import wait_until
+
+MEMBERSHIP = {"node-0": [0], "node-1": [1]}
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[LocalNodes]:
+    """Return two nodes."""
+    nodes = LocalNodes("c", tmp_path, 2)
+    yield nodes
+    for node in nodes.names():
+        nodes.clear(node)
+
+
+def run_worker(nodes: LocalNodes, job: str) -> int:
+    """Have the agent of node 1 run a worker of *job*, as a controller does that is cut off from it then; return its pid."""
+    nodes.start_agent("node-1")
+    event_queue = EventQueue()
+    client = AgentClient("node-1", lambda: nodes.connect("node-1"), event_queue, epoch=1, job=job)
+    client.attach()
+    nap = [sys.executable, "-c", "import time; time.sleep(600)"]
+    client.send_command("prepare", lease=60.0, warm=False, argv=nap, directory="/", environment={}, log_directory=str(nodes.root / "logs"))
+    client.send_command("start", generation=1, membership=MEMBERSHIP, workers=[{"rank": 1, "environment": {}}])
+    _, event = event_queue.get(timeout=60)
+    assert event["event"] == "worker.started"
+    client.close()
+    return int(event["pid"])
+
+
+def test_a_replaced_rank_on_an_unreachable_node_is_ended_once_the_node_answers(holdfast_home: Path, nodes: LocalNodes) -> None:
+    """Otherwise it would keep the process, and the memory of its device, as long as the job runs."""
+    assert holdfast_home.is_dir()
+    spec = TrainingJob.model_validate({"name": "taken", "command": ["true"], "preflight": False, "nodes": {"wanted": 2}})
+    with control_job(spec, LocalCluster(name="c", nodes=2, directory=str(nodes.root))) as run:
+        assert isinstance(run, JobController)
+        run.generations.enter(1, dict(MEMBERSHIP), rank_table=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), reason="launch")
+        run.generations.sent_to["node-1"] = 1
+        pid = run_worker(nodes, run.job.id)
+        now = time.time()
+        row = models.Incident(
+            job_id=run.job.id, number=1, kind="job-hang", subject="rank 1", fault_at=now, detected_at=now, generation_before=1, reason="x"
+        )
+        incident = IncidentInWork(row=row, lap_at=now, board=run.generations.state)
+        seat = Placement(rank=1, node="node-0", standby=7)
+        incident.decision = Decision(action=RecoveryAction.TAKE_OVER, reason="rank 1 goes on in standby 7 on node-0", seats=(seat,))
+        assert in_process.isolate(run, incident, incident.decision).event is Event.ISOLATED
+        wait_until(lambda: not is_alive(pid, None), seconds=60)
+        assert incident.lost == {"node-1"}
+        assert "node-1" not in run.generations.sent_to
