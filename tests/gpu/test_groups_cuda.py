@@ -18,8 +18,8 @@ import torch.multiprocessing as mp
 
 from holdfast.runtime.groups import state_transfer
 from holdfast.runtime.groups.backends import BuildOptions, build, nccl_can_abort
+from holdfast.runtime.groups.operations import StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.step_transaction import StepTransaction
 from holdfast.runtime.state.training import Training
 
 pytestmark = pytest.mark.gpu
@@ -51,10 +51,10 @@ def test_collectives_go_through_the_library_of_their_device(device: str) -> None
             f"turn-{turn}",
             0,
             1,
-            way=BuildOptions(devices=devices, timeout=LONG, host="127.0.0.1", first=turn == 0),
+            options=BuildOptions(devices=devices, timeout=LONG, host="127.0.0.1", first=turn == 0),
             is_cancelled=lambda: False,
         )
-        before = group.give(inner, {0: turn})
+        before = group.replace_backend(inner, {0: turn})
         if before is not None:
             before.close()
         here = torch.full((4,), 3.0, device=device)
@@ -70,7 +70,9 @@ def test_collectives_go_through_the_library_of_their_device(device: str) -> None
 
 def _move(rank: int, port: int, folder: str, device: str) -> None:
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=60))
-    inner = build(store, "pair", rank, 2, way=BuildOptions(devices=("cpu",), timeout=LONG, host="127.0.0.1"), is_cancelled=lambda: False)
+    inner = build(
+        store, "pair", rank, 2, options=BuildOptions(devices=("cpu",), timeout=LONG, host="127.0.0.1"), is_cancelled=lambda: False
+    )
     torch.manual_seed(1)
     images = torch.randn(2, 3, 5, 7, device=device).to(memory_format=torch.channels_last)
     tensors = [

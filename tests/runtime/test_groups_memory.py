@@ -1,4 +1,4 @@
-"""Snapshots in the nodes' memory, and the way back to them: to the bit, one step lost at most, wherever a rank dies."""
+"""Snapshots in the nodes' memory and recovery from them: bit-equal, at most one step lost, wherever a rank dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.runtime.test_groups_bit_equality import INTERLEAVED, PIPELINE, SHARDE
 
 @pytest.fixture(scope="module")
 def runs(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
-    """Give what runs an example without any disturbance and without snapshots, each once."""
+    """Return a function that runs an example undisturbed and without snapshots, each once."""
     known: dict[str, Ended] = {}
 
     def run(*argv: str, **more: int) -> Ended:
@@ -36,7 +36,7 @@ def flip(path: Path, at: int = PAGE) -> None:
     """Change one bit of a file."""
     data = bytearray(path.read_bytes())
     data[at] ^= 4
-    with path.open("r+b") as file:  # in place: it is a file that processes have mapped
+    with path.open("r+b") as file:  # in place: processes have mapped the file
         file.seek(at)
         file.write(data[at : at + 1])
 
@@ -46,7 +46,7 @@ PLACES = ["opening", "opened", "copying", "copied", "sealing", "sealed", "vote",
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_rank_dies_anywhere_in_a_snapshot(job: Job, runs: Callable[..., Ended], place: str) -> None:
-    """Its shard is nowhere else: all go back to the newest step that every rank has whole, which is one step away at most."""
+    """Its shard has no copy: all go back to the newest step that is complete on every rank, at most one step."""
     whole = runs(*SHARDED, ranks=2, stride=1)
     flow = job(*SHARDED, script="example", ranks=2, stride=1, memory=True, chaos=[fault(1, place, 10)])
     sources, steps = taken_over(flow, 1)
@@ -57,8 +57,8 @@ def test_a_rank_dies_anywhere_in_a_snapshot(job: Job, runs: Callable[..., Ended]
     assert_undisturbed(flow, whole)
 
 
-def test_what_was_flipped_in_memory_is_not_used(job: Job, runs: Callable[..., Ended]) -> None:
-    """The newest snapshot of the lost rank has a flipped bit: all go back to the one before, and it is said why."""
+def test_a_snapshot_with_a_flipped_bit_is_not_used(job: Job, runs: Callable[..., Ended]) -> None:
+    """The newest snapshot of the lost rank has a flipped bit: all go back to the one before, with the reason reported."""
     whole = runs(*SHARDED, ranks=2, stride=1)
     flow = job(*SHARDED, script="example", ranks=2, stride=1, memory=True, chaos=[fault(1, "vote", 12)])
     flow.until_dead(1)
@@ -77,7 +77,7 @@ def test_what_was_flipped_in_memory_is_not_used(job: Job, runs: Callable[..., En
 
 
 def test_all_ranks_die_at_once(job: Job, runs: Callable[..., Ended]) -> None:
-    """Nobody is left, and no checkpoint was ever written: new processes go on from the memory of their nodes."""
+    """No rank and no checkpoint is left: new processes continue from the memory of their nodes."""
     whole = runs(*PIPELINE)
     flow = job(*PIPELINE, "gate-11", script="example", memory=True)
     for rank in range(flow.ranks):
@@ -91,8 +91,8 @@ def test_all_ranks_die_at_once(job: Job, runs: Callable[..., Ended]) -> None:
     assert not list((flow.folder / "checkpoints").glob("step-*"))
 
 
-def test_copies_share_the_work_and_put_it_together_again(job: Job, runs: Callable[..., Ended]) -> None:
-    """Each of the two ranks of a stage keeps half of it; one node's memory has one half of both stages, the other one the rest."""
+def test_copies_of_a_stage_snapshot_half_of_it_each(job: Job, runs: Callable[..., Ended]) -> None:
+    """One node's memory has one half of both stages, the other one the rest; a restart joins them."""
     whole = runs(*INTERLEAVED)
     flow = job(*INTERLEAVED, "gate-9", script="example", memory=True)
     for rank in range(flow.ranks):
@@ -108,8 +108,8 @@ def test_copies_share_the_work_and_put_it_together_again(job: Job, runs: Callabl
 
 
 @pytest.mark.parametrize("place", ["restoring", "restored"])
-def test_a_survivor_dies_while_it_goes_back(job: Job, runs: Callable[..., Ended], place: str) -> None:
-    """Its own snapshots are still there for the process that takes its place."""
+def test_a_survivor_dies_while_it_restores(job: Job, runs: Callable[..., Ended], place: str) -> None:
+    """Its own snapshots are still there for its replacement."""
     whole = runs(*SHARDED, ranks=2, stride=1)
     chaos = [fault(1, "copying", 10), fault(0, place, 10)]
     flow = job(*SHARDED, script="example", ranks=2, stride=1, memory=True, chaos=chaos)
@@ -121,18 +121,18 @@ def test_a_survivor_dies_while_it_goes_back(job: Job, runs: Callable[..., Ended]
 
 @pytest.fixture
 def newcomer() -> Iterator[MemoryNode]:
-    """Give a node that joins the job after its ranks were started, with a server of its memory."""
+    """Return a node that joins the job after its ranks were started, with a server of its memory."""
     node = MemoryNode("node-2", token=TOKEN).begin()
     yield node
     node.end()
 
 
 @pytest.mark.parametrize("standby", [None, "s0"], ids=["fresh", "standby"])
-def test_a_generation_says_where_memory_is_served(job: Job, runs: Callable[..., Ended], newcomer: MemoryNode, standby: str | None) -> None:
-    """The shard of the lost rank lies with a node that came after the ranks were started; at the door of the lost one nobody knocks."""
+def test_a_generation_names_the_memory_servers(job: Job, runs: Callable[..., Ended], newcomer: MemoryNode, standby: str | None) -> None:
+    """The shard of the lost rank is on a node that joined after the start; no rank connects to the lost node."""
     whole = runs(*SHARDED, ranks=2, stride=1)
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        servers = {"node-1": door.getsockname()}
+    with socket.create_server(("127.0.0.1", 0)) as lost_server:
+        servers = {"node-1": lost_server.getsockname()}
         flow = job(
             *SHARDED, "gate-8", script="example", ranks=2, stride=1, memory=True, servers=servers, chaos=[fault(1, "vote", 10)]
         )  # fmt: skip
@@ -146,14 +146,14 @@ def test_a_generation_says_where_memory_is_served(job: Job, runs: Callable[..., 
         shutil.rmtree(flow.memstore(1))
         flow.places[1], flow.servers = "node-3", {"node-2": newcomer.address}
         assert taken_over(flow, 1, standby) == ({"memory"}, {kept[-1][0]})
-        door.setblocking(False)
+        lost_server.setblocking(False)
         with pytest.raises(BlockingIOError):
-            door.accept()
+            lost_server.accept()
     assert_undisturbed(flow, whole)
 
 
-def test_snapshots_become_rarer_where_they_take_too_much_from_the_steps(job: Job) -> None:
-    """Two ranks share a core: steps without a snapshot show what one costs, all ranks agree on the interval, and the figure is told."""
+def test_the_snapshot_interval_grows_where_snapshots_cost_too_much(job: Job) -> None:
+    """Two ranks share a core: steps without a snapshot show its cost, all ranks agree on the interval, and report the cost."""
     flow = job(script="saturated", ranks=2, stride=2, memory=True, policy="skip")
     ended = flow.finish()
     one, other = ended.told

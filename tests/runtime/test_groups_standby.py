@@ -1,4 +1,4 @@
-"""Standbys under managed groups: parked with their memory given back, promoted in place or by another run of the script, lost unnoticed."""
+"""Hot spares under managed groups: offloaded, activated in place or by another run of the script, lost unnoticed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.flow_double import Ended, FlowDouble, Job, assert_undisturbed
 
 
 def parked(flow: FlowDouble, number: int = 0) -> dict[str, Any]:
-    """Start a standby when the tape has been written, and return what it says when it has parked."""
+    """Start a standby when the recording has been written, and return its report when it is offloaded."""
     flow.hear("roles")
     flow.standby(number)
     return flow.hear("parked", f"s{number}")
@@ -22,7 +22,7 @@ def parked(flow: FlowDouble, number: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("how", ["any", "again"])
 def test_a_standby_takes_the_place_of_a_lost_rank(job: Job, whole: Ended, how: str) -> None:
-    """As it stands, where the script promises that nothing depends on the rank; else its successor does, where no script has run."""
+    """In place where the script promises that nothing depends on the rank; otherwise its successor does, where no script has run."""
     flow = job(how, "gate=8", chaos=[fault(2, "backward", 9)])
     told = parked(flow)
     assert told["coverage"] == {"calls": told["coverage"]["played"], "played": told["coverage"]["played"]}
@@ -39,11 +39,11 @@ def test_a_standby_takes_the_place_of_a_lost_rank(job: Job, whole: Ended, how: s
 
 
 @pytest.mark.parametrize("how", ["any", "again"])
-@pytest.mark.parametrize("when", ["together", "apart"])
-def test_a_standby_follows_the_newest_order_when_another_fault_comes_while_it_becomes_a_rank(
+@pytest.mark.parametrize("when", ["together", "separate"])
+def test_a_standby_follows_the_newest_command_when_another_fault_comes_while_it_becomes_a_rank(
     job: Job, whole: Ended, how: str, when: str
 ) -> None:
-    """Its first order is out of date before it could be carried out, whether both are there at once or one comes after the other."""
+    """Its first command is out of date before it could be carried out, whether both come at once or one after the other."""
     flow = job(how, "gate=8", chaos=[fault(2, "backward", 9)])
     parked(flow)
     flow.pass_gate()
@@ -61,8 +61,8 @@ def test_a_standby_follows_the_newest_order_when_another_fault_comes_while_it_be
     assert_undisturbed(flow, whole)
 
 
-def test_a_standby_that_was_killed_while_parked_leaves_the_rank_to_a_fresh_process(job: Job, whole: Ended) -> None:
-    """Nobody in the training notices the standby's end."""
+def test_a_standby_killed_while_offloaded_leaves_the_rank_to_a_new_process(job: Job, whole: Ended) -> None:
+    """No rank notices the standby's exit."""
     flow = job("any", "gate=8", chaos=[fault(1, "backward", 9)])
     parked(flow)
     flow.kill("s0")
@@ -74,8 +74,8 @@ def test_a_standby_that_was_killed_while_parked_leaves_the_rank_to_a_fresh_proce
     assert_undisturbed(flow, whole)
 
 
-def test_a_promoted_standby_that_dies_before_its_first_step_is_replaced(job: Job, whole: Ended) -> None:
-    """The first replacement is killed with the state on its way to it; the second takes the rank."""
+def test_an_activated_standby_that_dies_before_its_first_step_is_replaced(job: Job, whole: Ended) -> None:
+    """The first replacement is killed during the transfer of the state; the second takes the rank."""
     flow = job("any", "gate=8", chaos=[fault(3, "backward", 9), fault(3, "loading", generation=2)])
     parked(flow)
     flow.pass_gate()
@@ -87,8 +87,8 @@ def test_a_promoted_standby_that_dies_before_its_first_step_is_replaced(job: Job
     assert_undisturbed(flow, whole)
 
 
-def test_a_parked_standby_holds_less_memory_than_a_rank_at_work(job: Job) -> None:
-    """What it gives back is at least its parameters and the two moments of their optimizer."""
+def test_an_offloaded_standby_holds_less_memory_than_a_training_rank(job: Job) -> None:
+    """It releases at least its parameters and the two moments of their optimizer."""
     width = 2200
     flow = job(f"width={width}", "gate=8", ranks=2, stride=1)
     told = parked(flow)
@@ -97,8 +97,8 @@ def test_a_parked_standby_holds_less_memory_than_a_rank_at_work(job: Job) -> Non
     assert spared > 3 * 4 * width * width
 
 
-def test_what_a_tape_holds_and_what_it_does_not(job: Job) -> None:
-    """A standby without a tape ends in the NaN that zeros bring; one with it parks, and tells later which call it had not met."""
+def test_a_recording_prevents_nan_and_the_coverage_lists_what_it_lacks(job: Job) -> None:
+    """A standby without a recording ends in the NaN of zero results; one with it is offloaded, and reports later which call was new."""
     flow = job(script="counted", ranks=2, stride=1, chaos=[fault(0, "forward", 9)])
     flow.hear("roles")
     flow.standby(1, environment={"HOLDFAST_RECORDINGS": str(flow.folder / "none")})
