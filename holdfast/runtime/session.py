@@ -234,7 +234,7 @@ class Session(AbstractContextManager["Session"]):
             snapshotter.control = recovery.agreed.control
             self._tell_profile()
             if snapshotter.due(self.step):
-                snapshotter.take(self.step, recovery.initial_rank_state, recovery.buffers)
+                snapshotter.take(self.step, recovery.backup.rank_state, recovery.backup.buffers)
             return
         if self.step and (snapshotter.counts.steps in AGREE_FIRST or self.step % AGREE == PROFILE):
             told = world.gather((self._training.sample(), snapshotter.planning.wanted, snapshotter.planning.control))

@@ -8,6 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -47,7 +48,7 @@ class GenerationEnded(Exception):
 
 
 def nccl_can_abort(version: tuple[int, ...]) -> bool:
-    """Tell whether an operation of this NCCL can be aborted in every state."""
+    """Return whether an operation of this NCCL can be aborted in every state."""
     return version >= NCCL_ABORT
 
 
@@ -152,24 +153,19 @@ def build(  # noqa: PLR0913 (who is where, how, and how to cancel it)
 
 def in_thread(make: Callable[[], T], is_cancelled: Callable[[], bool]) -> T:
     """Return the result of *make*, run in its own thread, or raise its error; raise `GenerationEnded` when cancelled before."""
-    made: list[T] = []
-    failed: list[BaseException] = []
-    done = threading.Event()
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            made.append(make())
+            result.set_result(make())
         except BaseException as error:  # noqa: BLE001 (raised in the thread that waits)
-            failed.append(error)
-        done.set()
+            result.set_exception(error)
 
-    threading.Thread(target=run, name="holdfast-build", daemon=True).start()
-    while not done.wait(0.005):
+    threading.Thread(target=run, name="holdfast-build", daemon=True).start()  # an executor would be joined at exit
+    while not wait([result], 0.005).done:
         if is_cancelled():
             raise GenerationEnded
-    if failed:
-        raise failed[0]
-    return made[0]
+    return result.result()
 
 
 def _build(own: dist.Store, rank: int, size: int, options: BuildOptions) -> BackendGroup:
@@ -224,7 +220,7 @@ def _sockets() -> list[tuple[int, int]]:
 
 
 def _gloo_holds(sockets: list[socket.socket]) -> bool:
-    """Tell whether gloo still has one of the connections that these are duplicates of: it closes those whose end it has noticed."""
+    """Return whether gloo still has one of the connections that these are duplicates of: it closes those whose end it has noticed."""
     ours = set()
     for one in list(sockets):
         with suppress(OSError):  # it has been closed

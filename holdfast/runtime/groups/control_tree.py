@@ -165,7 +165,7 @@ class PeerAcceptor(TokenServer[_PendingPeer]):
         self._selector.unregister(caller.socket)
         with self._lock:
             old: socket.socket | None = caller.socket
-            if not self._closed:  # or nobody would ever fetch it, nor close it
+            if not self._closed:  # or it would never be fetched, nor closed
                 old = self._accepted.pop(key, None)
                 self._accepted[key] = caller.socket
         if old is not None:
@@ -178,7 +178,7 @@ class PeerAcceptor(TokenServer[_PendingPeer]):
         return int(hello["rank"]), int(hello["incarnation"])
 
     def close(self) -> None:
-        """Accept nobody any more, and close the connections that nobody has fetched."""
+        """Stop accepting, and close the connections that have not been fetched."""
         with self._lock:
             self._closed, unfetched = True, list(self._accepted.values())
             self._accepted.clear()
@@ -228,7 +228,7 @@ class ControlTree:
         self.children = ranks[place * FAN_OUT + 1 : place * FAN_OUT + FAN_OUT + 1]
         self.backup_ranks = backup_ranks_of(rank, size, stride, ranks)
         self.protected_ranks = [other for other in ranks if rank in backup_ranks_of(other, size, stride, ranks)]
-        """Ranks whose state this one keeps."""
+        """Ranks whose state this one stores."""
         self.peers: dict[int, TreePeer] = {}
         self._number = 0
         self._wake, self._waker = os.pipe()
@@ -341,13 +341,13 @@ class ControlTree:
         self._flush()
 
     def send_final_state(self, state: bytes) -> None:
-        """Send the backup ranks a rank state that changed after the vote; nobody waits for it."""
+        """Send the backup ranks a rank state that changed after the vote, without waiting."""
         for backup in self.backup_ranks:
             with suppress(PeerConnectionLost):
                 self._peer(backup).send(self.generation, self._number, _FINAL_STATE, state)
 
     def drain(self, keep: Callable[[int, bytes], None], keep_record: Callable[[int, bytes], None]) -> None:
-        """Call *keep*, or *keep_record*, with what protected ranks sent before they exited and nobody has read."""
+        """Call *keep*, or *keep_record*, with unread data that protected ranks sent before they exited."""
         for rank in self.protected_ranks:
             peer = self.peers.get(rank)
             size = -1

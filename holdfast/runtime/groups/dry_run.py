@@ -35,7 +35,7 @@ class DryRun:
         """Operations that were met here or are in the recording."""
         self.calls = self.played = 0
         self.record: Callable[[], tuple[int, FirstExchanges | None]] | None = None
-        """Returns the generation to enter, and the record of the rank, if anybody has one."""
+        """Returns the generation to enter, and the record of the rank, if there is one."""
         self.diverged = ""
         """Why the beginning of the script was not repeated as recorded; only a standby continues then."""
         self.stepping = False
@@ -61,7 +61,7 @@ class DryRun:
 
     @property
     def replay(self) -> ExchangeReplay | None:
-        """What answers before the first step, once there was something to answer; none where nobody has the rank's record."""
+        """What answers before the first step, once there was something to answer; none where the rank's record is lost."""
         if self.record is not None and not self._began:
             self._began = True
             self._generation, record = self.record()

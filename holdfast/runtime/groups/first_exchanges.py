@@ -278,7 +278,7 @@ class ExchangeReplay:
         self._unanswered: list[tuple[RecordedExchange, list[StorageWeakRef]]] = []
 
     def answer(self, place: int, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> tuple[bool, int]:
-        """Fill *outputs* with what the rank before received; tell whether that is on record, and who sent it.
+        """Fill *outputs* with what the rank before received; return whether that is on record, and who sent it.
 
         Results that the session restores are not on record: the outputs stay as they are. Raise `ReplayDiverged` without an answer.
         """

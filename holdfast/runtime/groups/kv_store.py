@@ -231,7 +231,7 @@ class KvStore(dist.Store):
     """A connection to a `KvServer` with the interface of torch's stores. Its threads do not block each other."""
 
     def __init__(self, host: str, port: int, token: str, timeout: timedelta) -> None:
-        """Connect. Raise ``OSError`` when nobody listens there, or the token is rejected."""
+        """Connect. Raise ``OSError`` when no server listens there, or the token is rejected."""
         super().__init__()
         self.set_timeout(timeout)
         self._seconds = timeout.total_seconds()
@@ -357,7 +357,7 @@ class KvStore(dist.Store):
         return self._request(Verb.COMPARE, [key.encode(), _bytes(expected), _bytes(desired)])[0]
 
     def check(self, keys: list[str]) -> bool:
-        """Tell whether all *keys* exist."""
+        """Return whether all *keys* exist."""
         return self._request(Verb.CHECK, [key.encode() for key in keys]) == [b"1"]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
@@ -365,7 +365,7 @@ class KvStore(dist.Store):
         self._request(Verb.WAIT, [key.encode() for key in keys], None if timeout is None else timeout.total_seconds())
 
     def delete_key(self, key: str) -> bool:
-        """Remove *key*; tell whether it existed."""
+        """Remove *key*; return whether it existed."""
         return self._request(Verb.DELETE, [key.encode()]) == [b"1"]
 
     def num_keys(self) -> int:
@@ -373,7 +373,7 @@ class KvStore(dist.Store):
         return int(self._request(Verb.COUNT, [])[0])
 
     def has_extended_api(self) -> bool:
-        """Tell that it supports ``append`` and operations on several keys."""
+        """Return True: it supports ``append`` and operations on several keys."""
         return True
 
     deleteKey = delete_key  # noqa: N815 (the names that torch's C++ calls)
@@ -447,7 +447,7 @@ class KvStoreAccess:
 
         Args:
             generation: the generation to enter.
-            is_cancelled: tells whether *generation* has been cancelled: then `GenerationEnded` is raised.
+            is_cancelled: returns whether *generation* has been cancelled: then `GenerationEnded` is raised.
             leaving: another process takes this rank, so this process's acceptor is not published.
             timeout: how long the hosting rank may take; default: as long as in a recovery.
         """

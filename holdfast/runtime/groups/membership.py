@@ -27,7 +27,7 @@ from torch.distributed.constants import default_pg_timeout
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.groups import first_exchanges, recorded_collectives
-from holdfast.runtime.groups.backends import BackendGroup, BuildOptions, GenerationEnded, build, in_thread, poll_interval
+from holdfast.runtime.groups.backends import BackendGroup, BuildOptions, GenerationEnded, build, poll_interval
 from holdfast.runtime.groups.control_tree import ControlTree, PeerAcceptor
 from holdfast.runtime.groups.first_exchanges import FirstExchanges
 from holdfast.runtime.groups.kv_store import GenerationStore, KvStoreAccess
@@ -179,7 +179,7 @@ class MembershipManager:
         try:
             control_tree.exchange(own, self.records.__setitem__)
         except BaseException:
-            self._sent_records.clear()  # nobody knows what has arrived
+            self._sent_records.clear()  # what has arrived is unknown
             raise
 
     def publish_records(self, generation: GroupGeneration, store: GenerationStore) -> None:
@@ -247,7 +247,7 @@ class MembershipManager:
         return None if not record else FirstExchanges.of(record).generation
 
     def startup_matches(self) -> bool:
-        """Tell whether this standby received before its first step the same as the rank that it is to become."""
+        """Return whether this standby received before its first step the same as the rank that it is to become."""
         replay = self.dry_run.replay
         if replay is None or self.dry_run.diverged:
             return False
@@ -341,20 +341,20 @@ class MembershipManager:
                 self._news.wait()
 
     def put_back(self, command: Message) -> None:
-        """Leave *command* for the next `wait_for`, unless a newer one has come."""
+        """Leave *command* for the next `wait_for`, unless a newer one has arrived."""
         name = str(command["do"])
         with self._news:
             self.commands[name] = newest(self.commands.get(name), command)
 
     def forward_to(self, receiver: Callable[[Message], None]) -> None:
-        """Send *receiver* the commands that nobody has taken, and all that still come."""
+        """Send *receiver* the commands that have not been taken, and all later ones."""
         with self._news:
             self._forward, waiting = receiver, list(self.commands.values())
         for command in waiting:
             receiver(command)
 
     def is_cancelled(self, number: int) -> Callable[[], bool]:
-        """Return a function that tells whether generation *number* has ended before it was complete."""
+        """Return a function that returns whether generation *number* has ended before it was complete."""
         return lambda: self._ended >= number or number in self._cancelled
 
     def cancel(self, number: int) -> None:
@@ -420,10 +420,6 @@ class MembershipManager:
                     self._addresses[key] = address
         return self._addresses.get(key)
 
-    def run_cancellable(self, make: Callable[[], Any], generation: GroupGeneration) -> Any:  # noqa: ANN401 (whatever is made)
-        """Return the result of *make*; raise `GenerationEnded` when *generation* ends meanwhile."""
-        return in_thread(make, self.is_cancelled(generation.number))
-
     def build(
         self, group: ManagedGroup, generation: GroupGeneration, store: GenerationStore | None = None, *, first: bool = False
     ) -> BackendGroup:
@@ -469,7 +465,7 @@ class MembershipManager:
         """Make new connections where they are needed; return how many groups were rebuilt, how many kept, and those for `rebuild_later`.
 
         *status*: every rank's `group_status`. A group is rebuilt when a member changed, when it broke for a member, or when members
-        disagree about its operations. A group that nobody ever used can wait.
+        disagree about its operations. An unused group can wait.
         """
         made, kept, later = 0, 0, []
         for group in sorted(self.groups, key=lambda one: one.group_name):

@@ -1,7 +1,6 @@
 """Live migration: a rank moves to another process while training goes on, between two steps.
 
-A process may also come for a vacant place, where no process leaves: then a rank that stays sends it a copy of its own state, once all have
-switched.
+A process may also take a vacant place, where no process leaves: then a rank that stays sends it a copy of its own state, after the switch.
 
 Prepare: the ranks that stay build the groups of the next generation next to the current ones, in a thread; the new process does the same,
 and the leaving one connects to it. Switch: a step whose vote says that all are ready is the last one of the old generation. What fails
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups.backends import BackendGroup, GenerationEnded, close_in_background
+from holdfast.runtime.groups.backends import BackendGroup, GenerationEnded, close_in_background, in_thread
 from holdfast.runtime.groups.kv_store import GenerationStore
 from holdfast.runtime.groups.membership import GroupGeneration
 from holdfast.runtime.groups.state_transfer import StateTransfer
@@ -40,7 +39,7 @@ class Prepared:
 
     generation: GroupGeneration
     sources: Mapping[int, int]
-    """For each rank that comes to a vacant place, the rank that sends it the state."""
+    """For each rank that fills a vacant place, the rank that sends it the state."""
     inners: dict[str, BackendGroup] = field(default_factory=dict)
     """New connections, by the name of their group."""
     store: GenerationStore | None = None
@@ -132,7 +131,7 @@ class LiveMigrations:
             raise GenerationEnded
 
     def ready_for(self) -> int:
-        """Return the generation that this rank is ready for and was told to switch to, or 0."""
+        """Return the generation that this rank is ready for and was commanded to switch to, or 0."""
         prepared = self.prepared
         return self._switch if prepared is not None and prepared.ready and prepared.generation.number == self._switch else 0
 
@@ -160,7 +159,7 @@ class LiveMigrations:
         recovery = self._recovery
         transfer = StateTransfer(recovery.training, self._membership, prepared.generation, prepared.store)
         for rank, inner in sorted(prepared.transfers.items()):
-            transfer.put(f"rank-state/{rank}", recovery.live.to_bytes(8, "big") + recovery.rank_state())
+            transfer.put(f"rank-state/{rank}", recovery.live.to_bytes(8, "big") + recovery.training.rank_state())
             transfer.send(inner, 1, rank, 0, 1)
         for rank in sorted(prepared.transfers):
             transfer.get(f"arrived/{rank}")
@@ -193,7 +192,7 @@ class LiveMigrations:
         membership.use_store(membership.open_store(generation))
         assert membership.generation_store is not None
         prefixed = membership.generation_store.prefixed("facts")
-        facts: dict[str, Any] = json.loads(membership.run_cancellable(lambda: prefixed.get("facts"), generation))
+        facts: dict[str, Any] = json.loads(in_thread(lambda: prefixed.get("facts"), membership.is_cancelled(generation.number)))
         recovery.take_facts(generation, facts)
         inners = {}
         for group in sorted(membership.groups, key=lambda one: one.group_name):
@@ -222,9 +221,9 @@ class LiveMigrations:
 
 
 def sources_of(generation: GroupGeneration, command: Message, facts: Mapping[str, Any]) -> dict[int, int]:
-    """Return, for each rank that comes to a vacant place, the rank that sends it the state: one that stays and holds the same state.
+    """Return, for each rank that fills a vacant place, the rank that sends it the state: one that stays and holds the same state.
 
-    All ranks compute the same result. Raise ``RuntimeError`` when no rank that stays holds the state of a coming one.
+    All ranks compute the same result. Raise ``RuntimeError`` when no rank that stays holds the state of a new one.
     """
     shards, coming = facts.get("shards", {}), sorted(generation.changed - {int(rank) for rank in command["leavers"]})
     found = {}

@@ -129,7 +129,7 @@ class InFlightOperations:
 
 
 def is_asleep(thread: int) -> bool:
-    """Tell whether a thread of this process (by kernel id) sleeps or has exited."""
+    """Return whether a thread of this process (by kernel id) sleeps or has exited."""
     try:
         return Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "S"
     except OSError:
@@ -172,11 +172,11 @@ class Waits:
             end()
 
     def are_asleep(self) -> bool:
-        """Tell whether every waiting thread sleeps: one that has woken up may still write received data."""
+        """Return whether every waiting thread sleeps: one that has woken up may still write received data."""
         return all(one.thread is not None and is_asleep(one.thread) for one in list(self._blocking))
 
     def wait(self, name: str, work: Any, timeout: timedelta) -> bool:  # noqa: ANN401 (torch's work)
-        """Wait for the operation *name* as its own ``wait`` does; tell whether it finished."""
+        """Wait for the operation *name* as its own ``wait`` does; return whether it finished."""
         if name.startswith(BLOCKING):
             return self._wait_in_thread(work, timeout)
         deadline = time.monotonic() + timeout.total_seconds() if timeout else None

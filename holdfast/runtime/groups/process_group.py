@@ -68,7 +68,7 @@ class _Work(dist.Work):
         self._outputs, self._source = outputs, source
 
     def is_success(self) -> bool:
-        """Tell that it ended without an exception."""
+        """Return True: it ended without an exception."""
         return True
 
     def exception(self) -> Any:  # noqa: ANN401 (torch's signature)
@@ -105,7 +105,7 @@ class DoneWork(_Work):
         return future
 
     def is_completed(self) -> bool:
-        """Tell that it has finished."""
+        """Return True: it has finished."""
         return True
 
 
@@ -170,7 +170,7 @@ class ManagedWork(_Work):
         return self._outputs
 
     def is_completed(self) -> bool:
-        """Tell whether it has finished."""
+        """Return whether it has finished."""
         return self._inner.waits.over or bool(self._work.is_completed())
 
     def source_rank(self) -> int:
@@ -515,7 +515,7 @@ class _WorkGroup(_Work):
         return torch.futures.collect_all([work.get_future() for work in self._works])
 
     def is_completed(self) -> bool:
-        """Tell whether all have finished."""
+        """Return whether all have finished."""
         return all(work.is_completed() for work in self._works)
 
 

@@ -144,7 +144,7 @@ class RecordedCollectives:
         return None
 
     def play(self, key: str, outputs: list[Tensor]) -> bool:
-        """Copy the next recorded outputs of *key* into *outputs*; tell whether there are any."""
+        """Copy the next recorded outputs of *key* into *outputs*; return whether there are any."""
         recorded = self.entries.get(key)
         if not recorded:
             return False

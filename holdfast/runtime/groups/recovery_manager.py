@@ -2,12 +2,11 @@
 
 The vote happens before the first optimizer applies a step. Until then nothing has changed that the rank state at the step's start cannot
 undo. A rank whose vote got no answer learns the result at the next rendezvous: if any rank has applied the step it rolls forward, as all
-ranks voted for it; otherwise nobody has applied it.
+ranks voted for it; otherwise no rank has applied it.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 import types
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from holdfast.runtime.agent_client import link
@@ -34,8 +32,9 @@ from holdfast.runtime.process.exit import SigtermHandler
 from holdfast.runtime.snapshots.restore import RestoreError, Restorer, SnapshotSource, tell
 from holdfast.runtime.snapshots.restore_planner import NoPlan, RankHolding, RestorePlan, SnapshotRef, own_shard, plan, shards_by_rank
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
-from holdfast.runtime.state import rng, tree, unmanaged
-from holdfast.runtime.state.training import Stateful, Training, put_values
+from holdfast.runtime.state import unmanaged
+from holdfast.runtime.state.step_backup import StepBackup
+from holdfast.runtime.state.training import Training
 from holdfast.runtime.telemetry.wait_windows import process_waits
 
 _log = logging.getLogger("holdfast.runtime")
@@ -81,7 +80,7 @@ class Agreed:
     stop: bool = False
     """Some rank received SIGTERM: all exit after the step."""
     behind: bool = False
-    """Some rank's replicas are behind: nobody begins another snapshot."""
+    """Some rank's replicas are behind: no rank begins another snapshot."""
 
 
 class RecoveryManager:
@@ -89,6 +88,8 @@ class RecoveryManager:
 
     model_copy: int | None = None
     """The copy of the model that this rank belongs to, where the samples of a step are divided among the copies."""
+    backup: StepBackup
+    """The state at the start of the current step."""
 
     def __init__(self, training: Training, membership: MembershipManager, checkpoints: Callable[[], list[int]]) -> None:
         self.training, self.membership = training, membership
@@ -109,12 +110,11 @@ class RecoveryManager:
         self._half_restored = False
         """A snapshot turned out to be damaged while it was read into the state."""
         self._undone = False
-        """This rank has left the step that does not count: nobody waits for it in a collective."""
+        """This rank has left the step that does not count: no rank waits for it in a collective."""
         self._step = 0
         self._tried = 0
         """The newest generation that this process has tried to enter."""
         self._rendezvous: RecoveryRendezvous | None = None
-        self._begin: dict[str, Any] = {}
         self._voted_state = b""
         self._rank_states: dict[int, dict[int, bytes]] = {}
         """Rank states of protected ranks: by rank, by the step after which they are valid."""
@@ -128,7 +128,7 @@ class RecoveryManager:
         self.migrations = LiveMigrations(self)
         membership.on_command = self.migrations.receive
         self.warming_up = False
-        """Steps belong to a warm-up: nobody votes, and nothing of them is kept."""
+        """Steps belong to a warm-up: there is no vote, and nothing of them is kept."""
         self._coverage: Coverage | None = None
         for optimizer in training.optimizers:
             self._guard(optimizer)
@@ -158,35 +158,7 @@ class RecoveryManager:
         self._decision, self._unknown, self._undone = None, False, False
         self._step = step
         self.membership.transaction.final = False
-        training = self.training
-        self._begin = {
-            "rank_state": self.rank_state(),
-            "schedulers": [copy.deepcopy(one.state_dict()) for one in training.schedulers],
-            "settings": [_settings(one) for one in training.optimizers],
-            "extra": tree.pickled({name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in training.extra.items()}),
-            "places": list(training.model.buffers()),
-            "buffers": training.copied_buffers(),
-        }
-
-    @property
-    def initial_rank_state(self) -> bytes:
-        """Return the rank state at the start of the current step."""
-        return bytes(self._begin["rank_state"])
-
-    @property
-    def buffers(self) -> dict[str, Tensor]:
-        """Return copies of the model's buffers at the start of the current step."""
-        return dict(self._begin["buffers"])
-
-    def rank_state(self) -> bytes:
-        """Return this rank's own state: random generators, and the position in the data."""
-        return self.training.rank_state()
-
-    def _apply_rank_state(self, rank_state: bytes) -> None:
-        state = tree.unpickled(rank_state)
-        if self.training.data is not None and state["data"] is not None:
-            self.training.data.load_state_dict(state["data"])
-        rng.apply(state["rng"])
+        self.backup = StepBackup(self.training)
 
     def _guard(self, optimizer: Optimizer) -> None:
         """Make *optimizer* wait for the vote before it applies a step."""
@@ -202,7 +174,7 @@ class RecoveryManager:
     # -- vote ---------------------------------------------------------------------------------------------------------
 
     def may_apply(self) -> bool:
-        """Tell whether this step counts: all ranks have voted for it."""
+        """Return whether this step counts: all ranks have voted for it."""
         if self.warming_up:
             return True
         if self._decision is None:
@@ -226,7 +198,7 @@ class RecoveryManager:
             else {"every": 1, "control": 0}
         )
         vote["stop"] = self.sigterm_handler.received
-        self._voted_state = self.rank_state()
+        self._voted_state = self.training.rank_state()
         window = process_waits()
         ours = window.enter("vote")
         if snapshotter is not None:
@@ -239,7 +211,7 @@ class RecoveryManager:
         except (PeerConnectionLost, GenerationEnded) as error:
             self._fail_step(error)
             if not vote["ok"]:
-                return False  # this rank voted against it, so nobody has applied it
+                return False  # this rank voted against it, so no rank has applied it
             self._unknown = True
             self._rendezvous = self._meet()
             return self._rendezvous.plan.step == self._step and membership.generation.rank in self._rendezvous.plan.roll_forward
@@ -255,7 +227,7 @@ class RecoveryManager:
         return counts
 
     def _await_device(self) -> None:
-        """Wait until a GPU has done the work of the step: before that nobody knows whether its collectives succeeded."""
+        """Wait until a GPU has done the work of the step: before that it is unknown whether its collectives succeeded."""
         if any(one.is_cuda for one in self.training.model.parameters()):
             try:
                 torch.cuda.synchronize()
@@ -279,16 +251,16 @@ class RecoveryManager:
     # -- apply --------------------------------------------------------------------------------------------------------
 
     def end(self, step: int) -> bool:
-        """End the attempt at *step*; tell whether it counts. If not, everything is as it was at its start."""
+        """End the attempt at *step*; return whether it counts. If not, everything is as it was at its start."""
         if not self.may_apply():
-            self._undo()
+            self.backup.restore()
             self._undone = True
             return False
         self.live = step
         membership = self.membership
         membership.transaction.final = True  # until the next step begins
         assert membership.control_tree is not None
-        if not self._unknown and (rank_state := self.rank_state()) != self._voted_state:
+        if not self._unknown and (rank_state := self.training.rank_state()) != self._voted_state:
             membership.control_tree.send_final_state(self._packed(rank_state))
         if not self.agreed.facts and not self._unknown:
             self.agreed.facts = True
@@ -300,28 +272,8 @@ class RecoveryManager:
             self._record()
         return True
 
-    def _undo(self) -> None:
-        training = self.training
-        self._apply_rank_state(self._begin["rank_state"])
-        for scheduler, state in zip(training.schedulers, self._begin["schedulers"], strict=True):
-            scheduler.load_state_dict(state)
-        for optimizer, settings in zip(training.optimizers, self._begin["settings"], strict=True):
-            for group, values in zip(optimizer.param_groups, settings, strict=True):  # a scheduler has changed the learning rate
-                group.update(values)
-        for name, state in tree.unpickled(self._begin["extra"]).items():
-            present = training.extra.get(name)
-            if isinstance(present, Stateful):
-                present.load_state_dict(state)
-            else:
-                training.extra[name] = state
-        with torch.no_grad():
-            for one, value in zip(self._begin["places"], self.buffers.values(), strict=True):
-                put_values(one, value)
-        for parameter in training.model.parameters():
-            parameter.grad = None
-
     def lost_peer(self, error: BaseException) -> bool:
-        """Tell whether *error* follows from the loss of a peer, in joint work outside of a step; record the loss."""
+        """Return whether *error* follows from the loss of a peer, in joint work outside of a step; record the loss."""
         transaction = self.membership.transaction
         if _is_group_failure(error):
             transaction.fail(str(error))
@@ -365,7 +317,7 @@ class RecoveryManager:
                 self._start_over(error)
 
     def _switched(self, number: int) -> bool:
-        """Switch to the generation of a live migration; tell whether that succeeded."""
+        """Switch to the generation of a live migration; return whether that succeeded."""
         try:
             self.migrations.switch(number)
         except (PeerConnectionLost, GenerationEnded, RuntimeError) as error:
@@ -377,7 +329,7 @@ class RecoveryManager:
 
     def resume_at(self, step: int, rank_state: bytes) -> None:
         """Continue from *step*, with the generators and the position in the data of the process before."""
-        self._apply_rank_state(rank_state)
+        self.training.load_rank_state(rank_state)
         self.live = self._step = step
         self.new = False
 
@@ -399,7 +351,7 @@ class RecoveryManager:
         membership = self.membership
         membership.note_rendezvous()
         if not self.new and not self._undone:
-            # Others may wait in the step that this rank has not begun, in a group that has lost nobody.
+            # Others may wait in the step that this rank has not begun, in a group that has lost no member.
             membership.abandon_groups("this rank goes no further in this generation")
         if not self.new and membership.transaction.lost:
             self._report_broken(membership.transaction.why)
@@ -522,7 +474,7 @@ class RecoveryManager:
             control_tree.reduce(0, max)
         else:  # so that a new backup rank has the rank state before anything can happen to the protected one
             mine: dict[str, Any] = {"ok": True, "last": [generation.rank, *self.last] if knows else None}
-            told = control_tree.vote(mine, _merge_votes, {"ok": False, "last": None}, self._packed(self.rank_state()), self._keep)
+            told = control_tree.vote(mine, _merge_votes, {"ok": False, "last": None}, self._packed(self.training.rank_state()), self._keep)
             result["last"] = told["last"][1:] if told["last"] else None
         differs = self._differences(rendezvous, notes)
         membership.enter(generation)
@@ -569,13 +521,13 @@ class RecoveryManager:
     def _restore(self, found: RestorePlan, generation: GroupGeneration) -> tuple[int, float]:
         """Take this rank's state from other ranks and from snapshots in memory, as planned; return bytes and seconds."""
         transfer = StateTransfer(self.training, self.membership, generation)
-        moved, seconds = transfer.execute(found, self._rank_states, self._apply_rank_state)
+        moved, seconds = transfer.execute(found, self._rank_states, self.training.load_rank_state)
         begin, size = time.monotonic(), 0
         for fetch in found.fetches:
             if fetch.target == generation.rank:
                 self._half_restored = self._half_restored or bool(fetch.parts)
                 try:
-                    size += Restorer(self.training, self.memory).take(fetch, self._apply_rank_state)
+                    size += Restorer(self.training, self.memory).take(fetch, self.training.load_rank_state)
                 except RestoreError as spoiled:
                     tell(spoiled)
                     raise
@@ -663,14 +615,6 @@ class RecoveryManager:
         self.facts = {fact: {str(rank): one[fact] for rank, one in gathered.items()} for fact in mine}
 
 
-def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return a copy of the settings of *optimizer* by group: learning rates and the like."""
-    return [
-        {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"}
-        for group in optimizer.param_groups
-    ]
-
-
 def _merge_votes(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Merge two votes for a step, or two confirmations of a recovery."""
     both = (one, other)
@@ -688,7 +632,7 @@ def _merge_votes(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_group_failure(error: BaseException) -> bool:
-    """Tell whether *error* only says that ranks could not come together: the controller decides what follows."""
+    """Return whether *error* only means that ranks could not connect: the controller decides what follows."""
     if isinstance(error, PeerConnectionLost | GenerationEnded | TransferCorrupted | RestoreError):
         return True
     return isinstance(error, RuntimeError) and (is_peer_loss(error) or is_late_peer(error))
@@ -697,7 +641,7 @@ def _is_group_failure(error: BaseException) -> bool:
 def _holdings(reports: dict[int, dict[str, Any]], facts: dict[str, Any], stored: set[SnapshotRef]) -> list[RankHolding]:
     """Return the ranks' holdings for the planner.
 
-    When no rank is left that knows which states are copies of each other, snapshots tell; before the first step each state is its own.
+    When no rank is left that knows which states are copies of each other, snapshots show it; before the first step no state has copies.
     """
     shards = facts.get("shards") or {str(rank): shard for rank, shard in shards_by_rank(stored).items()}
     return [

@@ -16,7 +16,7 @@ from holdfast.authenticated_listener import PendingCallers, open_port
 HELLO_SECONDS: Final = 5.0
 """How long a caller may take to prove that it knows the token."""
 MAX_UNAUTHENTICATED: Final = 32
-"""Unauthenticated callers that have all of `HELLO_SECONDS`: with more of them each has a moment, so nobody can exhaust the descriptors."""
+"""Unauthenticated callers that have all of `HELLO_SECONDS`; with more, each has a moment, so that they cannot exhaust the descriptors."""
 MAX_HELLO: Final = 4096
 """Bytes that a caller may send before it has proved that it knows the token."""
 

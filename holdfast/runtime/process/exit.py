@@ -48,7 +48,7 @@ class SigtermHandler:
 
 
 def wait_until_idle(seconds: float = 1.0) -> bool:
-    """Wait until gloo's threads have released their last operation, at most so many *seconds*; tell whether they have.
+    """Wait until gloo's threads have released their last operation, at most so many *seconds*; return whether they have.
 
     Call it when the process is about to exit. In torch 2.13 the thread that ran the last collective wakes the waiting rank first and frees
     the operation after that, for which it needs the interpreter. If the rank has exited by then, Python ends the thread where C++ forbids
@@ -64,7 +64,7 @@ def wait_until_idle(seconds: float = 1.0) -> bool:
 
 
 def _any_gloo_thread_runs() -> bool:
-    """Tell whether any of gloo's threads runs, or would if there were a processor for it."""
+    """Return whether any of gloo's threads runs, or would if there were a processor for it."""
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it has exited
             stat = (task / "stat").read_text()

@@ -30,7 +30,7 @@ def begin() -> None:
 
 
 def store(command: Message) -> None:
-    """Store a command that came while the script runs again, or forward it if there is a receiver."""
+    """Store a command that arrives while the script runs again, or forward it if there is a receiver."""
     with _lock:
         if not _receiver:
             _commands.append(command)
@@ -48,7 +48,7 @@ def take_stored() -> list[Message]:
 
 
 def forward_to(receiver: Callable[[Message], None]) -> None:
-    """Send *receiver* the stored commands, and those that still come."""
+    """Send *receiver* the stored commands, and later ones."""
     with _lock:
         found = list(_commands)
         _commands.clear()

@@ -57,7 +57,7 @@ class StateLayout:
         return [*map(Tensor.data_ptr, self._plain), *(local_of(one).data_ptr() for one in self._sharded)]
 
     def fits(self) -> bool:
-        """Tell whether every tensor is still the same object, in the same memory."""
+        """Return whether every tensor is still the same object, in the same memory."""
         states = [one.state for one in self._training.optimizers]  # `load_state_dict` leaves the old one as it was, and makes another
         return (
             self._counts == [len(state) for state in states]

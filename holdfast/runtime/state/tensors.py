@@ -14,7 +14,7 @@ def local_of(tensor: Tensor) -> Tensor:
 
 
 def fills_its_memory(tensor: Tensor) -> bool:
-    """Tell whether *tensor* can be copied as the memory it lies in: contiguous, transposed or ``channels_last``.
+    """Return whether *tensor* can be copied as the memory it lies in: contiguous, transposed or ``channels_last``.
 
     This excludes tensors with gaps or shared elements, and those whose memory does not hold their values (a lazy conjugate).
     """

@@ -171,6 +171,13 @@ class Training:
 
     # -- loading the state of another rank, or of a snapshot ----------------------------------------------------------
 
+    def load_rank_state(self, rank_state: bytes) -> None:
+        """Load what `rank_state` returned."""
+        state = tree.unpickled(rank_state)
+        if self.data is not None and state["data"] is not None:
+            self.data.load_state_dict(state["data"])
+        rng.apply(state["rng"])
+
     def load_state(self, rest: bytes, found: Mapping[str, Tensor]) -> None:
         """Load what `transferable_state` returned: *found* are its tensors, this process's own where they could be filled."""
         self.load_tree(tree.unpickled(rest), found)
@@ -360,7 +367,7 @@ def _sharded_as(parameter: Tensor, value: Any) -> Any:  # noqa: ANN401 (an optim
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two tensors, or the local shards of them, are the same memory."""
+    """Return whether two tensors, or the local shards of them, are the same memory."""
     one, other = local_of(one), local_of(other)
     return one.data_ptr() == other.data_ptr() and one.numel() == other.numel()
 

@@ -36,7 +36,7 @@ def pack(value: object, key: str, tensors: dict[str, Tensor], *, scalars: bool =
 
 
 def is_mark(value: object) -> bool:
-    """Tell whether *value* is the mark of a tensor."""
+    """Return whether *value* is the mark of a tensor."""
     return isinstance(value, dict) and value.keys() == {_TENSOR}
 
 
