@@ -12,7 +12,7 @@ from tests.runtime.flow_double import Ended, Job, assert_undisturbed
 
 
 @pytest.mark.parametrize("told", [[2], [0, 1, 2, 3]], ids=["one rank", "all ranks"])
-def test_ranks_that_receive_sigterm_save_their_current_step(job: Job, whole: Ended, told: list[int]) -> None:
+def test_ranks_that_receive_sigterm_save_their_current_step(job: Job, undisturbed_run: Ended, told: list[int]) -> None:
     """Whichever rank receives it, the vote informs all; a later start continues from there, bit-equal."""
     flow = job("gate-8", save=100)
     for rank in range(flow.ranks):
@@ -30,10 +30,10 @@ def test_ranks_that_receive_sigterm_save_their_current_step(job: Job, whole: End
     assert flow.of("finished") == []
     flow.restart()
     assert {flow.hear("resumed", rank, generation=2)["step"] for rank in range(flow.ranks)} == {saved["step"]}
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_a_rank_lost_in_the_final_save_leaves_the_checkpoint_before(job: Job, whole: Ended) -> None:
+def test_a_rank_lost_in_the_final_save_leaves_the_checkpoint_before(job: Job, undisturbed_run: Ended) -> None:
     """Complete or not at all: the others wait for the controller, which has them stop or continue."""
     flow = job("gate-8", save=5, chaos=[{"rank": 1, "at": "saving", "step": 8, "do": "kill", "generation": 1}])
     for rank in range(flow.ranks):
@@ -44,4 +44,4 @@ def test_a_rank_lost_in_the_final_save_leaves_the_checkpoint_before(job: Job, wh
     assert [path.name for path in manifest.candidates(flow.folder / "checkpoints")] == ["step-00000005"]
     flow.restart()
     assert {flow.hear("resumed", rank, generation=2)["step"] for rank in range(flow.ranks)} == {5}
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
