@@ -26,7 +26,7 @@ from holdfast.agent.workers.fork_server import PROGRAM
 from holdfast.ports import free_port
 from holdfast.process import become_subreaper, die_with_parent, state_of
 from holdfast.protocol import LineBuffer, Message, encode, listen
-from holdfast.runtime.process.preload import USUAL_IMPORTS
+from holdfast.runtime.process.fork_server import USUAL_IMPORTS
 
 TOKEN: Final = "ab" * 16
 

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 from holdfast.runtime.groups.backends import BackendGroup
+from holdfast.runtime.groups.operations import StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.step_transaction import StepTransaction
-from holdfast.runtime.process.gloo_threads import wait_until_idle
+from holdfast.runtime.process.exit import wait_until_idle
 
 CALLS: Final = 1000
 GOAL_US: Final = 20.0
@@ -33,7 +33,7 @@ def _pair() -> tuple[Any, ManagedGroup]:
     """Return a gloo backend of one member, and a managed group over it."""
     backend = dist.ProcessGroupGloo(dist.PrefixStore("overhead", dist.HashStore()), 0, 1, MINUTE)
     group = ManagedGroup("overhead", [0], 0, StepTransaction(), MINUTE)
-    group.give(BackendGroup({"cpu": backend}), {})
+    group.replace_backend(BackendGroup({"cpu": backend}), {})
     return backend, group
 
 

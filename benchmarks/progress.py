@@ -25,7 +25,7 @@ from torch import nn
 from benchmarks.measuring import figure
 from holdfast.protocol import listen
 from holdfast.runtime import agent_client
-from holdfast.runtime.groups.in_flight import InFlightOperations
+from holdfast.runtime.groups.operations import InFlightOperations
 from holdfast.runtime.telemetry import replica_checksums
 from holdfast.runtime.telemetry.replica_checksums import ReplicaChecksums, sums_of
 from holdfast.runtime.telemetry.step_timing import StepTimer

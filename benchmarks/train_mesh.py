@@ -28,7 +28,7 @@ WIDTH = 64
 
 def rebuild_more() -> None:
     """Have groups counted as used, and broken, as the file ``rebuild`` asks."""
-    status = MembershipManager.status
+    status = MembershipManager.group_status
 
     def more(self: MembershipManager, generation: GroupGeneration) -> dict[str, list[int | bool]]:
         found = status(self, generation)
@@ -39,7 +39,7 @@ def rebuild_more() -> None:
                 found[name] = [operations, broken or what == "all", used or what == "all" or (what == "world" and name == world)]
         return found
 
-    MembershipManager.status = more  # type: ignore[method-assign]
+    MembershipManager.group_status = more  # type: ignore[method-assign]
 
 
 def die_if_asked(rank: int) -> None:

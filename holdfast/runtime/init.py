@@ -82,8 +82,8 @@ def _assemble(made: MembershipManager) -> None:
             dry_run.record = made.find_record
     else:
         made.record()
-    link().listen(answering(made.hear))
-    restart_script.forward_to(made.hear)
+    link().listen(answering(made.receive))
+    restart_script.forward_to(made.receive)
     if not comes_later:
         made.begin()
     store = made.generation_store.prefixed("torch", default_pg_timeout) if made.generation_store is not None else dist.HashStore()

@@ -34,9 +34,8 @@ from holdfast.runtime.groups.recorded_collectives import WARM_UP_STEPS
 from holdfast.runtime.groups.recovery_manager import RecoveryManager
 from holdfast.runtime.process import standby as parking
 from holdfast.runtime.process import successor
-from holdfast.runtime.process.gloo_threads import wait_until_idle
+from holdfast.runtime.process.exit import EXIT_STATUS, SigtermHandler, wait_until_idle
 from holdfast.runtime.process.restart_script import RestartScript
-from holdfast.runtime.process.sigterm import EXIT_STATUS, SigtermHandler
 from holdfast.runtime.process.standby import OffloadedState, Roles
 from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace, WriteWish
 from holdfast.runtime.snapshots.copy_schedule import PROFILE
@@ -235,7 +234,7 @@ class Session(AbstractContextManager["Session"]):
             snapshotter.control = recovery.agreed.control
             self._tell_profile()
             if snapshotter.due(self.step):
-                snapshotter.take(self.step, recovery.initial_rank_state, recovery.buffers)
+                snapshotter.take(self.step, recovery.backup.rank_state, recovery.backup.buffers)
             return
         if self.step and (snapshotter.counts.steps in AGREE_FIRST or self.step % AGREE == PROFILE):
             told = world.gather((self._training.sample(), snapshotter.planning.wanted, snapshotter.planning.control))
@@ -302,7 +301,7 @@ class Session(AbstractContextManager["Session"]):
     def _copies_of(self, group: dist.ProcessGroup | None, present: int) -> int:
         """Return how many members *group* has at the job's full width: places may be vacant, or all ranks have begun on fewer nodes."""
         managed, everybody = dist.group.WORLD if group is None else group, membership()
-        copies = len(managed.everybody) if isinstance(managed, ManagedGroup) else present
+        copies = len(managed.all_ranks) if isinstance(managed, ManagedGroup) else present
         ranks = World.present().size if everybody is None else everybody.width
         return max(copies, copies * int(os.environ.get("HOLDFAST_WIDTH") or 0) // ranks)
 
@@ -333,7 +332,7 @@ class Session(AbstractContextManager["Session"]):
     def _end_if_told(self) -> None:
         """Save the step that is done and end, if any rank was told to end: what lives is saved as a whole, or not at all."""
         recovery = self._recovery
-        told = self._sigterm_handler.told if recovery is None else recovery.agreed.stop and not recovery.needs_new_generation
+        told = self._sigterm_handler.received if recovery is None else recovery.agreed.stop and not recovery.needs_new_generation
         if not told or (recovery is None and World.present().size > 1):  # without a vote nobody knows at which step the others hear of it
             return
         if self._is_unsaved():
@@ -477,8 +476,8 @@ class Session(AbstractContextManager["Session"]):
                 self._generators = None
         self.step = recovery.live
         link().resumed(self.step, self.resumed_from if verdict["checkpoint"] is not None else None)
-        if is_new and self.step and verdict.get("told"):
-            loss, seconds = verdict["told"]  # the process before may have ended before it could tell of its last step
+        if is_new and self.step and verdict.get("last"):
+            loss, seconds = verdict["last"]  # the process before may have ended before it could tell of its last step
             self.loss = math.nan if loss is None else loss
             link().beat(self.step, loss, seconds, self._until)
 

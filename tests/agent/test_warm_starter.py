@@ -201,7 +201,7 @@ def test_what_cannot_be_imported_ahead_is_left_to_the_script(node: Node, flow: F
     flow.start(1)
     flow.exited()
     assert node.output().splitlines()[1:] == ["True False"], "what was printed ahead is not printed again"
-    assert "broken is not imported ahead: ZeroDivisionError" in (node.folder / "fork-server.log").read_text()
+    assert "broken is not preloaded: ZeroDivisionError" in (node.folder / "fork-server.log").read_text()
 
 
 def test_an_interpreter_without_holdfast_is_served_too(node: Node, flow: Flow, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The ports of workers: whatever knocks there, those who know the token are served, and nothing grows without a bound."""
+"""The ports of workers: whatever callers send, those with the token are served, and nothing grows without bound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from holdfast.authenticated_listener import BURST
-from holdfast.runtime.groups import control_tree, kv_store
+from holdfast.runtime.groups import control_tree, kv_store, token_server
 from holdfast.runtime.groups.control_tree import PeerAcceptor, call
 from holdfast.runtime.groups.kv_store import KvServer, KvStore, Verb
 from tests.fuzz.examples import ANYTHING, SOCKETS, mutated
@@ -40,12 +40,12 @@ SAYINGS: Final = [
 
 
 def memory() -> int:
-    """Return the bytes that this process holds in memory."""
+    """Return the resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def speak(port: int, data: bytes) -> bytes:
-    """Say *data* to whoever listens on *port*, and that there is no more; return what comes back until its end."""
+    """Send *data* to *port* and shut down the sending side; return the complete answer."""
     heard = b""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as line, contextlib.suppress(OSError):
         line.sendall(data)
@@ -57,7 +57,7 @@ def speak(port: int, data: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[KvServer, KvStore]]:
-    """Give a store, and one that is connected to it all the while."""
+    """Host a store, and connect a client to it."""
     made = KvServer(0, TOKEN)
     mine = KvStore("127.0.0.1", made.port, TOKEN, LONG)
     yield made, mine
@@ -66,7 +66,7 @@ def server() -> Iterator[tuple[KvServer, KvStore]]:
 
 
 def serves(mine: KvStore) -> None:
-    """Tell that the store does its work."""
+    """Assert that the store works."""
     stamp = str(time.monotonic())
     mine.set("mine", stamp)
     assert mine.get("mine") == stamp.encode()
@@ -74,8 +74,8 @@ def serves(mine: KvStore) -> None:
 
 @given(data=some.binary(max_size=120) | some.sampled_from(SAYINGS).flatmap(mutated))
 @SOCKETS
-def test_a_stranger_gets_no_word_out_of_the_store(server: tuple[KvServer, KvStore], data: bytes) -> None:
-    """Unless it says the token, in which case it is none."""
+def test_a_caller_without_the_token_gets_no_answer(server: tuple[KvServer, KvStore], data: bytes) -> None:
+    """Unless it sends the token after all."""
     made, mine = server
     heard = speak(made.port, data)
     assert not heard or data.startswith(HELLO)
@@ -84,45 +84,45 @@ def test_a_stranger_gets_no_word_out_of_the_store(server: tuple[KvServer, KvStor
 
 @given(said=some.lists(some.sampled_from(SAYINGS) | some.sampled_from(SAYINGS).flatmap(mutated) | some.binary(max_size=40), max_size=6))
 @SOCKETS
-def test_a_rank_gone_mad_ends_its_own_connection_alone(server: tuple[KvServer, KvStore], said: list[bytes]) -> None:
-    """Verbs that there are none of, parts that are missing, lengths that lie."""
+def test_a_client_that_sends_garbage_loses_only_its_own_connection(server: tuple[KvServer, KvStore], said: list[bytes]) -> None:
+    """Unknown verbs, missing parts, wrong lengths."""
     made, mine = server
     speak(made.port, HELLO + b"".join(said))
     serves(mine)
 
 
-def test_a_stranger_cannot_have_megabytes_kept(server: tuple[KvServer, KvStore]) -> None:
-    """A frame that says how long it will be is refused before it has come."""
+def test_a_caller_without_the_token_cannot_make_the_server_store_megabytes(server: tuple[KvServer, KvStore]) -> None:
+    """An announced frame that is too long is refused before it arrives."""
     made, mine = server
     before = memory()
     with socket.create_connection(("127.0.0.1", made.port), timeout=20) as line:
-        line.sendall(struct.pack("!IBI", kv_store.LONGEST - 1, Verb.SET, 1))
-        with contextlib.suppress(ConnectionError):  # it is hung up on
+        line.sendall(struct.pack("!IBI", kv_store.MAX_FRAME - 1, Verb.SET, 1))
+        with contextlib.suppress(ConnectionError):  # the connection is closed
             for _ in range(64):
                 line.sendall(bytes(1 << 20))
-            pytest.fail("all of it was taken")
+            pytest.fail("all of it was received")
     serves(mine)
     assert memory() - before < 32 * 2**20
 
 
-def test_more_strangers_than_there_is_room_for_shut_nobody_out(server: tuple[KvServer, KvStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest go; who knows the token comes in among them."""
+def test_too_many_unauthenticated_callers_keep_no_client_out(server: tuple[KvServer, KvStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are dropped; a client with the token is accepted among them."""
     made, mine = server
-    monkeypatch.setattr(kv_store, "MAX_UNAUTHENTICATED", 20)
+    monkeypatch.setattr(token_server, "MAX_UNAUTHENTICATED", 20)
     with contextlib.ExitStack() as lines:
         idle = [lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=20)) for _ in range(60)]
         late = KvStore("127.0.0.1", made.port, TOKEN, LONG)
         serves(late)
         late.close()
-        assert idle[0].recv(1) == b""  # hung up on
-        wait_until(lambda: len(made._strangers) <= 20, seconds=20)
+        assert idle[0].recv(1) == b""  # closed
+        wait_until(lambda: len(made._pending) <= 20, seconds=20)
     serves(mine)
 
 
-def test_strangers_are_hung_up_on_though_nobody_else_comes(server: tuple[KvServer, KvStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have their time, and no more."""
+def test_unauthenticated_callers_are_dropped_after_their_time(server: tuple[KvServer, KvStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when no other caller comes."""
     made, mine = server
-    monkeypatch.setattr(kv_store, "HELLO_SECONDS", 0.3)
+    monkeypatch.setattr(token_server, "HELLO_SECONDS", 0.3)
     with contextlib.ExitStack() as lines:
         idle = [lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=30)) for _ in range(3)]
         assert [line.recv(1) for line in idle] == [b""] * 3
@@ -130,23 +130,22 @@ def test_strangers_are_hung_up_on_though_nobody_else_comes(server: tuple[KvServe
 
 
 @pytest.mark.parametrize("of", ["store", "acceptor"])
-def test_many_strangers_cost_a_training_process_no_threads_and_few_descriptors(
+def test_many_unauthenticated_callers_cost_no_threads_and_few_descriptors(
     of: str, server: tuple[KvServer, KvStore], acceptor: PeerAcceptor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They come at once and stay; a moment later there are few of them, long before the time for a hello is over."""
-    for one in (kv_store, control_tree):
-        monkeypatch.setattr(one, "HELLO_SECONDS", 1000.0)
-    made, most = (server[0], kv_store.MAX_UNAUTHENTICATED) if of == "store" else (acceptor, control_tree.MAX_UNAUTHENTICATED)
+    """They connect at once and stay; a moment later few are left, long before the time for a hello is over."""
+    monkeypatch.setattr(token_server, "HELLO_SECONDS", 1000.0)
+    made: KvServer | PeerAcceptor = server[0] if of == "store" else acceptor
     threads, seen = threading.active_count(), list[int]()
 
     def few() -> bool:
         seen.append(threading.active_count())
-        return len(made._strangers) <= most
+        return len(made._pending) <= token_server.MAX_UNAUTHENTICATED
 
     with contextlib.ExitStack() as lines:
         for _ in range(2 * BURST):
             lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=30))
-            assert len(made._strangers) <= BURST + 1
+            assert len(made._pending) <= BURST + 1
         wait_until(few, seconds=20)
         assert max(seen) <= threads
     (serves(server[1]) if of == "store" else lets_in(acceptor, 5))
@@ -157,14 +156,14 @@ def test_many_strangers_cost_a_training_process_no_threads_and_few_descriptors(
 
 @pytest.fixture(scope="module")
 def acceptor() -> Iterator[PeerAcceptor]:
-    """Give a desk at which other ranks knock."""
+    """Return an acceptor for other ranks."""
     made = PeerAcceptor(TOKEN)
     yield made
     made.close()
 
 
 def lets_in(acceptor: PeerAcceptor, incarnation: int) -> None:
-    """Tell that the desk lets a rank in."""
+    """Assert that the acceptor accepts a rank."""
     with call(("127.0.0.1", acceptor.port), TOKEN, 3, incarnation) as line:
         found: list[socket.socket] = []
 
@@ -190,8 +189,8 @@ HELLOS: Final = some.dictionaries(some.sampled_from(("token", "rank", "incarnati
 
 @given(data=some.binary(max_size=80) | HELLOS | mutated(knock(json.dumps({"token": TOKEN, "rank": 1, "incarnation": 1}).encode())))
 @SOCKETS
-def test_whatever_knocks_at_a_desk_the_next_rank_is_let_in(acceptor: PeerAcceptor, data: bytes) -> None:
-    """And no thread ends with a traceback, which pytest would make an error of."""
+def test_an_acceptor_accepts_the_next_rank_whatever_callers_send(acceptor: PeerAcceptor, data: bytes) -> None:
+    """And no thread ends with a traceback, which pytest would report as an error."""
     with socket.create_connection(("127.0.0.1", acceptor.port), timeout=20) as line:
         line.sendall(data)  # where it is a hello after all, the desk keeps the line
     lets_in(acceptor, 1)
@@ -207,16 +206,16 @@ def test_whatever_knocks_at_a_desk_the_next_rank_is_let_in(acceptor: PeerAccepto
     ],
     ids=["deep", "deep token", "infinite", "list"],
 )
-def test_a_hello_that_nobody_thought_of_is_hung_up_on(acceptor: PeerAcceptor, body: bytes) -> None:
-    """Nesting up to the interpreter's limit, numbers that are none."""
+def test_an_unusual_hello_is_rejected(acceptor: PeerAcceptor, body: bytes) -> None:
+    """Nesting up to the interpreter's limit, infinite numbers."""
     assert speak(acceptor.port, knock(body)) == b""
     lets_in(acceptor, 2)
 
 
-def test_who_says_a_byte_now_and_then_is_hung_up_on(acceptor: PeerAcceptor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hello has its time as a whole, not each byte of it; and a desk full of them lets the next rank in."""
-    monkeypatch.setattr(control_tree, "HELLO_SECONDS", 1.0)
-    monkeypatch.setattr(control_tree, "MAX_UNAUTHENTICATED", 10)
+def test_a_caller_that_sends_a_byte_now_and_then_is_dropped(acceptor: PeerAcceptor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is for the complete hello, not for each byte; an acceptor full of such callers accepts the next rank."""
+    monkeypatch.setattr(token_server, "HELLO_SECONDS", 1.0)
+    monkeypatch.setattr(token_server, "MAX_UNAUTHENTICATED", 10)
     with contextlib.ExitStack() as lines:
         slow = [lines.enter_context(socket.create_connection(("127.0.0.1", acceptor.port), timeout=20)) for _ in range(30)]
         lets_in(acceptor, 3)
@@ -224,7 +223,7 @@ def test_who_says_a_byte_now_and_then_is_hung_up_on(acceptor: PeerAcceptor, monk
         def gone() -> bool:
             with contextlib.suppress(ConnectionError):
                 slow[-1].sendall(b"\0")
-            return not acceptor._strangers
+            return not acceptor._pending
 
         wait_until(gone, seconds=30)
     lets_in(acceptor, 4)

@@ -1,6 +1,6 @@
 """Managed groups on a GPU: the version gate, NCCL under a managed group, and state that goes through pinned memory.
 
-What is claimed of a GPU is tried on the processor too: a test that nobody here can run must not grow old unseen.
+The tests run on the CPU too, so that they stay valid where no GPU is available.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch.multiprocessing as mp
 
 from holdfast.runtime.groups import state_transfer
 from holdfast.runtime.groups.backends import BuildOptions, build, nccl_can_abort
+from holdfast.runtime.groups.operations import StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.step_transaction import StepTransaction
 from holdfast.runtime.state.training import Training
 
 pytestmark = pytest.mark.gpu
@@ -29,7 +29,7 @@ on_both = pytest.mark.parametrize(
 LONG = timedelta(minutes=5)
 
 
-def test_an_nccl_that_can_hang_in_its_abort_is_known() -> None:
+def test_versions_of_nccl_whose_abort_can_hang_are_rejected() -> None:
     """The gate of `holdfast.runtime.groups.backends`; it needs no GPU."""
     assert not nccl_can_abort((2, 28, 8))
     assert not nccl_can_abort((2, 27, 9))
@@ -39,7 +39,7 @@ def test_an_nccl_that_can_hang_in_its_abort_is_known() -> None:
 
 @on_both
 def test_collectives_go_through_the_library_of_their_device(device: str) -> None:
-    """One rank, a device of its own: the operation runs, and another group can be put under it. Given up, it changes nothing."""
+    """One rank with its own device: the operation runs, the backend can be replaced, and an abandoned group changes nothing."""
     if device == "cuda" and not nccl_can_abort(tuple(torch.cuda.nccl.version())):
         pytest.skip("the NCCL of this GPU is older than the gate allows")
     devices = ("cpu", "cuda") if device == "cuda" else ("cpu",)
@@ -51,10 +51,10 @@ def test_collectives_go_through_the_library_of_their_device(device: str) -> None
             f"turn-{turn}",
             0,
             1,
-            way=BuildOptions(devices=devices, timeout=LONG, host="127.0.0.1", first=turn == 0),
+            options=BuildOptions(devices=devices, timeout=LONG, host="127.0.0.1", first=turn == 0),
             is_cancelled=lambda: False,
         )
-        before = group.give(inner, {0: turn})
+        before = group.replace_backend(inner, {0: turn})
         if before is not None:
             before.close()
         here = torch.full((4,), 3.0, device=device)
@@ -70,7 +70,9 @@ def test_collectives_go_through_the_library_of_their_device(device: str) -> None
 
 def _move(rank: int, port: int, folder: str, device: str) -> None:
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=60))
-    inner = build(store, "pair", rank, 2, way=BuildOptions(devices=("cpu",), timeout=LONG, host="127.0.0.1"), is_cancelled=lambda: False)
+    inner = build(
+        store, "pair", rank, 2, options=BuildOptions(devices=("cpu",), timeout=LONG, host="127.0.0.1"), is_cancelled=lambda: False
+    )
     torch.manual_seed(1)
     images = torch.randn(2, 3, 5, 7, device=device).to(memory_format=torch.channels_last)
     tensors = [
@@ -92,7 +94,7 @@ def _move(rank: int, port: int, folder: str, device: str) -> None:
 
 @on_both
 def test_state_arrives_as_it_was_sent(tmp_path: Path, device: str) -> None:
-    """Two processes on one device, that of a GPU through pinned memory: what arrives has the digest of what was sent."""
+    """Two processes on one device, a GPU through pinned memory: the received state has the digest of the sent one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -103,10 +105,10 @@ def test_state_arrives_as_it_was_sent(tmp_path: Path, device: str) -> None:
 
 @on_both
 @pytest.mark.parametrize("settings", [{"fused": True}, {"capturable": True}, {"foreach": True}], ids=str)
-def test_an_optimizer_that_counts_on_its_device_goes_on_there(device: str, settings: dict[str, Any]) -> None:
-    """Its state is handed over to a process that has just been started; both take the same step after that."""
+def test_an_optimizer_that_counts_on_its_device_continues_there(device: str, settings: dict[str, Any]) -> None:
+    """Its state is transferred to a new process; both take the same step after that."""
     if device == "cpu":
-        settings = {name: value for name, value in settings.items() if name != "capturable"}  # torch has that on GPUs alone
+        settings = {name: value for name, value in settings.items() if name != "capturable"}  # torch supports that on GPUs only
     trainings = []
     for seed in range(2):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Faults that a script does to itself, each at a named place of a named step: ``CHAOS`` in the environment is a list of them.
+"""Faults that a script injects into itself, each at a named place of a named step: ``CHAOS`` in the environment lists them.
 
 A fault names the process it is for: its rank, and the generation in which the process took it.
 """
@@ -27,7 +27,7 @@ from holdfast.runtime.groups.membership import MembershipManager, membership
 from holdfast.runtime.groups.migration import LiveMigrations, Prepared
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.groups.recovery_manager import RecoveryManager
-from holdfast.runtime.groups.transfer_plan import TransferPlan
+from holdfast.runtime.groups.state_transfer import StateTransfer
 from holdfast.runtime.snapshots.copier import _HostCopier
 from holdfast.runtime.snapshots.restore import Restorer
 from holdfast.runtime.world import World
@@ -38,12 +38,12 @@ class Mistake(Exception):
 
 
 def fault(rank: int, at: str, step: int | None = None, *, do: str = "kill", generation: int = 1) -> dict[str, Any]:
-    """Return a fault: at the place *at* of *step* the process that took *rank* in *generation* does something to itself."""
+    """Return a fault of the process that took *rank* in *generation*, at the place *at* of *step*."""
     return {"rank": rank, "at": at, "step": step, "do": do, "generation": generation}
 
 
 def reach(at: str, step: int | None = None) -> None:
-    """Do what is due at this place."""
+    """Inject the faults of this place."""
     if os.environ.get("HOLDFAST_STANDBY"):
         return
     here = {"rank": int(os.environ["RANK"]), "generation": int(os.environ["HOLDFAST_GENERATION"]), "at": at, "step": step}
@@ -54,13 +54,13 @@ def reach(at: str, step: int | None = None) -> None:
 
 
 def gate(folder: Path, name: str = "gate") -> None:
-    """Wait until the flow opens the gate; a standby does not wait for itself."""
+    """Wait until the controller opens the gate; a standby does not wait."""
     while not os.environ.get("HOLDFAST_STANDBY") and not (folder / name).exists():
         time.sleep(0.005)
 
 
 _done: list[dict[str, Any]] = []
-"""Each fault happens once, although a step may be tried twice."""
+"""Each fault happens once, although a step may be retried."""
 
 
 def _kill() -> None:
@@ -76,7 +76,7 @@ def _raise() -> None:
 
 
 def _device() -> None:
-    """Raise what torch raises, at every call from then on, when the GPU of this process is gone."""
+    """Raise what torch raises at every call after the GPU of this process has failed."""
     raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
 
 
@@ -104,7 +104,7 @@ ACTS: dict[str, Callable[[], None]] = {"kill": _kill, "stop": _stop, "raise": _r
 
 
 def _around(kind: type, name: str, before: str, after: str = "") -> None:
-    """Make places of the beginning and the end of a method of the runtime's own."""
+    """Make the start and the end of a runtime method places for faults."""
     real = getattr(kind, name)
 
     def method(self: Any, *args: Any, **more: Any) -> Any:
@@ -119,9 +119,9 @@ def _around(kind: type, name: str, before: str, after: str = "") -> None:
 
 
 def _before_answers() -> None:
-    """Make a place before each answer to a vote: ``answer-2`` is where the root is about to tell rank 2 how a vote ended.
+    """Make a place before each answer to a vote: at ``answer-2`` the root is about to send rank 2 the result of a vote.
 
-    ``tell-2`` is where it is about to pass on to rank 2 what rank 0 told all.
+    At ``tell-2`` it is about to send rank 2 what rank 0 broadcasts.
     """
     real, tell, telling = TreePeer.send, World.told, []
 
@@ -143,7 +143,7 @@ def _before_answers() -> None:
 
 
 def _before_operations() -> None:
-    """Make a place before each operation of a group, under its name: ``send`` is where a stage is about to pass something on."""
+    """Make a place before each operation of a group, under its name."""
     real = ManagedGroup._run
 
     def run(self: ManagedGroup, name: str, *args: Any, **more: Any) -> Any:
@@ -154,32 +154,32 @@ def _before_operations() -> None:
 
 
 def _in_planned_moves() -> None:
-    """Make places of the beginnings of a rank's and a newcomer's preparation; and have a rank say that it knows it may switch."""
-    build, take_over, hear = LiveMigrations._build, LiveMigrations.take_over, LiveMigrations.hear
+    """Make places at the start of the preparation of a rank and of a new process; have a rank report that it may switch."""
+    build, take_over, hear = LiveMigrations._build, LiveMigrations.take_over, LiveMigrations.receive
 
     def preparing(self: LiveMigrations, prepared: Prepared) -> None:
         reach("preparing")
         build(self, prepared)
 
-    def coming(self: LiveMigrations, order: Message) -> None:
+    def coming(self: LiveMigrations, command: Message) -> None:
         reach("coming")
-        take_over(self, order)
+        take_over(self, command)
 
-    def heard(self: LiveMigrations, order: Message) -> None:
-        hear(self, order)
-        if order.get("do") == "switch":
-            link().report("may switch", generation=order["generation"])
+    def heard(self: LiveMigrations, command: Message) -> None:
+        hear(self, command)
+        if command.get("do") == "switch":
+            link().report("may switch", generation=command["generation"])
 
-    LiveMigrations._build, LiveMigrations.take_over, LiveMigrations.hear = preparing, coming, heard  # type: ignore[method-assign]
+    LiveMigrations._build, LiveMigrations.take_over, LiveMigrations.receive = preparing, coming, heard  # type: ignore[method-assign]
 
 
 if "CHAOS" in os.environ:  # in a worker: a test that only names faults must not break its own process
     _around(RecoveryManager, "_decide", "vote", "voted")
     _around(MembershipManager, "connect_neighbours", "meeting")
     _around(MembershipManager, "rebuild", "rebuilding")
-    _around(TransferPlan, "_receive", "loading", "loaded")
+    _around(StateTransfer, "_receive", "loading", "loaded")
     _around(Saver, "save", "saving")
-    _around(TransferPlan, "_send", "giving")
+    _around(StateTransfer, "_send", "giving")
     _around(Slot, "begin", "opening", "opened")
     _around(_HostCopier, "copy", "copying", "copied")
     _around(Slot, "seal", "sealing", "sealed")

@@ -46,7 +46,7 @@ def workers() -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="session")
-def whole(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def undisturbed_run(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """Give one run of copies, all ranks the same model, that nothing disturbs."""
     return undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "copies", UNTIL))
 

@@ -1,4 +1,4 @@
-"""Flow and agents in one: forks real ranks, hears what they say, and has the survivors of a fault regroup as the flow does."""
+"""Controller and agents in one: forks real ranks, receives their messages, and has the survivors of a fault regroup."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class FlowDouble:
     def standby(
         self, number: int, roles: Sequence[Sequence[int]] | None = None, park: int = 0, *, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start a standby; `hear` tells when it has parked."""
+        """Start a standby; `hear` returns when it is offloaded."""
         known = [list(role) for role in roles or [range(self.ranks)]]
         status = {"HOLDFAST_STANDBY": str(number), "HOLDFAST_ROLES": json.dumps(known), "HOLDFAST_WAITING_ROLE": str(park)}
         self._fork(f"s{number}", {**self._of(min(known[park])), **status, **(environment or {})}, f"standby-{number}")
@@ -153,12 +153,12 @@ class FlowDouble:
         return self.folder / "memory" / self.places[rank]
 
     def snapshots(self, rank: int) -> list[tuple[int, Path]]:
-        """Return the whole snapshots that *rank* has taken on its node: their steps and files, oldest first."""
+        """Return the complete snapshots of *rank* on its node: steps and files, oldest first."""
         found = {path: label for path, label in labels(self.memstore(rank)).items() if label.rank == rank}
         return sorted((label.step, path) for path, label in found.items())
 
     def restart(self) -> None:
-        """Kill whoever lives and start all ranks anew, as the flow does when nobody can go on."""
+        """Kill all living ranks and start all again, as the controller does when none can continue."""
         before = {self.pids[rank] for rank in range(self.ranks)}
         for pid in before - self.workers.ended().keys():
             os.kill(pid, signal.SIGKILL)
@@ -199,7 +199,7 @@ class FlowDouble:
         os.kill(self.pids[key], number)
 
     def _succeed(self, before: int, pid: int) -> None:
-        """Have another process stand for a rank or a standby."""
+        """Take another process as a rank or a standby."""
         self._all.append(pid)
         if before in self._rank_of:
             self._rank_of[pid] = self._rank_of[before]
@@ -231,17 +231,17 @@ class FlowDouble:
                     self.heard.append({**message, "pid": pid})
 
     def of(self, word: str, key: int | str | None = None) -> list[Message]:
-        """Return what was said with *word*, by the present process of *key* if it is given."""
+        """Return the messages *word*, of the current process of *key* if it is given."""
         pid = None if key is None else self.pids[key]
         return [one for one in list(self.heard) if one["t"] == word and pid in (None, one["pid"])]
 
     def hear(self, word: str, key: int | str | None = None, **fields: Any) -> Message:
-        """Wait until somebody (*key*, if it is given) has said *word* with these *fields*."""
+        """Wait for a message *word* with these *fields*, from *key* if it is given."""
         found = self.until(lambda: [one for one in self.of(word, key) if fields.items() <= one.items()], f"'{word}' of {key} with {fields}")
         return found[0]
 
     def until(self, predicate: Callable[[], T], what: str) -> T:
-        """Wait for *predicate*; a failure shows the logs of all."""
+        """Wait for *predicate*; a failure shows all logs."""
         return wait_until(predicate, seconds=SECONDS, explain=lambda: f"{what} did not come about.\n{self.logs()}")
 
     def until_dead(self, *keys: int | str) -> None:
@@ -256,11 +256,11 @@ class FlowDouble:
         self.until(lambda: path.read_text().rpartition(")")[2].split()[0] == "T", f"the stop of {rank}")
 
     def pass_gate(self, name: str = "gate") -> None:
-        """Let the ranks that wait at a gate of their script go on."""
+        """Open a gate at which ranks wait in their script."""
         (self.folder / name).touch()
 
     def logs(self) -> str:
-        """Return the ends of all logs and of what was said."""
+        """Return the ends of all logs and of the messages."""
         said = [{name: value for name, value in one.items() if name != "traceback"} for one in list(self.heard) if one["t"] != "beat"]
         texts = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log"))]
         return "\n".join([*texts, "--- said", *(str(one) for one in said[-40:])])
@@ -268,12 +268,12 @@ class FlowDouble:
     # -- orders -------------------------------------------------------------------------------------------------------
 
     def send(self, key: int | str, message: Message) -> None:
-        """Tell the present process of *key* something, once it listens."""
+        """Send a command to the current process of *key*, once it listens."""
         self.until(lambda: self.pids[key] in self._lines, f"the line of {key}")
         self._lines[self.pids[key]].sendall(encode(message))
 
     def abandon(self, lost: Sequence[int]) -> None:
-        """Have the survivors leave every wait, and kill those who are lost and still live."""
+        """Have the survivors leave every wait, and kill lost ranks that still live."""
         for rank in self.incarnations:
             if rank in lost:
                 with suppress(ProcessLookupError):
@@ -328,7 +328,7 @@ class FlowDouble:
         return start
 
     def _facts(self, generation: int, changed: Sequence[int], since: int) -> Message:
-        """Return what everybody must know of a coming *generation*."""
+        """Return what every process must know of the next *generation*."""
         return {
             "generation": generation,
             "world": len(self.incarnations),
@@ -347,7 +347,7 @@ class FlowDouble:
             self.send(rank, message)
 
     def mended(self) -> list[Message]:
-        """Wait until every rank has regrouped in the present generation; return what they say."""
+        """Wait until every rank has regrouped in the current generation; return their reports."""
 
         def told() -> dict[int, Message]:
             assert not [one for one in self.of("cannot") if one["generation"] == self.generation], self.logs()
@@ -362,7 +362,7 @@ class FlowDouble:
     # -- planned moves ------------------------------------------------------------------------------------------------
 
     def prepare(self, rank: int, standby: str) -> None:
-        """Have everybody get ready, beside training, for *rank* to go on in *standby*; the next is to `switch`, or to `forget` it."""
+        """Have all prepare, alongside training, for *rank* to migrate to *standby*; then `switch`, or `forget` it."""
         self.newest += 1
         facts = {"do": "prepare", **self._facts(self.newest, [rank], self.generation), "leavers": [rank]}
         if self.serve == rank:
@@ -374,7 +374,7 @@ class FlowDouble:
         self.send(standby, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
 
     def widen(self, standbys: Mapping[int, str]) -> None:
-        """Have everybody get ready, beside training, for *standbys* to take the vacant places of the ranks named there."""
+        """Have all prepare, alongside training, for *standbys* to take the vacant places of the ranks named there."""
         self.newest += 1
         facts = {"do": "prepare", **self._facts(self.newest, sorted(standbys), self.generation), "leavers": []}
         facts["world"] = len(self.incarnations) + len(standbys)
@@ -386,7 +386,7 @@ class FlowDouble:
             self.send(standby, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
 
     def widened(self) -> None:
-        """Wait until everybody has changed over."""
+        """Wait until all have switched."""
         for standby in self.coming.values():
             self.hear("switched", standby, generation=self.newest)
         self.generation = self.newest
@@ -399,20 +399,20 @@ class FlowDouble:
             self.hear("switched", one, generation=self.generation)
 
     def prepared(self) -> None:
-        """Wait until all ranks and the one that comes are ready to change over."""
+        """Wait until all ranks and the new process are ready to switch."""
         keys: list[int | str] = [*self.incarnations, *self.coming.values()]
         for key in keys:
             self.hear("prepared", key, generation=self.newest)
 
     def may_switch(self) -> None:
-        """Let everybody change over; wait until each rank knows, so that its next vote says so."""
+        """Allow all to switch; wait until each rank knows, so that its next vote says so."""
         for rank in self.incarnations:
             self.send(rank, {"do": "switch", "generation": self.newest})
         for rank in self.incarnations:
             self.hear("may switch", rank, generation=self.newest)
 
     def switched(self) -> list[Message]:
-        """Wait until all have changed over and the leaving process has ended; return what they say, rank by rank."""
+        """Wait until all have switched and the leaving process has exited; return their reports by rank."""
         rank, standby, facts = self.moving
         leaver = self.pids[rank]
         self.hear("left", rank)
@@ -426,7 +426,7 @@ class FlowDouble:
         return [self.hear("switched", one, generation=self.generation) for one in range(self.ranks)]
 
     def forget(self) -> None:
-        """Give the planned move up: whoever lives forgets it, and the process that was to come ends."""
+        """Cancel the migration: living ranks drop it, and the new process exits."""
         for rank in range(self.ranks):
             self._tell(rank, {"do": "forget", "generation": self.newest})
         with suppress(ProcessLookupError):
@@ -436,7 +436,7 @@ class FlowDouble:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> Ended:
-        """Wait until all ranks have ended; return how."""
+        """Wait until all ranks have exited; return their results."""
         mine = [self.pids[rank] for rank in self.incarnations]
         status = self.until(lambda: (ended := self.workers.ended()).keys() >= set(mine) and [ended[pid] for pid in mine], "the end of all")
         assert status
@@ -446,7 +446,7 @@ class FlowDouble:
         return Ended(told, self.losses(), status)
 
     def losses(self) -> list[dict[int, float | None]]:
-        """Return what each rank has committed, by step; a step that is done again must have the same loss."""
+        """Return the losses that each rank committed, by step; a repeated step must have the same loss."""
         found: list[dict[int, float | None]] = [{} for _ in range(self.ranks)]
         for beat in self.of("beat"):
             kept = found[self._rank_of[beat["pid"]]].setdefault(beat["step"], beat["loss"])
@@ -454,7 +454,7 @@ class FlowDouble:
         return found
 
     def close(self) -> None:
-        """End whatever is left."""
+        """Kill all remaining processes."""
         for pid in set(self._all) - self.workers.ended().keys():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -469,11 +469,11 @@ UNTIL = 16
 """Steps of a job."""
 
 Job = Callable[..., FlowDouble]
-"""Makes and begins a job; what is left of it ends with the test."""
+"""Makes and starts a job; its remaining processes end with the test."""
 
 
 def undisturbed(flow: FlowDouble) -> Ended:
-    """Return how *flow* ends when nothing disturbs it."""
+    """Return the results of *flow* without any fault."""
     ended = flow.begin().finish()
     assert ended.status == [0] * flow.ranks, flow.logs()
     assert sorted(ended.losses[0]) == list(range(1, UNTIL + 1))
@@ -482,7 +482,7 @@ def undisturbed(flow: FlowDouble) -> Ended:
 
 
 def assert_undisturbed(flow: FlowDouble, whole: Ended) -> None:
-    """Check that every rank ends with the parameters, and every committed step has the loss, of the run that nothing disturbed."""
+    """Assert that every rank has the final parameters, and every committed step the loss, of the undisturbed run."""
     ended = flow.finish()
     assert ended.status == [0] * flow.ranks, flow.logs()
     assert ended.told == whole.told

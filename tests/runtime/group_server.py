@@ -42,7 +42,7 @@ def main() -> None:
             pid = os.fork()
             if not pid:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-                fork_server._become({**order, "agent": server}, 0, begin)
+                fork_server._become_worker({**order, "agent": server}, 0, begin)
                 end()
             children.begun(pid)
             say({"pid": pid})

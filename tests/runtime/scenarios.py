@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import holdfast
 from holdfast.runtime.peer_errors import describe
-from holdfast.runtime.process.gloo_threads import wait_until_idle
+from holdfast.runtime.process.exit import wait_until_idle
 from holdfast.runtime.session import Session
 from tests.runtime.damage import names
 

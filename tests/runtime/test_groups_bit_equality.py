@@ -1,6 +1,6 @@
-"""The examples under faults: the loss of every step and all that every rank ends with are those of an undisturbed run, to the bit.
+"""The examples under faults: the loss of every step and the final state of every rank are bit-equal to an undisturbed run.
 
-Pipeline x data, sharded and replicated models recover from kills, plain copies from faults in the middle of a recovery or a planned move.
+Pipeline x data, sharded and replicated models recover from kills, plain copies from faults in the middle of a recovery or a live migration.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FIRST, LAST = [0, 1], [2, 3]
 """Ranks of a pipeline's first and last stage."""
 
 
-def parked(flow: FlowDouble, count: int = 1) -> None:
-    """Start so many standbys, once the job has told of its roles, and wait until all have parked."""
+def start_standbys(flow: FlowDouble, count: int = 1) -> None:
+    """Start so many standbys, once the job has reported its roles, and wait until all are offloaded."""
     roles = flow.hear("roles")["roles"]
     for number in range(count):
         flow.standby(number, roles)
@@ -37,7 +37,7 @@ def stepped(flow: FlowDouble, step: int) -> None:
 
 
 def taken_over(flow: FlowDouble, rank: int, standby: str | None = None) -> tuple[set[str], set[int]]:
-    """Wait for the end of *rank* and have it taken over; nobody else changes. Return where the state came from, and of which steps."""
+    """Wait for the exit of *rank* and replace it alone; return the sources of the state and its steps."""
     others = {pid for one, pid in flow.pids.items() if one not in (rank, standby)}
     flow.until_dead(rank)
     flow.regroup([rank], {rank: standby} if standby else {})
@@ -47,24 +47,24 @@ def taken_over(flow: FlowDouble, rank: int, standby: str | None = None) -> tuple
 
 
 @pytest.fixture
-def alone(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
-    """Give what runs an example without any disturbance."""
+def run_undisturbed(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
+    """Return a function that runs an example undisturbed."""
     return lambda *argv, **more: undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "example", UNTIL, *argv, **more))
 
 
-def assert_forgotten(flow: FlowDouble, whole: Ended) -> None:
-    """Check that the move came to nothing, left its number unused, and did the training no harm."""
-    assert_undisturbed(flow, whole)
+def assert_forgotten(flow: FlowDouble, undisturbed_run: Ended) -> None:
+    """Check that the migration was dropped, that its number is unused, and that training is undisturbed."""
+    assert_undisturbed(flow, undisturbed_run)
     assert flow.of("switched") == flow.of("left") == []
     assert (flow.generation, {one["generation"] for one in flow.of("regrouped")}) == (3, {3})
 
 
-def test_both_stages_lose_a_rank_and_a_third_one_moves(job: Job, alone: Callable[..., Ended]) -> None:
-    """A standby takes over in the first stage, a fresh process in the last; then the host of the store moves while training goes on."""
-    whole = alone(*PIPELINE)
+def test_both_stages_lose_a_rank_and_a_third_one_migrates(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
+    """A standby replaces a rank of the first stage, a new process one of the last; then the host of the store migrates live."""
+    undisturbed_run = run_undisturbed(*PIPELINE)
     faults = [fault(1, "send", 6), fault(2, "send", 9)]
     flow = job(*PIPELINE, "gate-5", "gate-11", "gate-14", script="example", chaos=faults)
-    parked(flow, 2)
+    start_standbys(flow, 2)
     assert flow.hear("roles")["roles"] == [FIRST, LAST]
     standbys = flow.pids["s0"], flow.pids["s1"]
     flow.pass_gate("gate-5")
@@ -79,46 +79,46 @@ def test_both_stages_lose_a_rank_and_a_third_one_moves(job: Job, alone: Callable
     flow.pass_gate("gate-14")
     assert {one["step"] for one in flow.switched()} == {14}
     assert (flow.pids[1], flow.pids[0]) == standbys
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
     assert len(flow.of("regrouped")) == 2 * flow.ranks
 
 
-def test_interleaved_stages_lose_a_rank(job: Job, alone: Callable[..., Ended]) -> None:
-    """Every rank has two stages, and one dies between them: what takes its place has both."""
-    whole = alone(*INTERLEAVED)
+def test_interleaved_stages_lose_a_rank(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
+    """Every rank has two stages, and one dies between them: its replacement has both."""
+    undisturbed_run = run_undisturbed(*INTERLEAVED)
     flow = job(*INTERLEAVED, script="example", chaos=[fault(3, "send", 8)])
     assert taken_over(flow, 3) == ({"live"}, {7})
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_shards_that_nobody_else_holds_come_from_checkpoints(job: Job, alone: Callable[..., Ended]) -> None:
+def test_shards_without_a_copy_come_from_checkpoints(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
     """Both ranks are lost in turn, before and after the backward pass: the other goes back to the checkpoint in its process.
 
     The standby that becomes rank 1 has warmed up as rank 0, in the same process: it must not load the shards of that one.
     """
-    whole = alone(*SHARDED, ranks=2, stride=1)
+    undisturbed_run = run_undisturbed(*SHARDED, ranks=2, stride=1)
     faults = [fault(1, "reduce_scatter_single", 6), fault(0, "vote", 11)]
     flow = job(*SHARDED, "gate-5", script="example", ranks=2, stride=1, save=4, chaos=faults)
-    parked(flow)
+    start_standbys(flow)
     flow.pass_gate("gate-5")
     assert taken_over(flow, 1, "s0") == ({"checkpoint"}, {4})
     assert taken_over(flow, 0) == ({"checkpoint"}, {8})
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_a_replicated_shard_comes_from_its_living_copy(job: Job, alone: Callable[..., Ended]) -> None:
+def test_a_replicated_shard_comes_from_its_living_copy(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
     """Two shards on two ranks each, and no checkpoint anywhere; a standby that knows another shard takes over."""
-    whole = alone(*REPLICATED)
+    undisturbed_run = run_undisturbed(*REPLICATED)
     flow = job(*REPLICATED, "gate-5", script="example", chaos=[fault(3, "reduce_scatter_single", 8)])
-    parked(flow)
+    start_standbys(flow)
     flow.pass_gate("gate-5")
     assert taken_over(flow, 3, "s0") == ({"live"}, {7})
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
     assert not list((flow.folder / "checkpoints").glob("step-*"))
 
 
-def test_a_survivor_is_lost_while_groups_are_rebuilt(job: Job, whole: Ended) -> None:
-    """The others wait in a group that never comes about, the host of the store among them: the next generation frees them at once."""
+def test_a_survivor_is_lost_while_groups_are_rebuilt(job: Job, undisturbed_run: Ended) -> None:
+    """The others, the host of the store among them, wait in a group that is never complete: the next generation releases them."""
     flow = job(chaos=[fault(1, "backward", 7), fault(2, "rebuilding", 7)])
     flow.until_dead(1)
     flow.regroup([1])
@@ -126,13 +126,13 @@ def test_a_survivor_is_lost_while_groups_are_rebuilt(job: Job, whole: Ended) -> 
     assert flow.of("regrouped") == []
     flow.regroup([2])
     assert {(one["source"], one["step"]) for one in flow.mended()} == {("live", 6)}
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_who_stays_is_lost_while_the_move_is_prepared(job: Job, whole: Ended) -> None:
-    """Nobody who shares a group with it gets ready: all come out of the half-built groups and go on with a fresh rank 1."""
+def test_a_rank_that_stays_is_lost_while_the_migration_is_prepared(job: Job, undisturbed_run: Ended) -> None:
+    """No rank in a group with it gets ready: all leave the half-built groups and continue with a new rank 1."""
     flow = job("any", "gate-8", "gate-14", chaos=[fault(1, "preparing")])
-    parked(flow)
+    start_standbys(flow)
     flow.prepare(2, "s0")
     flow.pass_gate("gate-8")
     flow.until_dead(1)
@@ -141,14 +141,14 @@ def test_who_stays_is_lost_while_the_move_is_prepared(job: Job, whole: Ended) ->
     flow.regroup([1])
     flow.pass_gate("gate-14")
     assert {one["source"] for one in flow.mended()} == {"live"}
-    assert_forgotten(flow, whole)
+    assert_forgotten(flow, undisturbed_run)
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "preparing"])
-def test_who_comes_is_lost_before_the_switch(job: Job, whole: Ended, ready: bool) -> None:  # noqa: FBT001 (a case of the table)
-    """Training goes on in the groups it has, without a meeting; the next move to another standby goes well."""
+def test_the_new_process_is_lost_before_the_switch(job: Job, undisturbed_run: Ended, ready: bool) -> None:  # noqa: FBT001 (a case of the table)
+    """Training continues in its groups, without a rendezvous; the next migration, to another standby, succeeds."""
     flow = job("any", "gate-8", "gate-11", "gate-14", chaos=[] if ready else [fault(2, "coming", generation=2)])
-    parked(flow, 2)
+    start_standbys(flow, 2)
     flow.prepare(2, "s0")
     if ready:
         flow.prepared()
@@ -167,13 +167,13 @@ def test_who_comes_is_lost_before_the_switch(job: Job, whole: Ended, ready: bool
     assert {one["step"] for one in flow.switched()} == {14}
     assert flow.generation == 3
     assert flow.of("regrouped") == flow.of("broken") == []
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_who_leaves_is_lost_when_all_are_ready(job: Job, whole: Ended) -> None:
-    """Rank 0, who hosts the store of the present generation but not of the one that was to come: a fresh process takes its place."""
+def test_the_leaving_rank_is_lost_when_all_are_ready(job: Job, undisturbed_run: Ended) -> None:
+    """Rank 0, which hosts the store of the current generation but not of the next one: a new process replaces it."""
     flow = job("any", "gate-8", "gate-14")
-    parked(flow)
+    start_standbys(flow)
     flow.prepare(0, "s0")
     flow.pass_gate("gate-8")
     flow.prepared()
@@ -183,4 +183,4 @@ def test_who_leaves_is_lost_when_all_are_ready(job: Job, whole: Ended) -> None:
     flow.regroup([0])
     flow.pass_gate("gate-14")
     assert {one["source"] for one in flow.mended()} == {"live"}
-    assert_forgotten(flow, whole)
+    assert_forgotten(flow, undisturbed_run)

@@ -1,4 +1,4 @@
-"""Faults under managed groups: survivors stay in their process, and the training is that of one undisturbed run, to the bit."""
+"""Faults under managed groups: survivors stay in their process, and training is bit-equal to an undisturbed run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.runtime.chaos import fault
 from tests.runtime.flow_double import UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
 
 
-def test_each_rank_in_turn_is_killed_and_nobody_else_starts_anew(job: Job, whole: Ended) -> None:
-    """Rank 0, who hosts the store, and then each of the others: what takes its place holds what it held."""
+def test_each_rank_in_turn_is_killed_and_no_other_restarts(job: Job, undisturbed_run: Ended) -> None:
+    """Rank 0, which hosts the store, then each of the others: the replacement has the same state."""
     places = ["backward", "forward", "applied", "committed"]
     flow = job(chaos=[fault(rank, at, 4 + 3 * rank) for rank, at in enumerate(places)])
     first = dict(flow.pids)
@@ -20,22 +20,22 @@ def test_each_rank_in_turn_is_killed_and_nobody_else_starts_anew(job: Job, whole
         assert {flow.pids[other] for other in range(rank + 1, 4)} == {first[other] for other in range(rank + 1, 4)}
         flow.regroup([rank])
         flow.mended()
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
     assert flow.of("exception") == []
 
 
 @pytest.mark.parametrize(("lost", "at"), [([0, 3], "backward"), ([2, 3], "forward")], ids=["two", "node"])
-def test_two_at_once_are_replaced_together(job: Job, whole: Ended, lost: list[int], at: str) -> None:
-    """Two ranks of different nodes, and both ranks of one node: the light states of either are with buddies that live."""
+def test_two_at_once_are_replaced_together(job: Job, undisturbed_run: Ended, lost: list[int], at: str) -> None:
+    """Two ranks of different nodes, and both ranks of one node: the states of either are on surviving backup ranks."""
     flow = job(chaos=[fault(rank, at, 7) for rank in lost])
     flow.until_dead(*lost)
     flow.regroup(lost)
     assert all(one["rebuilt"] and one["source"] == "live" for one in flow.mended())
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_a_rank_lost_with_all_who_keep_its_light_state_is_beyond_repair_and_everybody_says_so(job: Job) -> None:
-    """Nobody has its generators and position, and there is no checkpoint: all say `cannot`, with the reason, and nobody goes on."""
+def test_a_rank_lost_with_all_its_backup_ranks_cannot_be_recovered_and_all_report_it(job: Job) -> None:
+    """No rank has its generators and position, and there is no checkpoint: all report the reason, and none continues."""
     lost = [1, 2, 3]
     flow = job(chaos=[fault(rank, "backward", 7) for rank in lost])
     flow.until_dead(*lost)
@@ -48,30 +48,30 @@ def test_a_rank_lost_with_all_who_keep_its_light_state_is_beyond_repair_and_ever
     assert flow.of("regrouped") == []
 
 
-def test_a_stopped_rank_is_killed_and_replaced(job: Job, whole: Ended) -> None:
-    """A stopped rank closes no connection: only the flow's order ends the wait of the others."""
+def test_a_stopped_rank_is_killed_and_replaced(job: Job, undisturbed_run: Ended) -> None:
+    """A stopped rank closes no connection: only the controller's command ends the wait of the others."""
     flow = job(chaos=[fault(2, "backward", 7, do="stop")])
     flow.until_stopped(2)
     assert flow.of("broken") == []
     flow.regroup([2])
     flow.mended()
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_cut_connections_cost_the_groups_and_no_process(job: Job, whole: Ended) -> None:
-    """All connections of one rank's groups end: everybody regroups, and nobody is replaced."""
+def test_cut_connections_cost_the_groups_and_no_process(job: Job, undisturbed_run: Ended) -> None:
+    """All connections of one rank's groups end: all ranks regroup, and none is replaced."""
     flow = job(chaos=[fault(1, "forward", 7, do="cut")])
     first = dict(flow.pids)
     assert flow.hear("cut", 1)["connections"] > 0
     assert {flow.hear("broken", rank)["generation"] for rank in range(4)} == {1}
     flow.regroup()
     assert all(one["bytes"] == 0 and one["rebuilt"] for one in flow.mended())
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
     assert flow.pids == first
 
 
-def test_an_error_of_the_users_own_goes_through_untouched(job: Job, whole: Ended) -> None:
-    """The script's own exception ends its process as it always does, is told whole, and the others mend what it left."""
+def test_an_error_of_the_script_passes_unchanged(job: Job, undisturbed_run: Ended) -> None:
+    """The script's own exception ends its process as always and is reported in full; the others recover."""
     flow = job(chaos=[fault(3, "backward", 7, do="raise")])
     told = flow.hear("exception", 3)
     assert (told["type"].rpartition(".")[2], told["step"], told["peer_lost"]) == ("Mistake", 7, False)
@@ -81,11 +81,11 @@ def test_an_error_of_the_users_own_goes_through_untouched(job: Job, whole: Ended
     assert "copies.py" in told["traceback"]
     flow.regroup([3])
     flow.mended()
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_a_rank_whose_gpu_breaks_in_a_recovery_ends_and_is_replaced_as_well(job: Job, whole: Ended) -> None:
-    """Rank 1 is lost, and when rank 0 is to hand it its state its own device does nothing any more: that is raised, not tried again."""
+def test_a_rank_whose_gpu_fails_in_a_recovery_exits_and_is_replaced_as_well(job: Job, undisturbed_run: Ended) -> None:
+    """Rank 1 is lost, and while rank 0 sends it the state its own device fails: that is raised, not retried."""
     flow = job(chaos=[fault(1, "backward", 7), fault(0, "giving", 7, do="device")])
     flow.until_dead(1)
     flow.regroup([1])
@@ -94,11 +94,11 @@ def test_a_rank_whose_gpu_breaks_in_a_recovery_ends_and_is_replaced_as_well(job:
     flow.until(lambda: flow.workers.ended().get(flow.pids[0]), "the end of rank 0")
     flow.regroup([0, 1])
     flow.mended()
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_a_survivor_that_dies_in_the_meeting_is_replaced_as_well(job: Job, whole: Ended) -> None:
-    """Rank 2 is killed while it comes into generation 2; generation 3 replaces it and rank 1, who has never been in generation 2."""
+def test_a_survivor_that_dies_in_the_rendezvous_is_replaced_as_well(job: Job, undisturbed_run: Ended) -> None:
+    """Rank 2 is killed while it enters generation 2; generation 3 replaces it and rank 1, which never was in generation 2."""
     flow = job(chaos=[fault(1, "backward", 7), fault(2, "meeting", 7)])
     flow.until_dead(1)
     flow.regroup([1], fork=False)
@@ -106,12 +106,12 @@ def test_a_survivor_that_dies_in_the_meeting_is_replaced_as_well(job: Job, whole
     flow.regroup([1, 2])
     flow.mended()
     assert flow.generation == 3
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
 @pytest.mark.parametrize("at", ["loading", "loaded"])
-def test_a_new_process_that_dies_before_its_first_step_is_replaced_again(job: Job, whole: Ended, at: str) -> None:
-    """The fresh process is killed while it takes its state, and once it has it: the others hold that state as before."""
+def test_a_new_process_that_dies_before_its_first_step_is_replaced_again(job: Job, undisturbed_run: Ended, at: str) -> None:
+    """The new process is killed while it receives its state, and once it has it: the others hold that state as before."""
     flow = job(chaos=[fault(2, "backward", 7), fault(2, at, generation=2)])
     flow.until_dead(2)
     flow.regroup([2])
@@ -119,41 +119,41 @@ def test_a_new_process_that_dies_before_its_first_step_is_replaced_again(job: Jo
     flow.regroup([2])
     flow.mended()
     assert flow.generation == 3
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
 @pytest.mark.parametrize(
     ("rank", "at", "step"),
     [(1, "vote", 6), (1, "voted", 7), (1, "applied", 7), (0, "answer-1", 7), (0, "answer-2", 7)],
 )
-def test_no_rank_applies_a_step_that_another_does_not(job: Job, whole: Ended, rank: int, at: str, step: int) -> None:
+def test_no_rank_applies_a_step_that_another_does_not(job: Job, undisturbed_run: Ended, rank: int, at: str, step: int) -> None:
     """A rank is killed before its vote, between vote and apply, after it; the root before anybody, or when one rank, has its answer."""
     flow = job(chaos=[fault(rank, at, 7)])
     flow.until_dead(rank)
     flow.regroup([rank])
     assert {one["step"] for one in flow.mended()} == {step}
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_a_checkpoint_that_loses_a_peer_is_saved_later(job: Job, whole: Ended) -> None:
-    """Rank 1 is killed when all save step 10: training goes on, and later checkpoints stand."""
+def test_a_checkpoint_that_loses_a_peer_is_saved_later(job: Job, undisturbed_run: Ended) -> None:
+    """Rank 1 is killed when all save step 10: training continues, and later checkpoints are complete."""
     flow = job(save=5, chaos=[fault(1, "saving", 10)])
     flow.until_dead(1)
     assert "step-00000010" not in {path.name for path in (flow.folder / "checkpoints").iterdir()}
     flow.regroup([1])
     flow.mended()
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
     saved = sorted(path.name for path in (flow.folder / "checkpoints").glob("step-*"))
     assert saved[-1] == f"step-{UNTIL:08}"
 
 
 @pytest.fixture(scope="module")
-def apart(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """Give one run, that nothing disturbs, of ranks of which each holds a piece of its own."""
+def distinct(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Return an undisturbed run of ranks that each hold a shard of their own."""
     return undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "shards", UNTIL, ranks=3))
 
 
-def test_a_piece_that_nobody_else_holds_comes_from_the_checkpoint(job: Job, apart: Ended) -> None:
+def test_a_shard_without_a_copy_comes_from_the_checkpoint(job: Job, distinct: Ended) -> None:
     """Every rank trains another model: when one is lost, all go back to the checkpoint, survivors in their processes."""
     flow = job(script="shards", ranks=3, save=5, chaos=[fault(1, "backward", 8)])
     first = dict(flow.pids)
@@ -161,12 +161,12 @@ def test_a_piece_that_nobody_else_holds_comes_from_the_checkpoint(job: Job, apar
     flow.regroup([1])
     told = flow.mended()
     assert {(one["source"], one["step"]) for one in told} == {("checkpoint", 5)}
-    assert_undisturbed(flow, apart)
+    assert_undisturbed(flow, distinct)
     assert (flow.pids[0], flow.pids[2]) == (first[0], first[2])
 
 
-def test_a_script_that_checks_its_loss_outlives_a_doomed_attempt(job: Job) -> None:
-    """It divides by a count that all ranks sum up, and ends itself when the loss is not finite: a lost rank must not take it along."""
+def test_a_script_that_checks_its_loss_survives_a_failed_attempt(job: Job) -> None:
+    """It divides by a count that all ranks sum up, and exits when the loss is not finite: a lost rank must not cause that."""
     flow = job("strict", script="counted", ranks=2, stride=1, chaos=[fault(0, "forward", 9)])
     flow.pass_gate()
     flow.until_dead(0)
@@ -175,8 +175,8 @@ def test_a_script_that_checks_its_loss_outlives_a_doomed_attempt(job: Job) -> No
     assert flow.of("exception", 1) == []
 
 
-def test_a_loss_summed_up_after_the_vote_is_right_or_not_told(job: Job, whole: Ended) -> None:
-    """Rank 2 dies after it applied step 7, before the loss is reduced: the step counts, and nobody tells a wrong loss for it."""
+def test_a_loss_summed_up_after_the_vote_is_right_or_not_reported(job: Job, undisturbed_run: Ended) -> None:
+    """Rank 2 dies after it applied step 7, before the loss is reduced: the step counts, and no rank reports a wrong loss."""
     flow = job("late", chaos=[fault(2, "applied", 7)])
     flow.until_dead(2)
     flow.regroup([2])
@@ -184,22 +184,22 @@ def test_a_loss_summed_up_after_the_vote_is_right_or_not_told(job: Job, whole: E
     ended = flow.finish()
     assert ended.status == [0] * 4
     for losses in ended.losses:
-        assert {step: loss for step, loss in losses.items() if loss is not None}.items() <= whole.losses[0].items()
-    assert [told["model"] for told in ended.told] == [told["model"] for told in whole.told]
+        assert {step: loss for step, loss in losses.items() if loss is not None}.items() <= undisturbed_run.losses[0].items()
+    assert [told["model"] for told in ended.told] == [told["model"] for told in undisturbed_run.told]
 
 
 @pytest.mark.parametrize("options", [[], ["fused"]], ids=["foreach", "fused"])
-def test_tensors_that_lie_in_memory_in_an_order_of_their_own_move_as_they_lie(
+def test_tensors_keep_their_memory_layout_in_a_transfer(
     workers: Workers, tmp_path_factory: pytest.TempPathFactory, job: Job, options: list[str]
 ) -> None:
-    """A `channels_last` network, a transposed weight, an expanded buffer, all the optimizer keeps of them: the bits and the strides."""
-    whole = undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "layouts", UNTIL, *options, ranks=3))
+    """A `channels_last` network, a transposed weight, an expanded buffer, and their optimizer state: bits and strides."""
+    undisturbed_run = undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "layouts", UNTIL, *options, ranks=3))
     flow = job(*options, script="layouts", ranks=3, chaos=[fault(1, "backward", 7)])
     survivors = (flow.pids[0], flow.pids[2])
     flow.until_dead(1)
     flow.regroup([1])
     assert {one["source"] for one in flow.mended()} == {"live"}
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
     assert (flow.pids[0], flow.pids[2]) == survivors
-    strides = [tuple(one) for one in whole.told[0]["strides"]]
+    strides = [tuple(one) for one in undisturbed_run.told[0]["strides"]]
     assert {(27, 1, 9, 3), (1, 64), (0,)} <= set(strides)  # of the first convolution, the transposed weight, the buffer

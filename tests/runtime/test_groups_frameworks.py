@@ -1,4 +1,4 @@
-"""Frameworks that keep which rank they are in: after every recovery each process is the rank that it took, in all that it knows."""
+"""Frameworks that store their rank: after every recovery each process is the rank that it took over, everywhere."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.runtime.flow_double import FlowDouble, Job, Workers
 LOST = (3, 0, 2, 1)
 """The ranks that are lost, one after the other."""
 STEPS = (3, 6, 9, 12)
-"""The steps in which they are."""
+"""The steps in which they are lost."""
 
 
 def seen(flow: FlowDouble) -> dict[int, list[dict[str, Any]]]:
-    """Return what the ranks wrote of themselves, by step."""
+    """Return what the ranks recorded of themselves, by step."""
     found: dict[int, list[dict[str, Any]]] = {}
     for line in (flow.folder / "seen.jsonl").read_text().splitlines():
         told = json.loads(line)
@@ -28,7 +28,7 @@ def seen(flow: FlowDouble) -> dict[int, list[dict[str, Any]]]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("how", ["any", "again"])
 def test_after_each_of_four_recoveries_there_is_one_main_process(job: Job, how: str) -> None:
-    """In Accelerate and in the Trainer, with standbys that warmed up as rank 0; also where the script promises what these do not keep."""
+    """In Accelerate and in the Trainer, with standbys that warmed up as rank 0; also where the script makes a promise that these break."""
     gates = [f"gate={step}" for step in STEPS]
     options = [] if how == "any" else ["trainer"]  # which takes long to import
     chaos = [fault(rank, "forward", step) for rank, step in zip(LOST, STEPS, strict=True)]
@@ -55,8 +55,8 @@ def test_after_each_of_four_recoveries_there_is_one_main_process(job: Job, how: 
 
 
 @pytest.mark.timeout(240)
-def test_a_trainer_goes_on_after_faults_as_if_there_had_been_none(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """In the middle of an epoch, and at its beginning: weights, learning rate, log and generators are equal to the bit."""
+def test_a_trainer_continues_after_faults_bit_equal(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """In the middle of an epoch and at its beginning: weights, learning rate, log and generators."""
     chaos = [fault(1, "begin", 5), fault(0, "begin", 13, generation=2)]
     found = []
     for faults in ([], chaos):

@@ -1,4 +1,4 @@
-"""Snapshots in the nodes' memory, and the way back to them: to the bit, one step lost at most, wherever a rank dies."""
+"""Snapshots in the nodes' memory and recovery from them: bit-equal, at most one step lost, wherever a rank dies."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from holdfast.memstore.store_folders import key_of
 from tests.agent.memory_rig import MemoryNode
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import TOKEN, UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
-from tests.runtime.test_groups_bit_equality import INTERLEAVED, PIPELINE, SHARDED, parked, taken_over
+from tests.runtime.test_groups_bit_equality import INTERLEAVED, PIPELINE, SHARDED, start_standbys, taken_over
 
 
 @pytest.fixture(scope="module")
-def runs(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
-    """Give what runs an example without any disturbance and without snapshots, each once."""
+def run_undisturbed(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
+    """Return a function that runs an example undisturbed and without snapshots, each once."""
     known: dict[str, Ended] = {}
 
     def run(*argv: str, **more: int) -> Ended:
@@ -36,7 +36,7 @@ def flip(path: Path, at: int = PAGE) -> None:
     """Change one bit of a file."""
     data = bytearray(path.read_bytes())
     data[at] ^= 4
-    with path.open("r+b") as file:  # in place: it is a file that processes have mapped
+    with path.open("r+b") as file:  # in place: processes have mapped the file
         file.seek(at)
         file.write(data[at : at + 1])
 
@@ -45,21 +45,21 @@ PLACES = ["opening", "opened", "copying", "copied", "sealing", "sealed", "vote",
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_rank_dies_anywhere_in_a_snapshot(job: Job, runs: Callable[..., Ended], place: str) -> None:
-    """Its shard is nowhere else: all go back to the newest step that every rank has whole, which is one step away at most."""
-    whole = runs(*SHARDED, ranks=2, stride=1)
+def test_a_rank_dies_anywhere_in_a_snapshot(job: Job, run_undisturbed: Callable[..., Ended], place: str) -> None:
+    """Its shard has no copy: all go back to the newest step that is complete on every rank, at most one step."""
+    undisturbed_run = run_undisturbed(*SHARDED, ranks=2, stride=1)
     flow = job(*SHARDED, script="example", ranks=2, stride=1, memory=True, chaos=[fault(1, place, 10)])
     sources, steps = taken_over(flow, 1)
     assert sources == {"memory"}
     assert len(steps) == 1
     last = max(beat["step"] for beat in flow.of("beat") if beat["generation"] == 1)
     assert last - 1 <= steps.pop() <= last
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_what_was_flipped_in_memory_is_not_used(job: Job, runs: Callable[..., Ended]) -> None:
-    """The newest snapshot of the lost rank has a flipped bit: all go back to the one before, and it is said why."""
-    whole = runs(*SHARDED, ranks=2, stride=1)
+def test_a_snapshot_with_a_flipped_bit_is_not_used(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
+    """The newest snapshot of the lost rank has a flipped bit: all go back to the one before, with the reason reported."""
+    undisturbed_run = run_undisturbed(*SHARDED, ranks=2, stride=1)
     flow = job(*SHARDED, script="example", ranks=2, stride=1, memory=True, chaos=[fault(1, "vote", 12)])
     flow.until_dead(1)
     (older, _), (newest, path) = flow.snapshots(1)[-2:]
@@ -73,12 +73,12 @@ def test_what_was_flipped_in_memory_is_not_used(job: Job, runs: Callable[..., En
     assert (storage_error["kind"], storage_error["step"]) == ("snapshot-spoiled", newest)
     flow.regroup([])
     assert {(one["source"], one["step"]) for one in flow.mended()} == {("memory", older)}
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_all_ranks_die_at_once(job: Job, runs: Callable[..., Ended]) -> None:
-    """Nobody is left, and no checkpoint was ever written: new processes go on from the memory of their nodes."""
-    whole = runs(*PIPELINE)
+def test_all_ranks_die_at_once(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
+    """No rank and no checkpoint is left: new processes continue from the memory of their nodes."""
+    undisturbed_run = run_undisturbed(*PIPELINE)
     flow = job(*PIPELINE, "gate-11", script="example", memory=True)
     for rank in range(flow.ranks):
         flow.hear("beat", rank, step=10)
@@ -87,13 +87,13 @@ def test_all_ranks_die_at_once(job: Job, runs: Callable[..., Ended]) -> None:
     assert {one["step"] for one in resumed} <= {9, 10}
     assert len({one["step"] for one in resumed}) == 1
     (flow.folder / "gate-11").touch()
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
     assert not list((flow.folder / "checkpoints").glob("step-*"))
 
 
-def test_copies_share_the_work_and_put_it_together_again(job: Job, runs: Callable[..., Ended]) -> None:
-    """Each of the two ranks of a stage keeps half of it; one node's memory has one half of both stages, the other one the rest."""
-    whole = runs(*INTERLEAVED)
+def test_copies_of_a_stage_snapshot_half_of_it_each(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
+    """One node's memory has one half of both stages, the other one the rest; a restart joins them."""
+    undisturbed_run = run_undisturbed(*INTERLEAVED)
     flow = job(*INTERLEAVED, "gate-9", script="example", memory=True)
     for rank in range(flow.ranks):
         flow.hear("beat", rank, step=8)
@@ -104,40 +104,42 @@ def test_copies_share_the_work_and_put_it_together_again(job: Job, runs: Callabl
         assert second.label.part == 1
     flow.hear("resumed", 0, generation=2)
     (flow.folder / "gate-9").touch()
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
 @pytest.mark.parametrize("place", ["restoring", "restored"])
-def test_a_survivor_dies_while_it_goes_back(job: Job, runs: Callable[..., Ended], place: str) -> None:
-    """Its own snapshots are still there for the process that takes its place."""
-    whole = runs(*SHARDED, ranks=2, stride=1)
+def test_a_survivor_dies_while_it_restores(job: Job, run_undisturbed: Callable[..., Ended], place: str) -> None:
+    """Its own snapshots are still there for its replacement."""
+    undisturbed_run = run_undisturbed(*SHARDED, ranks=2, stride=1)
     chaos = [fault(1, "copying", 10), fault(0, place, 10)]
     flow = job(*SHARDED, script="example", ranks=2, stride=1, memory=True, chaos=chaos)
     flow.until_dead(1)
     flow.regroup([1])
     assert taken_over(flow, 0)[0] == {"memory"}
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
 @pytest.fixture
 def newcomer() -> Iterator[MemoryNode]:
-    """Give a node that joins the job after its ranks were started, with a server of its memory."""
+    """Return a node that joins the job after its ranks were started, with a server of its memory."""
     node = MemoryNode("node-2", token=TOKEN).begin()
     yield node
     node.end()
 
 
 @pytest.mark.parametrize("standby", [None, "s0"], ids=["fresh", "standby"])
-def test_a_generation_says_where_memory_is_served(job: Job, runs: Callable[..., Ended], newcomer: MemoryNode, standby: str | None) -> None:
-    """The shard of the lost rank lies with a node that came after the ranks were started; at the door of the lost one nobody knocks."""
-    whole = runs(*SHARDED, ranks=2, stride=1)
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        servers = {"node-1": door.getsockname()}
+def test_a_generation_names_the_memory_servers(
+    job: Job, run_undisturbed: Callable[..., Ended], newcomer: MemoryNode, standby: str | None
+) -> None:
+    """The shard of the lost rank is on a node that joined after the start; no rank connects to the lost node."""
+    undisturbed_run = run_undisturbed(*SHARDED, ranks=2, stride=1)
+    with socket.create_server(("127.0.0.1", 0)) as lost_server:
+        servers = {"node-1": lost_server.getsockname()}
         flow = job(
             *SHARDED, "gate-8", script="example", ranks=2, stride=1, memory=True, servers=servers, chaos=[fault(1, "vote", 10)]
         )  # fmt: skip
         if standby:
-            parked(flow)
+            start_standbys(flow)
         flow.pass_gate("gate-8")
         flow.until_dead(1)
         kept = flow.snapshots(1)
@@ -146,14 +148,14 @@ def test_a_generation_says_where_memory_is_served(job: Job, runs: Callable[..., 
         shutil.rmtree(flow.memstore(1))
         flow.places[1], flow.servers = "node-3", {"node-2": newcomer.address}
         assert taken_over(flow, 1, standby) == ({"memory"}, {kept[-1][0]})
-        door.setblocking(False)
+        lost_server.setblocking(False)
         with pytest.raises(BlockingIOError):
-            door.accept()
-    assert_undisturbed(flow, whole)
+            lost_server.accept()
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_snapshots_become_rarer_where_they_take_too_much_from_the_steps(job: Job) -> None:
-    """Two ranks share a core: steps without a snapshot show what one costs, all ranks agree on the interval, and the figure is told."""
+def test_the_snapshot_interval_grows_where_snapshots_cost_too_much(job: Job) -> None:
+    """Two ranks share a core: steps without a snapshot show its cost, all ranks agree on the interval, and report the cost."""
     flow = job(script="saturated", ranks=2, stride=2, memory=True, policy="skip")
     ended = flow.finish()
     one, other = ended.told

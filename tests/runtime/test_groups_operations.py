@@ -1,4 +1,4 @@
-"""What torch's own code asks of a group, a managed one does as gloo does; and no wait in it is without end."""
+"""A managed group does what torch's own code expects of a gloo group, and no wait in it is endless."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from holdfast.runtime.groups.backends import BuildOptions, build
 from holdfast.runtime.groups.dry_run import DryRun
+from holdfast.runtime.groups.operations import StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.step_transaction import StepTransaction
-from holdfast.runtime.process.gloo_threads import wait_until_idle
+from holdfast.runtime.process.exit import wait_until_idle
 from tests.runtime.flow_double import FlowDouble, Job, Workers
 
 
@@ -32,10 +32,10 @@ def test_every_operation_gives_what_stock_gloo_gives(workers: Workers, tmp_path_
 
 
 @pytest.mark.parametrize(("what", "left"), [("message", 0.0), ("part", 1.0), ("whole", 1.0), ("future", 1.0), ("scattered", 1.0)])
-def test_an_order_ends_a_wait_that_would_never_end(job: Job, what: str, left: float) -> None:
-    """Rank 0 waits for a rank that lives and is stopped, which may have taken in a part of what it is sent: the order alone ends that.
+def test_a_command_ends_a_wait_that_would_never_end(job: Job, what: str, left: float) -> None:
+    """Rank 0 waits for a stopped rank, which may have received a part of the message: only the command ends that.
 
-    It ends as a loss of a peer and without an exception, and nothing holds up the end of the group.
+    It ends as the loss of a peer, without an exception, and does not delay the end of the group.
     """
     flow = job(what, script="waiting", ranks=2)
     flow.hear("waits", 0)
@@ -45,11 +45,11 @@ def test_an_order_ends_a_wait_that_would_never_end(job: Job, what: str, left: fl
     assert flow.until(lambda: 0 if pid not in flow.workers.ended() else [flow.workers.ended()[pid]], "the end of rank 0") == [0]
     flow.kill(1)
     told = flow.finish().told[0]
-    assert told == {"told": [left] * 3, "lost": True, "why": "the flow has ended generation 1"}
+    assert told == {"told": [left] * 3, "lost": True, "why": "the controller ended generation 1"}
 
 
-def test_a_reduction_whose_shares_are_scattered_notes_by_itself_that_a_peer_died(job: Job) -> None:
-    """No order comes: gloo's error is enough, though the work that torch gives for such an operation never counts as completed."""
+def test_a_reduce_scatter_notices_a_dead_peer_by_itself(job: Job) -> None:
+    """No command comes: gloo's error is enough, though torch's work for such an operation never reports completion."""
     flow = job("dead", script="waiting", ranks=2)
     flow.until_dead(1)
     flow.until(lambda: flow.pids[0] in flow.workers.ended(), "the end of rank 0")
@@ -58,14 +58,14 @@ def test_a_reduction_whose_shares_are_scattered_notes_by_itself_that_a_peer_died
     assert "Connection closed" in told["why"] or "reset by peer" in told["why"], told
 
 
-def test_receiving_from_anybody_tells_who_sent() -> None:
-    """Torch asks the work for it."""
+def test_a_receive_from_any_source_reports_the_sender() -> None:
+    """Through the work, as torch asks for it."""
     store, groups = dist.HashStore(), dict[int, ManagedGroup]()
-    way = BuildOptions(devices=("cpu",), timeout=timedelta(seconds=20), host="127.0.0.1")
+    options = BuildOptions(devices=("cpu",), timeout=timedelta(seconds=20), host="127.0.0.1")
 
     def make(rank: int) -> None:
-        group = ManagedGroup("anybody", [0, 1], rank, StepTransaction(), way.timeout)
-        group.give(build(store, "anybody", rank, 2, way=way, is_cancelled=lambda: False), {})
+        group = ManagedGroup("anybody", [0, 1], rank, StepTransaction(), options.timeout)
+        group.replace_backend(build(store, "anybody", rank, 2, options=options, is_cancelled=lambda: False), {})
         groups[rank] = group
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in (0, 1)]
@@ -84,7 +84,7 @@ def test_receiving_from_anybody_tells_who_sent() -> None:
 
 
 def test_operations_need_no_options() -> None:
-    """Torch's own callers leave them out now and then."""
+    """Some callers in torch omit them."""
     group = ManagedGroup("alone", [0, 1, 2], 2, StepTransaction(), timedelta(seconds=1))
     group.dry_run = DryRun(None, [group])
     gathered = torch.zeros(6)

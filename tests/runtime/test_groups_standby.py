@@ -1,4 +1,4 @@
-"""Standbys under managed groups: parked with their memory given back, promoted in place or by another run of the script, lost unnoticed."""
+"""Hot spares under managed groups: offloaded, activated in place or by another run of the script, lost unnoticed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.runtime.chaos import fault
 from tests.runtime.flow_double import Ended, FlowDouble, Job, assert_undisturbed
 
 
-def parked(flow: FlowDouble, number: int = 0) -> dict[str, Any]:
-    """Start a standby when the tape has been written, and return what it says when it has parked."""
+def start_standby(flow: FlowDouble, number: int = 0) -> dict[str, Any]:
+    """Start a standby when the recording has been written, and return its report when it is offloaded."""
     flow.hear("roles")
     flow.standby(number)
     return flow.hear("parked", f"s{number}")
 
 
 @pytest.mark.parametrize("how", ["any", "again"])
-def test_a_standby_takes_the_place_of_a_lost_rank(job: Job, whole: Ended, how: str) -> None:
-    """As it stands, where the script promises that nothing depends on the rank; else its successor does, where no script has run."""
+def test_a_standby_takes_the_place_of_a_lost_rank(job: Job, undisturbed_run: Ended, how: str) -> None:
+    """In place where the script promises that nothing depends on the rank; otherwise its successor does, where no script has run."""
     flow = job(how, "gate=8", chaos=[fault(2, "backward", 9)])
-    told = parked(flow)
+    told = start_standby(flow)
     assert told["coverage"] == {"calls": told["coverage"]["played"], "played": told["coverage"]["played"]}
     standby = flow.pids["s0"]
     flow.pass_gate()
@@ -32,20 +32,20 @@ def test_a_standby_takes_the_place_of_a_lost_rank(job: Job, whole: Ended, how: s
     flow.regroup([2], {2: "s0"})
     flow.mended()
     assert (flow.pids[2] == standby) == (how == "any")
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
     if how == "any":
         coverage = flow.hear("coverage", 2)
         assert (coverage["foreseen"], coverage["first_met"]) == (coverage["calls"], [])
 
 
 @pytest.mark.parametrize("how", ["any", "again"])
-@pytest.mark.parametrize("when", ["together", "apart"])
-def test_a_standby_follows_the_newest_order_when_another_fault_comes_while_it_becomes_a_rank(
-    job: Job, whole: Ended, how: str, when: str
+@pytest.mark.parametrize("when", ["together", "separate"])
+def test_a_standby_follows_the_newest_command_when_another_fault_comes_while_it_becomes_a_rank(
+    job: Job, undisturbed_run: Ended, how: str, when: str
 ) -> None:
-    """Its first order is out of date before it could be carried out, whether both are there at once or one comes after the other."""
+    """Its first command is out of date before it could be carried out, whether both come at once or one after the other."""
     flow = job(how, "gate=8", chaos=[fault(2, "backward", 9)])
-    parked(flow)
+    start_standby(flow)
     flow.pass_gate()
     flow.until_dead(2)
     if when == "together":
@@ -58,52 +58,52 @@ def test_a_standby_follows_the_newest_order_when_another_fault_comes_while_it_be
         flow.until(lambda: Path(f"/proc/{flow.pids[2]}/fd/1").readlink().name == "rank-2.log", "the standby, as a rank")
         flow.regroup()
     flow.mended()
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_a_standby_that_was_killed_while_parked_leaves_the_rank_to_a_fresh_process(job: Job, whole: Ended) -> None:
-    """Nobody in the training notices the standby's end."""
+def test_a_standby_killed_while_offloaded_leaves_the_rank_to_a_new_process(job: Job, undisturbed_run: Ended) -> None:
+    """No rank notices the standby's exit."""
     flow = job("any", "gate=8", chaos=[fault(1, "backward", 9)])
-    parked(flow)
+    start_standby(flow)
     flow.kill("s0")
     flow.until_dead("s0")
     flow.pass_gate()
     flow.until_dead(1)
     flow.regroup([1])
     flow.mended()
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_a_promoted_standby_that_dies_before_its_first_step_is_replaced(job: Job, whole: Ended) -> None:
-    """The first replacement is killed with the state on its way to it; the second takes the rank."""
+def test_an_activated_standby_that_dies_before_its_first_step_is_replaced(job: Job, undisturbed_run: Ended) -> None:
+    """The first replacement is killed during the transfer of the state; the second takes the rank."""
     flow = job("any", "gate=8", chaos=[fault(3, "backward", 9), fault(3, "loading", generation=2)])
-    parked(flow)
+    start_standby(flow)
     flow.pass_gate()
     flow.until_dead(3)
     flow.regroup([3], {3: "s0"})
     flow.until_dead(3)
     flow.regroup([3])
     flow.mended()
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_a_parked_standby_holds_less_memory_than_a_rank_at_work(job: Job) -> None:
-    """What it gives back is at least its parameters and the two moments of their optimizer."""
+def test_an_offloaded_standby_holds_less_memory_than_a_training_rank(job: Job) -> None:
+    """It releases at least its parameters and the two moments of their optimizer."""
     width = 2200
     flow = job(f"width={width}", "gate=8", ranks=2, stride=1)
-    told = parked(flow)
+    told = start_standby(flow)
     pages = int(Path(f"/proc/{flow.pids[0]}/statm").read_text().split()[1])
     spared = pages * os.sysconf("SC_PAGE_SIZE") - int(told["rss"])
     assert spared > 3 * 4 * width * width
 
 
-def test_what_a_tape_holds_and_what_it_does_not(job: Job) -> None:
-    """A standby without a tape ends in the NaN that zeros bring; one with it parks, and tells later which call it had not met."""
+def test_a_recording_prevents_nan_and_the_coverage_lists_what_it_lacks(job: Job) -> None:
+    """A standby without a recording ends in the NaN of zero results; one with it is offloaded, and reports later which call was new."""
     flow = job(script="counted", ranks=2, stride=1, chaos=[fault(0, "forward", 9)])
     flow.hear("roles")
     flow.standby(1, environment={"HOLDFAST_RECORDINGS": str(flow.folder / "none")})
     assert flow.hear("exception", "s1")["message"] == "the loss is nan"
-    parked(flow)
+    start_standby(flow)
     flow.pass_gate()
     flow.until_dead(0)
     flow.regroup([0], {0: "s0"})

@@ -1,4 +1,4 @@
-"""The store: what torch asks of one, waits that hinder nobody, and ends that free everybody."""
+"""The key-value store: torch's interface, waits that do not block others, and ends that release all waits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from holdfast.runtime.groups.backends import native_store
 from holdfast.runtime.groups.control_tree import PeerAcceptor, call
-from holdfast.runtime.groups.kv_store import KvServer, KvStore, native_store
+from holdfast.runtime.groups.kv_store import KvServer, KvStore
 from holdfast.runtime.peer_errors import is_late_peer, is_peer_loss
 from tests.waiting import wait_until
 
@@ -23,7 +24,7 @@ LONG = timedelta(seconds=15)
 
 @pytest.fixture
 def server() -> Iterator[KvServer]:
-    """Give a store that is hosted here."""
+    """Host a store."""
     made = KvServer(0, TOKEN)
     yield made
     made.close()
@@ -31,7 +32,7 @@ def server() -> Iterator[KvServer]:
 
 @pytest.fixture
 def connect(server: KvServer) -> Iterator[Callable[..., KvStore]]:
-    """Give what connects to it."""
+    """Return a function that connects to it."""
     made: list[KvStore] = []
 
     def make(timeout: timedelta = LONG) -> KvStore:
@@ -44,12 +45,12 @@ def connect(server: KvServer) -> Iterator[Callable[..., KvStore]]:
 
 
 def prefixed(store: KvStore) -> Any:
-    """Return *store* behind torch's own prefixes, whose stubs lack half of what a store can do."""
+    """Return *store* behind torch's own prefixes, whose stubs lack half of the interface."""
     return dist.PrefixStore("a", dist.PrefixStore("b", store))
 
 
-def test_it_does_what_torch_asks_of_a_store(connect: Callable[..., KvStore]) -> None:
-    """Through torch's own prefixes, as process groups use it; what one leaves another finds."""
+def test_it_implements_the_interface_of_torch_stores(connect: Callable[..., KvStore]) -> None:
+    """Through torch's own prefixes, as process groups use it, over two connections."""
     mine, theirs = (prefixed(connect()) for _ in range(2))
     mine.set("text", "words")
     mine.set("bytes", bytes(range(256)))
@@ -69,8 +70,8 @@ def test_it_does_what_torch_asks_of_a_store(connect: Callable[..., KvStore]) -> 
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-def test_stores_and_desks_are_reached_by_ipv6_too(server: KvServer, connect: Callable[..., KvStore]) -> None:
-    """A rank tells others the address by which it came; that is theirs to call, and torch's own store takes it as well."""
+def test_stores_and_acceptors_can_be_reached_by_ipv6(server: KvServer, connect: Callable[..., KvStore]) -> None:
+    """A rank publishes the address that it connected from; others can call it, and so can torch's own store."""
     store, acceptor = KvStore("::1", server.port, TOKEN, LONG), PeerAcceptor(TOKEN)
     store.set("acceptor", f"{store.host} {acceptor.port}")
     host, port = connect().get("acceptor").decode().split()
@@ -85,8 +86,8 @@ def test_stores_and_desks_are_reached_by_ipv6_too(server: KvServer, connect: Cal
         one.close()
 
 
-def test_what_is_not_there_yet_is_waited_for(connect: Callable[..., KvStore]) -> None:
-    """By many threads on one connection, each for something else, while others ask and leave things on it."""
+def test_missing_values_are_waited_for(connect: Callable[..., KvStore]) -> None:
+    """By many threads on one connection, each for another key, while others read and write on it."""
     mine, theirs = connect(), connect()
     with ThreadPoolExecutor(20) as pool:
         found = [pool.submit(mine.get, f"key-{number}") for number in range(19)]
@@ -101,7 +102,7 @@ def test_what_is_not_there_yet_is_waited_for(connect: Callable[..., KvStore]) ->
 
 
 def test_large_values_pass(connect: Callable[..., KvStore]) -> None:
-    """Larger than any buffer on the way, both ways at once."""
+    """Larger than any buffer, in both directions at once."""
     stores = [connect() for _ in range(4)]
     values = [bytes([number]) * (3_000_000 + number) for number in range(4)]
     with ThreadPoolExecutor(8) as pool:
@@ -112,7 +113,7 @@ def test_large_values_pass(connect: Callable[..., KvStore]) -> None:
 
 
 def test_a_wait_ends_when_its_time_is_up(connect: Callable[..., KvStore]) -> None:
-    """As torch's own store ends it; the connection can be used on."""
+    """With torch's own error; the connection stays usable."""
     store = connect(timedelta(milliseconds=30))
     with pytest.raises(dist.DistStoreError, match=r"wait timeout.*never") as raised:
         store.get("never")
@@ -123,8 +124,8 @@ def test_a_wait_ends_when_its_time_is_up(connect: Callable[..., KvStore]) -> Non
     assert store.get("now") == b"x"
 
 
-def test_who_is_patient_waits_as_long_as_it_said_and_no_longer_than_it_makes_sense(connect: Callable[..., KvStore]) -> None:
-    """Over the connection of one who is not; the end of a generation ends the waits of those before, and of no later ones."""
+def test_a_store_with_a_longer_timeout_waits_until_it_or_until_the_generation_ends(connect: Callable[..., KvStore]) -> None:
+    """Over the same connection; the end of a generation ends earlier waits, and no later ones."""
     store, other = connect(timedelta(milliseconds=30)), connect()
     prefixed = dist.PrefixStore("prefixed", store.with_timeout(timedelta(seconds=60)))
     with ThreadPoolExecutor(2) as hands:
@@ -135,15 +136,15 @@ def test_who_is_patient_waits_as_long_as_it_said_and_no_longer_than_it_makes_sen
         other.set("prefixed/value", "x")
         assert value.result(10) == b"x"
         assert not never.done()
-        store.end_long_waits("the flow has ended generation 1")
-        with pytest.raises(dist.DistNetworkError, match="the flow has ended generation 1"):
+        store.end_long_waits("the controller ended generation 1")
+        with pytest.raises(dist.DistNetworkError, match="the controller ended generation 1"):
             never.result(10)
     assert store.with_timeout(timedelta(seconds=60)).get("prefixed/value") == store.get("prefixed/value") == b"x"
 
 
 @pytest.mark.parametrize("end", ["ours", "the server's"])
 def test_the_end_of_a_connection_ends_all_waits_in_it(server: KvServer, connect: Callable[..., KvStore], end: str) -> None:
-    """With an error that tells of a lost peer."""
+    """With an error that counts as a lost peer."""
     store, errors = connect(), list[BaseException]()
 
     def wait(number: int) -> None:
@@ -164,13 +165,13 @@ def test_the_end_of_a_connection_ends_all_waits_in_it(server: KvServer, connect:
         one.join(10)
     assert len(errors) == len(threads)
     assert all(map(is_peer_loss, errors))
-    assert store.gone
+    assert store.error
     with pytest.raises(dist.DistNetworkError):
         store.set("later", "x")
 
 
-def test_strangers_are_not_let_in(server: KvServer, connect: Callable[..., KvStore]) -> None:
-    """Neither with another token nor with nonsense; nobody else notices."""
+def test_callers_without_the_token_are_rejected(server: KvServer, connect: Callable[..., KvStore]) -> None:
+    """With another token, or with garbage; no other client notices."""
     store = connect()
     with pytest.raises(OSError, match=r"closed|reset"):
         KvStore("127.0.0.1", server.port, "cd" * 16, LONG)
@@ -183,8 +184,8 @@ def test_strangers_are_not_let_in(server: KvServer, connect: Callable[..., KvSto
     assert store.get("a") == b"x"
 
 
-def test_a_port_that_is_taken_is_the_hosts_own_trouble(server: KvServer) -> None:
-    """It is no lost peer."""
+def test_a_port_in_use_is_not_a_lost_peer(server: KvServer) -> None:
+    """It is an error of the host itself."""
     with pytest.raises(dist.DistNetworkError, match="EADDRINUSE") as raised:
         KvServer(server.port, TOKEN)
     assert not is_peer_loss(raised.value)
@@ -206,8 +207,8 @@ def test_a_server_that_ends_frees_its_port(server: KvServer) -> None:
     made[0].close()
 
 
-def test_many_come_at_once(server: KvServer) -> None:
-    """Each leaves something and finds what all others left."""
+def test_a_hundred_clients_connect_at_once(server: KvServer) -> None:
+    """Each writes a value and finds those of all others."""
     count = 100
 
     def rank(number: int) -> int:

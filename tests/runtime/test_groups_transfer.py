@@ -1,4 +1,4 @@
-"""State on its way: every byte goes once, and what arrives damaged is seen."""
+"""State transfer: every byte is sent once, and corruption is detected."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from holdfast.runtime.groups import state_transfer
+from holdfast.runtime.state.tensors import bytes_of
 
 MEGABYTE = 2**20
 
@@ -16,8 +17,8 @@ def some(size: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, MEGABYTE - 1, MEGABYTE, 3 * MEGABYTE + 13])
-def test_a_digest_sees_a_flipped_bit_wherever_it_is(size: int) -> None:
-    """In the first byte, in the last, and in the middle; in whole words, and in what is left of them."""
+def test_a_digest_detects_a_flipped_bit_anywhere(size: int) -> None:
+    """In the first byte, in the last and in the middle; in complete words and in the remainder."""
     part = some(size)
     told = state_transfer.digest([part])
     assert told == state_transfer.digest([part.clone()])
@@ -28,7 +29,7 @@ def test_a_digest_sees_a_flipped_bit_wherever_it_is(size: int) -> None:
             assert state_transfer.digest([damaged]) != told
 
 
-def test_a_digest_sees_blocks_and_parts_that_changed_places() -> None:
+def test_a_digest_detects_swapped_blocks_and_parts() -> None:
     """Sums alone would not."""
     part = some(2 * MEGABYTE)
     one, other = part[:MEGABYTE], part[MEGABYTE:]
@@ -44,18 +45,18 @@ def test_a_digest_does_not_depend_on_where_bytes_lie_in_memory() -> None:
 
 @pytest.mark.parametrize("shares", [1, 2, 3, 8])
 def test_shares_cover_every_byte_once(monkeypatch: pytest.MonkeyPatch, shares: int) -> None:
-    """Whatever the number of senders: large tensors, scalars and empty ones."""
+    """For any number of senders: large tensors, scalars and empty ones."""
     monkeypatch.setattr(state_transfer, "SLICE", 64)
     tensors = [torch.zeros(100), torch.zeros((), dtype=torch.int64), torch.zeros(0), torch.zeros(3, 5, dtype=torch.bfloat16)]
     for share in range(shares):
         for part in state_transfer.slices(tensors, share, shares):
             assert part.numel() <= 64
             part.add_(1)
-    assert all(bool((state_transfer.bytes_of(one) == 1).all()) for one in tensors)
+    assert all(bool((bytes_of(one) == 1).all()) for one in tensors)
 
 
 def test_a_receiver_uses_its_own_tensors_where_they_fit() -> None:
-    """Another shape or type, or one that it has not, is made anew."""
+    """Tensors of another shape or type, and missing ones, are new."""
     own = {"fits": torch.zeros(3), "shape": torch.zeros(4), "kind": torch.zeros(3)}
     wanted = {"fits": torch.zeros(3), "shape": torch.zeros(2, 2), "kind": torch.zeros(3, dtype=torch.int32), "new": torch.zeros(())}
     found = state_transfer.places_for(state_transfer.shapes(wanted), own, torch.device("cpu"))

@@ -22,6 +22,7 @@ from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace
 from holdfast.runtime.snapshots.copy_schedule import Terms
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state import tree
+from holdfast.runtime.state.tensors import bytes_of
 from holdfast.runtime.state.training import ON_DEVICE, Training, on_device
 
 FILLING: dict[str, Callable[[], Tensor]] = {
@@ -60,9 +61,9 @@ def test_what_fills_its_memory_is_seen_as_it_lies_there(name: str) -> None:
     """The view is of the very memory: whatever is written through it, the tensor has."""
     one = FILLING[name]()
     other = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype)
-    flat = state_transfer.bytes_of(other)
+    flat = bytes_of(other)
     assert flat.numel() == one.numel() * one.itemsize
-    flat.copy_(state_transfer.bytes_of(one))
+    flat.copy_(bytes_of(one))
     assert torch.equal(other, one)
 
 
@@ -71,7 +72,7 @@ def test_what_does_not_is_never_taken_for_memory(name: str) -> None:
     """It has no flat view, and is told as the contiguous tensor that a copy of it is."""
     one = OTHERS[name]()
     with pytest.raises(ValueError, match="copy it first"):
-        state_transfer.bytes_of(one)
+        bytes_of(one)
     shape, _, strides = state_transfer.shape_of(one)
     assert strides == list(tensor_layout.contiguous(shape))
 
@@ -162,7 +163,7 @@ def test_a_state_that_is_handed_over_has_its_bits_and_its_strides(settings: dict
     wanted = state_transfer.shapes(sent)
     found = state_transfer.places_for(wanted, other.transferable_state()[0], torch.device("cpu"))
     for into, part in zip(found.values(), state_transfer.laid_out(sent, wanted), strict=True):
-        state_transfer.bytes_of(into).copy_(state_transfer.bytes_of(part))
+        bytes_of(into).copy_(bytes_of(part))
     other.load_state(rest, found)
     mine = told(one)
     assert told(other) == mine

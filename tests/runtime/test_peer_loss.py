@@ -1,4 +1,4 @@
-"""The line between a lost peer and an error of one's own, drawn on errors that torch really raised."""
+"""Lost peers and the script's own errors are distinguished, by errors that torch really raised."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
 from holdfast.runtime.groups.backends import BackendGroup
+from holdfast.runtime.groups.operations import StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.groups.recovery_manager import RecoveryManager
-from holdfast.runtime.groups.step_transaction import StepTransaction
 from holdfast.runtime.peer_errors import LONGEST_MESSAGE, LONGEST_TRACEBACK, describe, is_device_error, is_late_peer, is_peer_loss
 from tests.runtime.ranks import Ranks
 
 
 def lost(told: list[dict[str, Any]]) -> list[bool]:
-    """Return what was thought of each error."""
+    """Return whether each error counts as a lost peer."""
     return [error["peer_lost"] for error in told]
 
 
 def test_a_killed_rank_is_a_lost_peer_in_every_collective(ranks: Ranks) -> None:
-    """Ring neighbours meet resets and closed connections, first and again."""
+    """Ring neighbours get resets and closed connections, first and again."""
     ended = ranks.start("lose_a_peer", 3, how="killed").wait()
     assert [one.status for one in ended] == [0, -9, 0]
     for one in (ended[0], ended[2]):
@@ -34,29 +34,29 @@ def test_a_killed_rank_is_a_lost_peer_in_every_collective(ranks: Ranks) -> None:
         assert all(lost(one.told)), one.told
 
 
-def test_a_silent_rank_is_a_lost_peer_when_time_is_up(ranks: Ranks) -> None:
-    """The group's timeout tells of a stopped peer."""
+def test_a_stopped_rank_is_a_lost_peer_after_the_timeout(ranks: Ranks) -> None:
+    """The group's timeout reports a stopped peer."""
     told = ranks.run("lose_a_peer", 3, how="silent")
     assert told[0]
     assert all(lost(told[0] + told[2])), told
 
 
-def test_a_rank_that_never_came_is_no_error_of_ones_own(ranks: Ranks) -> None:
-    """The store waits for it in vain: an echo of whatever keeps it, as far as the diagnosis goes."""
+def test_a_rank_that_never_came_is_not_an_error_of_the_script(ranks: Ranks) -> None:
+    """The store waits for it in vain: to the diagnosis a secondary failure of whatever delays it."""
     told = ranks.run("lose_a_peer", 2, how="never-came")
     assert lost(told[0]) == [True], told
     assert (told[0][0]["type"], "Timed out" in told[0][0]["message"]) == ("torch.distributed.DistStoreError", True)
 
 
 def test_a_lost_store_is_a_lost_peer(ranks: Ranks) -> None:
-    """Rank 0 took the store with it."""
+    """The store ended with rank 0."""
     ended = ranks.start("lose_the_store", 2).wait()
     assert ended[1].told, ended[1].log
     assert all(lost(ended[1].told)), ended[1].told
 
 
-def test_a_wrong_collective_is_the_users_own(ranks: Ranks) -> None:
-    """Errors of torch.distributed that no peer caused are not put on one."""
+def test_a_wrong_collective_is_an_error_of_the_script(ranks: Ranks) -> None:
+    """Errors of torch.distributed that no peer caused are not attributed to one."""
     told = ranks.run("mismatch", 2)
     for errors in told:
         assert len(errors) == 2
@@ -83,14 +83,14 @@ OWN = (
 
 
 @pytest.mark.parametrize("words", NCCL_LOST)
-def test_what_nccl_says_of_a_lost_peer_is_understood(words: str) -> None:
-    """Known by the words alone: there is no GPU here to lose."""
+def test_messages_of_nccl_about_a_lost_peer_are_recognised(words: str) -> None:
+    """By the message alone: there is no GPU here."""
     assert is_peer_loss(RuntimeError(words))
 
 
 @pytest.mark.parametrize("error", OWN, ids=str)
-def test_an_error_of_ones_own_is_put_on_no_peer(error: Exception) -> None:
-    """Neither the user's network, nor a port in use, nor a wrong shape is a lost peer."""
+def test_an_error_of_the_script_is_attributed_to_no_peer(error: Exception) -> None:
+    """The script's own network errors, a port in use and a wrong shape are not lost peers."""
     assert not is_peer_loss(error)
 
 
@@ -103,12 +103,12 @@ LATE = (
 
 
 @pytest.mark.parametrize("error", LATE, ids=str)
-def test_a_value_that_nobody_has_left_in_a_store_is_a_late_peer_and_not_a_lost_one(error: Exception) -> None:
-    """It may load or compile: its group is not broken. A process that ends by it is still an echo of the other's lateness."""
+def test_a_missing_value_in_a_store_is_a_late_peer_and_not_a_lost_one(error: Exception) -> None:
+    """It may load or compile: its group is not broken. A process that exits over it is still a secondary failure."""
     assert (is_late_peer(error), is_peer_loss(error), describe(error)["peer_lost"]) == (True, False, True)
     group, inner = _group()
     with pytest.raises(DistStoreError):
-        group.lose(inner, error)  # type: ignore[arg-type]
+        group.peer_failed(inner, error)  # type: ignore[arg-type]
     assert not group.transaction.lost
 
 
@@ -120,28 +120,28 @@ DEVICE = (
 
 
 @pytest.mark.parametrize("error", DEVICE, ids=str)
-def test_an_error_of_the_gpu_is_raised_even_when_somebody_is_lost(error: RuntimeError) -> None:
-    """It sticks: who answered it as the echo of a lost peer would go through one recovery after the other."""
+def test_an_error_of_the_gpu_is_raised_even_when_a_peer_is_lost(error: RuntimeError) -> None:
+    """It persists: treated as the consequence of a lost peer it would cause one recovery after the other."""
     assert is_device_error(error)
     group, inner = _group()
     group.transaction.fail("rank 3 is lost")
-    group.lose(inner, RuntimeError("an echo of the loss, whatever it says"))
-    for connections in (inner, BackendGroup({})):  # and those that were given up meanwhile
+    group.peer_failed(inner, RuntimeError("a consequence of the loss, whatever it says"))
+    for connections in (inner, BackendGroup({})):  # and those that were replaced meanwhile
         with pytest.raises(type(error)):
-            group.lose(connections, error)
+            group.peer_failed(connections, error)
     error.__cause__ = DistBackendError("NCCL communicator was aborted on rank 1")
     assert not is_peer_loss(error)
     assert not describe(error)["peer_lost"]
 
 
 @pytest.mark.parametrize("words", ["CUDA out of memory. Tried to allocate 2 GiB", "NCCL error: unhandled cuda error", *NCCL_LOST])
-def test_what_only_names_cuda_is_no_error_of_the_gpu(words: str) -> None:
-    """Memory that was asked for in vain can be asked for again; NCCL's errors have a judgement of their own."""
+def test_a_message_that_only_mentions_cuda_is_not_an_error_of_the_gpu(words: str) -> None:
+    """A failed allocation can be retried; NCCL's errors are classified separately."""
     assert not is_device_error(RuntimeError(words))
 
 
 @pytest.mark.parametrize(
-    ("error", "somebody_is_lost", "raises"),
+    ("error", "peer_is_lost", "raises"),
     [
         (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), True, True),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), True, True),
@@ -151,17 +151,17 @@ def test_what_only_names_cuda_is_no_error_of_the_gpu(words: str) -> None:
     ],
     ids=str,
 )
-def test_what_a_step_left_on_the_gpu_is_judged_before_the_vote(
+def test_errors_of_pending_gpu_work_are_classified_before_the_vote(
     monkeypatch: pytest.MonkeyPatch,
     error: RuntimeError,
-    somebody_is_lost: bool,  # noqa: FBT001 (a table)
+    peer_is_lost: bool,  # noqa: FBT001 (a table)
     raises: bool,  # noqa: FBT001 (a table)
 ) -> None:
-    """There is no GPU here to wait for: its answer is scripted."""
+    """There is no GPU here: its answer is scripted."""
     recovery = object.__new__(RecoveryManager)
     on_a_gpu: Any = SimpleNamespace(parameters=lambda: [SimpleNamespace(is_cuda=True)])
     recovery.training = SimpleNamespace(model=on_a_gpu)  # type: ignore[assignment]
-    recovery.membership = SimpleNamespace(transaction=StepTransaction(lost=somebody_is_lost))  # type: ignore[assignment]
+    recovery.membership = SimpleNamespace(transaction=StepTransaction(lost=peer_is_lost))  # type: ignore[assignment]
 
     def synchronize() -> None:
         raise error
@@ -169,13 +169,13 @@ def test_what_a_step_left_on_the_gpu_is_judged_before_the_vote(
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     with pytest.raises(type(error)) if raises else nullcontext():
         recovery._await_device()
-    if raises and somebody_is_lost:
+    if raises and peer_is_lost:
         assert not recovery.lost_peer(error)  # nor is it swallowed where all save together
 
 
 def _group() -> tuple[ManagedGroup, BackendGroup]:
     group, inner = ManagedGroup("g", [0, 1], 0, StepTransaction(), timedelta(minutes=5)), BackendGroup({})
-    group.give(inner, {})
+    group.replace_backend(inner, {})
     return group, inner
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from detectors.evidence import RankProgress
 from detectors.hang_analysis import explain
 from holdfast.control.faults.rank_status import parse_rank_status
-from holdfast.runtime.groups.in_flight import MOST, InFlightOperations
+from holdfast.runtime.groups.operations import MAX_PENDING, InFlightOperations
 from holdfast.runtime.telemetry.rank_status import QUESTIONS, answering
 from tests.runtime.flow_double import FlowDouble, Job
 
@@ -51,14 +51,14 @@ def test_a_trail_counts_each_way_by_itself_and_forgets_what_nobody_waits_for() -
     in_flight, one = InFlightOperations(), [torch.ones(4, dtype=torch.bfloat16)]
     marks = [in_flight.enter(name, one) for name in ("allreduce", "send>1", "send>1", "recv<2", "broadcast")]
     assert in_flight.counts == {"": 2, "send>1": 2, "recv<2": 1}
-    assert [(mark.way, mark.number, mark.size, mark.kind) for mark in marks][-1] == ("", 2, 4, torch.bfloat16)
+    assert [(mark.channel, mark.number, mark.size, mark.dtype) for mark in marks][-1] == ("", 2, 4, torch.bfloat16)
     for mark in marks:
         in_flight.leave(mark)
     assert in_flight.pending == {}
-    for _ in range(3 * MOST):
+    for _ in range(3 * MAX_PENDING):
         in_flight.enter("send>1", one)
-    assert len(in_flight.pending) == MOST
-    assert in_flight.counts["send>1"] == 2 + 3 * MOST
+    assert len(in_flight.pending) == MAX_PENDING
+    assert in_flight.counts["send>1"] == 2 + 3 * MAX_PENDING
     assert in_flight.enter("barrier", []).size == 0
 
 

@@ -1,4 +1,4 @@
-"""Who takes a standby's place: a process in which no line of the script has run, and nothing that was imported knows of another rank."""
+"""The successor of a standby: a process without any line of the script, and without modules that know another rank."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ while True:
 
 
 def successor_of(folder: Path, *names: str) -> dict[str, Any]:
-    """Return what the successor of a standby is like that has imported modules of these *names*."""
+    """Return a description of the successor of a standby that has imported modules of these *names*."""
     for name, source in MODULES.items():
         (folder / f"{name}.py").write_text(source)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -69,17 +69,17 @@ def successor_of(folder: Path, *names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("names", [("plain", "asks", "uses", "may_use"), ("may_use", "uses", "plain")])
-def test_a_successor_imports_ahead_what_does_not_ask_for_a_rank(tmp_path: Path, names: tuple[str, ...]) -> None:
-    """Neither a module that asks, nor one that leads to it, whichever came first in the script."""
+def test_a_successor_imports_modules_that_do_not_read_the_rank(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Neither a module that reads it, nor one that imports such a module, whichever came first in the script."""
     told = successor_of(tmp_path, *names)
     assert told == {
         "modules": ["plain"],
-        "told": {"do": "go", "environment": {"RANK": "3"}, "orders": [{"do": "regroup"}]},
+        "told": {"do": "go", "environment": {"RANK": "3"}, "commands": [{"do": "regroup"}]},
         "child of the agent": True,
         "own session": True,
     }
 
 
-def test_a_successor_that_cannot_be_sure_of_a_module_takes_no_place(tmp_path: Path) -> None:
-    """One that hides what it could not import would stay as it is, and the script would meet it so."""
+def test_a_successor_with_an_uncertain_module_exits(tmp_path: Path) -> None:
+    """A module that hides a failed import would stay as it is, and the script would use it so."""
     assert successor_of(tmp_path, "asks", "hides") == {"gone": True}

@@ -1,16 +1,16 @@
-"""A worker whose training is done ends with 0, whatever gloo's threads are still at."""
+"""A worker whose training is complete exits with 0, whatever gloo's threads still do."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
 
-from holdfast.runtime.process.gloo_threads import wait_until_idle
+from holdfast.runtime.process.exit import wait_until_idle
 from tests.runtime.ranks import Ranks
 
 
-def test_a_process_waits_for_gloo_threads_at_work() -> None:
-    """A thread that bears gloo's name is waited for while it runs, with a limit, and not longer."""
+def test_a_process_waits_for_running_gloo_threads() -> None:
+    """A thread with gloo's name is waited for while it runs, with a limit, and not longer."""
     named, done = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -28,6 +28,6 @@ def test_a_process_waits_for_gloo_threads_at_work() -> None:
     assert wait_until_idle() is True
 
 
-def test_threads_at_rest_hold_nothing_up(ranks: Ranks) -> None:
-    """Real gloo threads after their last collective come to rest."""
+def test_idle_threads_cause_no_delay(ranks: Ranks) -> None:
+    """Real gloo threads become idle after their last collective."""
     assert ranks.run("come_to_rest", 2) == [True, True]

@@ -1,4 +1,4 @@
-"""Trees of plain values and tensors as bytes: quick to make at every step, and never able to run code."""
+"""Trees of plain values and tensors as bytes: quick to make at every step, and unable to run code."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(whole=TREES)
-def test_what_was_pickled_comes_back(whole: Any) -> None:
-    """Every shape and type, empty tensors and those without dimensions among them."""
+def test_unpickled_trees_are_equal(whole: Any) -> None:
+    """Every shape and type, including empty and 0-dimensional tensors."""
     data = tree.pickled(whole)
     assert data[:1] == b"q"
     assert same(tree.unpickled(data), whole)
 
 
-def test_views_come_back_as_what_they_show() -> None:
+def test_views_are_unpickled_as_contiguous_copies() -> None:
     """A transposed tensor, a slice."""
     base = torch.arange(12.0).view(3, 4)
     for view in (base.t(), base[:, 1], base[1:, ::2]):
         assert same(tree.unpickled(tree.pickled(view)), view.contiguous())
 
 
-def test_what_is_no_plain_value_takes_the_long_way() -> None:
-    """As `torch.save` takes it."""
+def test_other_values_are_saved_as_torch_does() -> None:
+    """By `torch.save`."""
     whole = {"order": collections.OrderedDict(b=1, a=torch.ones(2)), "parameter": torch.nn.Parameter(torch.ones(2))}
     data = tree.pickled(whole)
     assert data[:1] == b"t"
@@ -64,8 +64,8 @@ def test_what_is_no_plain_value_takes_the_long_way() -> None:
     assert told["parameter"].tolist() == [1.0, 1.0]
 
 
-def test_generators_are_as_they_were() -> None:
-    """The state of every generator, through bytes."""
+def test_generator_states_survive_pickling() -> None:
+    """Of every generator."""
     state = tree.unpickled(tree.pickled(rng.capture()))
     first = torch.rand(3)
     rng.apply(state)
@@ -74,15 +74,15 @@ def test_generators_are_as_they_were() -> None:
 
 @pytest.mark.parametrize("evil", [print, collections.OrderedDict, torch.Tensor])
 def test_code_is_refused(evil: Any) -> None:
-    """Nothing but tensors is made of bytes that came from somewhere else."""
+    """Bytes from elsewhere produce nothing but plain values and tensors."""
     data = b"q" + pickle.dumps({"x": evil})
     with pytest.raises(pickle.UnpicklingError, match="not expected"):
         tree.unpickled(data)
 
 
 @pytest.mark.parametrize("state", [b"}X\x08\x00\x00\x00__name__X\x01\x00\x00\x00xs", b"N}X\x08\x00\x00\x00__name__X\x01\x00\x00\x00xs\x86"])
-def test_bytes_cannot_change_what_they_are_read_by(state: bytes) -> None:
-    """A state for it is refused, and whatever comes next is read as before."""
+def test_pickled_bytes_cannot_change_the_reader(state: bytes) -> None:
+    """A state for it is refused, and later reads work as before."""
     data = b"q\x80\x04choldfast.runtime.state.tree\n_tensor\n" + state + b"b."
     with pytest.raises(pickle.UnpicklingError, match="state"):
         tree.unpickled(data)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.paths import job_directory, make_private
 from holdfast.protocol import HEARTBEAT_INTERVAL
-from holdfast.runtime.process.preload import USUAL_IMPORTS
+from holdfast.runtime.process.fork_server import USUAL_IMPORTS
 from holdfast.source_tree import source_tree_env
 from holdfast.spec import Cluster, TrainingJob
 

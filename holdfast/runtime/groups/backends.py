@@ -1,4 +1,4 @@
-"""The real groups under a managed one: built in a thread that can be left behind, and cut off from outside when a wait in them must end."""
+"""The backend groups under a managed group: built in a thread that can be abandoned, and cut from outside when a wait in them must end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,51 +17,51 @@ from typing import Any, Final, TypeVar
 
 import torch.distributed as dist
 
-from holdfast.runtime.groups.kv_store import native_store
-from holdfast.runtime.groups.waits import Waits, sleeps
+from holdfast.runtime.groups.operations import Waits, is_asleep
 
 T = TypeVar("T")
 
 BUILD_SECONDS: Final = 30.0
-"""How long peers may take in a recovery to come together for a group; a fault meanwhile is told by the flow and does not wait for this.
+"""How long peers may take in a recovery to join a group; a fault meanwhile is reported by the controller and does not wait for this.
 
-A group that is built for the first time has its own time-out for that: ranks come to it as their scripts do, which may load or compile.
+A group that is built for the first time has its own timeout instead: ranks reach it as their scripts do, which may load or compile.
 """
-PATIENCE: Final = 0.002
-"""Seconds between two looks at something that another rank is about to do."""
-LONG_SECONDS: Final = 5.0
-"""After so many seconds the looks become rare: the other rank loads or compiles, and a thousand that wait must not keep it from that."""
-LOOK_SECONDS: Final = 0.02
-"""Between two looks at whether a group that was cut has come to rest."""
-PATIENCE_SECONDS: Final = 2.0
-"""After this it is enough that its threads sleep: gloo never closes a connection with a message for an operation that has gone."""
-FINAL_CHECKPOINT_SECONDS: Final = 1.0
-"""How long the end of a group that is given back is waited for: an operation that hangs in it holds it up."""
-WORKER: Final = "pt_gloo_runloop"
-"""What torch calls the threads that carry out a gloo group's collectives."""
+POLL_SECONDS: Final = 0.002
+"""Interval between two checks for something that another rank is about to do."""
+SLOW_POLL_SECONDS: Final = 0.1
+"""Interval after a wait of `FAST_POLL_SECONDS`: the other rank loads or compiles, and a thousand waiting ranks must not slow it down."""
+FAST_POLL_SECONDS: Final = 5.0
+QUIESCENCE_POLL_SECONDS: Final = 0.02
+"""Interval between two checks whether a group that was cut has come to rest."""
+OPEN_SOCKETS_SECONDS: Final = 2.0
+"""After this it is enough that the group's threads sleep: gloo never closes a connection that holds a message for a vanished operation."""
+CLOSE_SECONDS: Final = 1.0
+"""How long `BackendGroup.close` waits for the destructor of a backend: an operation that hangs in it holds it up."""
+GLOO_THREAD: Final = "pt_gloo_runloop"
+"""torch's name for the threads that run a gloo group's collectives."""
 NCCL_ABORT: Final = (2, 28, 9)
-"""From this version on NCCL's abort returns from every state: before it, threads could hang in it (NVIDIA/nccl release notes 2.28.9)."""
+"""From this version on NCCL's abort returns from every state; before, threads could hang in it (NVIDIA/nccl release notes 2.28.9)."""
 
 
 class GenerationEnded(Exception):
-    """The flow has ended this generation while something waited in it."""
+    """The controller ended this generation while something waited in it."""
 
 
 def nccl_can_abort(version: tuple[int, ...]) -> bool:
-    """Tell whether an operation of this NCCL can be given up in every state."""
+    """Return whether an operation of this NCCL can be aborted in every state."""
     return version >= NCCL_ABORT
 
 
 @dataclass(slots=True)
 class BackendGroup:
-    """One built group: a backend for each kind of device, duplicates of its sockets, and the threads that carry out its collectives."""
+    """One built group: a backend per kind of device, duplicates of its sockets, and the threads that run its collectives."""
 
     backends: dict[str, Any]
     sockets: list[socket.socket] = field(default_factory=list)
-    workers: frozenset[int] = frozenset()
+    threads: frozenset[int] = frozenset()
     waits: Waits = field(default_factory=Waits)
     _cut: threading.Lock = field(default_factory=threading.Lock)
-    """Held from when it was cut for the first time."""
+    """Held once it has been cut."""
 
     def backend(self, device: str) -> Any:  # noqa: ANN401 (a gloo or an NCCL backend)
         """Return the backend for tensors on *device*."""
@@ -70,23 +71,23 @@ class BackendGroup:
             raise RuntimeError(f"this group was made for {', '.join(self.backends)} and not for tensors on '{device}'") from None
 
     def abandon(self) -> None:
-        """Have every wait in this group end now, with an error or as one that is over.
+        """Make every wait in this group end now, with an error or as finished.
 
-        Nothing in torch's interface does that for gloo; cutting its connections does for most, and `Waits` for the others.
+        torch has no interface for that on gloo; shutting down its connections ends most waits, and `Waits` ends the others.
         """
         self._disconnect()
         if self._cut.acquire(blocking=False):
-            threading.Thread(target=self._see_to_the_end, name="holdfast-cut", daemon=True).start()
+            threading.Thread(target=self._end_waits_at_rest, name="holdfast-cut", daemon=True).start()
 
     def close(self) -> None:
-        """Give the connections back; a group whose peers are gone would hang in its destructor if they were left open."""
+        """Close the connections; a group whose peers have exited would hang in its destructor if they stayed open."""
         self._disconnect()
         backends, self.backends = self.backends, {}
-        final_checkpoint = threading.Thread(target=backends.clear, name="holdfast-farewell", daemon=True)
-        final_checkpoint.start()
+        destruction = threading.Thread(target=backends.clear, name="holdfast-destroy", daemon=True)
+        destruction.start()
         del backends
-        if not self.waits.left:
-            final_checkpoint.join(FINAL_CHECKPOINT_SECONDS)
+        if not self.waits.abandoned:
+            destruction.join(CLOSE_SECONDS)
         self.waits.end()
         for one in self.sockets:
             one.close()
@@ -99,30 +100,30 @@ class BackendGroup:
         if "cuda" in self.backends:
             self.backends["cuda"].abort()
 
-    def _see_to_the_end(self) -> None:
-        """End the waits that gloo has forgotten, as soon as nothing of it can write into a tensor any more."""
-        patient, quiet = time.monotonic() + PATIENCE_SECONDS, 0
-        while quiet < 2:  # noqa: PLR2004 (two looks with the same answer)
-            time.sleep(LOOK_SECONDS)
-            at_rest = time.monotonic() > patient or not _are_shared(self.sockets)
-            quiet = quiet + 1 if at_rest and all(sleeps(one) for one in self.workers) and self.waits.are_asleep() else 0
+    def _end_waits_at_rest(self) -> None:
+        """End the waits that gloo forgot, as soon as none of its threads can write to a tensor any more."""
+        deadline, quiet = time.monotonic() + OPEN_SOCKETS_SECONDS, 0
+        while quiet < 2:  # noqa: PLR2004 (two checks with the same result)
+            time.sleep(QUIESCENCE_POLL_SECONDS)
+            at_rest = time.monotonic() > deadline or not _gloo_holds(self.sockets)
+            quiet = quiet + 1 if at_rest and all(is_asleep(one) for one in self.threads) and self.waits.are_asleep() else 0
         self.waits.end()
 
 
-def pause_after(seconds: float) -> float:
-    """Return how long to wait before the next look at what another rank is about to do, after waiting for so many *seconds*."""
-    return PATIENCE if seconds < LONG_SECONDS else 0.1
+def poll_interval(seconds: float) -> float:
+    """Return the pause before the next check for another rank's action, after waiting for so many *seconds*."""
+    return POLL_SECONDS if seconds < FAST_POLL_SECONDS else SLOW_POLL_SECONDS
 
 
-def close_later(inners: Iterable[BackendGroup]) -> None:
-    """Give connections back beside training: gloo takes some 10 ms to end a group, as its thread looks up only so often."""
-    left = list(inners)
+def close_in_background(inners: Iterable[BackendGroup]) -> None:
+    """Close groups while training goes on: gloo takes some 10 ms to end a group, as its thread wakes up only so often."""
+    remaining = list(inners)
 
     def close() -> None:
-        for one in left:
+        for one in remaining:
             one.close()
 
-    if left:
+    if remaining:
         threading.Thread(target=close, name="holdfast-close", daemon=True).start()
 
 
@@ -133,111 +134,115 @@ class BuildOptions:
     devices: tuple[str, ...]
     """Kinds of devices that it must serve."""
     timeout: timedelta
-    """How long its operations wait."""
+    """Timeout of its operations."""
     host: str
-    """This process's own address, as others reach it."""
+    """This process's address, as other nodes reach it."""
     first: bool = False
-    """It is built for the first time, not in a recovery: its members may take as long to come as its operations wait."""
+    """It is built for the first time, not in a recovery: its members may take as long to join as its operations may wait."""
 
 
-def build(  # noqa: PLR0913 (who is where, how, and how to give it up)
-    store: dist.Store, prefix: str, rank: int, size: int, *, way: BuildOptions, is_cancelled: Callable[[], bool]
+def build(  # noqa: PLR0913 (who is where, how, and how to cancel it)
+    store: dist.Store, prefix: str, rank: int, size: int, *, options: BuildOptions, is_cancelled: Callable[[], bool]
 ) -> BackendGroup:
     """Build a group of *size* members over *store*, where all use the same *prefix*.
 
-    Raise `GenerationEnded` as soon as *is_cancelled* says so: the thread that builds is left to its own time-out then.
+    Raise `GenerationEnded` as soon as *is_cancelled* returns true: the building thread is then left to its own timeout.
     """
-    return in_thread(lambda: _build(dist.PrefixStore(prefix, store), rank, size, way), is_cancelled)
+    return in_thread(lambda: _build(dist.PrefixStore(prefix, store), rank, size, options), is_cancelled)
 
 
 def in_thread(make: Callable[[], T], is_cancelled: Callable[[], bool]) -> T:
-    """Return what *make* makes in a thread of its own, or raise what it raises; raise `GenerationEnded` when *is_cancelled* says so first."""
-    made: list[T] = []
-    failed: list[BaseException] = []
-    done = threading.Event()
+    """Return the result of *make*, run in its own thread, or raise its error; raise `GenerationEnded` when cancelled before."""
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            made.append(make())
-        except BaseException as error:  # noqa: BLE001 (handed on to who waits)
-            failed.append(error)
-        done.set()
+            result.set_result(make())
+        except BaseException as error:  # noqa: BLE001 (raised in the thread that waits)
+            result.set_exception(error)
 
-    threading.Thread(target=run, name="holdfast-build", daemon=True).start()
-    while not done.wait(0.005):
+    threading.Thread(target=run, name="holdfast-build", daemon=True).start()  # an executor would be joined at exit
+    while not wait([result], 0.005).done:
         if is_cancelled():
             raise GenerationEnded
-    if failed:
-        raise failed[0]
-    return made[0]
+    return result.result()
 
 
-def _build(own: dist.Store, rank: int, size: int, way: BuildOptions) -> BackendGroup:
-    backends: dict[str, Any] = {}
-    before, threads = set(_sockets()), _workers()
-    patience = way.timeout if way.first else timedelta(seconds=BUILD_SECONDS)
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", own), rank, size, patience)
-    gloo._set_default_timeout(way.timeout)  # noqa: SLF001 (torch's own way, without a public name)
-    backends["cpu"] = gloo
-    sockets = _ours(own, rank, size, before)
-    if "cuda" in way.devices:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = way.timeout  # noqa: SLF001 (as torch's own new_group does)
-        options.config.blocking = 0  # else a communicator in the making cannot be aborted
-        # NCCL connects with the first operation, which is part of a step and of no recovery: it may have to wait for a compiler.
-        store = native_store(dist.PrefixStore("nccl", own), way.timeout, host=way.host, serving=rank == 0)
-        backends["cuda"] = dist.ProcessGroupNCCL(store, rank, size, options)
-    return BackendGroup(backends, sockets, _workers() - threads)
+def _build(own: dist.Store, rank: int, size: int, options: BuildOptions) -> BackendGroup:
+    before, threads = set(_sockets()), _gloo_threads()
+    timeout = options.timeout if options.first else timedelta(seconds=BUILD_SECONDS)
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", own), rank, size, timeout)
+    gloo._set_default_timeout(options.timeout)  # noqa: SLF001 (torch's own way, without a public name)
+    backends: dict[str, Any] = {"cpu": gloo}
+    sockets = _sockets_of_group(own, rank, size, before)
+    if "cuda" in options.devices:
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = options.timeout  # noqa: SLF001 (as torch's own new_group does)
+        nccl.config.blocking = 0  # or a communicator that is being created cannot be aborted
+        # NCCL connects in the first operation, which is part of a step and of no recovery: it may have to wait for a compiler.
+        store = native_store(dist.PrefixStore("nccl", own), options.timeout, host=options.host, serving=rank == 0)
+        backends["cuda"] = dist.ProcessGroupNCCL(store, rank, size, nccl)
+    return BackendGroup(backends, sockets, _gloo_threads() - threads)
 
 
-def _workers() -> frozenset[int]:
-    """Return the threads of this process that carry out collectives of gloo."""
+def native_store(store: dist.Store, timeout: timedelta, *, host: str, serving: bool) -> dist.Store:
+    """Return a TCPStore that one member hosts and *store* announces: NCCL's threads use it without the Python interpreter."""
+    if serving:
+        made = dist.TCPStore("0.0.0.0", 0, is_master=True, timeout=timeout, wait_for_workers=False)  # noqa: S104 (other nodes must reach it)
+        store.set("native_store", f"{host} {made.port}")
+        return made
+    address, port = store.get("native_store").decode().split()
+    return dist.TCPStore(address, int(port), is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def _gloo_threads() -> frozenset[int]:
+    """Return the threads of this process that run collectives of gloo, by kernel id."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it has ended
-            if (task / "comm").read_text().strip() == WORKER:
+        with suppress(OSError):  # it has exited
+            if (task / "comm").read_text().strip() == GLOO_THREAD:
                 found.add(int(task.name))
     return frozenset(found)
 
 
-def _are_shared(sockets: list[socket.socket]) -> bool:
-    """Tell whether gloo still has one of the connections that these are duplicates of: it closes those whose end it has seen."""
-    ours = set()
-    for one in list(sockets):
-        with suppress(OSError):  # it has been closed
-            ours.add(os.fstat(one.fileno()).st_ino)
-    seen = 0
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names, not paths)
-        with suppress(OSError):
-            seen += os.fstat(int(name)).st_ino in ours
-    return seen > len(ours)
+# -- the sockets of a gloo group ------------------------------------------------------------------------------------------
 
 
-def _sockets() -> dict[int, int]:
-    """Return this process's sockets: inode to descriptor."""
-    found = {}
+def _sockets() -> list[tuple[int, int]]:
+    """Return inode and descriptor of each open socket of this process."""
+    found = []
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names, not paths)
         with suppress(OSError):
             facts = os.fstat(int(name))
             if stat.S_ISSOCK(facts.st_mode):
-                found[facts.st_ino] = int(name)
+                found.append((facts.st_ino, int(name)))
     return found
 
 
-def _ours(store: dist.Store, rank: int, size: int, before: set[int]) -> list[socket.socket]:
+def _gloo_holds(sockets: list[socket.socket]) -> bool:
+    """Return whether gloo still has one of the connections that these are duplicates of: it closes those whose end it has noticed."""
+    ours = set()
+    for one in list(sockets):
+        with suppress(OSError):  # it has been closed
+            ours.add(os.fstat(one.fileno()).st_ino)
+    return sum(inode in ours for inode, _ in _sockets()) > len(ours)
+
+
+def _sockets_of_group(store: dist.Store, rank: int, size: int, before: set[tuple[int, int]]) -> list[socket.socket]:
     """Return duplicates of the connections that the new gloo group made.
 
-    Another thread may have opened sockets meanwhile, which must never be cut: a connection is the group's when one end of it
-    is a port on which a member of the group listens for it. Every member tells its own.
+    Another thread may have opened sockets meanwhile, which must never be cut: a connection belongs to the group when one end of it is a
+    port on which a member listens for the group. Every member publishes its ports in *store*.
     """
-    fresh = [one for fd in (fd for inode, fd in _sockets().items() if inode not in before) if (one := _duplicate(fd)) is not None]
-    listening = {_port(one.getsockname()) for one in fresh if _listens(one)}
+    inodes = {inode for inode, _ in before}
+    fresh = [one for inode, fd in dict(_sockets()).items() if inode not in inodes and (one := _duplicate(fd)) is not None]
+    listening = {int(one.getsockname()[1]) for one in fresh if _listens(one)}
     store.set(f"ports/{rank}", ",".join(str(port) for port in sorted(listening)))
-    told = store.multi_get([f"ports/{peer}" for peer in range(size) if peer != rank]) if size > 1 else []
-    theirs = {int(port) for ports in told for port in ports.decode().split(",") if port}
+    published = store.multi_get([f"ports/{peer}" for peer in range(size) if peer != rank]) if size > 1 else []
+    theirs = {int(port) for ports in published for port in ports.decode().split(",") if port}
     found = []
     for one in fresh:
-        if not _listens(one) and (_port(one.getsockname()) in listening or _remote_port(one) in theirs):
+        if not _listens(one) and (int(one.getsockname()[1]) in listening or _remote_port(one) in theirs):
             found.append(one)
         else:
             one.close()
@@ -258,11 +263,7 @@ def _listens(one: socket.socket) -> bool:
     return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def _port(address: Any) -> int:  # noqa: ANN401 (as sockets give it)
-    return int(address[1])
-
-
 def _remote_port(one: socket.socket) -> int:
-    with suppress(OSError):  # not connected, or no more
-        return _port(one.getpeername())
+    with suppress(OSError):  # not connected, or not any more
+        return int(one.getpeername()[1])
     return 0

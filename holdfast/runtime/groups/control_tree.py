@@ -1,20 +1,18 @@
-"""The ranks' own small talk: votes, and gathering facts, over a tree of sockets that survives changes of members.
+"""The ranks' control tree: commit votes and gathered facts, over sockets that survive changes of members.
 
-A vote at every step must not hang with the collectives that it judges, must be given up the moment the flow ends a generation, and
-a change of one rank must cost a few connections whatever the size of the job. So it does not go through gloo or NCCL.
+A vote at every step must not hang with the collectives that it judges, must end the moment the controller ends a generation, and a change
+of one rank must cost a few connections whatever the size of the job. So it does not use gloo or NCCL.
 
-Rank r is connected to its parent (r - 1) // `FAN_OUT`, to its children, and to its *backup ranks*, which keep r's per-rank state (random
-generators, position in the data) for the process that takes r's place. Frames carry the generation; what is left of an older one is dropped unread.
+Rank r is connected to its parent (r - 1) // `FAN_OUT` and its children, and to its *backup ranks*, which keep r's rank state (random
+generators, position in the data) for the process that replaces r. Frames carry the generation; those of an older one are dropped unread.
 """
 
 from __future__ import annotations
 
-import errno
 import hmac
 import json
 import os
 import select
-import selectors
 import socket
 import struct
 import threading
@@ -24,24 +22,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from holdfast.authenticated_listener import PendingCallers, open_port
-from holdfast.runtime.groups.backends import GenerationEnded, pause_after
+from holdfast.runtime.groups.backends import GenerationEnded, poll_interval
+from holdfast.runtime.groups.token_server import HELLO_SECONDS, MAX_HELLO, TokenServer
 
 T = TypeVar("T")
 
 FAN_OUT: Final = 32
-"""Children of a rank: up to 33 ranks it is a star, up to 1,057 two levels."""
+"""Children of a rank: up to 33 ranks the tree is a star, up to 1,057 it has two levels."""
 
 _HEAD: Final = struct.Struct("!IIBI")
-"""Generation, number of the talk in it, kind, length."""
-_UP, _DOWN, _LIGHT, _FINAL, _HELLO, _STARTUP = range(6)
-LONGEST: Final = 256 * 1024 * 1024
-LONGEST_HELLO: Final = 4096
-HELLO_SECONDS: Final = 5.0
-MAX_UNAUTHENTICATED: Final = 32
-"""Callers that have not proved yet that they know the token, and may take that long: while there are more they have a moment."""
+"""Generation, number of the exchange in it, kind, length."""
+_UP, _DOWN, _STATE, _FINAL_STATE, _HELLO, _STARTUP = range(6)
+MAX_FRAME: Final = 256 * 1024 * 1024
 CONNECT_SECONDS: Final = 20.0
-"""How long connections may take to be made in a recovery; faults meanwhile are told by the flow and do not wait for this."""
+"""How long connections may take in a recovery; a fault meanwhile is reported by the controller and does not wait for this."""
 
 
 class PeerConnectionLost(Exception):
@@ -65,30 +59,31 @@ class TreePeer:
     buffer: bytearray = field(default_factory=bytearray)
     frames: list[tuple[int, int, int, bytes]] = field(default_factory=list)
     unsent: bytearray = field(default_factory=bytearray)
-    gone: str = ""
+    error: str = ""
+    """Why the connection is unusable."""
 
     def pump(self, events: int) -> None:
-        """Take in and send what can be now."""
+        """Receive and send what is possible now."""
         try:
             if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
                 data = self.socket.recv(1 << 20)
                 if not data:
-                    self.gone = self.gone or "closed by the peer"
+                    self.error = self.error or "closed by the peer"
                 self.buffer += data
-                self._cut()
+                self._parse()
             if self.unsent:
                 sent = self.socket.send(self.unsent, socket.MSG_NOSIGNAL)
                 del self.unsent[:sent]
         except BlockingIOError:
             pass
         except OSError as error:
-            self.gone = self.gone or (error.strerror or str(error))
+            self.error = self.error or (error.strerror or str(error))
 
-    def _cut(self) -> None:
+    def _parse(self) -> None:
         while len(self.buffer) >= _HEAD.size:
             generation, number, kind, length = _HEAD.unpack_from(self.buffer)
-            if length > LONGEST:
-                self.gone = "it sent nonsense"
+            if length > MAX_FRAME:
+                self.error = "it sent an invalid frame"
                 return
             if len(self.buffer) < _HEAD.size + length:
                 return
@@ -101,7 +96,7 @@ class TreePeer:
         self.pump(0)
 
     def take(self, generation: int, number: int, kind: int) -> bytes | None:
-        """Return the body of a frame that has arrived; drop those of older generations."""
+        """Return the body of a received frame, if it is there; drop frames of older exchanges."""
         for place, (when, count, what, body) in enumerate(self.frames):
             if (when, count, what) == (generation, number, kind):
                 del self.frames[place]
@@ -116,135 +111,84 @@ class TreePeer:
 
 @dataclass(slots=True, eq=False)
 class _PendingPeer:
-    """One who has not said yet who it is, and what it has said so far."""
+    """A connection whose hello is not complete."""
 
     socket: socket.socket
-    said: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
 
     def hello(self) -> bytes | None:
-        """Take in what has come of the hello, and nothing after it; return it once it is whole. Raise ``OSError`` or ``ValueError``."""
+        """Receive the hello and nothing after it; return it when complete. Raise ``OSError`` or ``ValueError``."""
         with suppress(BlockingIOError):
             while True:
-                length = _HEAD.unpack(self.said[: _HEAD.size])[3] if len(self.said) >= _HEAD.size else 0
-                if length > LONGEST_HELLO:
+                length = _HEAD.unpack(self.received[: _HEAD.size])[3] if len(self.received) >= _HEAD.size else 0
+                if length > MAX_HELLO:
                     raise ValueError("too long for a hello")
-                missing = _HEAD.size + length - len(self.said)
+                missing = _HEAD.size + length - len(self.received)
                 if not missing:
-                    return bytes(self.said[_HEAD.size :])
+                    return bytes(self.received[_HEAD.size :])
                 data = self.socket.recv(missing)
                 if not data:
                     raise ConnectionError("closed")
-                self.said += data
+                self.received += data
         return None
 
 
-class PeerAcceptor:
-    """Where other ranks of the job knock: a listening socket and one thread, which lets in who knows the job's token."""
+class PeerAcceptor(TokenServer[_PendingPeer]):
+    """Accepts connections of other ranks that know the job's token, and holds them until they are fetched."""
 
     def __init__(self, token: str) -> None:
         self._token = token
-        self._server = open_port(0, backlog=256)
-        self.port = int(self._server.getsockname()[1])
-        self._waiting: dict[tuple[int, int], socket.socket] = {}
-        self._strangers = PendingCallers[_PendingPeer]()
+        self._accepted: dict[tuple[int, int], socket.socket] = {}
         self._closed = False
-        self._lock = threading.Condition()
-        self._wake, self._waker = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        self._server.settimeout(0)
-        self._selector.register(self._server, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        threading.Thread(target=self._serve, name="holdfast-desk", daemon=True).start()
+        self._lock = threading.Lock()
+        super().__init__(0, backlog=256, name="holdfast-acceptor")
 
     def fetch(self, rank: int, incarnation: int) -> socket.socket | None:
         """Return the connection that this process of *rank* has made, if it has."""
         with self._lock:
-            return self._waiting.pop((rank, incarnation), None)
+            return self._accepted.pop((rank, incarnation), None)
 
-    def _serve(self) -> None:
-        while not self._closed:
-            for key, _ in self._selector.select(self._strangers.due(MAX_UNAUTHENTICATED, HELLO_SECONDS)):
-                if key.fileobj is self._server:
-                    self._accept()
-                elif key.data is not None:
-                    self._listen(key.data)
-            for late in self._strangers.late(MAX_UNAUTHENTICATED, HELLO_SECONDS):
-                self._hang_up(late)
-        for caller in self._strangers:
-            self._hang_up(caller)
-        self._selector.close()
-        for one in (self._wake, self._waker):
-            one.close()
+    def _new_caller(self, connection: socket.socket) -> _PendingPeer:
+        return _PendingPeer(connection)
 
-    def _accept(self) -> None:
-        try:
-            line, _ = self._server.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:  # no descriptor is left, or hardly any
-                time.sleep(0.0 if len(self._strangers) else 0.01)
-                for caller in self._strangers:
-                    self._hang_up(caller)
-            return
-        caller = _PendingPeer(line)
-        try:
-            line.settimeout(0)
-            self._selector.register(line, selectors.EVENT_READ, caller)
-        except OSError:
-            line.close()
-        else:
-            self._strangers.add(caller)
-
-    def _listen(self, caller: _PendingPeer) -> None:
-        """Let a caller in once it has said who it is; hang up on one who says something else."""
-        if caller.socket.fileno() < 0:  # hung up on in this very round
-            return
+    def _pump(self, caller: _PendingPeer, events: int) -> None:  # noqa: ARG002 (it only ever reads)
+        """Accept a caller whose hello is complete; drop one that sends anything else."""
         try:
             hello = caller.hello()
             if hello is None:
                 return
-            key = self._known(json.loads(hello))
-            caller.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            key = self._identify(json.loads(hello))
         except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
-            self._hang_up(caller)
+            self._drop(caller)
             return
-        self._strangers.discard(caller)
+        self.authenticated(caller)
         self._selector.unregister(caller.socket)
         with self._lock:
             old: socket.socket | None = caller.socket
-            if not self._closed:  # else nobody would ever fetch it, nor close it
-                old = self._waiting.pop(key, None)
-                self._waiting[key] = caller.socket
+            if not self._closed:  # or it would never be fetched, nor closed
+                old = self._accepted.pop(key, None)
+                self._accepted[key] = caller.socket
         if old is not None:
             old.close()
 
-    def _hang_up(self, caller: _PendingPeer) -> None:
-        self._strangers.discard(caller)
-        if caller.socket.fileno() >= 0:
-            self._selector.unregister(caller.socket)
-            caller.socket.close()
-
-    def _known(self, told: dict[str, Any]) -> tuple[int, int]:
-        """Return which process of which rank calls, if it knows the token."""
-        if not hmac.compare_digest(str(told["token"]).encode(), self._token.encode()):
-            raise ValueError("a stranger")
-        return int(told["rank"]), int(told["incarnation"])
+    def _identify(self, hello: dict[str, Any]) -> tuple[int, int]:
+        """Return rank and incarnation of a caller that knows the token; raise ``ValueError`` for others."""
+        if not hmac.compare_digest(str(hello["token"]).encode(), self._token.encode()):
+            raise ValueError("wrong token")
+        return int(hello["rank"]), int(hello["incarnation"])
 
     def close(self) -> None:
-        """Let nobody in any more, and hang up on those that nobody has fetched."""
+        """Stop accepting, and close the connections that have not been fetched."""
         with self._lock:
-            self._closed, left = True, list(self._waiting.values())
-            self._waiting.clear()
-        self._server.close()
-        with suppress(OSError):  # closed before
-            self._waker.send(b".")
-        for caller in left:
-            caller.close()
+            self._closed, unfetched = True, list(self._accepted.values())
+            self._accepted.clear()
+        for one in unfetched:
+            one.close()
+        super().close()
 
 
 def call(address: tuple[str, int], token: str, rank: int, incarnation: int) -> socket.socket:
-    """Connect to another rank's desk."""
+    """Connect to another rank's acceptor."""
     line = socket.create_connection(address, timeout=HELLO_SECONDS)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     hello = json.dumps({"token": token, "rank": rank, "incarnation": incarnation}).encode()
@@ -253,39 +197,24 @@ def call(address: tuple[str, int], token: str, rank: int, incarnation: int) -> s
     return line
 
 
-def parent_of(rank: int) -> int | None:
-    """Return whom *rank* votes to."""
-    return None if rank == 0 else (rank - 1) // FAN_OUT
+def backup_ranks_of(rank: int, size: int, stride: int, ranks: Sequence[int] | None = None) -> list[int]:
+    """Return the two ranks that keep the rank state of *rank*: on other nodes, of *stride* ranks each, as far as there are any.
 
-
-def children_of(rank: int, size: int) -> list[int]:
-    """Return who votes to *rank*."""
-    return [child for child in range(rank * FAN_OUT + 1, rank * FAN_OUT + FAN_OUT + 1) if child < size]
-
-
-def buddies_of(rank: int, size: int, stride: int, ranks: Sequence[int] | None = None) -> list[int]:
-    """Return who keeps the light state of *rank*: two ranks on other nodes, of *stride* ranks each, as far as there are any.
-
-    Two, so that a rank and one of its buddies may be lost at once; on two nodes they are two ranks of the other one. Where only some of the
-    numbers below *size* are *ranks*, who follows takes the part of one that is not there.
+    Two, so that a rank and one of its backups may be lost at once; with two nodes they are two ranks of the other one. Where only some of
+    the numbers below *size* are *ranks*, the next rank replaces one that is missing.
     """
-    if ranks is not None and len(ranks) < size:
-        return _buddies_among(ranks, rank, size, stride)
     step = stride if size > stride else 1
+    if ranks is not None and len(ranks) < size:
+        found: list[int] = []
+        for _ in range(2):
+            start = (found or [rank])[-1] + step
+            others = [other for other in ranks if other not in (rank, *found)]
+            found += [min(others, key=lambda other: ((other - start) % size, other))] if others else []
+        return found
     first, second = (rank + step) % size, (rank + 2 * step) % size
     if second == rank:
         second = first // step * step + (first + 1) % step
     return [one for one in dict.fromkeys((first, second)) if one != rank and one < size]
-
-
-def _buddies_among(ranks: Sequence[int], rank: int, size: int, stride: int) -> list[int]:
-    """Return the buddies of *rank* where some places are vacant."""
-    found: list[int] = []
-    for _ in range(2):
-        start = (found or [rank])[-1] + (stride if size > stride else 1)
-        others = [other for other in ranks if other not in (rank, *found)]
-        found += [min(others, key=lambda other: ((other - start) % size, other))] if others else []
-    return found
 
 
 class ControlTree:
@@ -295,23 +224,23 @@ class ControlTree:
         self.rank, self.generation, self.incarnations = rank, generation, incarnations
         ranks = sorted(incarnations)
         place, size = ranks.index(rank), max(ranks) + 1
-        above = parent_of(place)
-        self.parent = None if above is None else ranks[above]
-        self.children = [ranks[child] for child in children_of(place, len(ranks))]
-        self.backup_ranks = buddies_of(rank, size, stride, ranks)
-        self.protected_ranks = [other for other in ranks if rank in buddies_of(other, size, stride, ranks)]
+        self.parent = None if place == 0 else ranks[(place - 1) // FAN_OUT]
+        self.children = ranks[place * FAN_OUT + 1 : place * FAN_OUT + FAN_OUT + 1]
+        self.backup_ranks = backup_ranks_of(rank, size, stride, ranks)
+        self.protected_ranks = [other for other in ranks if rank in backup_ranks_of(other, size, stride, ranks)]
+        """Ranks whose state this one stores."""
         self.peers: dict[int, TreePeer] = {}
         self._number = 0
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._wake, False)
-        self._given_up = self._closed = False
+        self._cancelled = self._closed = False
         self._lock = threading.Lock()
 
     @property
     def neighbours(self) -> set[int]:
         """Ranks that this one is connected to."""
-        found = {*self.children, *self.protected_ranks}
-        return found | {*self.backup_ranks} | ({self.parent} if self.parent is not None else set())
+        found = {*self.children, *self.protected_ranks, *self.backup_ranks}
+        return found if self.parent is None else found | {self.parent}
 
     def connect_neighbours(
         self,
@@ -324,116 +253,115 @@ class ControlTree:
     ) -> int:
         """Keep the connections of *before* that are still right, make the others; return how many were made.
 
-        The higher rank calls the lower. *find* gives the address of a rank's desk, once it is known; all may take *seconds* to come,
-        or as long as in a recovery. Raise `GenerationEnded` when given up.
+        The higher rank calls the lower. *find* returns the address of a rank's acceptor once it is known; all together may take *seconds*
+        (default: `CONNECT_SECONDS`).
+        Raise `GenerationEnded` when cancelled, `PeerConnectionLost` when the time is up.
         """
         if before is not None:
-            self._inherit(before)
+            self._take_connections(before)
         missing = self.neighbours - self.peers.keys()
         made = len(missing)
-        began, most = time.monotonic(), CONNECT_SECONDS if seconds is None else seconds
+        began, limit = time.monotonic(), CONNECT_SECONDS if seconds is None else seconds
         while missing:
             for rank in sorted(missing):
-                line = self._reach(rank, acceptor, token, find)
+                line = self._connect(rank, acceptor, token, find)
                 if line is not None:
                     self.peers[rank] = TreePeer(rank, self.incarnations[rank], line)
                     missing.discard(rank)
             if missing:
-                if self._given_up:
+                if self._cancelled:
                     raise GenerationEnded
-                if time.monotonic() > began + most:
-                    raise PeerConnectionLost(min(missing), f"no connection came about within {most:.0f} s")
-                time.sleep(pause_after(time.monotonic() - began))
+                if time.monotonic() > began + limit:
+                    raise PeerConnectionLost(min(missing), f"no connection within {limit:.0f} s")
+                time.sleep(poll_interval(time.monotonic() - began))
         return made
 
-    def _inherit(self, before: ControlTree) -> None:
-        """Take over the connections of *before* whose two ends are the same processes as then."""
+    def _take_connections(self, before: ControlTree) -> None:
+        """Take the connections of *before* whose two ends are the same processes as now; close the others."""
         for rank, peer in list(before.peers.items() if before.rank == self.rank else ()):
-            if rank in self.neighbours and peer.incarnation == self.incarnations[rank] and not peer.gone:
+            if rank in self.neighbours and peer.incarnation == self.incarnations[rank] and not peer.error:
                 self.peers[rank] = before.peers.pop(rank)
         before.close()
 
-    def _reach(self, rank: int, acceptor: PeerAcceptor, token: str, find: Callable[[int], tuple[str, int] | None]) -> socket.socket | None:
+    def _connect(
+        self, rank: int, acceptor: PeerAcceptor, token: str, find: Callable[[int], tuple[str, int] | None]
+    ) -> socket.socket | None:
         if rank > self.rank:
             return acceptor.fetch(rank, self.incarnations[rank])
         address = find(rank)
-        if address is None:
-            return None
-        with suppress(OSError):
-            return call(address, token, self.rank, self.incarnations[self.rank])
+        if address is not None:
+            with suppress(OSError):
+                return call(address, token, self.rank, self.incarnations[self.rank])
         return None
 
-    def give_up(self) -> None:
-        """Have whoever waits here raise `GenerationEnded`, now and from now on; callable from any thread."""
-        self._given_up = True
+    def cancel(self) -> None:
+        """Make every wait here raise `GenerationEnded`, now and from now on; callable from any thread."""
+        self._cancelled = True
         with self._lock:
             if not self._closed:
                 os.write(self._waker, b".")
 
-    # -- talking ------------------------------------------------------------------------------------------------------
+    # -- exchanges ----------------------------------------------------------------------------------------------------
 
-    def vote(self, value: T, merge: Callable[[T, T], T], absent: T, rank_state: bytes, keep: Callable[[int, bytes], None]) -> T:
-        """Merge every rank's *value* as `reduce` does; a rank that is gone counts as *absent*, so that the others learn of it at once.
+    def vote(self, value: T, merge: Callable[[T, T], T], absent: T, state: bytes, keep: Callable[[int, bytes], None]) -> T:
+        """Merge every rank's *value* as `reduce` does; a lost rank counts as *absent*, so that the others learn of it at once.
 
-        Before its value this rank's *rank_state* goes to its backup ranks, and *keep* is given those of the ranks that it backs up: what a
-        vote for a step returns means that every per-rank state is in other places too.
+        Before its value this rank's *state* goes to its backup ranks, and *keep* is called with the states of the ranks that it protects:
+        after a vote every rank state is on other nodes too.
         """
         self._number += 1
-        for buddy in self.backup_ranks:
+        for backup in self.backup_ranks:
             try:
-                self._peer(buddy).send(self.generation, self._number, _LIGHT, rank_state)
+                self._peer(backup).send(self.generation, self._number, _STATE, state)
             except PeerConnectionLost:  # the others wait for theirs all the same
                 value = absent
         for rank in self.protected_ranks:
             try:
-                told = self._await(rank, _LIGHT)
+                received = self._await(rank, _STATE)
             except PeerConnectionLost:
                 value = absent
-            else:
-                self._keep_finals(rank, keep)
-                keep(rank, told)
+                continue
+            peer = self.peers[rank]
+            for frame in [frame for frame in peer.frames if frame[2] == _FINAL_STATE]:
+                peer.frames.remove(frame)
+                if frame[0] == self.generation:  # an older one is of a step that may have been undone since
+                    keep(rank, frame[3])
+            keep(rank, received)
         return self._merge(value, merge, absent)
 
     def exchange(self, own: Callable[[int], bytes], keep: Callable[[int, bytes], None]) -> None:
-        """Send each buddy *own* of it, and give *keep* what the wards send: nothing where they have sent it before."""
+        """Send ``own(rank)`` to each backup rank, and call *keep* with what protected ranks send, unless it is empty."""
         self._number += 1
-        for buddy in self.backup_ranks:
-            self._peer(buddy).send(self.generation, self._number, _STARTUP, own(buddy))
+        for backup in self.backup_ranks:
+            self._peer(backup).send(self.generation, self._number, _STARTUP, own(backup))
         for rank in self.protected_ranks:
-            told = self._await(rank, _STARTUP)
-            if told:
-                keep(rank, told)
+            received = self._await(rank, _STARTUP)
+            if received:
+                keep(rank, received)
         self._flush()
 
-    def send_final_state(self, rank_state: bytes) -> None:
-        """Tell the buddies that the light state has changed since the vote; nobody waits for that."""
-        for buddy in self.backup_ranks:
+    def send_final_state(self, state: bytes) -> None:
+        """Send the backup ranks a rank state that changed after the vote, without waiting."""
+        for backup in self.backup_ranks:
             with suppress(PeerConnectionLost):
-                self._peer(buddy).send(self.generation, self._number, _FINAL, rank_state)
+                self._peer(backup).send(self.generation, self._number, _FINAL_STATE, state)
 
-    def _keep_finals(self, rank: int, keep: Callable[[int, bytes], None]) -> None:
-        peer = self.peers[rank]
-        for frame in [frame for frame in peer.frames if frame[2] == _FINAL]:
-            peer.frames.remove(frame)
-            if frame[0] == self.generation:  # an older one is of a step that may have been taken back since
-                keep(rank, frame[3])
-
-    def leftovers(self, keep: Callable[[int, bytes], None], keep_record: Callable[[int, bytes], None]) -> None:
-        """Give *keep*, or *keep_record*, what wards have sent before their end and nobody has read."""
+    def drain(self, keep: Callable[[int, bytes], None], keep_record: Callable[[int, bytes], None]) -> None:
+        """Call *keep*, or *keep_record*, with unread data that protected ranks sent before they exited."""
         for rank in self.protected_ranks:
             peer = self.peers.get(rank)
             size = -1
-            while peer is not None and not peer.gone and size != len(peer.buffer) + len(peer.frames):
+            while peer is not None and not peer.error and size != len(peer.buffer) + len(peer.frames):
                 size = len(peer.buffer) + len(peer.frames)
                 peer.pump(select.POLLIN)
-            for frame in [] if peer is None else sorted(peer.frames, key=lambda one: one[1]):
-                if frame[2] in (_LIGHT, _FINAL) and frame[0] == self.generation:
-                    keep(rank, frame[3])
-                elif frame[2] == _STARTUP and frame[0] == self.generation and frame[3]:
-                    keep_record(rank, frame[3])
+            for generation, _, kind, body in [] if peer is None else sorted(peer.frames, key=lambda one: one[1]):
+                if kind in (_STATE, _FINAL_STATE) and generation == self.generation:
+                    keep(rank, body)
+                elif kind == _STARTUP and generation == self.generation and body:
+                    keep_record(rank, body)
 
     def reduce(self, value: T, merge: Callable[[T, T], T]) -> T:
-        """Merge every rank's *value* (anything JSON holds) into one that all ranks return."""
+        """Merge every rank's *value* (JSON) into one that all ranks return. Raise `PeerConnectionLost` or `GenerationEnded`."""
         self._number += 1
         return self._merge(value, merge, None)
 
@@ -448,46 +376,44 @@ class ControlTree:
         if self.parent is not None:
             self._peer(self.parent).send(self.generation, self._number, _UP, json.dumps(value).encode())
             value = json.loads(self._await(self.parent, _DOWN))
-        told = json.dumps(value).encode()
+        result = json.dumps(value).encode()
         for child in self.children:
-            if absent is None or not self.peers[child].gone:
-                self._peer(child).send(self.generation, self._number, _DOWN, told)
+            if absent is None or not self.peers[child].error:
+                self._peer(child).send(self.generation, self._number, _DOWN, result)
         self._flush()
         return value
 
     def gather(self, value: Any) -> dict[int, Any]:  # noqa: ANN401 (anything JSON holds)
-        """Return every rank's *value*, by rank."""
+        """Return every rank's *value* (JSON), by rank. Raise `PeerConnectionLost` or `GenerationEnded`."""
         found = self.reduce({str(self.rank): value}, lambda one, other: {**one, **other})
         return {int(rank): found[rank] for rank in sorted(found, key=int)}
 
     def _peer(self, rank: int) -> TreePeer:
         peer = self.peers[rank]
-        if peer.gone:
-            raise PeerConnectionLost(rank, peer.gone)
+        if peer.error:
+            raise PeerConnectionLost(rank, peer.error)
         return peer
 
     def _await(self, rank: int, kind: int) -> bytes:
         """Wait for a frame from *rank*."""
-        peer = self.peers[rank]
-        while (body := peer.take(self.generation, self._number, kind)) is None:
-            if peer.gone:
-                raise PeerConnectionLost(rank, peer.gone)
+        while (body := self.peers[rank].take(self.generation, self._number, kind)) is None:
+            self._peer(rank)
             self._poll()
         return body
 
     def _flush(self) -> None:
-        """Wait until everything said has left."""
-        while any(peer.unsent and not peer.gone for peer in self.peers.values()):
+        """Wait until everything has been sent."""
+        while any(peer.unsent and not peer.error for peer in self.peers.values()):
             self._poll()
 
     def _poll(self) -> None:
-        """Wait for news from anybody; raise `GenerationEnded` when given up."""
-        if self._given_up:
+        """Wait for any peer; raise `GenerationEnded` when cancelled."""
+        if self._cancelled:
             raise GenerationEnded
         poll, by_fd = select.poll(), {}
         poll.register(self._wake, select.POLLIN)
         for peer in self.peers.values():
-            if not peer.gone:
+            if not peer.error:
                 poll.register(peer.socket, select.POLLIN | (select.POLLOUT if peer.unsent else 0))
                 by_fd[peer.socket.fileno()] = peer
         for fd, events in poll.poll(1000):
@@ -495,7 +421,7 @@ class ControlTree:
                 by_fd[fd].pump(events)
 
     def close(self) -> None:
-        """Close all connections that are left."""
+        """Close all remaining connections."""
         for peer in self.peers.values():
             peer.close()
         self.peers.clear()

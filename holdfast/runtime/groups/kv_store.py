@@ -1,9 +1,9 @@
-"""The store of a generation over sockets of our own: where ranks leave small values for each other while they come together.
+"""The key-value store of a generation over our own sockets: how ranks exchange small values while they rendezvous.
 
-torch's `TCPStore` looks the name of every peer up before a connection is of use, to have it for its log. Where the name service loses a
-question now and then, that is five seconds and more in the middle of a recovery. Its connections also answer one question at a time, so
-that a rank which waits for a value cannot ask for anything else meanwhile. Here names are never asked for, any number of threads may
-wait on one connection, closing it ends all their waits, and who does not know the job's token is not let in.
+torch's `TCPStore` resolves the name of every peer before a connection is usable, for its log. If the name service drops a query now and
+then, this costs five seconds and more in the middle of a recovery. Its connections also serve one request at a time, so a rank that waits
+for a value cannot ask for anything else. This store never resolves names, any number of threads may wait on one connection, closing it ends
+all their waits, and callers must know the job's token.
 """
 
 from __future__ import annotations
@@ -20,33 +20,32 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch.distributed as dist
 
-from holdfast.authenticated_listener import PendingCallers, open_port
+from holdfast.runtime.groups.backends import BUILD_SECONDS, GenerationEnded, poll_interval
+from holdfast.runtime.groups.token_server import HELLO_SECONDS, MAX_HELLO, TokenServer
+
+if TYPE_CHECKING:
+    from holdfast.runtime.groups.membership import GroupGeneration
 
 _HEAD: Final = struct.Struct("!IBI")
-"""Length of the parts, verb, number of the question."""
+"""Length of the parts, verb, number of the request."""
 _PART: Final = struct.Struct("!I")
-LONGEST: Final = 256 * 2**20
-LONGEST_HELLO: Final = 4096
-"""Bytes that a caller may send before it has proved that it knows the token."""
-HELLO_SECONDS: Final = 5.0
-MAX_UNAUTHENTICATED: Final = 32
-"""Callers that have not proved it yet, and may take that long: while there are more they have a moment, so that nobody can use up the
-process's descriptors."""
-MOST_UNSENT: Final = 2 * LONGEST
-"""Bytes of answers that a caller may leave unread before it is let go."""
+MAX_FRAME: Final = 256 * 2**20
+MAX_UNSENT: Final = 2 * MAX_FRAME
+"""Bytes of answers that a caller may leave unread before it is dropped."""
+_TIMEOUT: Final = timedelta(seconds=BUILD_SECONDS)
 
 
 class Verb(IntEnum):
-    """What can be asked of a store."""
+    """The requests."""
 
     HELLO = 0
     SET = 1
     GET = 2
-    """Waits until all the keys are there; so does `WAIT`."""
+    """Waits until all keys exist, as `WAIT` does."""
     WAIT = 3
     CHECK = 4
     ADD = 5
@@ -62,55 +61,51 @@ def _frame(verb: int, number: int, parts: Sequence[bytes]) -> bytes:
 
 
 class _Frames:
-    """Cuts what arrives into frames."""
+    """Splits received bytes into frames."""
 
-    def __init__(self, longest: int = LONGEST) -> None:
+    def __init__(self, longest: int = MAX_FRAME) -> None:
         self.longest = longest
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, int, list[bytes]]]:
-        """Take in *data*; return the frames that are whole: verb, number, parts. Raise ``ValueError`` for nonsense."""
+        """Add *data*; return the complete frames: verb, number, parts. Raise ``ValueError`` for an invalid one."""
         self._data += data
         found = []
         while len(self._data) >= _HEAD.size:
             length, verb, number = _HEAD.unpack_from(self._data)
             if length > self.longest:
                 raise ValueError("too long")
-            if len(self._data) < _HEAD.size + length:
+            end = _HEAD.size + length
+            if len(self._data) < end:
                 break
-            found.append((verb, number, _parts(bytes(self._data[_HEAD.size : _HEAD.size + length]))))
-            del self._data[: _HEAD.size + length]
+            parts, place = [], _HEAD.size
+            while place < end:
+                (size,) = _PART.unpack_from(self._data, place)
+                place += _PART.size + size
+                if place > end:
+                    raise ValueError("a part is cut off")
+                parts.append(bytes(self._data[place - size : place]))
+            found.append((verb, number, parts))
+            del self._data[:end]
         return found
 
 
-def _parts(body: bytes) -> list[bytes]:
-    found, place = [], 0
-    while place < len(body):
-        (size,) = _PART.unpack_from(body, place)
-        place += _PART.size
-        if place + size > len(body):
-            raise ValueError("a part is cut off")
-        found.append(body[place : place + size])
-        place += size
-    return found
-
-
-# -- serving ----------------------------------------------------------------------------------------------------------
+# -- server -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
 class _ClientConnection:
-    """A connection as the server has it."""
+    """A connection as the server holds it."""
 
     socket: socket.socket
-    frames: _Frames = field(default_factory=lambda: _Frames(LONGEST_HELLO))
+    frames: _Frames = field(default_factory=lambda: _Frames(MAX_HELLO))
     known: bool = False
     unsent: bytearray = field(default_factory=bytearray)
 
 
 @dataclass(slots=True, eq=False)
 class _WaitingRequest:
-    """A question that waits for keys."""
+    """A request that waits for keys."""
 
     caller: _ClientConnection
     verb: int
@@ -119,83 +114,33 @@ class _WaitingRequest:
     missing: set[bytes]
 
 
-class KvServer:
+class KvServer(TokenServer[_ClientConnection]):
     """Hosts a store: one thread, any number of connections."""
 
     def __init__(self, port: int, token: str) -> None:
-        """Listen on *port* (0: any). Raise ``DistNetworkError`` when that cannot be."""
+        """Listen on *port* (0: any). Raise ``DistNetworkError`` when that fails."""
         self._token = token.encode()
+        self._values: dict[bytes, bytes] = {}
+        self._verbs: dict[Verb, Callable[..., list[bytes]]] = {
+            Verb.SET: self._set,
+            Verb.CHECK: lambda *keys: [b"1" if all(key in self._values for key in keys) else b"0"],
+            Verb.ADD: self._add,
+            Verb.COMPARE: self._compare,
+            Verb.DELETE: lambda key: [b"1" if self._values.pop(key, None) is not None else b"0"],
+            Verb.COUNT: lambda: [b"%d" % len(self._values)],
+            Verb.APPEND: lambda key, value: self._set(key, self._values.get(key, b"") + value),
+        }
+        self._waiting: dict[bytes, list[_WaitingRequest]] = {}
         try:
-            self._listener = open_port(port, backlog=4096)
+            super().__init__(port, backlog=4096, name="holdfast-store")
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, "?")
             raise dist.DistNetworkError(
                 f"The server socket has failed to listen on port {port}: name: {name}, message: {error.strerror}"
             ) from error
-        self.port = int(self._listener.getsockname()[1])
-        self._values: dict[bytes, bytes] = {}
-        self._verbs: dict[Verb, Callable[..., list[bytes]]] = {
-            Verb.SET: self._set,
-            Verb.CHECK: self._check,
-            Verb.ADD: self._add,
-            Verb.COMPARE: self._compare,
-            Verb.DELETE: self._delete,
-            Verb.COUNT: lambda: [b"%d" % len(self._values)],
-            Verb.APPEND: self._append,
-        }
-        self._waiting: dict[bytes, list[_WaitingRequest]] = {}
-        self._strangers = PendingCallers[_ClientConnection]()
-        """Who has not proved yet that it knows the token."""
-        self._wake, self._waker = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        self._listener.settimeout(0)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        threading.Thread(target=self._serve, name="holdfast-store", daemon=True).start()
 
-    def close(self) -> None:
-        """Serve nobody any more."""
-        with suppress(OSError):
-            self._waker.send(b".")
-
-    def _serve(self) -> None:
-        while True:
-            for key, events in self._selector.select(self._strangers.due(MAX_UNAUTHENTICATED, HELLO_SECONDS)):
-                if key.fileobj is self._wake:
-                    self._end()
-                    return
-                if key.fileobj is self._listener:
-                    self._let_in()
-                else:
-                    self._pump(key.data, events)
-            for late in self._strangers.late(MAX_UNAUTHENTICATED, HELLO_SECONDS):
-                self._part(late)
-
-    def _end(self) -> None:
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.fileobj, socket.socket):
-                key.fileobj.close()
-        self._selector.close()
-        self._waker.close()
-
-    def _let_in(self) -> None:
-        try:
-            line, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError:  # no descriptor is left: without a pause this would be tried for ever, at a whole core's cost
-            time.sleep(0.0 if len(self._strangers) else 0.01)
-            for stranger in self._strangers:
-                self._part(stranger)
-            return
-        caller = _ClientConnection(line)
-        self._strangers.add(caller)
-        try:
-            line.settimeout(0)
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._selector.register(line, selectors.EVENT_READ, caller)
-        except OSError:
-            self._part(caller)
+    def _new_caller(self, connection: socket.socket) -> _ClientConnection:
+        return _ClientConnection(connection)
 
     def _pump(self, caller: _ClientConnection, events: int) -> None:
         try:
@@ -206,71 +151,53 @@ class KvServer:
                 if not data:
                     raise ConnectionError("closed")
                 for verb, number, parts in caller.frames.feed(data):
-                    self._hear(caller, verb, number, parts)
+                    self._handle(caller, verb, number, parts)
         except BlockingIOError:
             pass
         except (OSError, ValueError, TypeError, KeyError, IndexError, struct.error):
-            self._part(caller)
+            self._drop(caller)
 
-    def _part(self, caller: _ClientConnection) -> None:
-        """Let go of a connection that ended or spoke nonsense, and of what it waits for."""
-        self._strangers.discard(caller)
-        with suppress(KeyError, ValueError):
-            self._selector.unregister(caller.socket)
-        caller.socket.close()
+    def _drop(self, caller: _ClientConnection) -> None:
+        """Close a connection, and forget what it waits for."""
+        super()._drop(caller)
         for key, waiters in list(self._waiting.items()):
             self._waiting[key] = [one for one in waiters if one.caller is not caller]
             if not self._waiting[key]:
                 del self._waiting[key]
 
-    def _hear(self, caller: _ClientConnection, verb: int, number: int, parts: list[bytes]) -> None:
-        if verb in (Verb.GET, Verb.WAIT) and caller.known:
-            self._await(_WaitingRequest(caller, verb, number, parts, {key for key in parts if key not in self._values}))
+    def _handle(self, caller: _ClientConnection, verb: int, number: int, parts: list[bytes]) -> None:
+        if caller.known and verb in (Verb.GET, Verb.WAIT):
+            waiter = _WaitingRequest(caller, verb, number, parts, {key for key in parts if key not in self._values})
+            for key in waiter.missing:
+                self._waiting.setdefault(key, []).append(waiter)
+            if not waiter.missing:
+                self._fulfil(waiter)
         elif caller.known:
             self._answer(caller, number, *self._verbs[Verb(verb)](*parts))
         elif verb == Verb.HELLO and hmac.compare_digest(parts[0], self._token):
-            caller.known, caller.frames.longest = True, LONGEST
-            self._strangers.discard(caller)
+            caller.known, caller.frames.longest = True, MAX_FRAME
+            self.authenticated(caller)
             self._answer(caller, number)
         else:
-            raise ValueError("a stranger")
+            raise ValueError("wrong token")
 
     def _set(self, *parts: bytes) -> list[bytes]:
         for key, value in zip(parts[::2], parts[1::2], strict=True):
-            self._put(key, value)
+            self._values[key] = value
+            for waiter in self._waiting.pop(key, []):
+                waiter.missing.discard(key)
+                if not waiter.missing:
+                    self._fulfil(waiter)
         return []
 
-    def _check(self, *keys: bytes) -> list[bytes]:
-        return [b"1" if all(key in self._values for key in keys) else b"0"]
-
     def _add(self, key: bytes, amount: bytes) -> list[bytes]:
-        self._put(key, b"%d" % (int(self._values.get(key, b"0")) + int(amount)))
+        self._set(key, b"%d" % (int(self._values.get(key, b"0")) + int(amount)))
         return [self._values[key]]
 
     def _compare(self, key: bytes, expected: bytes, wanted: bytes) -> list[bytes]:
         if self._values.get(key, b"") == expected:
-            self._put(key, wanted)
+            self._set(key, wanted)
         return [self._values.get(key, expected)]
-
-    def _append(self, key: bytes, value: bytes) -> list[bytes]:
-        self._put(key, self._values.get(key, b"") + value)
-        return []
-
-    def _delete(self, key: bytes) -> list[bytes]:
-        return [b"1" if self._values.pop(key, None) is not None else b"0"]
-
-    def _put(self, key: bytes, value: bytes) -> None:
-        self._values[key] = value
-        for waiter in self._waiting.pop(key, ()):
-            waiter.missing.discard(key)
-            if not waiter.missing:
-                self._fulfil(waiter)
-
-    def _await(self, waiter: _WaitingRequest) -> None:
-        if not waiter.missing:
-            self._fulfil(waiter)
-        for key in waiter.missing:
-            self._waiting.setdefault(key, []).append(waiter)
 
     def _fulfil(self, waiter: _WaitingRequest) -> None:
         found = [self._values.get(key, b"") for key in waiter.keys] if waiter.verb == Verb.GET else []
@@ -278,8 +205,8 @@ class KvServer:
 
     def _answer(self, caller: _ClientConnection, number: int, *parts: bytes) -> None:
         caller.unsent += _frame(0, number, parts)
-        with suppress(OSError):  # its end is seen when it is read
-            if len(caller.unsent) > MOST_UNSENT:
+        with suppress(OSError):  # the next read reports it
+            if len(caller.unsent) > MAX_UNSENT:
                 caller.socket.shutdown(socket.SHUT_RDWR)
             self._send(caller)
 
@@ -294,193 +221,270 @@ class KvServer:
             self._selector.modify(caller.socket, wanted, caller)
 
 
-# -- asking -----------------------------------------------------------------------------------------------------------
+# -- client -----------------------------------------------------------------------------------------------------------
 
 _alive: Final[list[KvStore]] = []
-"""torch keeps the C++ half of a store; the half in Python must live as long."""
+"""torch keeps the C++ half of a store; the Python half must live as long."""
 
 
 class KvStore(dist.Store):
-    """A connection to a `KvServer`, as torch uses stores. Threads do not wait for each other in it."""
+    """A connection to a `KvServer` with the interface of torch's stores. Its threads do not block each other."""
 
     def __init__(self, host: str, port: int, token: str, timeout: timedelta) -> None:
-        """Connect. Raise ``OSError`` when nobody listens there, or does not let us in."""
+        """Connect. Raise ``OSError`` when no server listens there, or the token is rejected."""
         super().__init__()
         self.set_timeout(timeout)
         self._seconds = timeout.total_seconds()
-        self._line = socket.create_connection((host, port), timeout=HELLO_SECONDS)
-        self._line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.host = str(self._line.getsockname()[0])
-        """This process's own address, as the other end sees it."""
+        self._connection = socket.create_connection((host, port), timeout=HELLO_SECONDS)
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.host = str(self._connection.getsockname()[0])
+        """This process's own address, as the server sees it."""
         self._frames, self._count = _Frames(), 0
         self._sending, self._news = threading.Lock(), threading.Condition()
         self._answers: dict[int, list[bytes]] = {}
-        self.gone = ""
-        """Why the connection is of no use any more."""
-        self._patient: list[PatientStore] = []
+        self.error = ""
+        """Why the connection is unusable."""
+        self._long_waits: list[_LongTimeoutStore] = []
         try:
-            self._line.sendall(_frame(Verb.HELLO, 0, [token.encode()]))
-            while not self._answers:
-                self._take()
-            self._line.settimeout(None)
+            self._connection.sendall(_frame(Verb.HELLO, 0, [token.encode()]))
+            while not self._receive():
+                pass
+            self._connection.settimeout(None)
         except BaseException:
-            self._line.close()
+            self._connection.close()
             raise
-        self._answers.clear()
         _alive.append(self)
-        threading.Thread(target=self._read, name="holdfast-store-line", daemon=True).start()
+        threading.Thread(target=self._read, name="holdfast-store-reader", daemon=True).start()
 
-    def _take(self) -> None:
-        data = self._line.recv(1 << 18)
+    def _receive(self) -> dict[int, list[bytes]]:
+        """Return the next answers by the number of their request. Raise ``OSError`` or ``ValueError``."""
+        data = self._connection.recv(1 << 18)
         if not data:
             raise ConnectionResetError(errno.ECONNRESET, "Connection closed by peer")
-        for _, number, parts in self._frames.feed(data):
-            self._answers[number] = parts
+        return {number: parts for _, number, parts in self._frames.feed(data)}
 
     def _read(self) -> None:
-        """Take answers in until the connection ends."""
-        while True:
-            try:
-                data = self._line.recv(1 << 18)
-                told = self._frames.feed(data) if data else None
-            except (OSError, ValueError) as error:
-                told, why = None, str(error)
-            else:
-                why = "Connection closed by peer"
-            with self._news:
-                if told is None:
-                    self.gone = self.gone or why
-                else:
-                    self._answers.update({number: parts for _, number, parts in told})
-                self._news.notify_all()
-            if told is None:
-                self._line.close()
-                return
+        """Receive answers until the connection ends."""
+        try:
+            while True:
+                answers = self._receive()
+                with self._news:
+                    self._answers.update(answers)
+                    self._news.notify_all()
+        except (OSError, ValueError) as error:
+            self._fail(getattr(error, "strerror", None) or str(error))
+            self._connection.close()
+
+    def _fail(self, why: str) -> None:
+        with self._news:
+            self.error = self.error or why
+            self._news.notify_all()
 
     def close(self, why: str = "Socket closed") -> None:
         """End the connection, and with it every wait in it."""
-        with self._news:
-            self.gone = self.gone or why
-            self._news.notify_all()
+        self._fail(why)
         with suppress(OSError):
-            self._line.shutdown(socket.SHUT_RDWR)
+            self._connection.shutdown(socket.SHUT_RDWR)
 
-    def with_timeout(self, timeout: timedelta) -> PatientStore:
-        """Return this store for who waits longer in it: *timeout*, or until `end_long_waits`."""
-        made = PatientStore(self, timeout)
+    def with_timeout(self, timeout: timedelta) -> _LongTimeoutStore:
+        """Return this store with another *timeout*, for waits that `end_long_waits` can end before."""
+        made = _LongTimeoutStore(self, timeout)
         with self._news:
-            self._patient.append(made)
+            self._long_waits.append(made)
         return made
 
     def end_long_waits(self, why: str) -> None:
-        """End every wait of those who wait `with_timeout`: what they wait for will not come."""
+        """End every wait in a store made by `with_timeout`: the awaited values will not come."""
         with self._news:
-            for one in self._patient:
-                one.gone = why
-            self._patient.clear()
+            for one in self._long_waits:
+                one.error = why
+            self._long_waits.clear()
             self._news.notify_all()
 
-    def _ask(self, verb: Verb, parts: Sequence[bytes], seconds: float | None = None) -> list[bytes]:
-        """Ask, and wait for the answer; raise what torch's own store raises when there is none."""
-        return self.ask(verb, parts, self._seconds if seconds is None else seconds, lambda: self.gone)
+    def _request(self, verb: Verb, parts: Sequence[bytes], seconds: float | None = None) -> list[bytes]:
+        """Send a request and wait for its answer; raise the errors of torch's own store."""
+        return self.request(verb, parts, self._seconds if seconds is None else seconds, lambda: self.error)
 
-    def ask(self, verb: Verb, parts: Sequence[bytes], seconds: float, gone: Callable[[], str]) -> list[bytes]:
-        """Ask, and wait for the answer at most so many *seconds*, and until there is a reason why it will not come: *gone*."""
+    def request(self, verb: Verb, parts: Sequence[bytes], seconds: float, failed: Callable[[], str]) -> list[bytes]:
+        """Send a request and wait for its answer: at most so many *seconds*, and until *failed* returns a reason why none will come."""
         until = time.monotonic() + seconds
         try:
             with self._sending:
                 self._count += 1
                 number = self._count
-                self._line.sendall(_frame(verb, number, parts))
+                self._connection.sendall(_frame(verb, number, parts))
         except OSError as error:
-            raise dist.DistNetworkError(f"the store's connection ended: {self.gone or error}") from error
+            raise dist.DistNetworkError(f"the store's connection ended: {self.error or error}") from error
         with self._news:
             while number not in self._answers:
-                if why := gone():
+                if why := failed():
                     raise dist.DistNetworkError(f"the store's connection ended: {why}")
-                left = until - time.monotonic()
-                if left <= 0:
+                remaining = until - time.monotonic()
+                if remaining <= 0:
                     keys = ", ".join(part.decode(errors="replace") for part in parts[:3])
                     raise dist.DistStoreError(f"wait timeout, keys: {keys}")
-                self._news.wait(left)
+                self._news.wait(remaining)
             return self._answers.pop(number)
 
-    # -- what torch asks ----------------------------------------------------------------------------------------------
+    # -- torch's interface --------------------------------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Leave *value* under *key*."""
-        self._ask(Verb.SET, [key.encode(), _bytes(value)])
+        """Store *value* under *key*."""
+        self._request(Verb.SET, [key.encode(), _bytes(value)])
 
     def get(self, key: str) -> bytes:
-        """Return what is under *key*; wait for it."""
-        return self._ask(Verb.GET, [key.encode()])[0]
+        """Return the value of *key*; wait for it."""
+        return self.multi_get([key])[0]
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Return what is under each of *keys*; wait for all."""
-        return self._ask(Verb.GET, [key.encode() for key in keys])
+        """Return the values of *keys*; wait for all."""
+        return self._request(Verb.GET, [key.encode() for key in keys])
 
     def multi_set(self, keys: list[str], values: list[str]) -> None:
-        """Leave a value under each of *keys*."""
-        self._ask(Verb.SET, [part for pair in zip(keys, values, strict=True) for part in (pair[0].encode(), _bytes(pair[1]))])
+        """Store a value under each of *keys*."""
+        self._request(Verb.SET, [part for pair in zip(keys, values, strict=True) for part in (pair[0].encode(), _bytes(pair[1]))])
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the number under *key*; return it."""
-        return int(self._ask(Verb.ADD, [key.encode(), b"%d" % amount])[0])
+        """Add to the number under *key*; return the sum."""
+        return int(self._request(Verb.ADD, [key.encode(), b"%d" % amount])[0])
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Append *value* to what is under *key*."""
-        self._ask(Verb.APPEND, [key.encode(), _bytes(value)])
+        """Append *value* to the value of *key*."""
+        self._request(Verb.APPEND, [key.encode(), _bytes(value)])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Put *desired* under *key* if *expected* is there; return what is there then."""
-        return self._ask(Verb.COMPARE, [key.encode(), _bytes(expected), _bytes(desired)])[0]
+        """Store *desired* under *key* if its value is *expected*; return the value afterwards."""
+        return self._request(Verb.COMPARE, [key.encode(), _bytes(expected), _bytes(desired)])[0]
 
     def check(self, keys: list[str]) -> bool:
-        """Tell whether there is something under all *keys*."""
-        return self._ask(Verb.CHECK, [key.encode() for key in keys]) == [b"1"]
+        """Return whether all *keys* exist."""
+        return self._request(Verb.CHECK, [key.encode() for key in keys]) == [b"1"]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until there is something under all *keys*."""
-        self._ask(Verb.WAIT, [key.encode() for key in keys], None if timeout is None else timeout.total_seconds())
+        """Wait until all *keys* exist."""
+        self._request(Verb.WAIT, [key.encode() for key in keys], None if timeout is None else timeout.total_seconds())
 
     def delete_key(self, key: str) -> bool:
-        """Remove *key*; tell whether it was there."""
-        return self._ask(Verb.DELETE, [key.encode()]) == [b"1"]
+        """Remove *key*; return whether it existed."""
+        return self._request(Verb.DELETE, [key.encode()]) == [b"1"]
 
     def num_keys(self) -> int:
-        """Return how many keys there are."""
-        return int(self._ask(Verb.COUNT, [])[0])
+        """Return the number of keys."""
+        return int(self._request(Verb.COUNT, [])[0])
 
     def has_extended_api(self) -> bool:
-        """Tell that it can append, and take several keys at once."""
+        """Return True: it supports ``append`` and operations on several keys."""
         return True
 
-    deleteKey = delete_key  # noqa: N815 (the names by which torch's C++ asks for them)
+    deleteKey = delete_key  # noqa: N815 (the names that torch's C++ calls)
     getNumKeys = num_keys  # noqa: N815
 
 
-class PatientStore(KvStore):
-    """A store of which somebody takes that a value may be long in coming: the same connection, with a time-out of its own."""
+class _LongTimeoutStore(KvStore):
+    """The same connection with another timeout, for values that may take long."""
 
     def __init__(self, root: KvStore, timeout: timedelta) -> None:
         dist.Store.__init__(self)
         self.set_timeout(timeout)
-        self._root, self._seconds, self.host, self.gone = root, timeout.total_seconds(), root.host, ""
+        self._root, self._seconds, self.host, self.error = root, timeout.total_seconds(), root.host, ""
         _alive.append(self)
 
-    def _ask(self, verb: Verb, parts: Sequence[bytes], seconds: float | None = None) -> list[bytes]:
-        return self._root.ask(verb, parts, self._seconds if seconds is None else seconds, lambda: self._root.gone or self.gone)
+    def _request(self, verb: Verb, parts: Sequence[bytes], seconds: float | None = None) -> list[bytes]:
+        return self._root.request(verb, parts, self._seconds if seconds is None else seconds, lambda: self._root.error or self.error)
 
 
-def _bytes(value: Any) -> bytes:  # noqa: ANN401 (torch hands texts, bytes, and lists of numbers)
+def _bytes(value: Any) -> bytes:  # noqa: ANN401 (torch passes strings, bytes, and lists of numbers)
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def native_store(store: dist.Store, timeout: timedelta, *, host: str, serving: bool) -> dist.Store:
-    """Return a store of torch's own, which one member hosts, found through *store*: NCCL's threads go on asking it, without Python."""
-    if serving:
-        made = dist.TCPStore("0.0.0.0", 0, is_master=True, timeout=timeout, wait_for_workers=False)  # noqa: S104 (other nodes must reach it)
-        store.set("native_store", f"{host} {made.port}")
-        return made
-    at, port = store.get("native_store").decode().split()
-    return dist.TCPStore(at, int(port), is_master=False, timeout=timeout, wait_for_workers=False)
+# -- the stores of a process ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStore:
+    """The store of one generation, as this process reaches it."""
+
+    root: KvStore
+    place: tuple[str, int, int, int]
+    """Address of the store, the rank that hosts it, and the generation in which that process took the rank."""
+    number: int
+    serving: bool
+    """This process hosts it."""
+
+    @property
+    def host(self) -> str:
+        """Return this process's own address, as others reach it."""
+        return self.place[0] if self.serving else self.root.host
+
+    def prefixed(self, name: str, timeout: timedelta | None = None) -> dist.Store:
+        """Return the part of the store for one purpose in this generation, with another *timeout* if given."""
+        return dist.PrefixStore(f"generation-{self.number}/{name}", self.root if timeout is None else self.root.with_timeout(timeout))
+
+    def find(self, rank: int, incarnation: int) -> tuple[str, int] | None:
+        """Return the address of the acceptor of *rank*, once that process has published it."""
+        name = f"acceptor/{rank}/{incarnation}"
+        if not self.root.check([name]):
+            return None
+        host, port = self.root.get(name).decode().split()
+        return host, int(port)
+
+
+class KvStoreAccess:
+    """Opens the stores of generations for this process: hosts one, connects to it, or keeps the current connection."""
+
+    def __init__(self, acceptor: int, token: str) -> None:
+        """*acceptor*: the port of this process's acceptor; *token*: the job's, by which ranks authenticate each other."""
+        self._acceptor, self._token = acceptor, token
+        self._current: GenerationStore | None = None
+        self._servers: dict[int, KvServer] = {}
+
+    def open(
+        self, generation: GroupGeneration, is_cancelled: Callable[[], bool], *, leaving: bool = False, timeout: timedelta | None = None
+    ) -> GenerationStore:
+        """Connect to the store of *generation*, or host it; publish the address of this rank's acceptor there.
+
+        A connection to the same store is kept, so that ranks not affected by a change have little to do.
+
+        Args:
+            generation: the generation to enter.
+            is_cancelled: returns whether *generation* has been cancelled: then `GenerationEnded` is raised.
+            leaving: another process takes this rank, so this process's acceptor is not published.
+            timeout: how long the hosting rank may take; default: as long as in a recovery.
+        """
+        host, port = generation.store
+        place = (host, port, generation.serve, generation.incarnations[generation.serve])
+        serving, current = generation.serve == generation.rank, self._current
+        if current is not None and current.place == place and not current.root.error:
+            return GenerationStore(current.root, place, generation.number, serving)
+        if serving and port not in self._servers:
+            self._servers[port] = KvServer(port, self._token)
+        root = self.connect(("127.0.0.1" if serving else host, port), is_cancelled, timeout)
+        opened = GenerationStore(root, place, generation.number, serving)
+        if not leaving:
+            root.set(f"acceptor/{generation.rank}/{generation.incarnations[generation.rank]}", f"{opened.host} {self._acceptor}")
+        return opened
+
+    def connect(self, address: tuple[str, int], is_cancelled: Callable[[], bool], timeout: timedelta | None = None) -> KvStore:
+        """Return a connection to the store at *address*, as soon as it listens; the caller closes it."""
+        began, patience = time.monotonic(), (timeout or _TIMEOUT).total_seconds()
+        while True:
+            try:
+                return KvStore(*address, self._token, _TIMEOUT)
+            except OSError as error:
+                if is_cancelled():
+                    raise GenerationEnded from None
+                if time.monotonic() > began + patience:
+                    raise dist.DistNetworkError(f"the store at {address[0]}:{address[1]} cannot be reached: {error}") from error
+            time.sleep(poll_interval(time.monotonic() - began))
+
+    def use(self, opened: GenerationStore) -> None:
+        """Take *opened* as the current store; close all others."""
+        before, self._current = self._current, opened
+        if before is not None and before.root is not opened.root:
+            before.root.close("another store has replaced it")
+        for port in [port for port in self._servers if port != opened.place[1]]:
+            self._servers.pop(port).close()
+
+    def reconnect_next_time(self) -> None:
+        """Open a new connection next time: something failed that may have been the connection."""
+        self._current = None

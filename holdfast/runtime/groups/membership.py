@@ -1,8 +1,8 @@
-"""This process's managed groups, and what brings them into a new generation.
+"""This process's managed groups, and their transition to a new generation.
 
-The watch thread hears the agent's orders. It only cuts waits short and notes what is asked; all else happens in the training thread, at
-the boundary between two steps, in phases that can each be given up: store, council, facts, groups. All ranks go through the
-groups in one order, that of their names, so that no two wait for each other crosswise.
+The command thread receives the agent's commands. It only ends waits and stores requests; everything else happens in the training thread,
+between two steps, in phases that can each be cancelled: store, control tree, facts, groups. All ranks go through the groups in the order of
+their names, so no two wait for each other crosswise.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from torch.distributed.constants import default_pg_timeout
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.groups import first_exchanges, recorded_collectives
-from holdfast.runtime.groups.backends import BackendGroup, BuildOptions, GenerationEnded, build, in_thread, pause_after
+from holdfast.runtime.groups.backends import BackendGroup, BuildOptions, GenerationEnded, build, poll_interval
 from holdfast.runtime.groups.control_tree import ControlTree, PeerAcceptor
 from holdfast.runtime.groups.first_exchanges import FirstExchanges
-from holdfast.runtime.groups.kv_store_access import KvStoreAccess, ReachedStore
-from holdfast.runtime.groups.process_group import BACKEND, ManagedGroup
-from holdfast.runtime.groups.recorded_collectives import CollectiveRecorder, OnGroup
-from holdfast.runtime.groups.step_transaction import StepTransaction
+from holdfast.runtime.groups.kv_store import GenerationStore, KvStoreAccess
+from holdfast.runtime.groups.operations import StepTransaction
+from holdfast.runtime.groups.process_group import BACKEND, ManagedGroup, OperationListener
+from holdfast.runtime.groups.recorded_collectives import CollectiveRecorder
 from holdfast.runtime.snapshots.restore import servers_of
 
 log = logging.getLogger("holdfast.runtime")
 
 STUCK_SECONDS: Final = 10.0
-"""Seconds after the end of a generation from which on a rank that has come into no other says where it stands."""
+"""Seconds after the end of a generation after which a rank that has entered no other dumps its stacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +57,18 @@ class GroupGeneration:
     changed: frozenset[int] = frozenset()
     since: int = 0
     every: int | None = None
-    """Steps between two checkpoints from this generation on, for all its ranks alike; empty: as before."""
+    """Steps between two checkpoints from this generation on, for all ranks alike; None: as before."""
     memory: Mapping[str, tuple[str, int]] | None = None
-    """Where the memory of the job's nodes is served now; None: where this process was told when it started."""
+    """Addresses of the nodes' memory stores; None: those that this process was started with."""
 
     @property
     def ranks(self) -> list[int]:
-        """Return the ranks that are there. Where the job has shrunk the places of others are vacant: numbers have gaps then."""
+        """Return the ranks that are present. Where the job has shrunk, places are vacant and numbers have gaps."""
         return sorted(self.incarnations)
 
     @classmethod
     def of(cls, message: Message) -> GroupGeneration:
-        """Return the generation in an order ``regroup`` or ``prepare``."""
+        """Return the generation in a command ``regroup`` or ``prepare``."""
         host, port = message["store"]
         return cls(
             number=int(message["generation"]),
@@ -85,7 +85,7 @@ class GroupGeneration:
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] = os.environ) -> GroupGeneration:
-        """Return the generation that this process was started for: all ranks begin together."""
+        """Return the generation that this process was started for: all ranks start together."""
         number, world = int(environment.get("HOLDFAST_GENERATION") or 1), int(environment["WORLD_SIZE"])
         return cls(
             number=number,
@@ -109,47 +109,49 @@ class MembershipManager:
         self.acceptor = PeerAcceptor(token)
         self.control_tree: ControlTree | None = None
         self.groups: list[ManagedGroup] = []
-        """In the order of their making, which is the same on every rank of a role."""
+        """In the order of their creation, which is the same on every rank of a role."""
         self.stores = KvStoreAccess(self.acceptor.port, token)
-        self.generation_store: ReachedStore | None = None
-        """The store of the present generation, or of the one that is being come into."""
+        self.generation_store: GenerationStore | None = None
+        """The store of the current generation, or of the one that is being entered."""
         self.dry_run: Any = None
-        """Answers for peers while there are none: in a standby, and in a rank that is about to join."""
-        self.listener: Any = None
+        """Answers operations while there are no peers: in a standby, and in a process that is about to take over a rank."""
+        self.listener: OperationListener | None = None
         self.recorder: CollectiveRecorder | None = None
         self.startup: first_exchanges.ExchangeRecorder | None = None
         """Records what is exchanged before the first step, until that begins."""
         self.records: dict[int, bytes] = {}
-        """What ranks received before their first step: of this one, and of those that have it kept here."""
-        self._told_records: set[tuple[int, int]] = set()
+        """What ranks received before their first step: this one, and those that it keeps the record for."""
+        self._sent_records: set[tuple[int, int]] = set()
         """Ranks, with their incarnations, that keep this one's."""
-        self.planned: Callable[[Message], None] | None = None
-        """Takes orders that belong to planned moves."""
-        self.orders: dict[str, Message] = {}
-        """The newest order of each kind that is not carried out yet."""
-        self._heir: Callable[[Message], None] | None = None
-        """Takes what orders there are when the script runs again."""
+        self.on_command: Callable[[Message], None] | None = None
+        """Handles commands that concern live migrations."""
+        self.commands: dict[str, Message] = {}
+        """The newest command of each kind that has not been carried out."""
+        self._forward: Callable[[Message], None] | None = None
+        """Receives the commands when the script runs again."""
         self._addresses: dict[tuple[int, int], tuple[str, int]] = {}
         self._news = threading.Condition()
-        self._over = 0
-        """The newest generation that the flow has ended."""
-        self._forgotten: set[int] = set()
-        """Generations that were prepared for a planned move and given up."""
+        self._ended = 0
+        """The newest generation that the controller has ended."""
+        self._cancelled: set[int] = set()
+        """Generations that were prepared for a migration and cancelled."""
         self._watched = 0
-        """The newest generation whose end somebody watches."""
-        self._met = 0
-        """The newest generation that this rank has left for a meeting."""
+        """The newest generation whose end is watched."""
+        self._left = 0
+        """The newest generation that this rank has left for a rendezvous."""
+
+    # -- what the ranks exchange before their first step --------------------------------------------------------------
 
     def record(self) -> None:
-        """Record what operations bring before the first step, from the first group on."""
+        """Record the results of operations before the first step, from the first group on."""
         first_exchanges.watch()
         self.transaction.final = True
         self.listener = self.startup = first_exchanges.ExchangeRecorder(self.groups, self.generation.number)
 
     def begin_steps(self, restored: set[int]) -> None:
-        """End the beginning of the script, which no rank does twice; the session restores what lies in the memory *restored*.
+        """End the beginning of the script, which no rank repeats; the session restores what lies in the memory *restored*.
 
-        From now on what operations bring is recorded for standbys, until the keeper says that it is enough.
+        From now on results are recorded for standbys, until `stop_recording`.
         """
         if self.dry_run is not None:
             self.dry_run.begin_steps(restored)
@@ -159,49 +161,50 @@ class MembershipManager:
         for one in record.lost[:1]:
             log.warning("a fault of this rank restarts all: '%s' at %s cannot be replayed: %s", one.key, one.where, one.lost)
         self.records[self.generation.rank] = record.packed()
-        self.recorder = CollectiveRecorder()
-        self.watch(OnGroup(self.groups, self.recorder))
+        self.recorder = CollectiveRecorder(self.groups)
+        self.set_listener(self.recorder)
         self.transaction.final = False
 
-    def share_records(self) -> None:
-        """Have the buddies keep what this rank received before its first step, and keep that of the wards; all ranks come here together."""
+    def exchange_records(self) -> None:
+        """Have the backup ranks keep what this rank received before its first step; all ranks call this together."""
         control_tree, rank = self.control_tree, self.generation.rank
         assert control_tree is not None
 
-        def own(buddy: int) -> bytes:
-            key = buddy, control_tree.incarnations[buddy]
-            fresh = key not in self._told_records
-            self._told_records.add(key)
-            return self.records.get(rank, b"") if fresh else b""
+        def own(backup: int) -> bytes:
+            key = backup, control_tree.incarnations[backup]
+            new = key not in self._sent_records
+            self._sent_records.add(key)
+            return self.records.get(rank, b"") if new else b""
 
         try:
             control_tree.exchange(own, self.records.__setitem__)
         except BaseException:
-            self._told_records.clear()  # nobody knows what has arrived
+            self._sent_records.clear()  # what has arrived is unknown
             raise
 
-    def leave_records(self, generation: GroupGeneration, generation_store: ReachedStore) -> None:
-        """Leave in the store of *generation* what those received who come as new processes, as far as it is kept here.
+    def publish_records(self, generation: GroupGeneration, store: GenerationStore) -> None:
+        """Put the records of replaced ranks into the *store* of *generation*, as far as they are kept here.
 
-        They are those who were others in the generation that this rank came into last: orders follow each other before one is carried out.
+        A rank is replaced when its process is not that of the generation that this rank entered last: commands may follow each other before
+        one is carried out.
         """
-        prefixed, before = generation_store.prefixed("startup"), self.generation.incarnations
+        prefixed, before = store.prefixed("startup"), self.generation.incarnations
         for rank, incarnation in generation.incarnations.items():
             if rank in self.records and incarnation != before.get(rank):
                 prefixed.set(f"record/{rank}", base64.b64encode(self.records[rank]).decode())
-        prefixed.set(f"told/{generation.rank}", "")
+        prefixed.set(f"published/{generation.rank}", "")
 
     def find_record(self) -> tuple[int, FirstExchanges | None]:
-        """Return what the rank that this process becomes received before its first step, and the generation that is being come into.
+        """Return the generation to enter, and what the rank that this process becomes received before its first step.
 
-        None where no rank that stays has it, and no disk. Orders are looked at and not taken.
+        The record is None where neither a rank that stays nor the disk has it. Commands are read and not taken.
         """
         newer = 0
         while True:
-            generation = GroupGeneration.of(self._look_for("regroup", "prepare", newer=newer))
+            generation = GroupGeneration.of(self._await_command("regroup", "prepare", newer=newer))
             newer = generation.number
             try:
-                found = self._record_in(generation)
+                found = self._published_record(generation)
             except GenerationEnded:
                 continue
             except RuntimeError as error:
@@ -209,159 +212,157 @@ class MembershipManager:
                 continue
             place = recorded_collectives.folder()
             if found is None and place is not None:
-                left = recorded_collectives.read_startup(recorded_collectives.startup_of(place, self.width, generation.rank))
-                found = None if left is None else left.packed()
+                on_disk = recorded_collectives.read_startup(recorded_collectives.startup_path(place, self.width, generation.rank))
+                found = None if on_disk is None else on_disk.packed()
             if found is not None:
                 self.records[generation.rank] = found
             return newer, None if found is None else FirstExchanges.of(found)
 
-    @property
-    def born(self) -> int | None:
-        """Return the generation in which the processes began together whose values this one has; none where it was not asked."""
-        record = self.records.get(self.generation.rank)
-        return None if not record else FirstExchanges.of(record).born
-
-    def startup_matches(self) -> bool:
-        """Tell whether this standby received before its first step what the rank received that it is to become."""
-        replay = self.dry_run.replay
-        if replay is None or self.dry_run.strayed:
-            return False
-        _, record = self.find_record()
-        return record is not None and record.digest() == replay.record.digest()
-
-    def _record_in(self, generation: GroupGeneration) -> bytes | None:
-        """Wait in the store of *generation* for this rank's record, or for all who stay to have left what they have."""
-        store, is_cancelled = self.stores.look(generation, self.is_cancelled(generation.number)), self.is_cancelled(generation.number)
+    def _published_record(self, generation: GroupGeneration) -> bytes | None:
+        """Wait in the store of *generation* for this rank's record, or until all ranks that stay have published what they have."""
+        is_cancelled = self.is_cancelled(generation.number)
+        store = self.stores.connect(generation.store, is_cancelled)
         try:
             prefixed = dist.PrefixStore(f"generation-{generation.number}/startup", store)
             name = f"record/{generation.rank}"
             since = generation.incarnations[generation.rank]
-            told = [f"told/{rank}" for rank in generation.ranks if generation.incarnations[rank] < since]
+            published = [f"published/{rank}" for rank in generation.ranks if generation.incarnations[rank] < since]
             began = time.monotonic()
             while True:
-                over = not told or bool(prefixed.check(told))  # asked first: a record is left before that
+                complete = not published or bool(prefixed.check(published))  # checked first: a record is published before that
                 if prefixed.check([name]):
                     return base64.b64decode(prefixed.get(name))
-                if over:
+                if complete:
                     return None
                 if is_cancelled():
                     raise GenerationEnded
-                time.sleep(pause_after(time.monotonic() - began))
+                time.sleep(poll_interval(time.monotonic() - began))
         finally:
             store.close()
 
-    def _look_for(self, *words: str, newer: int) -> Message:
-        """Wait for an order of one of these kinds for a generation above *newer*, and leave it for who takes it."""
-        with self._news:
-            while True:
-                found = [order for word in words if (order := self.orders.get(word)) is not None and int(order["generation"]) > newer]
-                if found:
-                    return max(found, key=lambda one: int(one["generation"]))
-                self._news.wait()
+    @property
+    def startup_generation(self) -> int | None:
+        """Return the generation in which the processes started together whose values this one has; None if it did not ask."""
+        record = self.records.get(self.generation.rank)
+        return None if not record else FirstExchanges.of(record).generation
 
-    def hear_nothing(self) -> None:
-        """Let operations go unrecorded from now on."""
-        self.watch(None)
+    def startup_matches(self) -> bool:
+        """Return whether this standby received before its first step the same as the rank that it is to become."""
+        replay = self.dry_run.replay
+        if replay is None or self.dry_run.diverged:
+            return False
+        _, record = self.find_record()
+        return record is not None and record.digest() == replay.record.digest()
+
+    def stop_recording(self) -> None:
+        """Record no more operations."""
+        self.set_listener(None)
         self.recorder = None
 
-    def watch(self, listener: Any) -> None:  # noqa: ANN401 (a `Listener`, or none)
-        """Have *listener* told of the operations of all groups."""
+    def set_listener(self, listener: OperationListener | None) -> None:
+        """Have *listener* observe the operations of all groups."""
         self.listener = listener
         for group in self.groups:
             group.listener = listener
 
-    # -- orders -------------------------------------------------------------------------------------------------------
+    # -- commands -----------------------------------------------------------------------------------------------------
 
-    def hear(self, order: Message) -> None:
-        """Take in an order of the agent, in the watch thread."""
-        word = str(order.get("do"))
+    def receive(self, command: Message) -> None:
+        """Handle a command of the agent, in the command thread."""
+        name = str(command.get("do"))
         try:
-            if word == "abandon":
-                self._abandon(int(order["generation"]), frozenset(int(rank) for rank in order.get("lost", ())))
-            elif word == "regroup":
-                self._abandon(int(order["generation"]) - 1, frozenset(int(rank) for rank in order.get("changed", ())))
+            if name == "abandon":
+                self._end_generation(int(command["generation"]), frozenset(int(rank) for rank in command.get("lost", ())))
+            elif name == "regroup":
+                self._end_generation(int(command["generation"]) - 1, frozenset(int(rank) for rank in command.get("changed", ())))
         except Exception:
-            log.exception("the order '%s' could not be carried out", word)
-        if self.planned is not None:
-            self.planned(order)
+            log.exception("the command '%s' failed", name)
+        if self.on_command is not None:
+            self.on_command(command)
         with self._news:
-            heir = self._heir
-            if heir is None:
-                self.orders[word] = newest(self.orders.get(word), order)
+            forward = self._forward
+            if forward is None:
+                self.commands[name] = newest(self.commands.get(name), command)
                 self._news.notify_all()
-        if heir is not None:
-            heir(order)
+        if forward is not None:
+            forward(command)
 
-    def _abandon(self, generation: int, lost: frozenset[int]) -> None:
-        """End every wait of *generation* that a lost rank, or an end of the council, could make endless."""
-        if generation < self.generation.number and generation <= self._over:
+    def _end_generation(self, generation: int, lost: frozenset[int]) -> None:
+        """End every wait of *generation* that a lost rank, or the end of the control tree, could make endless."""
+        if generation < self.generation.number and generation <= self._ended:
             return
-        self._over = max(self._over, generation)
+        self._ended = max(self._ended, generation)
         control_tree = self.control_tree
         if control_tree is not None and control_tree.generation <= generation:
-            control_tree.give_up()
+            control_tree.cancel()
         if self.dry_run is None and generation >= self.generation.number:
             if self._watched < generation:
                 self._watched = generation
-                self._watch_the_way_out(generation)
-            self.transaction.fail(f"the flow has ended generation {generation}")
+                timer = threading.Timer(STUCK_SECONDS, self._dump_if_stuck, (generation,))
+                timer.daemon = True
+                timer.start()
+            why = f"the controller ended generation {generation}"
+            self.transaction.fail(why)
             if self.generation_store is not None:
-                self.generation_store.root.end_long_waits(f"the flow has ended generation {generation}")
+                self.generation_store.root.end_long_waits(why)
             for group in list(self.groups):
-                if lost & set(group.ranks):
-                    group.abandon(f"rank(s) {', '.join(map(str, sorted(lost & set(group.ranks))))} lost")
+                if members := sorted(lost & set(group.ranks)):
+                    group.abandon(f"rank(s) {', '.join(map(str, members))} lost")
 
-    def _watch_the_way_out(self, generation: int) -> None:
-        """Leave in the log where this rank is when it has come into no other generation after a while: it may wait for ever."""
+    def _dump_if_stuck(self, generation: int) -> None:
+        """Log the stacks of this rank if it has entered no other generation by now: it may wait for ever."""
+        if self.generation.number <= generation:
+            where = "waits for the next one" if self._left >= generation else "is still in it"
+            log.warning("generation %d ended %.0f s ago, this rank %s; stacks of its threads:", generation, STUCK_SECONDS, where)
+            with suppress(OSError, ValueError):  # an output that is no file
+                faulthandler.dump_traceback(all_threads=True)
 
-        def look() -> None:
-            if self.generation.number <= generation:
-                where = "waits for the next one" if self._met >= generation else "is still in it"
-                log.warning("generation %d ended %.0f s ago, this rank %s; its threads stand here:", generation, STUCK_SECONDS, where)
-                with suppress(OSError, ValueError):  # an output that is no file
-                    faulthandler.dump_traceback(all_threads=True)
+    def note_rendezvous(self) -> None:
+        """Record that this rank has left its work in the current generation."""
+        self._left = max(self._left, self._ended, self.generation.number)
 
-        timer = threading.Timer(STUCK_SECONDS, look)
-        timer.daemon = True
-        timer.start()
-
-    def note_meeting(self) -> None:
-        """Note that this rank has left whatever it did in the present generation."""
-        self._met = max(self._met, self._over, self.generation.number)
-
-    def wait_for(self, *words: str, newer: int = 0) -> Message:
-        """Wait for an order of one of these kinds for a generation above *newer*, and take it."""
+    def wait_for(self, *names: str, newer: int = 0) -> Message:
+        """Wait for a command with one of these names for a generation above *newer*, and take it."""
         with self._news:
             while True:
-                for word in words:
-                    order = self.orders.get(word)
-                    if order is not None and int(order.get("generation", newer + 1)) > newer:
-                        return self.orders.pop(word)
+                for name in names:
+                    command = self.commands.get(name)
+                    if command is not None and int(command.get("generation", newer + 1)) > newer:
+                        return self.commands.pop(name)
                 self._news.wait()
 
-    def put_back(self, order: Message) -> None:
-        """Leave *order* for who waits next, unless a newer one has come."""
-        word = str(order["do"])
+    def _await_command(self, *names: str, newer: int) -> Message:
+        """Wait for a command with one of these names for a generation above *newer*, and leave it for `wait_for`."""
         with self._news:
-            self.orders[word] = newest(self.orders.get(word), order)
+            while True:
+                found = [one for name in names if (one := self.commands.get(name)) is not None and int(one["generation"]) > newer]
+                if found:
+                    return max(found, key=lambda one: int(one["generation"]))
+                self._news.wait()
 
-    def hand_over(self, heir: Callable[[Message], None]) -> None:
-        """Give *heir* the orders that nobody has taken, and all that still come."""
+    def put_back(self, command: Message) -> None:
+        """Leave *command* for the next `wait_for`, unless a newer one has arrived."""
+        name = str(command["do"])
         with self._news:
-            self._heir, left = heir, list(self.orders.values())
-        for order in left:
-            heir(order)
+            self.commands[name] = newest(self.commands.get(name), command)
+
+    def forward_to(self, receiver: Callable[[Message], None]) -> None:
+        """Send *receiver* the commands that have not been taken, and all later ones."""
+        with self._news:
+            self._forward, waiting = receiver, list(self.commands.values())
+        for command in waiting:
+            receiver(command)
 
     def is_cancelled(self, number: int) -> Callable[[], bool]:
-        """Return what tells whether generation *number* has been ended while it was still being made."""
-        return lambda: self._over >= number or number in self._forgotten
+        """Return a function that returns whether generation *number* has ended before it was complete."""
+        return lambda: self._ended >= number or number in self._cancelled
 
-    def forget(self, number: int) -> None:
-        """Give up generation *number*, which is still being prepared."""
-        self._forgotten.add(number)
+    def cancel(self, number: int) -> None:
+        """Cancel generation *number*, which is still being prepared."""
+        self._cancelled.add(number)
 
-    def cut(self, why: str) -> None:
-        """Cut all connections: who waits in them for this rank would wait in vain."""
+    def abandon_groups(self, why: str) -> None:
+        """Cut all connections: ranks that wait in them for this rank would wait in vain."""
         for group in list(self.groups):
             if group.inner is not None and not group.is_broken:
                 group.abandon(why)
@@ -369,8 +370,8 @@ class MembershipManager:
     # -- the first generation -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Meet the other ranks of the generation that this process was started for: each comes when its script has come so far."""
-        self.connect(self.generation, default_pg_timeout)
+        """Connect to the other ranks that were started together with this one: each arrives when its script does."""
+        self.use_store(self.open_store(self.generation, timeout=default_pg_timeout))
         self.connect_neighbours(self.generation, default_pg_timeout)
 
     def create(self, options: Any, _more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's options)
@@ -382,38 +383,34 @@ class MembershipManager:
         if self.dry_run is not None:
             group.dry_run = self.dry_run
         else:
-            group.give(self.build(group, self.generation, first=True), dict(self.generation.incarnations))
+            group.replace_backend(self.build(group, self.generation, first=True), dict(self.generation.incarnations))
         self.groups.append(group)
         return group
 
-    # -- phases -------------------------------------------------------------------------------------------------------
+    # -- phases of a transition ---------------------------------------------------------------------------------------
 
-    def connect(self, generation: GroupGeneration, patience: timedelta | None = None) -> None:
-        """Reach the store of *generation*, or host it."""
-        self.take(self.reach(generation, patience=patience))
+    def open_store(self, generation: GroupGeneration, *, leaving: bool = False, timeout: timedelta | None = None) -> GenerationStore:
+        """Return the store of *generation*, which is not used as the current one yet; see `KvStoreAccess.open`."""
+        return self.stores.open(generation, self.is_cancelled(generation.number), leaving=leaving, timeout=timeout)
 
-    def reach(self, generation: GroupGeneration, *, leaving: bool = False, patience: timedelta | None = None) -> ReachedStore:
-        """Reach the store of *generation* without taking it as the present one; see `KvStoreAccess.reach`."""
-        return self.stores.reach(generation, self.is_cancelled(generation.number), leaving=leaving, patience=patience)
+    def use_store(self, store: GenerationStore) -> None:
+        """Use *store* as the current one."""
+        self.generation_store = store
+        self.stores.use(store)
 
-    def take(self, generation_store: ReachedStore) -> None:
-        """Take *generation_store* as the present store."""
-        self.generation_store = generation_store
-        self.stores.keep(generation_store)
-
-    def connect_neighbours(self, generation: GroupGeneration, patience: timedelta | None = None) -> int:
-        """Connect to the neighbours in the council of *generation*; return how many connections were made."""
+    def connect_neighbours(self, generation: GroupGeneration, timeout: timedelta | None = None) -> int:
+        """Connect to the neighbours in the control tree of *generation*; return how many connections were made."""
         control_tree = ControlTree(generation.rank, generation.number, dict(generation.incarnations), self.stride)
         before, self.control_tree = self.control_tree, control_tree
-        if self._over >= generation.number:
-            control_tree.give_up()
-        seconds = None if patience is None else patience.total_seconds()
+        if self._ended >= generation.number:
+            control_tree.cancel()
+        seconds = None if timeout is None else timeout.total_seconds()
         return control_tree.connect_neighbours(
             before, self.acceptor, self.token, lambda rank: self._find(rank, generation.incarnations[rank]), seconds=seconds
         )
 
     def _find(self, rank: int, incarnation: int) -> tuple[str, int] | None:
-        """Return where the desk of *rank* is, once that process has told."""
+        """Return the address of the acceptor of *rank*, once that process has published it."""
         key = rank, incarnation
         if key not in self._addresses:
             assert self.generation_store is not None
@@ -423,35 +420,31 @@ class MembershipManager:
                     self._addresses[key] = address
         return self._addresses.get(key)
 
-    def patiently(self, make: Callable[[], Any], generation: GroupGeneration) -> Any:  # noqa: ANN401 (whatever is made)
-        """Return what *make* makes; give up when *generation* ends meanwhile."""
-        return in_thread(make, self.is_cancelled(generation.number))
-
     def build(
-        self, group: ManagedGroup, generation: GroupGeneration, over: ReachedStore | None = None, *, first: bool = False
+        self, group: ManagedGroup, generation: GroupGeneration, store: GenerationStore | None = None, *, first: bool = False
     ) -> BackendGroup:
-        """Build connections for *group* in *generation*, *over* its store where that is not the present one; say if it had none before."""
-        generation_store, members = over or self.generation_store, group.among(generation.ranks)
-        assert generation_store is not None
+        """Build connections for *group* in *generation*, over its *store* if that is not the current one; *first*: it had none before."""
+        opened, members = store or self.generation_store, group.members_in(generation.ranks)
+        assert opened is not None
         return build(
-            generation_store.prefixed("groups", group.timeout if first else None),
+            opened.prefixed("groups", group.timeout if first else None),
             f"group-{group.group_name}",
             members.index(generation.rank),
             len(members),
-            way=BuildOptions(devices=self.devices, timeout=group.timeout, host=generation_store.host, first=first),
+            options=BuildOptions(devices=self.devices, timeout=group.timeout, host=opened.host, first=first),
             is_cancelled=self.is_cancelled(generation.number),
         )
 
     def enter(self, generation: GroupGeneration) -> None:
-        """Take *generation* as the present one."""
+        """Make *generation* the current one."""
         self.generation = generation
         link().generation, link().rank = generation.number, generation.rank
         default = c10d._world.default_pg  # noqa: SLF001 (torch has no public way to give a group another store)
         if default is not None and self.generation_store is not None:
             c10d._world.pg_map[default] = (BACKEND, self.generation_store.prefixed("torch", default_pg_timeout))  # noqa: SLF001
 
-    def status(self, generation: GroupGeneration) -> dict[str, list[int | bool]]:
-        """Return what must be known of each group to decide whether its connections stay: operations, broken, used."""
+    def group_status(self, generation: GroupGeneration) -> dict[str, list[int | bool]]:
+        """Return what decides whether the connections of each group stay: number of operations, broken, used."""
         return {
             group.group_name: [
                 group.operations,
@@ -461,27 +454,27 @@ class MembershipManager:
             for group in self.groups
         }
 
-    def fill(self, generation: GroupGeneration) -> None:
-        """Have only ranks as members of groups that are there in *generation*."""
+    def set_members(self, generation: GroupGeneration) -> None:
+        """Keep only ranks as members of groups that are present in *generation*."""
         for group in self.groups:
-            group.fill(generation.ranks)
+            group.set_members(generation.ranks)
 
     def rebuild(
-        self, generation: GroupGeneration, told: Mapping[int, Mapping[str, list[int | bool]]]
+        self, generation: GroupGeneration, status: Mapping[int, Mapping[str, list[int | bool]]]
     ) -> tuple[int, int, list[ManagedGroup]]:
-        """Give new connections to the groups that need them; return how many were made, how many stay, and those left for later.
+        """Make new connections where they are needed; return how many groups were rebuilt, how many kept, and those for `rebuild_later`.
 
-        A group needs them when a member changed, when a member saw it break, or when members do not agree how far they are in it.
-        One that nobody ever used can wait.
+        *status*: every rank's `group_status`. A group is rebuilt when a member changed, when it broke for a member, or when members
+        disagree about its operations. An unused group can wait.
         """
         made, kept, later = 0, 0, []
         for group in sorted(self.groups, key=lambda one: one.group_name):
-            views = [told[rank].get(group.group_name) for rank in group.ranks]
-            alike = {view[0] for view in views if view is not None}
-            if all(view is not None and not view[1] for view in views) and len(alike) == 1:
+            views = [status[rank].get(group.group_name) for rank in group.ranks]
+            counts = {view[0] for view in views if view is not None}
+            if all(view is not None and not view[1] for view in views) and len(counts) == 1:
                 kept += 1
                 continue
-            before = group.give(None, {})
+            before = group.replace_backend(None, {})
             if before is not None:
                 before.close()
             if not any(view is not None and view[2] for view in views):
@@ -491,12 +484,12 @@ class MembershipManager:
             if self.is_cancelled(generation.number)():
                 inner.close()
                 raise GenerationEnded
-            group.give(inner, dict(generation.incarnations))
+            group.replace_backend(inner, dict(generation.incarnations))
             made += 1
         return made, kept, later
 
     def rebuild_later(self, generation: GroupGeneration, groups: list[ManagedGroup]) -> None:
-        """Give connections to *groups* in the background, in the same order on every rank."""
+        """Make connections for *groups* in the background, in the same order on every rank."""
 
         def work() -> None:
             for group in groups:
@@ -504,46 +497,46 @@ class MembershipManager:
                     inner = self.build(group, generation)
                 except (GenerationEnded, RuntimeError) as error:
                     if self.generation.number == generation.number:
-                        group.abandon(f"it could not be built anew: {error}")
+                        group.abandon(f"it could not be rebuilt: {error}")
                     return
-                if self._over >= generation.number or self.generation.number != generation.number:
+                if self._ended >= generation.number or self.generation.number != generation.number:
                     inner.close()
                     return
-                group.give(inner, dict(generation.incarnations))
+                group.replace_backend(inner, dict(generation.incarnations))
 
         if groups:
-            threading.Thread(target=work, name="holdfast-later", daemon=True).start()
+            threading.Thread(target=work, name="holdfast-rebuild", daemon=True).start()
 
     def renew(self) -> None:
-        """Let steps be attempted again."""
+        """Allow steps again."""
         self.transaction.renew()
-        if self._over >= self.generation.number:  # ended again in this very moment
-            self.transaction.fail(f"the flow has ended generation {self.generation.number}")
+        if self._ended >= self.generation.number:  # ended again at this very moment
+            self.transaction.fail(f"the controller ended generation {self.generation.number}")
 
-    def take_places(self, table: list[tuple[str, list[int]]], rank: int) -> None:
-        """Become *rank*: its groups are, in the order of their making, those in *table*."""
+    def become_rank(self, table: list[tuple[str, list[int]]], rank: int) -> None:
+        """Become *rank*, whose groups are, in the order of their creation, those in *table*: name and ranks."""
         if len(table) != len(self.groups):
             raise ValueError(f"rank {rank} is a member of {len(table)} groups, this standby was built with {len(self.groups)}")
         for group, (name, ranks) in zip(self.groups, table, strict=True):
-            group.take_place(name, list(ranks), rank)
+            group.become(name, list(ranks), rank)
         self.generation = replace(self.generation, rank=rank)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close all connections of the control tree."""
         if self.control_tree is not None:
             self.control_tree.close()
         self.acceptor.close()
 
 
-def newest(waiting: Message | None, order: Message) -> Message:
-    """Return which of two orders of a kind counts: that of the newer generation.
+def newest(waiting: Message | None, command: Message) -> Message:
+    """Return the valid one of two commands of a kind: that of the newer generation.
 
-    Orders come close together when one fault follows another, and one is heard again after it was taken. What made a standby a rank stands
-    in the first of them only, and holds on.
+    Commands follow each other quickly when one fault follows another, and one may arrive again after it was taken. What makes a standby a
+    rank is in the first of them only, and stays valid.
     """
     if waiting is None:
-        return order
-    older, newer = sorted((waiting, order), key=lambda one: int(one.get("generation", 0)))
+        return command
+    older, newer = sorted((waiting, command), key=lambda one: int(one.get("generation", 0)))
     return {**{name: older[name] for name in ("environment", "log") if name in older}, **newer}
 
 
@@ -551,15 +544,15 @@ _ours: MembershipManager | None = None
 
 
 def membership() -> MembershipManager | None:
-    """Return this process's assembly, if its groups are managed."""
+    """Return the manager of this process's groups, or None where they are torch's own."""
     return _ours
 
 
 def install(made: MembershipManager | None) -> None:
     """Have torch make its groups through *made*."""
-    global _ours  # noqa: PLW0603 (a process has one default group, and one assembly that made it)
+    global _ours  # noqa: PLW0603 (a process has one default group, and one manager that made it)
     _ours = made
-    if made is not None and BACKEND.upper() not in dist.Backend._plugins:  # noqa: SLF001 (asked, not changed)
+    if made is not None and BACKEND.upper() not in dist.Backend._plugins:  # noqa: SLF001 (read, not changed)
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
 

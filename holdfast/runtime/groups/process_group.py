@@ -1,10 +1,10 @@
 # mypy: disable-error-code="override,attr-defined,arg-type,assignment,call-arg,no-any-return"
-# torch's stubs give these methods overloads that no subclass in Python can repeat, and leave out half of their options.
-"""`ManagedGroup`: a process group that torch's own code calls, over a real one that can be given another.
+# torch's stubs give these methods overloads that no Python subclass can repeat, and omit half of their options.
+"""`ManagedGroup`: a process group for torch's own code, over a backend group that can be replaced.
 
-It is a Python subclass of `torch.distributed.ProcessGroup` and registered as backend ``holdfast``, so that whatever makes groups (DDP,
-FSDP2, `DeviceMesh`, pipelining, functional collectives) makes these. A lost peer does not raise: the loss is noted, the
-operation is answered as equals would answer it, later ones in this group do nothing, and the step ends in a vote that says no.
+It is a Python subclass of `torch.distributed.ProcessGroup`, registered as backend ``holdfast``, so whatever makes groups (DDP, FSDP2,
+`DeviceMesh`, pipelining, functional collectives) makes these. A lost peer does not raise: the loss is recorded, the operation returns a
+neutral result, later ones in this group do nothing, and the commit vote at the end of the step rejects the step.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
 
 from holdfast.runtime.groups.backends import BackendGroup
-from holdfast.runtime.groups.in_flight import InFlightOperations, OperationMark
-from holdfast.runtime.groups.neutral_results import as_equals
-from holdfast.runtime.groups.step_transaction import StepTransaction
+from holdfast.runtime.groups.operations import InFlightOperations, OperationMark, StepTransaction, fill_neutral_result
 from holdfast.runtime.peer_errors import is_device_error, is_peer_loss
 from holdfast.runtime.telemetry.wait_windows import kind_of, process_waits
 
@@ -32,31 +30,28 @@ BACKEND: Final = "holdfast"
 
 
 class PeerLostOutsideStep(dist.DistNetworkError):
-    """A peer was lost outside of a step: what an operation should have brought cannot be had, and is not done again."""
+    """A peer was lost outside of a step: the result of the operation is lost, and the operation is not retried."""
 
     def __init__(self, group: str, why: str) -> None:
-        super().__init__(f"a rank was lost outside of a step, in group '{group}': {why}. All ranks start again, as it is not done again")
+        super().__init__(f"a rank was lost outside of a step, in group '{group}': {why}. This cannot be retried, so all ranks restart")
 
 
 class Answerer(Protocol):
-    """Answers operations while no peer is there: the sandbox of a standby."""
+    """Answers operations when there are no peers, as `DryRun` does."""
 
     def answer(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> int:
-        """Put into *outputs* what the peers would have brought about; return who sent it, where it is taken from anybody."""
+        """Fill *outputs* with what peers would have sent; return the source rank of a receive from any source."""
 
 
 class OperationListener(Protocol):
-    """Is told of the operations of a group: the recorder of a tape, or who counts what a tape had foreseen."""
+    """Observes the operations of a group, for example to record them."""
 
-    def begun(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> Callable[..., None] | None:
-        """Take note of an operation; return what to call when it has ended well, if anything.
-
-        It is given who sent, where an operation takes from anybody.
-        """
+    def started(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> Callable[..., None] | None:
+        """Take note of an operation; return a callback for its success, if wanted. It is given the source of a receive from any source."""
 
 
 class Call(NamedTuple):
-    """An operation: its name, where its results go, what goes into it, and the kind of device it is carried out on."""
+    """An operation: its name, its outputs and inputs, and the kind of device that runs it."""
 
     name: str
     outputs: list[Tensor]
@@ -65,45 +60,92 @@ class Call(NamedTuple):
     mark: OperationMark
 
 
-class ManagedWork(dist.Work):
-    """An operation in work; its end is never an exception when a peer was lost."""
+class _Work(dist.Work):
+    """What all our work objects have in common: they end well whatever happens, as a lost peer is no exception."""
+
+    def __init__(self, outputs: list[Tensor], source: int = 0) -> None:
+        super().__init__()
+        self._outputs, self._source = outputs, source
+
+    def is_success(self) -> bool:
+        """Return True: it ended without an exception."""
+        return True
+
+    def exception(self) -> Any:  # noqa: ANN401 (torch's signature)
+        """Return None: there never is one."""
+        return None
+
+    def result(self) -> list[Tensor]:
+        """Return the outputs."""
+        return self._outputs
+
+    def source_rank(self) -> int:
+        """Return the sender, for a receive from any source."""
+        return self._source
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def synchronize(self) -> None:
+        """Wait as `wait` does."""
+        self.wait()
+
+
+class DoneWork(_Work):
+    """An operation that finished when it started: in a broken group, or in a dry run."""
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: ARG002 (torch's signature)
+        """Return at once."""
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a fulfilled future."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self._outputs)
+        return future
+
+    def is_completed(self) -> bool:
+        """Return True: it has finished."""
+        return True
+
+
+class ManagedWork(_Work):
+    """An operation in progress."""
 
     def __init__(self, group: ManagedGroup, inner: BackendGroup, work: Any, call: Call, ended: Callable[..., None] | None) -> None:  # noqa: ANN401
-        super().__init__()
+        super().__init__(call.outputs)
         self._group, self._inner, self._work, self._call, self._ended = group, inner, work, call, ended
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end; a lost peer is noted, not raised."""
+        """Wait for the end; a lost peer is recorded, not raised."""
         window = process_waits()
         ours = window.enter(kind_of(self._call.name))
         try:
-            ended = self._wait(timeout)
+            if self._call.device == "cpu":
+                ended = self._inner.waits.wait(self._call.name, self._work, timeout)
+            else:
+                self._work.wait(timeout) if timeout else self._work.wait()
+                ended = True
         except RuntimeError as error:
-            self._group.lose(self._inner, error)
+            self._group.peer_failed(self._inner, error)
             ended = False
         finally:
             self._group.in_flight.leave(self._call.mark)
             if ours:
                 window.leave()
         if not ended:
-            self._group.stand_in(*self._call[:3])
+            self._group.fill_neutral_result(*self._call[:3])
         elif self._ended is not None:
-            told, self._ended = self._ended, None
-            told(self.source_rank()) if self._call.name == "recv<any" else told()
+            callback, self._ended = self._ended, None
+            callback(self.source_rank()) if self._call.name == "recv<any" else callback()
         return True
 
-    def _wait(self, timeout: timedelta) -> bool:
-        if self._call.device != "cpu":
-            self._work.wait(timeout) if timeout else self._work.wait()
-            return True
-        return self._inner.waits.wait(self._call.name, self._work, timeout)
-
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future of the outputs that is fulfilled in any case."""
+        """Return a future of the outputs that is always fulfilled."""
         process_waits().operation_started()
         if self._call.device != "cpu":
             return self._work.get_future().then(self._settle)
-        return self._inner.waits.promise(self._work.get_future(), self._settle, self._give_up)
+        return self._inner.waits.promise(self._work.get_future(), self._settle, self._abandon)
 
     def _settle(self, future: torch.futures.Future[Any]) -> list[Tensor]:
         process_waits().operation_ended()
@@ -112,129 +154,68 @@ class ManagedWork(dist.Work):
             future.value()
         except RuntimeError as error:
             try:
-                self._group.lose(self._inner, error)
+                self._group.peer_failed(self._inner, error)
             except RuntimeError as real:  # nobody could catch it in this thread: the vote raises it
                 self._group.transaction.fail(f"{type(real).__name__}: {real}", self._group.group_name)
-            self._group.stand_in(*self._call[:3])
+            self._group.fill_neutral_result(*self._call[:3])
         else:
             if self._ended is not None:
                 self._ended()
-        return self._call.outputs
-
-    def _give_up(self) -> list[Tensor]:
-        process_waits().operation_ended()
-        self._group.in_flight.leave(self._call.mark)
-        self._group.stand_in(*self._call[:3])
-        return self._call.outputs
-
-    def is_completed(self) -> bool:
-        """Tell whether it has ended."""
-        return self._inner.waits.over or bool(self._work.is_completed())
-
-    def is_success(self) -> bool:
-        """Tell whether it has ended without an exception: a lost peer is none."""
-        return True
-
-    def exception(self) -> Any:  # noqa: ANN401 (torch's signature)
-        """Return nothing: a lost peer is no exception."""
-        return None
-
-    def result(self) -> list[Tensor]:
-        """Return the outputs."""
-        return self._call.outputs
-
-    def source_rank(self) -> int:
-        """Return who sent, for an operation that takes from anybody."""
-        return int(self._work._source_rank())  # noqa: SLF001 (torch's name for it)
-
-    _source_rank = source_rank
-
-    def synchronize(self) -> None:
-        """Wait as `wait` does."""
-        self.wait()
-
-
-class DoneWork(dist.Work):
-    """An operation that ended when it began: of a broken group, or in a sandbox."""
-
-    def __init__(self, outputs: list[Tensor], source: int = 0) -> None:
-        super().__init__()
-        self._outputs, self._source = outputs, source
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: ARG002 (torch's signature)
-        """Return at once."""
-        return True
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future that is fulfilled."""
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result(self._outputs)
-        return future
-
-    def is_completed(self) -> bool:
-        """Tell that it has ended."""
-        return True
-
-    def is_success(self) -> bool:
-        """Tell that it ended well."""
-        return True
-
-    def exception(self) -> Any:  # noqa: ANN401 (torch's signature)
-        """Return nothing."""
-        return None
-
-    def result(self) -> list[Tensor]:
-        """Return the outputs."""
         return self._outputs
 
+    def _abandon(self) -> list[Tensor]:
+        process_waits().operation_ended()
+        self._group.in_flight.leave(self._call.mark)
+        self._group.fill_neutral_result(*self._call[:3])
+        return self._outputs
+
+    def is_completed(self) -> bool:
+        """Return whether it has finished."""
+        return self._inner.waits.over or bool(self._work.is_completed())
+
     def source_rank(self) -> int:
-        """Return who sent, as far as that is known."""
-        return self._source
-
-    _source_rank = source_rank
-
-    def synchronize(self) -> None:
-        """Return at once."""
+        """Return the sender, for a receive from any source."""
+        return int(self._work._source_rank())  # noqa: SLF001 (torch's name for it)
 
 
 class ManagedGroup(dist.ProcessGroup):
-    """One group of ranks; its members stay, who they are may change."""
+    """A group of ranks. Its members stay the same, the processes behind them may change."""
 
     def __init__(self, name: str, ranks: list[int], me: int, transaction: StepTransaction, timeout: timedelta) -> None:
         super().__init__(ranks.index(me), len(ranks))
         self.name_in_torch, self.ranks, self.me = name, ranks, me
-        self.everybody = ranks
-        """Its ranks when none of their places is vacant."""
+        self.all_ranks = ranks
+        """Its ranks when no place is vacant."""
         self.transaction, self.timeout = transaction, timeout
         self.operations = 0
-        """Operations begun on the present connections: members that do not agree about it cannot go on with them."""
+        """Operations started on the current connections: members that disagree about it cannot keep them."""
         self.in_flight = InFlightOperations()
-        """How far this rank is in it."""
+        """Progress of this rank in the group."""
         self.used = False
-        """Whether any operation ever went through it: one that is not used need not be mended at once."""
+        """Whether any operation ever went through it: an unused group need not be rebuilt at once."""
         self.built: dict[int, int] = {}
-        """Members' incarnations when the present connections were made."""
+        """The members' incarnations when the current connections were made."""
         self.dry_run: Answerer | None = None
         self.listener: OperationListener | None = None
         self._inner: BackendGroup | None = None
-        self._there = threading.Event()
+        self._ready = threading.Event()
 
-    # -- what is under it ---------------------------------------------------------------------------------------------
+    # -- the backend group underneath ---------------------------------------------------------------------------------
 
-    def give(self, inner: BackendGroup | None, incarnations: dict[int, int]) -> BackendGroup | None:
-        """Put *inner* under this group (None: to come) and return what was there."""
+    def replace_backend(self, inner: BackendGroup | None, incarnations: dict[int, int]) -> BackendGroup | None:
+        """Put *inner* under this group (None: it will follow) and return the previous one."""
         before, self._inner = self._inner, inner
         self.in_flight.forget()
         self.operations, self.built = 0, {rank: incarnations.get(rank, 0) for rank in self.ranks}
         if inner is None:
-            self._there.clear()
+            self._ready.clear()
         else:
-            self._there.set()
+            self._ready.set()
         return before
 
     @property
     def inner(self) -> BackendGroup | None:
-        """The connections at hand."""
+        """The current backend group."""
         return self._inner
 
     @property
@@ -245,71 +226,69 @@ class ManagedGroup(dist.ProcessGroup):
     def abandon(self, why: str) -> None:
         """End every wait in this group now."""
         self.transaction.fail(why, self.group_name)
-        self._there.set()
+        self._ready.set()
         inner = self._inner
         if inner is not None:
             inner.abandon()
 
-    def lose(self, inner: BackendGroup, error: RuntimeError) -> None:
-        """Note *error* when it tells of a lost peer, or is an echo of one; raise it otherwise: it is the script's own, or its GPU's."""
+    def peer_failed(self, inner: BackendGroup, error: RuntimeError) -> None:
+        """Record *error* if it reports a lost peer, or follows from one; raise it if it comes from the script or its GPU."""
         if is_device_error(error):
             raise error
         if inner is not self._inner:
-            return  # of connections that were given up meanwhile
+            return  # these connections have been replaced
         if not is_peer_loss(error) and not self.transaction.lost:
             raise error
         self.transaction.fail(str(error), self.group_name)
-        inner.abandon()  # errors of gloo do not travel: the next rank in the ring would wait until its time-out
+        inner.abandon()  # gloo does not pass errors on: the next rank in the ring would wait until its timeout
         if self.transaction.final:
             raise PeerLostOutsideStep(self.group_name, self.transaction.why) from error
 
-    def stand_in(self, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> None:
-        """Put into *outputs* what hurts nobody: this attempt does not count, and a script that checks its numbers must not end over it.
+    def fill_neutral_result(self, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> None:
+        """Fill *outputs* with harmless values: the step does not count, and a script that checks its numbers must not fail over it.
 
-        Outside of a step nothing is attempted again, so that nothing may take the place of the real result: there it raises.
+        Outside of a step nothing is retried, so nothing may replace the real result: there it raises.
         """
         if self.transaction.final:
             raise PeerLostOutsideStep(self.group_name, self.transaction.why)
         self.transaction.damaged += 1
-        as_equals(name, self.rank(), outputs, inputs)
+        fill_neutral_result(name, self.rank(), outputs, inputs)
 
-    def take_place(self, name: str, ranks: list[int], me: int) -> None:
+    def become(self, name: str, ranks: list[int], me: int) -> None:
         """Become the group *name* of *ranks*: a standby built it for another rank of the same role."""
-        if len(ranks) != len(self.everybody):
-            raise ValueError(f"group '{self.group_name}' has {len(self.everybody)} members and cannot become '{name}' with {len(ranks)}")
+        if len(ranks) != len(self.all_ranks):
+            raise ValueError(f"group '{self.group_name}' has {len(self.all_ranks)} members and cannot become '{name}' with {len(ranks)}")
         c10d._unregister_process_group(self.name_in_torch)  # noqa: SLF001 (torch has no other way to rename a group)
-        self.name_in_torch, self.ranks, self.me, self.everybody = name, ranks, me, ranks
+        self.name_in_torch, self.ranks, self.me, self.all_ranks = name, ranks, me, ranks
         world = c10d._world  # noqa: SLF001
         world.pg_names[self] = c10d.GroupName(name) if hasattr(c10d, "GroupName") else name
         world.pg_group_ranks[self] = {rank: place for place, rank in enumerate(ranks)}
         c10d._register_process_group(name, self)  # noqa: SLF001
 
-    def among(self, present: Sequence[int]) -> list[int]:
+    def members_in(self, present: Sequence[int]) -> list[int]:
         """Return those of its ranks that are *present* in the world."""
-        return [rank for rank in self.everybody if rank in present]
+        return [rank for rank in self.all_ranks if rank in present]
 
-    def fill(self, present: Sequence[int]) -> None:
-        """Have those of its ranks as members that are *present* in the world: the places of others are vacant.
+    def set_members(self, present: Sequence[int]) -> None:
+        """Keep those of its ranks as members that are *present* in the world; the other places are vacant.
 
-        torch numbers the ranks of the world without gaps: to it each is its place among those present.
+        torch numbers the ranks of the world without gaps: it knows each by its index among those present.
         """
         numbers = {rank: number for number, rank in enumerate(present)}
-        self.ranks = self.among(present)
+        self.ranks = self.members_in(present)
         table = {numbers[rank]: place for place, rank in enumerate(self.ranks)}
         c10d._world.pg_group_ranks[self] = table  # noqa: SLF001
 
-    # -- what torch asks ----------------------------------------------------------------------------------------------
-
-    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
-        """Return the name under which torch knows these groups."""
-        return BACKEND
+    # -- the interface that torch uses ----------------------------------------------------------------------------------
 
     def name(self) -> str:
         """Return the name under which torch knows these groups."""
         return BACKEND
 
+    getBackendName = name  # noqa: N815 (torch's name)
+
     def rank(self) -> int:
-        """Return this process's place in the group."""
+        """Return this process's index in the group."""
         return self.ranks.index(self.me)
 
     getRank = rank  # noqa: N815 (torch's name)
@@ -320,28 +299,22 @@ class ManagedGroup(dist.ProcessGroup):
 
     getSize = size  # noqa: N815 (torch's name)
 
-    @property
-    def group_name(self) -> str:
-        """Return the name that all members use for this group."""
-        return self.name_in_torch
-
     def getGroupName(self) -> str:  # noqa: N802 (torch's name)
         """Return the name that all members use for this group."""
         return self.name_in_torch
+
+    group_name = property(getGroupName)
 
     def _set_group_name(self, name: str) -> None:
         self.name_in_torch = name
 
     setGroupName = _set_group_name  # noqa: N815 (torch's name)
 
-    @property
-    def group_desc(self) -> str:
-        """Return what torch's logs call this group."""
+    def getGroupDesc(self) -> str:  # noqa: N802 (torch's name)
+        """Return the name of this group in torch's logs."""
         return f"{BACKEND}:{self.name_in_torch}"
 
-    def getGroupDesc(self) -> str:  # noqa: N802 (torch's name)
-        """Return what torch's logs call this group."""
-        return self.group_desc
+    group_desc = property(getGroupDesc)
 
     def _set_group_desc(self, desc: str) -> None:
         """Keep our own description."""
@@ -354,7 +327,7 @@ class ManagedGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Return what kinds of devices it serves: `torch.distributed.checkpoint.async_save` asks for a CPU."""
+        """Return the kinds of devices it serves: `torch.distributed.checkpoint.async_save` asks for a CPU."""
         inner = self._inner
         return [torch.device(one) for one in (inner.backends if inner is not None else ("cpu",))]
 
@@ -369,7 +342,7 @@ class ManagedGroup(dist.ProcessGroup):
                 backend._set_default_timeout(timeout)  # noqa: SLF001 (torch's own way)
 
     def shutdown(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         if self._inner is not None:
             self._inner.close()
             self._inner = None
@@ -383,17 +356,17 @@ class ManagedGroup(dist.ProcessGroup):
     def _run(
         self, name: str, outputs: list[Tensor], inputs: list[Tensor], call: Callable[[Any], Any], device: str | None = None
     ) -> dist.Work:
-        """Begin an operation: *call* starts it on a backend."""
+        """Start an operation: *call* starts it on a backend."""
         if self.dry_run is not None:
             return DoneWork(outputs, self.dry_run.answer(self, name, outputs, inputs))
         if self.is_broken:
-            self.stand_in(name, outputs, inputs)
+            self.fill_neutral_result(name, outputs, inputs)
             return DoneWork(outputs)
         if self._inner is None:
-            self._there.wait()
+            self._ready.wait()
             return self._run(name, outputs, inputs, call, device)
         inner, device = self._inner, device or (outputs or inputs)[0].device.type
-        ended = self.listener.begun(self, name, outputs, inputs) if self.listener is not None else None
+        ended = self.listener.started(self, name, outputs, inputs) if self.listener is not None else None
         self.used = True
         self.operations += 1
         mark = self.in_flight.enter(name, inputs or outputs)
@@ -401,43 +374,47 @@ class ManagedGroup(dist.ProcessGroup):
             work = call(inner.backend(device))
         except RuntimeError as error:
             self.in_flight.leave(mark)
-            self.lose(inner, error)
-            self.stand_in(name, outputs, inputs)
+            self.peer_failed(inner, error)
+            self.fill_neutral_result(name, outputs, inputs)
             return DoneWork(outputs)
         return ManagedWork(self, inner, work, Call(name, outputs, inputs, device, mark), ended)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401 (torch's signatures, here and below)
         """See `torch.distributed.all_reduce`."""
-        tensors, opts = _several(tensors), opts or dist.AllreduceOptions()
-        if not isinstance(opts, dist.AllreduceOptions):  # a bare operator, as some of torch's own callers give
-            opts = _with_operator(dist.AllreduceOptions(), opts)
+        tensors, opts = _as_list(tensors), opts or dist.AllreduceOptions()
+        if not isinstance(opts, dist.AllreduceOptions):  # a bare operator, as some callers in torch pass
+            bare, opts = opts, dist.AllreduceOptions()
+            opts.reduceOp = bare
         return self._run("allreduce", tensors, tensors, lambda backend: backend.allreduce(tensors, opts))
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_reduce_coalesced`."""
-        tensors, opts = _several(tensors), opts or dist.AllreduceCoalescedOptions()
+        tensors, opts = _as_list(tensors), opts or dist.AllreduceCoalescedOptions()
         return self._run("allreduce_coalesced", tensors, tensors, lambda backend: backend.allreduce_coalesced(tensors, opts))
 
     def broadcast(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.broadcast`."""
-        tensors, opts = _several(tensors), _broadcast_options(opts)
+        tensors = _as_list(tensors)
+        if not isinstance(opts, dist.BroadcastOptions):  # a bare root rank, as some callers in torch pass
+            root, opts = int(opts or 0), dist.BroadcastOptions()
+            opts.rootRank, opts.rootTensor = root, 0
         outputs = [] if opts.rootRank == self.rank() else tensors
         return self._run("broadcast", outputs, tensors, lambda backend: backend.broadcast(tensors, opts))
 
     def reduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.reduce`."""
-        tensors, opts = _several(tensors), opts or dist.ReduceOptions()
+        tensors, opts = _as_list(tensors), opts or dist.ReduceOptions()
         outputs = tensors if opts.rootRank == self.rank() else []
         return self._run("reduce", outputs, tensors, lambda backend: backend.reduce(tensors, opts))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_gather`."""
-        lists, inputs, opts = [list(one) for one in outputs], _several(inputs), opts or AllgatherOptions()
+        lists, inputs, opts = [list(one) for one in outputs], _as_list(inputs), opts or AllgatherOptions()
         return self._run("allgather", _flat(lists), inputs, lambda backend: backend.allgather(lists, inputs, opts))
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_gather_coalesced`."""
-        lists, inputs, opts = [list(one) for one in outputs], _several(inputs), opts or AllgatherOptions()
+        lists, inputs, opts = [list(one) for one in outputs], _as_list(inputs), opts or AllgatherOptions()
         return self._run("allgather_coalesced", _flat(lists), inputs, lambda backend: backend.allgather_coalesced(lists, inputs, opts))
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:  # noqa: ANN401
@@ -449,13 +426,13 @@ class ManagedGroup(dist.ProcessGroup):
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_gather_into_tensor`, for several."""
-        return _Several([self.all_gather_single(out, one, opts) for out, one in zip(outputs, inputs, strict=True)])
+        return _WorkGroup([self.all_gather_single(out, one, opts) for out, one in zip(outputs, inputs, strict=True)])
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.reduce_scatter`."""
-        outputs, lists, opts = _several(outputs), [list(one) for one in inputs], opts or dist.ReduceScatterOptions()
+        outputs, lists, opts = _as_list(outputs), [list(one) for one in inputs], opts or dist.ReduceScatterOptions()
         return self._run("reduce_scatter", outputs, _flat(lists), lambda backend: backend.reduce_scatter(outputs, lists, opts))
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:  # noqa: ANN401
@@ -467,7 +444,7 @@ class ManagedGroup(dist.ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.reduce_scatter_tensor`, for several."""
-        return _Several([self.reduce_scatter_single(out, one, opts) for out, one in zip(outputs, inputs, strict=True)])
+        return _WorkGroup([self.reduce_scatter_single(out, one, opts) for out, one in zip(outputs, inputs, strict=True)])
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -484,34 +461,34 @@ class ManagedGroup(dist.ProcessGroup):
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_to_all`."""
-        outputs, inputs, opts = _several(outputs), _several(inputs), opts or dist.AllToAllOptions()
+        outputs, inputs, opts = _as_list(outputs), _as_list(inputs), opts or dist.AllToAllOptions()
         return self._run("alltoall", outputs, inputs, lambda backend: backend.alltoall(outputs, inputs, opts))
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.gather`."""
-        lists, inputs, opts = [list(one) for one in outputs], _several(inputs), opts or dist.GatherOptions()
+        lists, inputs, opts = [list(one) for one in outputs], _as_list(inputs), opts or dist.GatherOptions()
         return self._run("gather", _flat(lists), inputs, lambda backend: backend.gather(lists, inputs, opts))
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.scatter`."""
-        outputs, lists, opts = _several(outputs), [list(one) for one in inputs], opts or dist.ScatterOptions()
+        outputs, lists, opts = _as_list(outputs), [list(one) for one in inputs], opts or dist.ScatterOptions()
         return self._run("scatter", outputs, _flat(lists), lambda backend: backend.scatter(outputs, lists, opts))
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.send`."""
-        tensors = _several(tensors)
+        tensors = _as_list(tensors)
         process_waits().operations.append(("send", self.ranks[peer]))
         return self._run(f"send>{peer}", [], tensors, lambda backend: backend.send(tensors, peer, tag))
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.recv`."""
-        tensors = _several(tensors)
+        tensors = _as_list(tensors)
         process_waits().operations.append(("recv", self.ranks[peer]))
         return self._run(f"recv<{peer}", tensors, [], lambda backend: backend.recv(tensors, peer, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.recv` without a source."""
-        tensors = _several(tensors)
+        tensors = _as_list(tensors)
         return self._run("recv<any", tensors, [], lambda backend: backend.recv_anysource(tensors, tag))
 
     def barrier(self, opts: Any = None) -> dist.Work:  # noqa: ANN401
@@ -520,11 +497,11 @@ class ManagedGroup(dist.ProcessGroup):
         return self._run("barrier", [], [], lambda backend: backend.barrier(opts), device="cpu")
 
 
-class _Several(dist.Work):
-    """Operations that were begun together."""
+class _WorkGroup(_Work):
+    """Several operations started together."""
 
     def __init__(self, works: list[dist.Work]) -> None:
-        super().__init__()
+        super().__init__([one for work in works for one in work.result()])
         self._works = works
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -538,35 +515,13 @@ class _Several(dist.Work):
         return torch.futures.collect_all([work.get_future() for work in self._works])
 
     def is_completed(self) -> bool:
-        """Tell whether all have ended."""
+        """Return whether all have finished."""
         return all(work.is_completed() for work in self._works)
 
-    def result(self) -> list[Tensor]:
-        """Return all outputs."""
-        return [one for work in self._works for one in work.result()]
 
-    def synchronize(self) -> None:
-        """Wait for all."""
-        self.wait()
-
-
-def _several(tensors: Any) -> list[Tensor]:  # noqa: ANN401 (torch hands lists, C++ vectors, or one)
+def _as_list(tensors: Any) -> list[Tensor]:  # noqa: ANN401 (torch passes lists, C++ vectors, or one tensor)
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
 def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return [one for some in lists for one in some]
-
-
-def _with_operator(opts: Any, operator: Any) -> Any:  # noqa: ANN401 (torch's options have no common class)
-    opts.reduceOp = operator
-    return opts
-
-
-def _broadcast_options(opts: Any) -> dist.BroadcastOptions:  # noqa: ANN401 (a bare root, as some of torch's own callers give)
-    if isinstance(opts, dist.BroadcastOptions):
-        return opts
-    made = dist.BroadcastOptions()
-    made.rootRank = int(opts or 0)
-    made.rootTensor = 0
-    return made

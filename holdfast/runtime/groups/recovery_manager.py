@@ -1,80 +1,95 @@
-"""Attempt, vote, apply: a step is applied by every rank or by none, and what a lost rank held is carried on by another.
+"""Attempt, vote, apply: a step is applied by every rank or by none, and the work of a lost rank continues on another.
 
-The vote stands before the first optimizer applies a step. While it is open nobody has changed anything that the light state of the
-step's beginning cannot undo. A rank whose vote got no answer knows at the next meeting of the generation: if any rank
-has applied the step it rolls forward, for all have voted for it; else nobody has.
+The vote happens before the first optimizer applies a step. Until then nothing has changed that the rank state at the step's start cannot
+undo. A rank whose vote got no answer learns the result at the next rendezvous: if any rank has applied the step it rolls forward, as all
+ranks voted for it; otherwise no rank has applied it.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 import types
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
-from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.data.loader import Loader
-from holdfast.runtime.groups import first_exchanges, recorded_collectives, state_transfer
+from holdfast.runtime.groups import first_exchanges, recorded_collectives
 from holdfast.runtime.groups.backends import GenerationEnded
 from holdfast.runtime.groups.control_tree import PeerConnectionLost
 from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager
 from holdfast.runtime.groups.migration import LiveMigrations
-from holdfast.runtime.groups.recorded_collectives import Coverage, OnGroup
-from holdfast.runtime.groups.state_transfer import Clock
-from holdfast.runtime.groups.transfer_plan import TransferPlan
+from holdfast.runtime.groups.recorded_collectives import Coverage
+from holdfast.runtime.groups.state_transfer import StateTransfer, TransferCorrupted
 from holdfast.runtime.peer_errors import is_device_error, is_late_peer, is_peer_loss
-from holdfast.runtime.process.sigterm import SigtermHandler
+from holdfast.runtime.process.exit import SigtermHandler
 from holdfast.runtime.snapshots.restore import RestoreError, Restorer, SnapshotSource, tell
 from holdfast.runtime.snapshots.restore_planner import NoPlan, RankHolding, RestorePlan, SnapshotRef, own_shard, plan, shards_by_rank
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
-from holdfast.runtime.state import rng, tree, unmanaged
-from holdfast.runtime.state.training import Stateful, Training, put_values
+from holdfast.runtime.state import unmanaged
+from holdfast.runtime.state.step_backup import StepBackup
+from holdfast.runtime.state.training import Training
 from holdfast.runtime.telemetry.wait_windows import process_waits
 
 _log = logging.getLogger("holdfast.runtime")
 
-IncidentDiagnosis = dict[str, Any]
+RecoveryResult = dict[str, Any]
 
 
-class RecoveryRendezvous:
-    """What the ranks of a new generation have told each other, and the plan that follows from it."""
+class Clock:
+    """Seconds spent in the phases of a recovery."""
 
-    def __init__(self, generation: GroupGeneration, told: dict[int, dict[str, Any]], found: RestorePlan, clock: Clock) -> None:
-        self.generation, self.told, self.plan, self.clock = generation, told, found, clock
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """Count the time since the last lap to *phase*."""
+        now = time.monotonic()
+        self.seconds[phase] = round(self.seconds.get(phase, 0.0) + now - self._begin, 6)
+        self._begin = now
+
+
+class RecoveryRendezvous(NamedTuple):
+    """What the ranks of a new generation report of themselves, and the plan that follows from it."""
+
+    generation: GroupGeneration
+    reports: dict[int, dict[str, Any]]
+    plan: RestorePlan
+    clock: Clock
 
 
 @dataclass(slots=True, kw_only=True)
 class Agreed:
-    """What all ranks have agreed on with the newest vote, beside whether the step counts."""
+    """What all ranks agreed on in the last vote, except whether the step counts."""
 
     switch: int = 0
-    """The planned generation that begins after the step; 0: none."""
+    """The generation of a live migration that begins after the step; 0: none."""
     facts: bool = True
     """Every rank knows the facts."""
     every: int = 1
     """Steps between two snapshots."""
     control: int = 0
-    """Every how many steps some are left without a snapshot, to see what one costs; 0: never."""
+    """Interval in steps of runs of steps without a snapshot, which show what one costs; 0: never."""
     stop: bool = False
-    """Some rank was told to end: all end after the step."""
+    """Some rank received SIGTERM: all exit after the step."""
     behind: bool = False
-    """Some rank's replicas are behind: nobody begins another snapshot."""
+    """Some rank's replicas are behind: no rank begins another snapshot."""
 
 
 class RecoveryManager:
-    """Keeps one session's training whole over changes of its ranks."""
+    """Keeps one session's training consistent over changes of its ranks."""
 
     model_copy: int | None = None
-    """Which copy of the model this rank belongs to, where the samples of a step are shared out among the copies."""
+    """The copy of the model that this rank belongs to, where the samples of a step are divided among the copies."""
+    backup: StepBackup
+    """The state at the start of the current step."""
 
     def __init__(self, training: Training, membership: MembershipManager, checkpoints: Callable[[], list[int]]) -> None:
         self.training, self.membership = training, membership
@@ -83,102 +98,70 @@ class RecoveryManager:
         self.new = False
         """This process takes a place in a generation that others are in already."""
         self.last: tuple[float | None, float] = (None, 0.0)
-        """Loss and seconds of the last step: a process that comes in does not know them."""
+        """Loss and seconds of the last step, for processes that did not compute it."""
         self.facts: dict[str, Any] = {}
-        """What all ranks know of each other: pieces, groups, roles; gathered once, handed to newcomers."""
+        """What all ranks know of each other: pieces, groups, roles; gathered once, sent to new processes."""
         self._checkpoints = checkpoints
         self._decision: bool | None = None
         self._unknown = False
+        """The result of the last vote is not known."""
         self.agreed = Agreed()
         self._damaged = 0
-        self._hurt = False
-        """The state is half filled: a snapshot turned out to be spoiled while it was read."""
-        self._retracted = False
-        """This rank has gone through all of the step that does not count: nobody waits for it in a collective."""
+        self._half_restored = False
+        """A snapshot turned out to be damaged while it was read into the state."""
+        self._undone = False
+        """This rank has left the step that does not count: no rank waits for it in a collective."""
         self._step = 0
         self._tried = 0
-        """The newest generation that this process has tried to come into."""
-        self._meeting: RecoveryRendezvous | None = None
-        self._begin: dict[str, Any] = {}
-        self._voted_light = b""
-        self._lights: dict[int, dict[int, bytes]] = {}
-        """Light states of wards: by rank, by the step after which they hold."""
+        """The newest generation that this process has tried to enter."""
+        self._rendezvous: RecoveryRendezvous | None = None
+        self._voted_state = b""
+        self._rank_states: dict[int, dict[int, bytes]] = {}
+        """Rank states of protected ranks: by rank, by the step after which they are valid."""
         self.memory = SnapshotSource.of()
         """The snapshots that this process can reach."""
         self.lineage = 0
         """The generation that last went back to an earlier step."""
         self.sigterm_handler = SigtermHandler()
-        """Whether this process was told to end."""
         self.snapshotter: Snapshotter | None = None
         """Takes this rank's snapshots."""
-        self.moves = LiveMigrations(self)
-        membership.planned = self.moves.hear
+        self.migrations = LiveMigrations(self)
+        membership.on_command = self.migrations.receive
         self.warming_up = False
-        """Steps are those of a warm-up: nobody votes, and nothing of them stays."""
+        """Steps belong to a warm-up: there is no vote, and nothing of them is kept."""
         self._coverage: Coverage | None = None
         for optimizer in training.optimizers:
             self._guard(optimizer)
 
     def begin_steps(self) -> None:
-        """End the beginning of the script: what the ranks exchanged there is kept on others of them from now on."""
+        """End the beginning of the script: other ranks keep what this rank received in it, and so does the disk, for when all are lost."""
         membership, first = self.membership, self.membership.startup is not None
         membership.begin_steps(first_exchanges.storages_of(self.training.tensors()))
-        if first and membership.control_tree is not None:
-            self._keep_on_disk()
+        if not first or membership.control_tree is None:
+            return
+        place, rank = recorded_collectives.folder(), membership.generation.rank
+        record = membership.records.get(rank, b"")
+        if place is not None and len(record) <= recorded_collectives.MAX_STARTUP:
             try:
-                membership.share_records()
-            except (PeerConnectionLost, GenerationEnded) as error:
-                membership.transaction.fail(str(error) or "the flow has ended this generation")
-
-    def _keep_on_disk(self) -> None:
-        """Leave what this rank received before its first step beside the tapes, for when all are lost who keep it."""
-        place, rank = recorded_collectives.folder(), self.membership.generation.rank
-        record = self.membership.records.get(rank, b"")
-        if place is not None and len(record) <= recorded_collectives.LARGEST_STARTUP:
-            try:
-                recorded_collectives.write_startup(recorded_collectives.startup_of(place, self.membership.width, rank), record)
+                recorded_collectives.write_startup(recorded_collectives.startup_path(place, membership.width, rank), record)
             except OSError as error:
-                _log.warning("what was exchanged before step 1 could not be left in %s: %s", place, error)
+                _log.warning("what was exchanged before step 1 could not be written to %s: %s", place, error)
+        try:
+            membership.exchange_records()
+        except (PeerConnectionLost, GenerationEnded) as error:
+            self._fail_step(error)
 
     # -- attempt ------------------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
-        """Note what an attempt at *step* may change before it is known whether it counts."""
-        self._decision, self._unknown, self._retracted = None, False, False
+        """Keep what an attempt at *step* may change, until it is known whether the step counts."""
+        self._decision, self._unknown, self._undone = None, False, False
         self._step = step
         self.membership.transaction.final = False
-        training = self.training
-        self._begin = {
-            "rank_state": self.rank_state(),
-            "schedulers": [copy.deepcopy(one.state_dict()) for one in training.schedulers],
-            "settings": [_settings(one) for one in training.optimizers],
-            "extra": tree.pickled({name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in training.extra.items()}),
-            "places": list(training.model.buffers()),
-            "buffers": training.copied_buffers(),
-        }
-
-    @property
-    def initial_rank_state(self) -> bytes:
-        """Return the light state with which the step in work began."""
-        return bytes(self._begin["rank_state"])
-
-    @property
-    def buffers(self) -> dict[str, Tensor]:
-        """Return copies of the model's buffers as they were when the step in work began."""
-        return dict(self._begin["buffers"])
-
-    def rank_state(self) -> bytes:
-        """Return this rank's own state: generators, and the position in the data."""
-        return self.training.rank_state()
-
-    def _apply_rank_state(self, rank_state: bytes) -> None:
-        told = tree.unpickled(rank_state)
-        if self.training.data is not None and told["data"] is not None:
-            self.training.data.load_state_dict(told["data"])
-        rng.apply(told["rng"])
+        self.backup = StepBackup(self.training)
 
     def _guard(self, optimizer: Optimizer) -> None:
-        """Have *optimizer* ask before it applies a step."""
+        """Make *optimizer* wait for the vote before it applies a step."""
         apply, recovery = optimizer.step, self
 
         def step(_self: Optimizer, *args: Any, **more: Any) -> Any:  # noqa: ANN401 (the optimizer's own)
@@ -191,7 +174,7 @@ class RecoveryManager:
     # -- vote ---------------------------------------------------------------------------------------------------------
 
     def may_apply(self) -> bool:
-        """Tell whether this step counts: all ranks have voted for it."""
+        """Return whether this step counts: all ranks have voted for it."""
         if self.warming_up:
             return True
         if self._decision is None:
@@ -201,52 +184,50 @@ class RecoveryManager:
 
     @property
     def damaged(self) -> bool:
-        """Whether operations since the vote were given zeros: the step counts, what was summed up after it does not."""
+        """Whether operations since the vote returned neutral results: the step counts, what was summed up after it does not."""
         return self.membership.transaction.damaged > self._damaged
 
     def _decide(self) -> bool:
-        membership, transaction = self.membership, self.membership.transaction
+        membership, transaction, snapshotter = self.membership, self.membership.transaction, self.snapshotter
         assert membership.control_tree is not None
         self._await_device()
-        every, control = (self.snapshotter.planning.wanted, self.snapshotter.planning.control) if self.snapshotter is not None else (1, 0)
-        mine = {"ok": not transaction.lost, "switch": self.moves.ready_for(), "facts": bool(self.facts), "every": every, "control": control}
-        mine["stop"] = self.sigterm_handler.told
-        self._voted_light = self.rank_state()
+        vote: dict[str, Any] = {"ok": not transaction.lost, "switch": self.migrations.ready_for(), "facts": bool(self.facts)}
+        vote |= (
+            {"every": snapshotter.planning.wanted, "control": snapshotter.planning.control}
+            if snapshotter is not None
+            else {"every": 1, "control": 0}
+        )
+        vote["stop"] = self.sigterm_handler.received
+        self._voted_state = self.training.rank_state()
         window = process_waits()
         ours = window.enter("vote")
-        if self.snapshotter is not None:
-            self.snapshotter.finish()  # before the vote: who sees that the step counts knows that the snapshot before it is complete everywhere
-        mine["behind"] = self.snapshotter is not None and self.snapshotter.behind()
+        if snapshotter is not None:
+            snapshotter.finish()  # before the vote: if the step counts, the snapshot before it is complete everywhere
+        vote["behind"] = snapshotter is not None and snapshotter.behind()
         asked = time.perf_counter()
         try:
             absent = {"ok": False, "switch": 0, "facts": True, "every": 1, "control": 0, "stop": False, "behind": False}
-            told = membership.control_tree.vote(mine, _both, absent, self._packed(self._voted_light), self._keep)
+            result = membership.control_tree.vote(vote, _merge_votes, absent, self._packed(self._voted_state), self._keep)
         except (PeerConnectionLost, GenerationEnded) as error:
-            transaction.fail(str(error) or "the flow has ended this generation")
-            if not mine["ok"]:
-                return False  # I have voted against it, so nobody has applied it
+            self._fail_step(error)
+            if not vote["ok"]:
+                return False  # this rank voted against it, so no rank has applied it
             self._unknown = True
-            self._meeting = self._meet()
-            return self._step in self._forward()
+            self._rendezvous = self._meet()
+            return self._rendezvous.plan.step == self._step and membership.generation.rank in self._rendezvous.plan.roll_forward
         finally:
             if ours:
                 window.leave()
-        if self.snapshotter is not None:
-            self.snapshotter.waited(time.perf_counter() - asked)
-        if not told["ok"]:
+        if snapshotter is not None:
+            snapshotter.waited(time.perf_counter() - asked)
+        counts = bool(result.pop("ok"))
+        if not counts:
             transaction.fail("another rank has lost a peer")
-        self.agreed = Agreed(
-            switch=int(told["switch"]),
-            facts=bool(told["facts"]),
-            every=int(told["every"]),
-            control=int(told["control"]),
-            stop=bool(told["stop"]),
-            behind=bool(told["behind"]),
-        )
-        return bool(told["ok"])
+        self.agreed = Agreed(**result)
+        return counts
 
     def _await_device(self) -> None:
-        """Wait until a GPU has done what the step asked of it: until then nobody can say that its collectives went well."""
+        """Wait until a GPU has done the work of the step: before that it is unknown whether its collectives succeeded."""
         if any(one.is_cuda for one in self.training.model.parameters()):
             try:
                 torch.cuda.synchronize()
@@ -254,17 +235,15 @@ class RecoveryManager:
                 if is_device_error(error) or not (self.membership.transaction.lost or is_peer_loss(error)):
                     raise
 
-    def _forward(self) -> set[int]:
-        """Return the step that this rank rolls forward to, if it does."""
-        assert self._meeting is not None
-        return {self._meeting.plan.step} if self.membership.generation.rank in self._meeting.plan.roll_forward else set()
+    def _fail_step(self, error: Exception) -> None:
+        self.membership.transaction.fail(str(error) or "the controller ended this generation")
 
     def _packed(self, rank_state: bytes) -> bytes:
         return self._step.to_bytes(8, "big") + rank_state
 
-    def _keep(self, ward: int, packed: bytes) -> None:
-        """Keep a ward's light state: that of the step before stays until the step is surely applied."""
-        step, kept = int.from_bytes(packed[:8], "big"), self._lights.setdefault(ward, {})
+    def _keep(self, rank: int, packed: bytes) -> None:
+        """Keep the state of a protected *rank*: that of the step before stays until the step is certainly applied."""
+        step, kept = int.from_bytes(packed[:8], "big"), self._rank_states.setdefault(rank, {})
         kept[step] = packed[8:]
         for old in [one for one in kept if one < step - 1]:
             del kept[old]
@@ -272,16 +251,16 @@ class RecoveryManager:
     # -- apply --------------------------------------------------------------------------------------------------------
 
     def end(self, step: int) -> bool:
-        """End the attempt at *step*; tell whether it counts. If it does not, all is as it was at its beginning."""
+        """End the attempt at *step*; return whether it counts. If not, everything is as it was at its start."""
         if not self.may_apply():
-            self._undo()
-            self._retracted = True
+            self.backup.restore()
+            self._undone = True
             return False
         self.live = step
         membership = self.membership
         membership.transaction.final = True  # until the next step begins
         assert membership.control_tree is not None
-        if not self._unknown and (rank_state := self.rank_state()) != self._voted_light:
+        if not self._unknown and (rank_state := self.training.rank_state()) != self._voted_state:
             membership.control_tree.send_final_state(self._packed(rank_state))
         if not self.agreed.facts and not self._unknown:
             self.agreed.facts = True
@@ -293,348 +272,322 @@ class RecoveryManager:
             self._record()
         return True
 
-    def _undo(self) -> None:
-        training = self.training
-        self._apply_rank_state(self._begin["rank_state"])
-        for scheduler, state in zip(training.schedulers, self._begin["schedulers"], strict=True):
-            scheduler.load_state_dict(state)
-        for optimizer, settings in zip(training.optimizers, self._begin["settings"], strict=True):
-            for group, values in zip(optimizer.param_groups, settings, strict=True):  # a scheduler has moved the learning rate on
-                group.update(values)
-        for name, state in tree.unpickled(self._begin["extra"]).items():
-            present = training.extra.get(name)
-            if isinstance(present, Stateful):
-                present.load_state_dict(state)
-            else:
-                training.extra[name] = state
-        with torch.no_grad():
-            for one, value in zip(self._begin["places"], self.buffers.values(), strict=True):
-                put_values(one, value)
-        for parameter in training.model.parameters():
-            parameter.grad = None
-
     def lost_peer(self, error: BaseException) -> bool:
-        """Tell whether *error* comes of a peer's loss, in work that all ranks do together outside of a step; note the loss."""
+        """Return whether *error* follows from the loss of a peer, in joint work outside of a step; record the loss."""
         transaction = self.membership.transaction
-        if isinstance(error, PeerConnectionLost | GenerationEnded) or (isinstance(error, RuntimeError) and _of_groups(error)):
+        if _is_group_failure(error):
             transaction.fail(str(error))
         return transaction.lost and not is_device_error(error)
 
     @property
     def lost_any_peer(self) -> bool:
-        """Whether a peer is lost, so that until the ranks have met in a new generation nothing can be done together."""
-        return self.membership.transaction.lost or self._meeting is not None
+        """Whether a peer is lost, so that nothing can be done together before the next rendezvous."""
+        return self.membership.transaction.lost or self._rendezvous is not None
 
     @property
     def needs_new_generation(self) -> bool:
-        """Whether the ranks must meet in a new generation before the next step."""
+        """Whether the ranks must enter a new generation before the next step."""
         return self.lost_any_peer or self.agreed.switch > 0
 
     # -- a new generation ---------------------------------------------------------------------------------------------
 
-    def recover(self) -> IncidentDiagnosis:
-        """Come into the next generation, and hold the state of the step it goes on from; return what to tell about it."""
+    def recover(self) -> RecoveryResult:
+        """Enter the next generation with the state of the step that all continue from; return that step.
+
+        The result names a ``checkpoint`` to load, if that is needed, and ``last``, loss and seconds of the step, where they are known.
+        """
         if self.agreed.switch:
             number, self.agreed.switch = self.agreed.switch, 0
             if not self.membership.transaction.lost and self._switched(number):
                 return {"checkpoint": None, "step": self.live}
-        if self.new and (order := self._planned_order()) is not None:
-            self.moves.take_over(order)
-            return {"checkpoint": None, "step": self.live}
+        if self.new:
+            command = self.membership.wait_for("regroup", "prepare")
+            if command["do"] == "prepare":
+                self.migrations.take_over(command)
+                return {"checkpoint": None, "step": self.live}
+            self.membership.put_back(command)
         while True:
-            meeting = self._meeting or self._meet()
-            self._meeting = None
+            rendezvous = self._rendezvous or self._meet()
+            self._rendezvous = None
             try:
-                return self._finish(meeting)
-            except (PeerConnectionLost, GenerationEnded) as error:
-                self._begin_again(error)
-            except RuntimeError as error:
-                if is_device_error(error) or not (self.membership.transaction.lost or _of_groups(error)):
+                return self._finish(rendezvous)
+            except (PeerConnectionLost, GenerationEnded, RuntimeError) as error:
+                if is_device_error(error) or not (self.membership.transaction.lost or _is_group_failure(error)):
                     raise
-                self._begin_again(error)
+                self._start_over(error)
 
     def _switched(self, number: int) -> bool:
-        """Carry a planned move out; tell whether that went well."""
+        """Switch to the generation of a live migration; return whether that succeeded."""
         try:
-            self.moves.carry_out(number)
+            self.migrations.switch(number)
         except (PeerConnectionLost, GenerationEnded, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not _of_groups(error):
+            if not _is_group_failure(error):
                 raise
-            self.membership.transaction.fail(str(error) or "the flow has ended this generation")
+            self._fail_step(error)
             return False
         return True
 
-    def _planned_order(self) -> Message | None:
-        """Return the order by which this new process takes the place of one that still lives, if that is how it comes in."""
-        order = self.membership.wait_for("regroup", "prepare")
-        if order["do"] == "prepare":
-            return order
-        self.membership.put_back(order)
-        return None
-
-    def settle_in(self, step: int, rank_state: bytes) -> None:
-        """Go on from *step*, with the generators and the position in the data that the process before had."""
-        self._apply_rank_state(rank_state)
+    def resume_at(self, step: int, rank_state: bytes) -> None:
+        """Continue from *step*, with the generators and the position in the data of the process before."""
+        self.training.load_rank_state(rank_state)
         self.live = self._step = step
         self.new = False
 
-    def _tell_broken(self, why: str) -> None:
-        """Tell the flow what it may not have seen: that groups of living ranks are broken."""
+    def _report_broken(self, why: str) -> None:
+        """Report to the controller that groups of living ranks are broken, which it may not have noticed."""
         self.membership.transaction.fail(why)
-        transaction = self.membership.transaction
         if why:
-            group = next(iter(transaction.broken), "")
-            generation = max(self._tried, self.membership.generation.number)  # in a meeting: the one that could not be come into
+            group = next(iter(self.membership.transaction.broken), "")
+            generation = max(self._tried, self.membership.generation.number)  # in a rendezvous: the one that could not be entered
             link().report("broken", generation=generation, step=self.live, group=group, why=why[:500])
 
-    def _begin_again(self, error: Exception) -> None:
-        """Make ready for another generation: the one that was to be come into is broken too."""
-        self.membership.stores.doubt()
-        self._tell_broken(str(error))
+    def _start_over(self, error: Exception) -> None:
+        """Prepare for another generation: the one that was to be entered is broken too."""
+        self.membership.stores.reconnect_next_time()
+        self._report_broken(str(error))
 
     def _meet(self) -> RecoveryRendezvous:
-        """Wait for the next generation and learn from the others where everybody stands."""
+        """Wait for the next generation and exchange the state of all ranks in it."""
         membership = self.membership
-        membership.note_meeting()
-        if not self.new and not self._retracted:
-            # Others may be in the step that this rank has not begun, and wait for it there, in a group that has lost nobody.
-            membership.cut("this rank goes no further in this generation")
+        membership.note_rendezvous()
+        if not self.new and not self._undone:
+            # Others may wait in the step that this rank has not begun, in a group that has lost no member.
+            membership.abandon_groups("this rank goes no further in this generation")
         if not self.new and membership.transaction.lost:
-            self._tell_broken(membership.transaction.why)
+            self._report_broken(membership.transaction.why)
         while True:
-            order = membership.wait_for("regroup", newer=max(self._tried, 0 if self.new else membership.generation.number))
-            self._tried = int(order["generation"])
+            command = membership.wait_for("regroup", newer=max(self._tried, 0 if self.new else membership.generation.number))
+            self._tried = int(command["generation"])
             try:
-                meeting = self._gathered(GroupGeneration.of(order))
-            except (PeerConnectionLost, GenerationEnded) as error:
-                self._begin_again(error)
-                continue
-            except RuntimeError as error:
-                if not _of_groups(error):
+                rendezvous = self._gathered(GroupGeneration.of(command))
+            except (PeerConnectionLost, GenerationEnded, RuntimeError) as error:
+                if not _is_group_failure(error):
                     raise
-                self._begin_again(error)
+                self._start_over(error)
                 continue
-            if meeting is not None:
-                return meeting
+            if rendezvous is not None:
+                return rendezvous
 
     def _gathered(self, generation: GroupGeneration) -> RecoveryRendezvous | None:
+        """Connect in *generation* and plan its recovery; return None, and report it, when no recovery is possible."""
         membership, clock = self.membership, Clock()
-        self.learn_of(generation)
-        membership.fill(generation)
+        self.use_memory_of(generation)
+        membership.set_members(generation)
         if membership.control_tree is not None:
-            membership.control_tree.leftovers(self._keep, membership.records.__setitem__)
-        membership.connect(generation)
-        assert membership.generation_store is not None
-        membership.leave_records(generation, membership.generation_store)
+            membership.control_tree.drain(self._keep, membership.records.__setitem__)
+        store = membership.open_store(generation)
+        membership.use_store(store)
+        membership.publish_records(generation, store)
         membership.connect_neighbours(generation)
-        assert membership.control_tree is not None
+        control_tree = membership.control_tree
+        assert control_tree is not None
         if not self.new:
-            self._lights = {
-                rank: kept
-                for rank, kept in self._lights.items()
-                if rank in membership.control_tree.protected_ranks or rank in generation.changed
-            }
-        knows = membership.control_tree.gather(bool(self.facts) and not self.new)
-        first = min((rank for rank, has in knows.items() if has), default=-1)
-        mine = self.facts if generation.rank == first else {}
-        if first < 0 and generation.rank == min(knows):  # nobody is left of those who knew
-            mine = recorded_collectives.read_facts(recorded_collectives.folder(), membership.width)
-        facts = membership.control_tree.reduce(mine, lambda one, other: one or other)
-        if self.new:
-            self.take_facts(generation, facts)
-        told = membership.control_tree.gather(self._holding(generation))  # now under the names that a newcomer's groups have here
-        if len(born := {one["born"] for one in told.values()} - {None}) > 1:
-            why = f"they began in different generations ({', '.join(map(str, sorted(born)))}), so what they exchanged before step 1 differs"
-            link().report("cannot", generation=generation.number, why=why)
-            membership.enter(generation)
+            kept = {*control_tree.protected_ranks, *generation.changed}
+            self._rank_states = {rank: states for rank, states in self._rank_states.items() if rank in kept}
+        self._share_facts(generation)
+        reports = control_tree.gather(self._report(generation))  # with the group names that a new process has here
+        starts = {one["startup_generation"] for one in reports.values()} - {None}
+        if len(starts) > 1:
+            numbers = ", ".join(map(str, sorted(starts)))
+            self._cannot(generation, f"they began in different generations ({numbers}), so what they exchanged before step 1 differs")
             return None
-        checkpoints = set.intersection(*(set(one["checkpoints"]) for one in told.values()))  # of those that every rank can see
-        lowest, gather = generation.rank == min(told), membership.control_tree.gather
-        stored = self.memory.reached(list(told.values()), generation.world, lowest=lowest, gather=lambda found: gather(found).values())
+        checkpoints = set.intersection(*(set(one["checkpoints"]) for one in reports.values()))  # those that every rank can see
+        stored = self.memory.reached(
+            list(reports.values()),
+            generation.world,
+            lowest=generation.rank == min(reports),
+            gather=lambda found: control_tree.gather(found).values(),
+        )
         if generation.world < membership.width:
-            stored = set()  # snapshots name their ranks as torch does, by number without gaps: they may be of others than those who live
-        found = plan(_holdings(told, self.facts, stored), checkpoints, stored)
+            stored = set()  # snapshots name ranks as torch does, without gaps: they may belong to other ranks than the present ones
+        found = plan(_holdings(reports, self.facts, stored), checkpoints, stored)
         clock.lap("meet")
         if isinstance(found, NoPlan):
-            link().report("cannot", generation=generation.number, why=found.why)
-            membership.enter(generation)
+            self._cannot(generation, found.why)
             return None
-        return RecoveryRendezvous(generation, told, found, clock)
+        return RecoveryRendezvous(generation, reports, found, clock)
 
-    def learn_of(self, generation: GroupGeneration) -> None:
-        """Know from now on where the memory of nodes is served: some are lost since this process was started, others have come."""
+    def _cannot(self, generation: GroupGeneration, why: str) -> None:
+        link().report("cannot", generation=generation.number, why=why)
+        self.membership.enter(generation)
+
+    def _share_facts(self, generation: GroupGeneration) -> None:
+        """Give the facts to new processes: from the lowest rank that knows them, or from disk when none of those is left."""
+        membership, control_tree = self.membership, self.membership.control_tree
+        assert control_tree is not None
+        knows = control_tree.gather(bool(self.facts) and not self.new)
+        first = min((rank for rank, has in knows.items() if has), default=-1)
+        mine = self.facts if generation.rank == first else {}
+        if first < 0 and generation.rank == min(knows):
+            mine = recorded_collectives.read_facts(recorded_collectives.folder(), membership.width)
+        facts = control_tree.reduce(mine, lambda one, other: one or other)
+        if self.new:
+            self.take_facts(generation, facts)
+
+    def use_memory_of(self, generation: GroupGeneration) -> None:
+        """Read snapshots from the memory stores of *generation* from now on: nodes have left and joined since this process started."""
         if generation.memory is not None:
             self.memory.servers = generation.memory
 
     def take_facts(self, generation: GroupGeneration, facts: dict[str, Any]) -> None:
-        """Take the facts that the others gathered long ago; they name the groups of the rank that this process becomes."""
+        """Take the facts that the others gathered; they name the groups of the rank that this process becomes."""
         self.facts = facts
         if facts:
-            self.membership.take_places(self.facts["groups"][str(generation.rank)], generation.rank)
-            self.membership.fill(generation)
+            self.membership.become_rank(self.facts["groups"][str(generation.rank)], generation.rank)
+            self.membership.set_members(generation)
 
-    def _holding(self, generation: GroupGeneration) -> dict[str, Any]:
-        """Return what this rank tells the others about itself."""
+    def _report(self, generation: GroupGeneration) -> dict[str, Any]:
+        """Return what this rank reports of itself in a rendezvous."""
         return {
-            "live": None if self.new or self._hurt else self.live,
+            "live": None if self.new or self._half_restored else self.live,
             "new": self.new,
-            "born": self.membership.born,
-            "prepared": self._step if self._unknown and self._decision is None and not self._hurt else None,
-            "groups": self.membership.status(generation),
-            "rank_states": {str(rank): sorted(kept) for rank, kept in self._lights.items()},
+            "startup_generation": self.membership.startup_generation,
+            "prepared": self._step if self._unknown and self._decision is None and not self._half_restored else None,
+            "groups": self.membership.group_status(generation),
+            "rank_states": {str(rank): sorted(kept) for rank, kept in self._rank_states.items()},
             "checkpoints": self._checkpoints(),
             "lineage": self.lineage,
             **self.memory.told(generation.world),
         }
 
-    def _finish(self, meeting: RecoveryRendezvous) -> IncidentDiagnosis:
-        generation, clock, membership = meeting.generation, meeting.clock, self.membership
-        clock.lap("step")  # what the script still did after the meeting, in a rank that rolled forward
-        notes = self.leave_sandbox(generation) if self.new else []
-        made, kept, later = membership.rebuild(generation, {rank: one["groups"] for rank, one in meeting.told.items()})
+    def _finish(self, rendezvous: RecoveryRendezvous) -> RecoveryResult:
+        """Rebuild the groups and restore the state as planned."""
+        generation, reports, found, clock = rendezvous
+        membership, control_tree = self.membership, self.membership.control_tree
+        assert control_tree is not None
+        clock.lap("step")  # the rest of the script's step, in a rank that rolled forward
+        notes = self.leave_dry_run(generation) if self.new else []
+        made, kept, later = membership.rebuild(generation, {rank: one["groups"] for rank, one in reports.items()})
         clock.lap("groups")
-        assert membership.control_tree is not None
-        verdict: IncidentDiagnosis = {"checkpoint": meeting.plan.step if meeting.plan.checkpoint else None, "step": meeting.plan.step}
-        moved = (0, 0.0)
-        if not meeting.plan.checkpoint:
-            moved = self._mover(generation).move(meeting.plan, self._lights, self._apply_rank_state)
-            moved = self._take_from_memory(meeting.plan, generation, moved)
+        size, took = (0, 0.0) if found.checkpoint else self._restore(found, generation)
         clock.lap("load")
-        knows = not self.new and self.live == meeting.plan.step  # the loss of the step that all go on from
-        self.live = self._step = meeting.plan.step
-        self._go_on(meeting.plan, generation)
-        membership.share_records()
-        if meeting.plan.checkpoint:
-            membership.control_tree.reduce({"ok": True}, _both)
-        else:  # so that a buddy that is new has the light state of its ward before anything can happen to that
-            mine: dict[str, Any] = {"ok": True, "told": [generation.rank, *self.last] if knows else None}
-            told = membership.control_tree.vote(mine, _both, {"ok": False, "told": None}, self._packed(self.rank_state()), self._keep)
-            verdict["told"] = told["told"][1:] if told["told"] else None
-        differs = self._differs(meeting, notes)
+        knows = not self.new and self.live == found.step  # the loss of the step that all continue from
+        self.live = self._step = found.step
+        if found.checkpoint or found.roll_back or found.from_memory:  # steps were given up: a new lineage begins
+            self.lineage = generation.number
+            self.memory.forget_newer(found.step, generation.number)
+        else:
+            self.lineage = found.lineage
+        membership.exchange_records()
+        result: RecoveryResult = {"checkpoint": found.step if found.checkpoint else None, "step": found.step, "last": None}
+        if found.checkpoint:
+            control_tree.reduce(0, max)
+        else:  # so that a new backup rank has the rank state before anything can happen to the protected one
+            mine: dict[str, Any] = {"ok": True, "last": [generation.rank, *self.last] if knows else None}
+            told = control_tree.vote(mine, _merge_votes, {"ok": False, "last": None}, self._packed(self.training.rank_state()), self._keep)
+            result["last"] = told["last"][1:] if told["last"] else None
+        differs = self._differences(rendezvous, notes)
         membership.enter(generation)
         membership.renew()
         membership.rebuild_later(generation, later)
         self.new = False
-        seconds = {name: round(value, 6) for name, value in clock.seconds.items()}
-        size, took = moved
-        link().mark("group", seconds.get("meet", 0.0) + seconds.get("groups", 0.0))
-        link().mark("load", seconds.get("load", 0.0))
+        link().mark("group", clock.seconds["meet"] + clock.seconds["groups"])
+        link().mark("load", clock.seconds["load"])
         link().report(
             "regrouped",
             generation=generation.number,
             step=self.live,
-            seconds=seconds,
+            seconds=clock.seconds,
             rebuilt=made,
             kept=kept,
-            source=_source(meeting.plan),
-            replica=meeting.plan.takes_replica(generation.rank),
-            reason=meeting.plan.reason,
+            source="checkpoint" if found.checkpoint else "memory" if found.from_memory else "live",
+            replica=found.takes_replica(generation.rank),
+            reason=found.reason,
             bytes=size,
             bandwidth=size / took if took else 0.0,
             interface=membership.generation_store.host if membership.generation_store is not None else "",
             **({"differs": differs} if differs else {}),
         )
-        return verdict
+        return result
 
-    def _differs(self, meeting: RecoveryRendezvous, notes: list[str]) -> list[str]:
-        """Compare what lies outside of the session with the other ranks; return where this rank, if it is new here, is not as it should be.
+    def _differences(self, rendezvous: RecoveryRendezvous, notes: list[str]) -> list[str]:
+        """Compare state outside of the session with the other ranks; return how this rank, if it is new, differs from them.
 
         A state that is still to be read from disk is not compared.
         """
-        generation, control_tree = meeting.generation, self.membership.control_tree
+        generation, control_tree = rendezvous.generation, self.membership.control_tree
         assert control_tree is not None
-        told = control_tree.gather({} if meeting.plan.checkpoint else unmanaged.comparable(self.training))
-        new = {rank for rank, one in meeting.told.items() if one["new"]}
+        states = control_tree.gather({} if rendezvous.plan.checkpoint else unmanaged.comparable(self.training))
         if not self.new:
             return []
+        new = {rank for rank, one in rendezvous.reports.items() if one["new"]}
         present = generation.ranks
         wrong = unmanaged.identity(present.index(generation.rank), len(present)) if len(present) == self.membership.width else []
-        found = unmanaged.shortened([*wrong, *notes, *unmanaged.differences(told, new, generation.rank)])
+        found = unmanaged.shortened([*wrong, *notes, *unmanaged.differences(states, new, generation.rank)])
         for one in found:
             _log.warning("after the recovery: %s", one)
         return found
 
-    def _take_from_memory(self, plan: RestorePlan, generation: GroupGeneration, moved: tuple[int, float]) -> tuple[int, float]:
-        """Take what the plan has for this rank in the memory of nodes; return bytes and seconds, those of *moved* included."""
+    def _restore(self, found: RestorePlan, generation: GroupGeneration) -> tuple[int, float]:
+        """Take this rank's state from other ranks and from snapshots in memory, as planned; return bytes and seconds."""
+        transfer = StateTransfer(self.training, self.membership, generation)
+        moved, seconds = transfer.execute(found, self._rank_states, self.training.load_rank_state)
         begin, size = time.monotonic(), 0
-        for fetch in plan.fetches:
+        for fetch in found.fetches:
             if fetch.target == generation.rank:
-                self._hurt = self._hurt or bool(fetch.parts)
+                self._half_restored = self._half_restored or bool(fetch.parts)
                 try:
-                    size += Restorer(self.training, self.memory).take(fetch, self._apply_rank_state)
+                    size += Restorer(self.training, self.memory).take(fetch, self.training.load_rank_state)
                 except RestoreError as spoiled:
                     tell(spoiled)
                     raise
-                self._hurt = self._hurt and not fetch.parts
-        return moved[0] + size, moved[1] + (time.monotonic() - begin if size else 0.0)
+                self._half_restored = self._half_restored and not fetch.parts
+        return moved + size, seconds + (time.monotonic() - begin if size else 0.0)
 
-    def _go_on(self, plan: RestorePlan, generation: GroupGeneration) -> None:
-        """Begin a new lineage where steps were given up; forget snapshots of those."""
-        if plan.checkpoint or plan.roll_back or plan.from_memory:
-            self.lineage = generation.number
-            self.memory.forget_newer(plan.step, generation.number)
-        else:
-            self.lineage = plan.lineage
+    def leave_dry_run(self, generation: GroupGeneration) -> list[str]:
+        """Let operations reach real peers from now on, and count those that the dry run has not met.
 
-    def _mover(self, generation: GroupGeneration) -> TransferPlan:
-        return TransferPlan(self.training, self.membership, generation)
-
-    def leave_sandbox(self, generation: GroupGeneration) -> list[str]:
-        """Let operations reach real peers from now on, and count those that the sandbox has not met.
-
-        Return where this process began otherwise than the one before it.
+        Return where this process began differently from the one before it.
         """
         membership = self.membership
         dry_run, membership.dry_run = membership.dry_run, None
         for group in membership.groups:
             group.dry_run = None
         if dry_run is not None and dry_run.standby is not None:
-            self._coverage = Coverage(dry_run.known)
-            membership.watch(OnGroup(membership.groups, self._coverage))
+            self._coverage = Coverage(membership.groups, dry_run.known)
+            membership.set_listener(self._coverage)
         data = self.training.data
         if isinstance(data, Loader):
             data.take_rank(generation.rank, generation.world)
         return dry_run.notes if dry_run is not None else []
 
-    # -- recording ----------------------------------------------------------------------------------------------------
+    # -- recording and facts ------------------------------------------------------------------------------------------
 
     def _record(self) -> None:
-        """After a step that counts: go on with the tape of this rank's role, or report what a promoted standby met first."""
+        """After a step that counts: continue the recording of this rank's role, or report what an activated standby met first."""
         membership, recorder = self.membership, self.membership.recorder
         if self._coverage is not None:
-            link().report("coverage", **self._coverage.told())
+            link().report("coverage", **self._coverage.summary())
             self._coverage = None
-            membership.watch(None)
+            membership.set_listener(None)
         if recorder is None or not self.facts:
             return
-        place, mine = recorded_collectives.folder(), self.roles[self._role()]
-        if recorder.whole:
-            path = place / f"world-{membership.generation.world}-rank-{min(mine)}.pt"  # type: ignore[operator]
+        place, rank = recorded_collectives.folder(), membership.generation.rank
+        lowest = rank == min(next(ranks for ranks in self.roles if rank in ranks))
+        if place is not None and lowest and not recorder.complete:
+            recorder.complete = True  # in the step to come
+            return
+        if place is not None and recorder.complete:
+            path = place / f"world-{membership.generation.world}-rank-{rank}.pt"
             try:
                 recorder.write(path)
             except OSError as error:
-                _log.warning("the tape for standbys could not be written: %s", error)
-            membership.hear_nothing()
-        elif place is not None and membership.generation.rank == min(mine):
-            recorder.whole = True
-            return
-        else:
-            membership.hear_nothing()
-        if membership.generation.rank == min(membership.generation.ranks):
+                _log.warning("the recording for standbys could not be written to %s: %s", path, error)
+        membership.stop_recording()
+        if rank == min(membership.generation.ranks):
             if place is not None:
-                with suppress(OSError):  # said above, for the tape
-                    recorded_collectives.write_roles(place, self.roles)
-                    recorded_collectives.write_facts(place, self.facts)
+                with suppress(OSError):  # reported above, for the recording
+                    recorded_collectives.write_roles_and_facts(place, self.roles, self.facts)
             link().report("roles", roles=self.roles, recordings=str(place or ""), copies=self.copies)
 
     def numbered(self, fact: str) -> dict[str, Any]:
-        """Return what is known of each rank that is there, by the number that torch knows it by."""
+        """Return a fact of each present rank, by the number that torch knows it by."""
         known: dict[str, Any] = self.facts.get(fact, {})
         return {str(number): known[str(rank)] for number, rank in enumerate(self.membership.generation.ranks)} if known else {}
 
     @property
     def copies(self) -> list[list[int]]:
-        """Return the ranks that hold a copy of the model together, for each copy; none where a step's samples are not shared out anew."""
+        """Return, for each copy of the model, the ranks that hold it together; none where a step's samples are not divided anew."""
         copies: dict[str, int | None] = self.facts.get("copies", {})
         found: dict[int, list[int]] = {}
         for rank, copy_ in copies.items():
@@ -646,74 +599,49 @@ class RecoveryManager:
 
     @property
     def roles(self) -> list[list[int]]:
-        """Ranks that play the same role, the largest role first."""
+        """Ranks with the same role, the largest role first."""
         found: dict[str, list[int]] = {}
         for rank, role in self.facts["roles"].items():
             found.setdefault(role, []).append(int(rank))
         return sorted((sorted(ranks) for ranks in found.values()), key=lambda ranks: (-len(ranks), ranks))
 
-    def _role(self) -> int:
-        return next(number for number, ranks in enumerate(self.roles) if self.membership.generation.rank in ranks)
-
-    # -- facts --------------------------------------------------------------------------------------------------------
-
     def _gather_facts(self) -> None:
-        """Learn, once, which ranks hold copies of each other, which play the same role, and who is in which group."""
-        membership = self.membership
+        """Gather, once, which ranks hold copies of each other, which have the same role, and who is in which group."""
+        membership, training = self.membership, self.training
         assert membership.control_tree is not None
-        told = membership.control_tree.gather(
-            {
-                "shard": self.training.sample(),
-                "role": self.training.shape(),
-                "groups": [[group.group_name, group.ranks] for group in membership.groups],
-                "copy": self.model_copy,
-            }
-        )
-        self.facts = {
-            "shards": {str(rank): one["shard"] for rank, one in told.items()},
-            "roles": {str(rank): one["role"] for rank, one in told.items()},
-            "groups": {str(rank): one["groups"] for rank, one in told.items()},
-            "copies": {str(rank): one["copy"] for rank, one in told.items()},
-        }
+        groups = [[group.group_name, group.ranks] for group in membership.groups]
+        mine = {"shards": training.sample(), "roles": training.shape(), "groups": groups, "copies": self.model_copy}
+        gathered = membership.control_tree.gather(mine)
+        self.facts = {fact: {str(rank): one[fact] for rank, one in gathered.items()} for fact in mine}
 
 
-def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return a copy of what *optimizer* was set to, group by group: learning rates and the like."""
-    return [
-        {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"}
-        for group in optimizer.param_groups
-    ]
-
-
-def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Merge two votes."""
+def _merge_votes(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Merge two votes for a step, or two confirmations of a recovery."""
+    both = (one, other)
     merged = {"ok": one["ok"] and other["ok"]}
-    if "told" in one:  # the lowest rank's word counts
-        merged["told"] = min((each["told"] for each in (one, other) if each["told"]), key=lambda told: told[0], default=None)
-    if "switch" in one:
-        merged |= {"switch": min(one["switch"], other["switch"]), "facts": one["facts"] and other["facts"]}
-        merged |= {name: one[name] or other[name] for name in ("stop", "behind")}
-        merged |= {"every": max(one["every"], other["every"])}  # a snapshot that one rank leaves out is of no use to anybody
-        merged |= {"control": min((each["control"] for each in (one, other) if each["control"]), default=0)}
-    return merged
+    if "last" in one:  # that of the lowest rank
+        return merged | {"last": min((each["last"] for each in both if each["last"]), key=lambda last: last[0], default=None)}
+    return merged | {
+        "switch": min(one["switch"], other["switch"]),
+        "facts": one["facts"] and other["facts"],
+        "stop": one["stop"] or other["stop"],
+        "behind": one["behind"] or other["behind"],
+        "every": max(one["every"], other["every"]),  # a snapshot that one rank skips is useless to all
+        "control": min((each["control"] for each in both if each["control"]), default=0),
+    }
 
 
-def _source(plan: RestorePlan) -> str:
-    """Return where the state came from that all go on with."""
-    if plan.checkpoint:
-        return "checkpoint"
-    return "memory" if plan.from_memory else "live"
+def _is_group_failure(error: BaseException) -> bool:
+    """Return whether *error* only means that ranks could not connect: the controller decides what follows."""
+    if isinstance(error, PeerConnectionLost | GenerationEnded | TransferCorrupted | RestoreError):
+        return True
+    return isinstance(error, RuntimeError) and (is_peer_loss(error) or is_late_peer(error))
 
 
-def _of_groups(error: RuntimeError) -> bool:
-    """Tell whether *error* only says that ranks could not come together: the flow decides what follows."""
-    return is_peer_loss(error) or is_late_peer(error) or isinstance(error, state_transfer.TransferCorrupted | RestoreError)
+def _holdings(reports: dict[int, dict[str, Any]], facts: dict[str, Any], stored: set[SnapshotRef]) -> list[RankHolding]:
+    """Return the ranks' holdings for the planner.
 
-
-def _holdings(told: dict[int, dict[str, Any]], facts: dict[str, Any], stored: set[SnapshotRef]) -> list[RankHolding]:
-    """Return the ranks' holdings as the planner reads them.
-
-    When nobody is left who knows whose state is a copy of whose, snapshots tell; before any step is done everybody's is its own.
+    When no rank is left that knows which states are copies of each other, snapshots show it; before the first step no state has copies.
     """
     shards = facts.get("shards") or {str(rank): shard for rank, shard in shards_by_rank(stored).items()}
     return [
@@ -724,7 +652,7 @@ def _holdings(told: dict[int, dict[str, Any]], facts: dict[str, Any], stored: se
             live=one["live"],
             prepared=one["prepared"],
             lineage=one["lineage"],
-            rank_states={int(ward): frozenset(steps) for ward, steps in one["rank_states"].items()},
+            rank_states={int(other): frozenset(steps) for other, steps in one["rank_states"].items()},
         )
-        for rank, one in told.items()
+        for rank, one in reports.items()
     ]

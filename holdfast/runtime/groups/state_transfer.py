@@ -1,20 +1,30 @@
-"""Move a rank's state from those who hold it to who takes its place.
+"""Transfer of a rank's state from the ranks that hold it to the process that takes its place.
 
-Tensors go over the groups, in slices, each sender a share; all is checked on arrival.
+Tensors go over the groups' own connections, in slices, each sender a share of them; digests of all of it are compared on arrival.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
-from holdfast.runtime.groups.backends import BackendGroup
-from holdfast.tensor_layout import contiguous, is_dense
+from holdfast.runtime.groups.backends import BackendGroup, BuildOptions, build, in_thread
+from holdfast.runtime.groups.kv_store import GenerationStore
+from holdfast.runtime.groups.process_group import ManagedGroup
+from holdfast.runtime.snapshots.restore_planner import RestorePlan, Transfer
+from holdfast.runtime.state.tensors import bytes_of, fills_its_memory, local_of
+from holdfast.runtime.state.training import Training
+from holdfast.tensor_layout import contiguous
+
+if TYPE_CHECKING:
+    from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager
 
 SLICE: Final = 32 * 2**20
 """Bytes of a slice: what one operation carries, and what is spread over the senders."""
@@ -23,11 +33,14 @@ TAG: Final = 0x4D07
 
 
 class TransferCorrupted(RuntimeError):
-    """What arrived is not what was sent."""
+    """The received state is not the state that was sent."""
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
 
 
 def slices(tensors: Sequence[Tensor], share: int, shares: int) -> Iterator[Tensor]:
-    """Yield the slices of *share* out of *shares*, as flat views of bytes, in an order that both ends know."""
+    """Yield the slices of *share* out of *shares*, as flat uint8 views, in an order that both ends know."""
     number = 0
     for one in tensors:
         flat = bytes_of(one)
@@ -37,60 +50,38 @@ def slices(tensors: Sequence[Tensor], share: int, shares: int) -> Iterator[Tenso
             number += 1
 
 
-def local_of(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of *tensor*: all of a plain one, its shard of a sharded one."""
-    return getattr(tensor, "_local_tensor", tensor)
-
-
-def fills_its_memory(tensor: Tensor) -> bool:
-    """Tell whether *tensor* can be copied as the memory that it lies in: a contiguous one, a transposed one, one in `channels_last`.
-
-    Not so one with gaps, one whose elements share memory, and one whose values are not what stands there (a lazy conjugate).
-    """
-    local = local_of(tensor)
-    return local.layout is torch.strided and is_dense(local.shape, local.stride()) and not (local.is_conj() or local.is_neg())
-
-
-def bytes_of(tensor: Tensor) -> Tensor:
-    """Return *tensor*'s memory as a flat view of bytes, in the order in which they lie there; a sharded one's is that of its shard."""
-    local = local_of(tensor).detach()
-    if not fills_its_memory(local):
-        raise ValueError("a tensor with gaps or overlaps in its memory has no flat view: copy it first")
-    return local.as_strided((local.numel(),), (1,)).view(torch.uint8)
-
-
 def digest(parts: Iterable[Tensor]) -> str:
-    """Return a digest of *parts*, which are taken one after the other: SHA-256 over the sums of each megabyte, in 64-bit words.
+    """Return a digest of *parts* in sequence: SHA-256 over the sum of each megabyte in 64-bit words.
 
-    A sum sees any single flipped bit or lost word at the speed of memory; SHA-256 over all bytes would take longer than the transfer.
+    A sum detects any flipped bit or lost word at the speed of memory; SHA-256 over all bytes would take longer than the transfer.
     """
-    whole = hashlib.sha256()
+    total = hashlib.sha256()
     for part in parts:
-        if part.storage_offset() % 8:  # a parameter that is a view into a flat buffer: words are read where words may lie
+        if part.storage_offset() % 8:  # a parameter that is a view into a flat buffer: words must be aligned
             part = part.clone()  # noqa: PLW2901 (the same bytes)
         words = part.numel() // 8 * 8
         head = part[:words].view(torch.int64)
         blocks = head.numel() // (_BLOCK // 8) * (_BLOCK // 8)
         sums = [head[:blocks].view(-1, _BLOCK // 8).sum(1), head[blocks:].sum().reshape(1), part[words:].sum(dtype=torch.int64).reshape(1)]
-        whole.update(torch.cat(sums).cpu().numpy().tobytes())
-    return whole.hexdigest()
+        total.update(torch.cat(sums).cpu().numpy().tobytes())
+    return total.hexdigest()
 
 
 def send(inner: BackendGroup, to: int, tensors: Sequence[Tensor], share: int, shares: int) -> tuple[str, int]:
-    """Send this sender's slices to member *to* of the group; return their digest and size."""
+    """Send this sender's slices to member *to* of the group, from pinned memory if they are on a GPU; return digest and bytes."""
     parts = list(slices(tensors, share, shares))
-    staged = [_staged(part) for part in parts]
+    staged = [part if part.device.type == "cpu" else _pinned(part).copy_(part) for part in parts]
     works = [inner.backend("cpu").send([part], to, TAG) for part in staged]
-    told = digest(staged)
+    sent = digest(staged)
     for work in works:
         work.wait()
-    return told, sum(part.numel() for part in parts)
+    return sent, sum(part.numel() for part in parts)
 
 
 def receive(inner: BackendGroup, source: int, tensors: Sequence[Tensor], share: int, shares: int) -> Callable[[], tuple[str, int]]:
-    """Begin to take the slices that member *source* sends; return what waits for them and gives digest and size."""
+    """Start to receive the slices of member *source*; return a function that waits for them and returns digest and bytes."""
     parts = list(slices(tensors, share, shares))
-    staged = [part if part.device.type == "cpu" else torch.empty(part.shape, dtype=torch.uint8, pin_memory=True) for part in parts]
+    staged = [part if part.device.type == "cpu" else _pinned(part) for part in parts]
     works = [inner.backend("cpu").recv([part], source, TAG) for part in staged]
 
     def arriving() -> Iterator[Tensor]:
@@ -101,55 +92,34 @@ def receive(inner: BackendGroup, source: int, tensors: Sequence[Tensor], share: 
             yield arrived
 
     def finish() -> tuple[str, int]:
-        told = digest(arriving())  # of what is there, while the rest still comes
+        received = digest(arriving())  # of what is there, while the rest still arrives
         if any(part.device.type == "cuda" for part in parts):
             torch.cuda.synchronize()
-        return told, sum(part.numel() for part in parts)
+        return received, sum(part.numel() for part in parts)
 
     return finish
 
 
-def _staged(part: Tensor) -> Tensor:
-    """Return *part* in memory that a network card can read: pinned, when it is on a GPU."""
-    if part.device.type == "cpu":
-        return part
-    host = torch.empty(part.shape, dtype=torch.uint8, pin_memory=True)
-    host.copy_(part)
-    return host
-
-
-class Clock:
-    """Seconds of the phases of a recovery."""
-
-    def __init__(self) -> None:
-        self._begin = time.monotonic()
-        self.seconds: dict[str, float] = {}
-
-    def lap(self, phase: str) -> float:
-        """Count the time since the last lap to *phase*; return it."""
-        now = time.monotonic()
-        spent, self._begin = now - self._begin, now
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
-        return spent
-
-
-def shapes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return what a receiver needs to make room for *tensors*: shape, type and strides of each, as JSON holds it."""
-    return {key: shape_of(one) for key, one in tensors.items()}
+def _pinned(part: Tensor) -> Tensor:
+    return torch.empty(part.shape, dtype=torch.uint8, pin_memory=True)
 
 
 def shape_of(tensor: Tensor) -> list[Any]:
-    """Return the shape, the type and the strides with which what this rank holds of *tensor* is moved."""
+    """Return shape, dtype and strides with which the local part of *tensor* is transferred."""
     local = local_of(tensor)
     strides = local.stride() if fills_its_memory(local) else contiguous(local.shape)
     return [list(local.shape), str(local.dtype).removeprefix("torch."), list(strides)]
 
 
-def laid_out(tensors: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> list[Tensor]:
-    """Return *tensors* as they are *wanted* (see `shapes`), in that order: themselves where they lie so in memory, else copies that do.
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return what a receiver needs to allocate *tensors*: `shape_of` each, as JSON holds it."""
+    return {key: shape_of(one) for key, one in tensors.items()}
 
-    Several who send shares of one state, and who takes it, must agree on which byte is where. Raise `TransferCorrupted` when it is
-    another state.
+
+def laid_out(tensors: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> list[Tensor]:
+    """Return *tensors* in the layout *wanted* (see `shapes`) and its order: themselves where they lie so, else copies.
+
+    All senders of one state, and its receiver, must agree on the place of each byte. Raise `TransferCorrupted` when it is another state.
     """
     found = []
     for key, (shape, kind, strides) in wanted.items():
@@ -164,7 +134,7 @@ def laid_out(tensors: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> list[T
 
 
 def places_for(wanted: Mapping[str, Any], own: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Return a tensor for each of *wanted*: this process's own where it fits, else a fresh one on *device*."""
+    """Return a tensor for each of *wanted*: this process's own where it fits, else a new one on *device*."""
     found = {}
     for key, (shape, kind, strides) in wanted.items():
         present = own.get(key)
@@ -173,3 +143,114 @@ def places_for(wanted: Mapping[str, Any], own: Mapping[str, Tensor], device: tor
         else:
             found[key] = torch.empty_strided(shape, strides, dtype=getattr(torch, kind), device=device)
     return found
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+
+class StateTransfer:
+    """This rank's part in the transfers of one generation."""
+
+    def __init__(
+        self, training: Training, membership: MembershipManager, generation: GroupGeneration, store: GenerationStore | None = None
+    ) -> None:
+        """*store*: that of *generation*, where it is not the current one."""
+        self._training, self._membership, self._generation = training, membership, generation
+        opened = store or membership.generation_store
+        assert opened is not None
+        self._store, self._host = opened.prefixed("transferable_state"), opened.host
+        self._temporary: list[BackendGroup] = []
+
+    def execute(
+        self, plan: RestorePlan, rank_states: Mapping[int, Mapping[int, bytes]], apply: Callable[[bytes], None]
+    ) -> tuple[int, float]:
+        """Send and receive as *plan* says, and *apply* this rank's own state; return bytes and seconds. Raise `TransferCorrupted`."""
+        me, begin, size = self._generation.rank, time.monotonic(), 0
+        outgoing = [one for one in plan.transfers if one.source == me]
+        incoming = [one for one in plan.transfers if one.target == me]
+        for source, target in plan.rank_states:
+            if source == me and source != target:
+                self.put(f"rank-state/{target}", rank_states[target][plan.step])
+        try:
+            for one in sorted(outgoing, key=lambda move: (move.target, move.share)):
+                size += self._send(one)
+            if incoming:
+                size += self._receive(incoming)
+        finally:
+            for inner in self._temporary:
+                inner.close()
+        if me in {target for _, target in plan.rank_states}:
+            apply(self.take(f"rank-state/{me}"))
+        return size, time.monotonic() - begin if size else 0.0
+
+    def _send(self, move: Transfer) -> int:
+        inner, place = self._between(move.source, move.target, move.target)
+        return self.send(inner, place, move.target, move.share, move.shares)
+
+    def send(self, inner: BackendGroup, place: int, target: int, share: int, shares: int) -> int:
+        """Send a share of this rank's state to member *place* of *inner*, which becomes rank *target*; return the bytes."""
+        tensors, rest = self._training.transferable_state()
+        if share == 0:
+            wanted = shapes(tensors)
+            self.put(f"tree/{target}", rest)
+            self._store.set(f"shapes/{target}", json.dumps(wanted))
+        else:  # copies of one state may lie differently in memory
+            wanted = json.loads(self.get(f"shapes/{target}"))
+        sent, size = send(inner, place, laid_out(tensors, wanted), share, shares)
+        self._store.set(f"digest/{target}/{share}", sent)
+        return size
+
+    def _receive(self, moves: list[Transfer]) -> int:
+        return self.receive([(*self._between(one.source, one.target, one.source), one.source, one.share, one.shares) for one in moves])
+
+    def receive(self, senders: list[tuple[BackendGroup, int, int, int, int]]) -> int:
+        """Receive this rank's state; return the bytes. Each sender: connections, its index in them, its rank, its share, all shares."""
+        me = self._generation.rank
+        own, _ = self._training.transferable_state()
+        device = next((one.device for one in self._training.model.parameters()), torch.device("cpu"))
+        found = places_for(json.loads(self.get(f"shapes/{me}")), own, device)
+        tensors = list(found.values())
+        started = [(source, share, receive(inner, place, tensors, share, of)) for inner, place, source, share, of in senders]
+        total = 0
+        for source, share, finish in started:
+            received, size = finish()
+            total += size
+            if received != self.get(f"digest/{me}/{share}").decode():
+                raise TransferCorrupted(f"the state that rank {source} sent to rank {me} was corrupted on the way")
+        self._training.load_state(self.take(f"tree/{me}"), found)
+        return total
+
+    def put(self, key: str, value: bytes) -> None:
+        """Store *value* for another rank."""
+        self._store.set(key, base64.b64encode(value).decode())
+
+    def take(self, key: str) -> bytes:
+        """Return what another rank has `put`."""
+        return base64.b64decode(self.get(key))
+
+    def get(self, key: str) -> bytes:
+        """Return what another rank stores under *key*; raise `GenerationEnded` when the generation ends meanwhile."""
+        return in_thread(lambda: bytes(self._store.get(key)), self._membership.is_cancelled(self._generation.number))
+
+    def _between(self, source: int, target: int, other: int) -> tuple[BackendGroup, int]:
+        """Return connections that join *source* and *target*, and the index of *other* in them."""
+        common = [group for group in self._membership.groups if {source, target} <= set(group.ranks) and group.inner is not None]
+        if common:
+            best: ManagedGroup = min(common, key=lambda group: (len(group.ranks), group.group_name))
+            assert best.inner is not None
+            return best.inner, best.ranks.index(other)
+        pair = sorted((source, target))
+        inner = self.pair(f"pair-{pair[0]}-{pair[1]}", pair.index(self._generation.rank))
+        self._temporary.append(inner)
+        return inner, pair.index(other)
+
+    def pair(self, name: str, place: int) -> BackendGroup:
+        """Build connections between two processes, of which this one has the index *place*."""
+        return build(
+            self._store,
+            name,
+            place,
+            2,
+            options=BuildOptions(devices=("cpu",), timeout=self._membership.groups[0].timeout, host=self._host),
+            is_cancelled=self._membership.is_cancelled(self._generation.number),
+        )

@@ -1,4 +1,4 @@
-"""The warm starter as a program: run as a file, by whatever interpreter a job names, be Holdfast installed there or not."""
+"""The fork server as a program: run as a file, by the interpreter that a job names, whether Holdfast is installed there or not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def this_holdfast() -> None:
-    """Make importable the Holdfast that this file belongs to, and nothing else that lies beside it: that may be another interpreter's."""
+    """Make the Holdfast that this file belongs to importable, and nothing else in its folder, which may be another interpreter's."""
     folder = Path(__file__).resolve().parents[2]
     spec = importlib.util.spec_from_file_location("holdfast", folder / "__init__.py", submodule_search_locations=[str(folder)])
     assert spec is not None
@@ -21,9 +21,9 @@ if __name__ == "__main__":
     if not sys.flags.safe_path:
         del sys.path[0]  # this file's folder; a worker gets its script's instead
     this_holdfast()
-    from holdfast.runtime.process import fast_exit
+    from holdfast.runtime.process.exit import prepare_quick_exit
 
-    fast_exit.prepare()
+    prepare_quick_exit()
     from holdfast.runtime.process import fork_server
 
     fork_server.main()

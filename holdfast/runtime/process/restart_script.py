@@ -1,6 +1,6 @@
-"""A standby whose script runs again from the top: for another role, or, in its successor, as the rank that it has been given.
+"""A standby whose script runs again from the top: for another role, or, in its successor, as the rank that it was given.
 
-Standard library only, so that the starter of a worker can use it without torch.
+Standard library only, so that the fork server can use it without torch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from holdfast.protocol import Message
 
 _lock = threading.Lock()
-_orders: list[Message] = []
-_taker: list[Callable[[Message], None]] = []
+_commands: list[Message] = []
+_receiver: list[Callable[[Message], None]] = []
 
 
 class RestartScript(BaseException):
@@ -24,34 +24,34 @@ class RestartScript(BaseException):
 
 
 def begin() -> None:
-    """Let orders wait from now on until the script has come far enough again to take them."""
+    """Store commands from now on, until the script has come far enough again to receive them."""
     with _lock:
-        _taker.clear()
+        _receiver.clear()
 
 
-def keep(order: Message) -> None:
-    """Keep an order that came while the script runs again, or hand it on when it has come far enough."""
+def store(command: Message) -> None:
+    """Store a command that arrives while the script runs again, or forward it if there is a receiver."""
     with _lock:
-        if not _taker:
-            _orders.append(order)
+        if not _receiver:
+            _commands.append(command)
             return
-        (taker,) = _taker
-    taker(order)
+        (receiver,) = _receiver
+    receiver(command)
 
 
-def kept() -> list[Message]:
-    """Take the orders that were kept."""
+def take_stored() -> list[Message]:
+    """Return the stored commands and forget them."""
     with _lock:
-        found = list(_orders)
-        _orders.clear()
+        found = list(_commands)
+        _commands.clear()
     return found
 
 
-def forward_to(taker: Callable[[Message], None]) -> None:
-    """Give *taker* the orders that were kept, and those that still come."""
+def forward_to(receiver: Callable[[Message], None]) -> None:
+    """Send *receiver* the stored commands, and later ones."""
     with _lock:
-        found = list(_orders)
-        _orders.clear()
-        _taker[:] = [taker]
-    for order in found:
-        taker(order)
+        found = list(_commands)
+        _commands.clear()
+        _receiver[:] = [receiver]
+    for command in found:
+        receiver(command)

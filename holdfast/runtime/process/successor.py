@@ -1,9 +1,9 @@
-"""Who takes a standby's place when the script must run again for the rank that it was given: a process in which no line of it has run.
+"""The successor of a standby: a process without any line of the script in it, for when the script must run again for the given rank.
 
-Libraries keep which rank they are in (Accelerate's `PartialState`, a logger's prefix, a file's name), and nobody knows them all. So the
-standby forks another process of itself before the script's first line. That one waits, and imports what the script has imported from
-installed packages while the standby is parked, but for what asks for its rank when it is imported. Standard library only, so that the
-starter of a worker can use it without torch.
+Libraries remember which rank they are in (Accelerate's `PartialState`, a logger's prefix, a file's name), and nobody knows them all. So the
+standby forks another process before the script's first line. That one waits, and while the standby is offloaded it imports what the script
+has imported from installed packages, except modules that read their rank on import. Standard library only, so that the fork server can use
+it without torch.
 """
 
 from __future__ import annotations
@@ -22,40 +22,35 @@ from holdfast.process import die_with_parent
 from holdfast.protocol import LineBuffer, Message, encode
 
 IDENTITY: Final = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK"})
-"""Variables by which a process knows which rank it is."""
+"""Environment variables by which a process knows its rank."""
 
-_line: socket.socket | None = None
+_connection: socket.socket | None = None
 _pid = 0
-_asking: set[str] = set()
-"""Modules during whose import somebody asked for the rank."""
+_rank_readers: set[str] = set()
+"""Modules during whose import the rank was read."""
 _imported: list[str] = []
 """What the script had imported before its groups were made."""
 
 
-class _WatchedEnviron(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001 (what `os.environ` is)
-    """The environment, which sees who asks for the rank while modules are imported."""
+class _WatchedEnviron(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001 (the class of `os.environ`)
+    """An environment that records which modules read the rank while they are imported."""
 
     def __getitem__(self, name: str) -> str:
         if name in IDENTITY:
-            _note_modules()
+            frame = sys._getframe(1)  # noqa: SLF001 (the interpreter's own)
+            while frame is not None:  # each module that is being imported now leads to this read
+                if frame.f_code.co_name == "<module>":
+                    _rank_readers.add(str(frame.f_globals.get("__name__")))
+                frame = frame.f_back  # type: ignore[assignment]
         return super().__getitem__(name)  # type: ignore[no-any-return]
 
 
-def _note_modules() -> None:
-    """Note every module that is being imported now: each leads to the question."""
-    frame = sys._getframe(1)  # noqa: SLF001 (the interpreter's own)
-    while frame is not None:
-        if frame.f_code.co_name == "<module>":
-            _asking.add(str(frame.f_globals.get("__name__")))
-        frame = frame.f_back  # type: ignore[assignment]
-
-
-# -- the standby's side -----------------------------------------------------------------------------------------------
+# -- in the standby -----------------------------------------------------------------------------------------------------
 
 
 def fork(agent: int) -> Message | None:
-    """Fork the successor. Return nothing in the standby; in the successor, once it is to go on, what with."""
-    global _line, _pid
+    """Fork the successor. Return None in the standby; in the successor, once it is to continue, the message ``go``."""
+    global _connection, _pid
     standby, (ours, theirs) = os.getpid(), socket.socketpair()
     try:
         pid = os.fork()
@@ -65,62 +60,58 @@ def fork(agent: int) -> Message | None:
         return None
     if not pid:
         ours.close()
-        return _stand_by(theirs, standby, agent)
+        return _wait(theirs, standby, agent)
     theirs.close()
     ours.set_inheritable(False)
-    _line, _pid = ours, pid
+    _connection, _pid = ours, pid
     os.environ.__class__ = _WatchedEnviron
     return None
 
 
 def record_imports() -> None:
-    """Note what the script has imported so far: what comes later may depend on the groups that are made now."""
-    if _line is not None and not _imported:
+    """Record what the script has imported so far: later imports may depend on the groups that are made now."""
+    if _connection is not None and not _imported:
         _imported.extend(sys.modules)
 
 
 def send_imports() -> None:
-    """Have the successor import what the script has imported from installed packages and what does not ask for its rank."""
-    if _line is not None:
+    """Have the successor import what the script has imported from installed packages, except modules that read the rank."""
+    if _connection is not None:
+        folders = tuple(f"{sysconfig.get_path(one)}{os.sep}" for one in ("purelib", "platlib", "stdlib"))
+        modules = [name for name in _imported if str(getattr(sys.modules.get(name), "__file__", None)).startswith(folders)]
         with suppress(OSError):
-            _line.sendall(encode({"do": "import", "modules": [name for name in _imported if _is_installed(name)], "not": sorted(_asking)}))
-
-
-def _is_installed(name: str) -> bool:
-    """Tell whether a module is of an installed package, and no file of the script's own."""
-    file, home = getattr(sys.modules.get(name), "__file__", None), {sysconfig.get_path(one) for one in ("purelib", "platlib", "stdlib")}
-    return bool(file) and any(str(file).startswith(f"{folder}{os.sep}") for folder in home)
+            _connection.sendall(encode({"do": "import", "modules": modules, "not": sorted(_rank_readers)}))
 
 
 def ready() -> int | None:
-    """Have the successor outlive this process; return its pid, or nothing where it is no more."""
-    if _line is None:
+    """Have the successor outlive this process; return its pid, or None where it has exited."""
+    if _connection is None:
         return None
     with suppress(OSError):
-        _line.sendall(encode({"do": "ready"}))
-        while answer := _line.recv(1):
+        _connection.sendall(encode({"do": "ready"}))
+        while answer := _connection.recv(1):
             if answer == b"r":
                 return _pid
     return None
 
 
-def go(environment: Mapping[str, str], orders: Sequence[Message]) -> None:
-    """Have the successor run the script, with this process's output; whoever calls this ends."""
-    assert _line is not None
-    told = encode({"do": "go", "environment": dict(environment), "orders": list(orders)})
-    socket.send_fds(_line, [told[:1]], [1, 2])
-    _line.sendall(told[1:])
+def go(environment: Mapping[str, str], commands: Sequence[Message]) -> None:
+    """Have the successor run the script, with this process's output; the caller then exits."""
+    assert _connection is not None
+    line = encode({"do": "go", "environment": dict(environment), "commands": list(commands)})
+    socket.send_fds(_connection, [line[:1]], [1, 2])
+    _connection.sendall(line[1:])
 
 
-# -- the successor's side ---------------------------------------------------------------------------------------------
+# -- in the successor ---------------------------------------------------------------------------------------------------
 
 
-class _Asks(BaseException):
-    """A module is to be imported that asks for the rank: nothing may stop this but who began."""
+class _ReadsRank(BaseException):
+    """A module is to be imported that reads the rank: only `_import` may catch this."""
 
 
-class _Closed:
-    """Finds no module that is closed to the successor."""
+class _ForbiddenModules:
+    """An import finder that raises for modules that the successor must not import."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names, self.met = frozenset(names), 0
@@ -129,18 +120,18 @@ class _Closed:
         """Find nothing, or raise."""
         if name in self.names:
             self.met += 1
-            raise _Asks(name)
+            raise _ReadsRank(name)
 
 
-def _stand_by(line: socket.socket, standby: int, agent: int) -> Message:
-    """Wait for what the standby says, and return what to go on with; end with the standby when there is nothing to go on with."""
+def _wait(connection: socket.socket, standby: int, agent: int) -> Message:
+    """Serve the standby's requests until the message ``go``, and return it; exit with the standby before that."""
     die_with_parent(standby)
     os.setsid()
     for name in IDENTITY:
         os.environ.pop(name, None)
     lines, files = LineBuffer(), list[int]()
     while True:
-        data, found, _, _ = socket.recv_fds(line, 1 << 20, 2)
+        data, found, _, _ = socket.recv_fds(connection, 1 << 20, 2)
         files += found
         if not data:
             os._exit(0)
@@ -148,17 +139,17 @@ def _stand_by(line: socket.socket, standby: int, agent: int) -> Message:
             if message["do"] == "import":
                 _import(message["modules"], message["not"])
             elif message["do"] == "ready":
-                die_with_parent(standby, 0)  # the standby ends before this process goes on
-                line.sendall(b"r")
+                die_with_parent(standby, 0)  # the standby exits before this process continues
+                connection.sendall(b"r")
             else:
-                _take_over(standby, agent, files)
-                line.close()
+                _replace(standby, agent, files)
+                connection.close()
                 return message
 
 
-def _import(names: Sequence[str], closed: Sequence[str]) -> None:
-    """Import modules ahead; one that cannot be is left to the script."""
-    finder: Any = _Closed(closed)
+def _import(names: Sequence[str], forbidden: Sequence[str]) -> None:
+    """Import modules ahead; one that fails is left to the script."""
+    finder: Any = _ForbiddenModules(forbidden)
     os.environ.__class__ = _WatchedEnviron
     sys.meta_path.insert(0, finder)
     for name in names:
@@ -170,14 +161,14 @@ def _import(names: Sequence[str], closed: Sequence[str]) -> None:
         except BaseException:  # noqa: BLE001, S112 (a foreign module may raise anything, and the script will meet it again)
             continue
         if finder.met > before:
-            os._exit(0)  # somebody went on without a module that it wanted: what it is now it would not be in the script
+            os._exit(0)  # a module continued without one that it wanted: in the script it would be another
     sys.meta_path.remove(finder)
     os.environ.__class__ = os._Environ  # noqa: SLF001 (as above)
-    if _asking:
-        os._exit(0)  # what asked for a rank then, got the answer that there is none
+    if _rank_readers:
+        os._exit(0)  # a module that read the rank just now found none
 
 
-def _take_over(standby: int, agent: int, files: Sequence[int]) -> None:
+def _replace(standby: int, agent: int, files: Sequence[int]) -> None:
     """Become the agent's own child, with the standby's output."""
     while os.getppid() == standby:
         time.sleep(0.0005)

@@ -19,10 +19,10 @@ from holdfast.memstore.reader import LocalMemstore, MemstoreReader, RemoteMemsto
 from holdfast.memstore.shared_memory import Snapshot
 from holdfast.runtime.checkpoint.invalidated import NOTHING, WrittenOff
 from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
-from holdfast.runtime.groups.state_transfer import bytes_of, fills_its_memory, local_of
 from holdfast.runtime.snapshots.checksum import fill
 from holdfast.runtime.snapshots.restore_planner import Fetch, SnapshotRef
 from holdfast.runtime.state.state_layout import StateLayout, load_state
+from holdfast.runtime.state.tensors import bytes_of, fills_its_memory, local_of
 from holdfast.runtime.state.training import Training
 
 ASK_SECONDS: Final = 1.0

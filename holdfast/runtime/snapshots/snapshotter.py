@@ -29,7 +29,6 @@ from holdfast.memstore.shared_memory import Entry, Label, Slot
 from holdfast.memstore.write_requests import WriteRequest
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
-from holdfast.runtime.groups.state_transfer import bytes_of, local_of
 from holdfast.runtime.snapshots import copy_schedule
 from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace, WriteWish
 from holdfast.runtime.snapshots.contention import RunDelay
@@ -38,6 +37,7 @@ from holdfast.runtime.snapshots.measurements import StepMeasurements
 from holdfast.runtime.snapshots.overhead import is_control
 from holdfast.runtime.snapshots.stats import Lived, SnapshotCounts
 from holdfast.runtime.state.state_layout import StateLayout
+from holdfast.runtime.state.tensors import bytes_of, local_of
 from holdfast.runtime.state.training import Training
 from holdfast.runtime.telemetry.wait_windows import WaitWindows, process_waits
 from holdfast.tensor_layout import contiguous

@@ -1,4 +1,4 @@
-"""Random number generators: take their state and put it back, so that a resumed run draws what an undisturbed one would."""
+"""Random number generators: read and set their states, so that a resumed run draws what an undisturbed one would."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def capture() -> State:
 
 
 def apply(state: State) -> None:
-    """Put the generators into *state*; one that is not in use here is left alone."""
+    """Put the generators into *state*; skip those that are not in use here."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     numpy = sys.modules.get("numpy")
@@ -39,7 +39,7 @@ def apply(state: State) -> None:
 
 @contextmanager
 def temporarily(state: State) -> Iterator[None]:
-    """Run a block with the generators in *state*, and give them back as they were."""
+    """Run a block with the generators in *state*, and restore them afterwards."""
     before = capture()
     apply(state)
     try:
@@ -48,8 +48,8 @@ def temporarily(state: State) -> Iterator[None]:
         apply(before)
 
 
-def part(number: int) -> None:
-    """Have the generators draw other numbers than those of whoever they were taken from: which ones, *number* and their state decide."""
+def diverge(number: int) -> None:
+    """Make the generators draw other numbers than the rank their state was copied from, as *number* and that state decide."""
     seed = int(torch.randint(2**31, ()).item()) ^ (number + 1) * 0x9E3779B1 % 2**31
     random.seed(seed)
     torch.manual_seed(seed)

@@ -1,14 +1,13 @@
-"""What a checkpoint holds of a training process, taken from the user's objects and put back into them.
+"""The state of a training process: read from the user's objects, and loaded into them.
 
-Tensors of the model, the optimizers, the schedulers and ``extra`` are stored once, under names that do not depend on how
-the model is wrapped: ``model.<name in the unwrapped module>``, ``optimizer.0.state.<parameter>.exp_avg``. Plain tensors
-are the same on every rank; sharded ones (DTensor, as FSDP2 makes) are stored in shards and may be loaded by any number
-of ranks. Everything that is not a tensor, and what each rank has of its own (random generators, position in the data),
-goes into one tree per rank.
+Tensors of the model, the optimizers, the schedulers and ``extra`` are stored once, under names that do not depend on how the model is
+wrapped: ``model.<name in the unwrapped module>``, ``optimizer.0.state.<parameter>.exp_avg``. Plain tensors are the same on every rank;
+sharded ones (DTensor, as FSDP2 makes) are stored in shards and may be loaded by any number of ranks. Everything that is not a tensor, and
+the *rank state* that each rank has of its own (random generators, position in the data), is in one tree per rank.
 
-The optimizer's state is stored under parameter names by hand, not by ``checkpoint.state_dict.get_optimizer_state_dict``:
-that one runs an optimizer step with zero gradients to make the state that it wants to load into, which not every
-optimizer survives unchanged, and imports the whole of FSDP.
+The optimizer's state is stored under parameter names by hand, not by ``checkpoint.state_dict.get_optimizer_state_dict``: that one runs an
+optimizer step with zero gradients to create the state that it loads into, which not every optimizer survives unchanged, and imports all of
+FSDP.
 """
 
 from __future__ import annotations
@@ -25,27 +24,28 @@ from torch.optim import Optimizer
 
 from holdfast.runtime.checkpoint.storage import CheckpointReader
 from holdfast.runtime.state import rng, tree
+from holdfast.runtime.state.tensors import local_of
 
 SAMPLE: Final = 4096
-"""Elements of each parameter that tell copies of one state from others."""
+"""Elements of each parameter that distinguish copies of one state from others."""
 ON_DEVICE: Final = "holdfast:on_device"
-"""Beside an optimizer's state: its tensors without dimensions that belong on the device of their parameter."""
+"""Entry of an optimizer's state: its 0-dimensional tensors that belong on the device of their parameter."""
 _WRAPPERS: Final = ("DistributedDataParallel", "DataParallel")
 
 
 class CheckpointMismatch(RuntimeError):
-    """A whole checkpoint that belongs to another model, optimizer or job than the present one."""
+    """A complete checkpoint that belongs to another model, optimizer or job than the present one."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything that gives its state and takes it back."""
+    """Any object with a state that can be read and loaded."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
 
     def load_state_dict(self, state: dict[str, Any], /) -> Any:  # noqa: ANN401 (modules return something, others nothing)
-        """Take the state."""
+        """Load the state."""
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -61,7 +61,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The user's objects, whose state is kept."""
+    """The user's objects whose state is kept."""
 
     model: nn.Module
     optimizers: Sequence[Optimizer] = ()
@@ -69,8 +69,10 @@ class Training:
     data: Stateful | None = None
     extra: MutableMapping[str, Any] = field(default_factory=dict)
 
+    # -- reading ------------------------------------------------------------------------------------------------------
+
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors that a process which takes a rank over is given."""
+        """Yield all tensors that a process which takes over a rank is given."""
         yield from self.model.parameters()
         yield from self.model.buffers()
         for optimizer in self.optimizers:
@@ -80,57 +82,121 @@ class Training:
     def collect(self, progress: Mapping[str, Any], rank: int) -> dict[str, Any]:
         """Return all that this rank saves, in DCP's form; *progress* is the session's own."""
         tensors: dict[str, Tensor] = {}
-        model = self.model.state_dict()
-        shared = {
-            "model": {name: None if isinstance(value, Tensor) else value for name, value in model.items()},
-            "optimizers": tree.pack([self.named(one) for one in self.optimizers], "optimizer", tensors),
-            "schedulers": tree.pack([one.state_dict() for one in self.schedulers], "scheduler", tensors),
-            "extra": tree.pack({name: state_of(one) for name, one in self.extra.items()}, "extra", tensors),
-        }
-        own = {"rng": rng.capture(), "data": None if self.data is None else self.data.state_dict()}
-        whole = {"progress": dict(progress), **shared, **own}
-        nested = {
-            name: value.detach() for name, value in model.items() if isinstance(value, Tensor)
-        }  # as `dcp_to_torch_save` gives it back
-        return {"model": nested, **tensors, tree_key(rank): tree.to_bytes(whole)}
+        shared = self._pack([self.named(one) for one in self.optimizers], tensors)
+        whole = {"progress": dict(progress), **shared, **self._own_state()}
+        model = {name: value.detach() for name, value in self.model.state_dict().items() if isinstance(value, Tensor)}
+        return {"model": model, **tensors, tree_key(rank): tree.to_bytes(whole)}  # nested as `dcp_to_torch_save` returns it
 
     def rank_state(self) -> bytes:
-        """Return what each rank has of its own: generators, and the position in the data."""
-        return tree.pickled({"rng": rng.capture(), "data": None if self.data is None else self.data.state_dict()})
+        """Return what each rank has of its own: random generators, and the position in the data."""
+        return tree.pickled(self._own_state())
 
     def transferable_state(self) -> tuple[dict[str, Tensor], bytes]:
-        """Return what a rank hands to one that takes its place: the tensors themselves by key, and all that is no tensor as bytes."""
+        """Return what a rank sends to a process that takes its place: the tensors themselves by key, and everything else as bytes."""
         tensors: dict[str, Tensor] = {}
-        model = self.model.state_dict()
-        whole = {
-            "model": {name: None if isinstance(value, Tensor) else value for name, value in model.items()},
-            "optimizers": tree.pack([_with_scalars_on_host(self.named(one)) for one in self.optimizers], "optimizer", tensors),
+        shared = self._pack([_with_scalars_on_host(self.named(one)) for one in self.optimizers], tensors)
+        model = [*self.model.state_dict().items(), *self.model.named_buffers()]
+        own = {f"model.{name}": value.detach() for name, value in model if isinstance(value, Tensor)}
+        return {**own, **tensors}, tree.pickled(shared)
+
+    def _pack(self, optimizers: list[dict[str, Any]], tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Return the tree of the state that ranks share; add its tensors, except the model's own, to *tensors*."""
+        return {
+            "model": {name: None if isinstance(value, Tensor) else value for name, value in self.model.state_dict().items()},
+            "optimizers": tree.pack(optimizers, "optimizer", tensors),
             "schedulers": tree.pack([one.state_dict() for one in self.schedulers], "scheduler", tensors),
             "extra": tree.pack({name: state_of(one) for name, one in self.extra.items()}, "extra", tensors),
         }
-        own = {name: value for name, value in [*model.items(), *self.model.named_buffers()] if isinstance(value, Tensor)}
-        return {**{f"model.{name}": value.detach() for name, value in own.items()}, **tensors}, tree.pickled(whole)
 
-    def load_state(self, whole: bytes, found: Mapping[str, Tensor]) -> None:
-        """Load what another rank sent: *found* are the tensors of `transferable_state`, this process's own where they could be filled."""
-        self.load_tree(tree.unpickled(whole), found)
+    def _own_state(self) -> dict[str, Any]:
+        return {"rng": rng.capture(), "data": None if self.data is None else self.data.state_dict()}
 
-    def load_tree(self, told: Mapping[str, Any], found: Mapping[str, Tensor]) -> None:
-        """Take a state whose tree is *told*; see `load_state`."""
+    def sample(self) -> str:
+        """Return a digest of names, shapes and some values of the model: equal digests mean copies of each other."""
+        found = hashlib.sha256()
+        for name, value in self.model.named_parameters():
+            found.update(_description(name, value).encode())
+            found.update(local_of(value).detach().reshape(-1)[:SAMPLE].contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        for optimizer in self.optimizers:  # a state that is split over the ranks makes them differ, although their models do not
+            for name, parameter in zip(self._names(optimizer), _parameters(optimizer), strict=True):
+                state = optimizer.state.get(parameter, {})
+                shapes = {key: tuple(local_of(value).shape) if isinstance(value, Tensor) else () for key, value in state.items()}
+                found.update(f"{name} {sorted(shapes.items())}".encode())
+        return found.hexdigest()[:16]
+
+    def shape(self) -> str:
+        """Return a digest of the model's names and shapes on this rank: ranks of one role have the same."""
+        found = hashlib.sha256()
+        for name, value in self.model.named_parameters():
+            found.update(_description(name, value).encode())
+        return found.hexdigest()[:16]
+
+    def check(self) -> None:
+        """Refuse state that could be saved but not loaded, before hours of training depend on it. Raise ``TypeError``."""
+        parts = {
+            "optimizer": [one.state_dict()["param_groups"] for one in self.optimizers],
+            "schedulers": [one.state_dict() for one in self.schedulers],
+            "extra": {name: state_of(one) for name, one in self.extra.items()},
+            "data": None if self.data is None else self.data.state_dict(),
+        }
+        for name, part in parts.items():
+            try:
+                tree.from_bytes(tree.to_bytes(tree.pack(part, name, {})))
+            except Exception as error:
+                found = re.search(r"Unsupported [^.]*[\w.]*\w|Can't [^.]*", str(error))  # what torch refused, without its long advice
+                what = found[0] if found else str(error).partition("\n")[0]
+                raise TypeError(
+                    f"session({name}=...) has a state that cannot be loaded again without running code from it: {what}. "
+                    "Keep numbers, strings, lists, dicts and tensors in it, or allow its class with torch.serialization.add_safe_globals."
+                ) from error
+
+    def buffers(self) -> frozenset[str]:
+        """Return the keys of the model's buffers, which only rank 0 has right."""
+        return frozenset(f"model.{name}" for name, _ in self.model.named_buffers())
+
+    def copied_buffers(self) -> dict[str, Tensor]:
+        """Return copies of the model's buffers as they are now, by key."""
+        return {f"model.{name}": one.detach().clone() for name, one in self.model.named_buffers()}
+
+    def named(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the state of *optimizer* with parameter names in place of numbers."""
+        state, names = optimizer.state_dict(), self._names(optimizer)
+        groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
+        return {**state, "state": {names[number]: value for number, value in state["state"].items()}, "param_groups": groups}
+
+    def _names(self, optimizer: Optimizer) -> list[str]:
+        """Return the name of each parameter of *optimizer*, in its own order; one that is not the model's gets a number."""
+        known = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return [known.get(id(parameter), f"#{number}") for number, parameter in enumerate(_parameters(optimizer))]
+
+    # -- loading the state of another rank, or of a snapshot ----------------------------------------------------------
+
+    def load_rank_state(self, rank_state: bytes) -> None:
+        """Load what `rank_state` returned."""
+        state = tree.unpickled(rank_state)
+        if self.data is not None and state["data"] is not None:
+            self.data.load_state_dict(state["data"])
+        rng.apply(state["rng"])
+
+    def load_state(self, rest: bytes, found: Mapping[str, Tensor]) -> None:
+        """Load what `transferable_state` returned: *found* are its tensors, this process's own where they could be filled."""
+        self.load_tree(tree.unpickled(rest), found)
+
+    def load_tree(self, state: Mapping[str, Any], found: Mapping[str, Tensor]) -> None:
+        """Load the tree *state* with the tensors *found*; see `load_state`."""
         with torch.no_grad():
             for name, present in [*self.model.state_dict().items(), *self.model.named_buffers()]:
                 key = f"model.{name}"
                 if isinstance(present, Tensor) and key in found and not _same_memory(present, found[key]):
                     put_values(present, found[key])
-        values = {name: value for name, value in told["model"].items() if value is not None}
+        values = {name: value for name, value in state["model"].items() if value is not None}
         if values:
             self.model.load_state_dict(values, strict=False)
-        states = tree.unpack(told["optimizers"], found.__getitem__)
+        states = tree.unpack(state["optimizers"], found.__getitem__)
         _same_number("optimizer", self.optimizers, states)
-        for optimizer, state in zip(self.optimizers, states, strict=True):
-            self._put(optimizer, state)
-        self._give_schedulers(tree.unpack(told["schedulers"], found.__getitem__))
-        self._give_extra(tree.unpack(told["extra"], found.__getitem__))
+        for optimizer, one in zip(self.optimizers, states, strict=True):
+            self._put(optimizer, one)
+        self._load_rest(state, found)
 
     def _put(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Make *state* the state of *optimizer* without the copies that ``load_state_dict`` makes of every tensor."""
@@ -143,80 +209,45 @@ class Training:
                 held = {key: _sharded_as(parameter, value) for key, value in state["state"][name].items()}
                 optimizer.state[parameter] = held | {key: held[key].to(parameter.device) for key in away.get(name, ())}
         for present, given in zip(optimizer.param_groups, state["param_groups"], strict=True):
-            present.update({key: _where(present.get(key), value) for key, value in given.items() if key != "params"})
+            present.update({key: _on_device_of(present.get(key), value) for key, value in given.items() if key != "params"})
 
-    def sample(self) -> str:
-        """Return a digest of names, shapes and some values of the model: ranks that hold copies of each other have the same."""
-        told = hashlib.sha256()
-        for name, value in self.model.named_parameters():
-            local = getattr(value, "_local_tensor", value).detach()
-            told.update(f"{name} {tuple(value.shape)} {tuple(local.shape)} {value.dtype}".encode())
-            told.update(local.reshape(-1)[:SAMPLE].contiguous().view(torch.uint8).cpu().numpy().tobytes())
-        for optimizer in self.optimizers:  # one whose state is split over the ranks makes them differ, although their models do not
-            for name, parameter in zip(self._names(optimizer), _parameters(optimizer), strict=True):
-                shapes = {key: tuple(_shape_of(value)) for key, value in optimizer.state.get(parameter, {}).items()}
-                told.update(f"{name} {sorted(shapes.items())}".encode())
-        return told.hexdigest()[:16]
+    def _load_rest(self, state: Mapping[str, Any], found: Mapping[str, Tensor]) -> None:
+        """Load schedulers and extras; plain extras are put into the user's mapping."""
+        schedulers = tree.unpack(state["schedulers"], found.__getitem__)
+        _same_number("scheduler", self.schedulers, schedulers)
+        for scheduler, one in zip(self.schedulers, schedulers, strict=True):
+            scheduler.load_state_dict(one)
+        for name, one in tree.unpack(state["extra"], found.__getitem__).items():
+            present = self.extra.get(name)
+            if isinstance(present, Stateful):
+                present.load_state_dict(one)
+            else:
+                self.extra[name] = one
 
-    def shape(self) -> str:
-        """Return a digest of the model's names and shapes on this rank: ranks of one role have the same."""
-        told = hashlib.sha256()
-        for name, value in self.model.named_parameters():
-            told.update(f"{name} {tuple(value.shape)} {tuple(getattr(value, '_local_tensor', value).shape)} {value.dtype}".encode())
-        return told.hexdigest()[:16]
-
-    def check(self) -> None:
-        """Refuse state that could be saved but not loaded again, before hours of training depend on it."""
-        parts = {
-            "optimizer": [one.state_dict()["param_groups"] for one in self.optimizers],
-            "schedulers": [one.state_dict() for one in self.schedulers],
-            "extra": {name: state_of(one) for name, one in self.extra.items()},
-            "data": None if self.data is None else self.data.state_dict(),
-        }
-        for name, part in parts.items():
-            try:
-                tree.from_bytes(tree.to_bytes(tree.pack(part, name, {})))
-            except Exception as error:
-                raise TypeError(
-                    f"session({name}=...) has a state that cannot be loaded again without running code from it: {_what(error)}. "
-                    "Keep numbers, texts, lists, dicts and tensors in it, or allow its class with torch.serialization.add_safe_globals."
-                ) from error
-
-    def buffers(self) -> frozenset[str]:
-        """Return the keys of the model's buffers, which only rank 0 has right."""
-        return frozenset(f"model.{name}" for name, _ in self.model.named_buffers())
-
-    def copied_buffers(self) -> dict[str, Tensor]:
-        """Return copies of the model's buffers as they are now, by their keys."""
-        return {f"model.{name}": one.detach().clone() for name, one in self.model.named_buffers()}
+    # -- loading a checkpoint -----------------------------------------------------------------------------------------
 
     def load(self, reader: CheckpointReader, rank: int) -> dict[str, Any]:
-        """Take everything from *reader*; return the session's own progress and this rank's generators.
+        """Load everything from *reader*; return the session's own progress and this rank's generators.
 
-        A rank that did not exist when the checkpoint was written has no ``rng`` and, unless it is told otherwise by its
-        data, none of its position: both start fresh.
+        A rank that did not exist when the checkpoint was written gets no ``rng`` and, unless its data says otherwise, no position in the
+        data: both start fresh. Raise `CheckpointMismatch`.
         """
-        whole, own = self._trees(reader, rank)
-        found = self._model_tensors(reader, whole["model"])
-        for key, like in self._likes(whole).items():
-            found[key] = _template(key, like, reader)
-        reader.fill(found)
-        # The model's own tensors in place, the rest (`get_extra_state`) by value.
-        self.model.load_state_dict({name: found.get(f"model.{name}", value) for name, value in whole["model"].items()})
-        self._give_optimizers(tree.unpack(whole["optimizers"], found.__getitem__))
-        self._give_schedulers(tree.unpack(whole["schedulers"], found.__getitem__))
-        self._give_extra(tree.unpack(whole["extra"], found.__getitem__))
-        if self.data is not None and whole["data"] is not None and (own or getattr(self.data, "follows_rank_0", False)):
-            self.data.load_state_dict(whole["data"])
-        return {**whole["progress"], "rng": whole["rng"] if own else None}
-
-    def _trees(self, reader: CheckpointReader, rank: int) -> tuple[dict[str, Any], bool]:
-        """Return this rank's tree, or that of rank 0 for a rank that is new; say which."""
         own = reader.has(tree_key(rank))
         key = tree_key(rank if own else 0)
         stored = {key: reader.empty(key)}
         reader.fill(stored)
-        return tree.from_bytes(stored[key]), own
+        whole = tree.from_bytes(stored[key])
+        found = self._model_tensors(reader, whole["model"])
+        for key, like in self._templates(whole).items():
+            found[key] = _empty_like(key, like, reader)
+        reader.fill(found)
+        # The model's own tensors in place, the rest (`get_extra_state`) by value.
+        self.model.load_state_dict({name: found.get(f"model.{name}", value) for name, value in whole["model"].items()})
+        self._load_optimizers(tree.unpack(whole["optimizers"], found.__getitem__))
+        self._load_rest(whole, found)
+        if self.data is not None and whole["data"] is not None and (own or getattr(self.data, "follows_rank_0", False)):
+            self.data.load_state_dict(whole["data"])
+        return {**whole["progress"], "rng": whole["rng"] if own else None}
 
     def _model_tensors(self, reader: CheckpointReader, stored: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the model's own tensors by key, to be read in place; refuse a checkpoint of another model."""
@@ -229,30 +260,18 @@ class Training:
                 raise CheckpointMismatch(f"'{key}' has the shape {tuple(value.shape)} here and {tuple(shape)} in the checkpoint")
         return found
 
-    def _likes(self, whole: Mapping[str, Any]) -> dict[str, Tensor | None]:
-        """Return every stored tensor's key except the model's, with the tensor here that shows where it goes."""
+    def _templates(self, whole: Mapping[str, Any]) -> dict[str, Tensor | None]:
+        """Return every stored tensor's key except the model's, with a tensor here that shows its device and sharding."""
         parameters = dict(self.model.named_parameters())
-        likes: dict[str, Tensor | None] = dict.fromkeys(tree.keys([whole["optimizers"], whole["schedulers"], whole["extra"]]))
+        found: dict[str, Tensor | None] = dict.fromkeys(tree.keys([whole["optimizers"], whole["schedulers"], whole["extra"]]))
         for optimizer in whole["optimizers"]:
             for name, state in optimizer["state"].items():
-                likes |= dict.fromkeys(tree.keys(state), parameters.get(name))
+                found |= dict.fromkeys(tree.keys(state), parameters.get(name))
         present: dict[str, Tensor] = {}
         tree.pack({name: state_of(one) for name, one in self.extra.items()}, "extra", present)
-        return likes | {key: value for key, value in present.items() if key in likes}
+        return found | {key: value for key, value in present.items() if key in found}
 
-    def named(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the state of *optimizer* with parameters' names in place of their numbers."""
-        state, names = optimizer.state_dict(), self._names(optimizer)
-        groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
-        return {**state, "state": {names[number]: value for number, value in state["state"].items()}, "param_groups": groups}
-
-    def _names(self, optimizer: Optimizer) -> list[str]:
-        """Return the name of each parameter of *optimizer*, in its own order; one that is not the model's gets a number."""
-        known = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        return [known.get(id(parameter), f"#{number}") for number, parameter in enumerate(_parameters(optimizer))]
-
-    def _give_optimizers(self, states: Sequence[dict[str, Any]]) -> None:
-        """Let each optimizer take its state."""
+    def _load_optimizers(self, states: Sequence[dict[str, Any]]) -> None:
         _same_number("optimizer", self.optimizers, states)
         for optimizer, state in zip(self.optimizers, states, strict=True):
             numbers = {name: number for number, name in enumerate(self._names(optimizer))}
@@ -260,26 +279,17 @@ class Training:
             _same_names("the optimizer", numbers, dict.fromkeys(stored))
             groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]]
             numbered = {numbers[name]: value for name, value in state["state"].items()}
-            if len(groups) == len(optimizer.param_groups):  # else it says so itself
+            if len(groups) == len(optimizer.param_groups):  # otherwise it raises an error itself
                 together = zip(optimizer.param_groups, groups, strict=True)
-                groups = [{key: _where(present.get(key), value) for key, value in group.items()} for present, group in together]
+                groups = [{key: _on_device_of(present.get(key), value) for key, value in group.items()} for present, group in together]
             optimizer.load_state_dict({**state, "state": numbered, "param_groups": groups})
-            _keep_types(optimizer, numbered)
-
-    def _give_schedulers(self, states: Sequence[dict[str, Any]]) -> None:
-        """Let each scheduler take its state."""
-        _same_number("scheduler", self.schedulers, states)
-        for scheduler, state in zip(self.schedulers, states, strict=True):
-            scheduler.load_state_dict(state)
-
-    def _give_extra(self, states: Mapping[str, Any]) -> None:
-        """Let each extra take its state; plain values are put into the user's mapping."""
-        for name, state in states.items():
-            present = self.extra.get(name)
-            if isinstance(present, Stateful):
-                present.load_state_dict(state)
-            else:
-                self.extra[name] = state
+            # `load_state_dict` casts to the parameter's type: float32 moments of bfloat16 weights stay what they were.
+            parameters = _parameters(optimizer)
+            for number, values in numbered.items():
+                present = optimizer.state[parameters[number]]
+                for name, value in values.items():
+                    if isinstance(value, Tensor) and present[name].dtype != value.dtype:
+                        present[name] = value.to(present[name].device)
 
 
 def tree_key(rank: int) -> str:
@@ -287,34 +297,22 @@ def tree_key(rank: int) -> str:
     return f"tree.{rank:05d}"
 
 
-def _what(error: Exception) -> str:
-    """Return the one sentence of torch's long advice that names what it refused."""
-    found = re.search(r"Unsupported [^.]*[\w.]*\w|Can't [^.]*", str(error))
-    return found[0] if found else str(error).partition("\n")[0]
-
-
 def state_of(value: object) -> Any:  # noqa: ANN401 (an extra may be anything that a tree may hold)
     """Return the state of an extra: its own, or the plain value that it is."""
     return value.state_dict() if isinstance(value, Stateful) else value
 
 
-def _template(key: str, like: Tensor | None, reader: CheckpointReader) -> Tensor:
-    """Return a tensor to read *key* into: where *like* is, and sharded as it is, when the shapes agree; else whole."""
-    if not reader.has(key):
-        raise CheckpointMismatch(f"the checkpoint speaks of '{key}' and does not hold it")
-    stored = reader.stored(key)
-    if like is not None and like.shape == stored.size:
-        return torch.empty_like(like, dtype=stored.properties.dtype, requires_grad=False)
-    return reader.empty(key)
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters of *optimizer* in the order of the numbers that its state uses."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def put_values(into: Tensor, values: Tensor) -> None:
+    """Copy *values* into *into*, also where its elements share memory (an expanded buffer), which torch's own copy refuses."""
+    if not hasattr(into, "device_mesh"):
+        for dimension, (size, stride) in enumerate(zip(into.shape, into.stride(), strict=True)):
+            if size > 1 and stride == 0:
+                into, values = into.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
+    into.copy_(values)
 
 
 def on_device(state: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return which tensors without dimensions of an optimizer's *state* (by parameter) are not in host memory.
+    """Return which 0-dimensional tensors of an optimizer's *state* (by parameter) are not in host memory.
 
     Fused and capturable optimizers count their steps on the device, and read the count there in a kernel; others count on the host.
     """
@@ -326,56 +324,51 @@ def on_device(state: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _with_scalars_on_host(named: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state (see `Training.named`) with its tensors without dimensions in host memory, and which were not."""
+    """Return an optimizer's state (see `Training.named`) with its 0-dimensional tensors in host memory, and the list of those moved."""
     away = on_device(named["state"])
     if not away:
         return named
-    brought = {name: {**named["state"][name], **{key: named["state"][name][key].cpu() for key in keys}} for name, keys in away.items()}
-    return {**named, "state": {**named["state"], **brought}, ON_DEVICE: away}
+    moved = {name: {**named["state"][name], **{key: named["state"][name][key].cpu() for key in keys}} for name, keys in away.items()}
+    return {**named, "state": {**named["state"], **moved}, ON_DEVICE: away}
 
 
-def _where(present: object, value: Any) -> Any:  # noqa: ANN401 (an optimizer's setting is anything)
-    """Return a setting that was read for an optimizer where the *present* one is: a learning rate that is a tensor stays on its device."""
+def _description(name: str, value: Tensor) -> str:
+    return f"{name} {tuple(value.shape)} {tuple(local_of(value).shape)} {value.dtype}"
+
+
+def _empty_like(key: str, like: Tensor | None, reader: CheckpointReader) -> Tensor:
+    """Return a tensor to read *key* into: on the device and sharded as *like*, if the shapes agree; otherwise unsharded."""
+    if not reader.has(key):
+        raise CheckpointMismatch(f"the checkpoint refers to '{key}' but does not contain it")
+    stored = reader.stored(key)
+    if like is not None and like.shape == stored.size:
+        return torch.empty_like(like, dtype=stored.properties.dtype, requires_grad=False)
+    return reader.empty(key)
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters of *optimizer* in the order of the numbers that its state uses."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _on_device_of(present: object, value: Any) -> Any:  # noqa: ANN401 (an optimizer's setting is anything)
+    """Return a setting on the device of the *present* one: a learning rate that is a tensor stays on its device."""
     return value.to(present.device) if isinstance(value, Tensor) and isinstance(present, Tensor) else value
 
 
-def _keep_types(optimizer: Optimizer, states: Mapping[int, Mapping[str, Any]]) -> None:
-    """Undo the cast to the parameter's type that ``load_state_dict`` does: float32 moments of bfloat16 weights stay what they were."""
-    parameters = _parameters(optimizer)
-    for number, state in states.items():
-        present = optimizer.state[parameters[number]]
-        for name, value in state.items():
-            if isinstance(value, Tensor) and present[name].dtype != value.dtype:
-                present[name] = value.to(present[name].device)
-
-
-def _shape_of(value: object) -> tuple[int, ...]:
-    """Return the shape of what this rank holds of a tensor; nothing for what is none."""
-    return tuple(getattr(value, "_local_tensor", value).shape) if isinstance(value, Tensor) else ()
-
-
 def _sharded_as(parameter: Tensor, value: Any) -> Any:  # noqa: ANN401 (an optimizer keeps anything)
-    """Return *value* sharded as *parameter* is, if it is a shard of that shape."""
+    """Return *value* as a DTensor like *parameter*, if it is a shard of that shape."""
     shard: Any = parameter.data
     local = getattr(shard, "_local_tensor", None)
     if local is None or not isinstance(value, Tensor) or hasattr(value, "device_mesh") or value.dim() == 0 or value.shape != local.shape:
         return value
-    whole = {"shape": shard.shape, "stride": shard.stride()}
-    return type(shard).from_local(value, shard.device_mesh, shard.placements, run_check=False, **whole)
-
-
-def put_values(into: Tensor, values: Tensor) -> None:
-    """Copy *values* into *into*; also where elements of it share memory (an expanded buffer), which torch's own copy refuses."""
-    if not hasattr(into, "device_mesh"):
-        for dimension, (size, stride) in enumerate(zip(into.shape, into.stride(), strict=True)):
-            if size > 1 and stride == 0:
-                into, values = into.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
-    into.copy_(values)
+    size = {"shape": shard.shape, "stride": shard.stride()}
+    return type(shard).from_local(value, shard.device_mesh, shard.placements, run_check=False, **size)
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two tensors are the same memory, shards of it included."""
-    one, other = getattr(one, "_local_tensor", one), getattr(other, "_local_tensor", other)
+    """Return whether two tensors, or the local shards of them, are the same memory."""
+    one, other = local_of(one), local_of(other)
     return one.data_ptr() == other.data_ptr() and one.numel() == other.numel()
 
 

@@ -1,4 +1,4 @@
-"""Take nested state apart into tensors, which `torch.distributed.checkpoint` stores, and a tree of plain values."""
+"""Split nested state into tensors, which `torch.distributed.checkpoint` stores, and a tree of plain values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 _TENSOR: Final = "holdfast:tensor"
-"""Marks the place of a tensor in a tree; its value is the tensor's key."""
+"""Marks the place of a tensor in a tree; the value is the tensor's key."""
 
 
 def pack(value: object, key: str, tensors: dict[str, Tensor], *, scalars: bool = False) -> Any:  # noqa: ANN401 (a tree holds anything)
-    """Return *value* with every tensor replaced by a mark, and put the tensors into *tensors* under keys below *key*.
+    """Return *value* with every tensor replaced by a mark, and add the tensors to *tensors* under keys below *key*.
 
-    A tensor without dimensions stays unless *scalars* are taken too: an optimizer has one for each parameter, and to DCP each costs as
-    much as a big one.
+    0-dimensional tensors stay in the tree unless *scalars* is set: an optimizer has one per parameter, and to DCP each costs as much as a
+    large one.
     """
     if isinstance(value, Tensor) and value.dim() == 0 and not scalars and not hasattr(value, "device_mesh"):
         return value.detach()
@@ -36,12 +36,12 @@ def pack(value: object, key: str, tensors: dict[str, Tensor], *, scalars: bool =
 
 
 def is_mark(value: object) -> bool:
-    """Tell whether *value* stands for a tensor in a tree."""
+    """Return whether *value* is the mark of a tensor."""
     return isinstance(value, dict) and value.keys() == {_TENSOR}
 
 
 def unpack(tree: object, tensor: Callable[[str], Tensor]) -> Any:  # noqa: ANN401 (as above)
-    """Return *tree* with every mark replaced by what *tensor* gives for its key."""
+    """Return *tree* with every mark replaced by ``tensor(key)``."""
     if isinstance(tree, dict):
         if is_mark(tree):
             return tensor(tree[_TENSOR])
@@ -53,7 +53,7 @@ def unpack(tree: object, tensor: Callable[[str], Tensor]) -> Any:  # noqa: ANN40
 
 
 def keys(tree: object) -> set[str]:
-    """Return the keys of all tensors that *tree* stands for."""
+    """Return the keys of all marks in *tree*."""
     found: set[str] = set()
 
     def note(key: str) -> Tensor:
@@ -65,10 +65,10 @@ def keys(tree: object) -> set[str]:
 
 
 def to_bytes(tree: object) -> Tensor:
-    """Return *tree* as a tensor of bytes, so that the checkpoint holds tensors and nothing else."""
-    whole = io.BytesIO()
-    torch.save(tree, whole)
-    return torch.frombuffer(bytearray(whole.getbuffer()), dtype=torch.uint8)
+    """Return *tree* as a uint8 tensor, so that the checkpoint holds nothing but tensors."""
+    data = io.BytesIO()
+    torch.save(tree, data)
+    return torch.frombuffer(bytearray(data.getbuffer()), dtype=torch.uint8)
 
 
 def from_bytes(data: Tensor) -> Any:  # noqa: ANN401 (as above)
@@ -76,21 +76,21 @@ def from_bytes(data: Tensor) -> Any:  # noqa: ANN401 (as above)
     return torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
 
 
-# -- for states that are taken at every step ----------------------------------------------------------------------------
+# -- for states that are read at every step -----------------------------------------------------------------------------
 
 
-class _Unusual(Exception):
-    """Something that is neither a plain value nor a plain tensor."""
+class _Unsupported(Exception):
+    """A value that is neither plain nor a plain tensor."""
 
 
 class _TreePickler(pickle.Pickler):
-    """Writes plain values, and tensors as their bytes: `torch.save` takes milliseconds for what this does in some ten microseconds."""
+    """Writes plain values, and tensors as their bytes: some ten microseconds where `torch.save` takes milliseconds."""
 
-    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 (called for all that is no plain value)
+    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 (called for all that is not a plain value)
         if value is _tensor:
-            return NotImplemented  # by its name
+            return NotImplemented  # pickled by name
         if type(value) is not Tensor or value.device.type != "cpu" or value.layout is not torch.strided or value.is_quantized:
-            raise _Unusual
+            raise _Unsupported
         raw = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
         return _tensor, (raw, str(value.dtype).removeprefix("torch."), tuple(value.shape))
 
@@ -105,19 +105,19 @@ class _TreeUnpickler(pickle.Unpickler):
 
 
 class _Tensor:
-    """The one thing that a tree of bytes may call: to it the bytes of a tensor are given. Nothing that is read can change it."""
+    """The only callable in a pickled tree: it makes a tensor of bytes. Nothing that is read can change it."""
 
     __slots__ = ()
 
     def __call__(self, raw: bytes, kind: str, shape: tuple[int, ...]) -> Tensor:
-        """Return the tensor of these bytes."""
+        """Return the tensor with these bytes."""
         dtype = getattr(torch, kind)
         if not isinstance(dtype, torch.dtype):
-            raise pickle.UnpicklingError(f"{kind!r} is no type of a tensor's elements")
+            raise pickle.UnpicklingError(f"{kind!r} is not an element type of tensors")
         return (torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)).view(shape)
 
     def __reduce__(self) -> str:
-        """Be written by name."""
+        """Be pickled by name."""
         return "_tensor"
 
     def __setstate__(self, state: object) -> None:
@@ -128,18 +128,18 @@ _tensor: Final = _Tensor()
 
 
 def pickled(tree: object) -> bytes:
-    """Return *tree* as bytes for `unpickled`: quickly if there are but plain values and tensors in it, else as `to_bytes` does."""
-    whole = io.BytesIO(b"q")
-    whole.seek(1)
+    """Return *tree* as bytes for `unpickled`: quickly if it holds only plain values and tensors, else as `to_bytes` does."""
+    data = io.BytesIO(b"q")
+    data.seek(1)
     try:
-        _TreePickler(whole, pickle.HIGHEST_PROTOCOL).dump(tree)
-    except _Unusual:
+        _TreePickler(data, pickle.HIGHEST_PROTOCOL).dump(tree)
+    except _Unsupported:
         return b"t" + to_bytes(tree).numpy().tobytes()
-    return whole.getvalue()
+    return data.getvalue()
 
 
 def unpickled(data: bytes) -> Any:  # noqa: ANN401 (a tree holds anything)
-    """Return the tree that `pickled` made *data* of; code in it is refused."""
+    """Return the tree in *data*, which `pickled` made; code in it is refused."""
     if data[:1] == b"q":
         return _TreeUnpickler(io.BytesIO(memoryview(data)[1:])).load()
     return from_bytes(torch.frombuffer(bytearray(data[1:]), dtype=torch.uint8))

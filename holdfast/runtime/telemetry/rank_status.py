@@ -20,8 +20,8 @@ import torch
 
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups.in_flight import COLLECTIVES, OperationMark
 from holdfast.runtime.groups.membership import membership
+from holdfast.runtime.groups.operations import COLLECTIVES, OperationMark
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.telemetry.wait_windows import process_waits
 
@@ -91,11 +91,11 @@ def _in_group(group: ManagedGroup) -> Message:
 
 def _told(group: ManagedGroup, mark: OperationMark) -> Message:
     return {
-        "way": _way(group, mark.way),
+        "way": _way(group, mark.channel),
         "number": mark.number,
         "name": mark.name.partition(">")[0].partition("<")[0],
         "size": mark.size,
-        "kind": str(mark.kind).removeprefix("torch.") if mark.kind is not None else "",
+        "kind": str(mark.dtype).removeprefix("torch.") if mark.dtype is not None else "",
         "seconds": round(time.perf_counter() - mark.since, 3),
     }
 

@@ -1,4 +1,4 @@
-"""An Accelerate loop in managed groups: at every step each rank writes down who it takes itself for, in every place that it could ask."""
+"""An Accelerate loop in managed groups: at every step each rank records which rank it is, in every place that knows one."""
 
 from __future__ import annotations
 

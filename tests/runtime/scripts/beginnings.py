@@ -1,4 +1,4 @@
-"""All that ranks can exchange before their first step, each value unlike on every rank; what a rank holds then is written down.
+"""All that ranks can exchange before their first step, with a different value on every rank; each rank records its results.
 
 Options: ``any`` (any_rank), ``one`` (only what every rank is given alike), ``name`` (rank 0 makes up a name and sends it as an object),
 ``number`` (as a tensor), ``large`` (more than a rank records), ``asks`` (a process that takes a rank over leaves one operation out),

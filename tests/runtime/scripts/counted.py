@@ -1,4 +1,4 @@
-"""A loss that is divided by a count which only the last rank brings: with no peer and no tape that is 0 / 0, which the script refuses."""
+"""A loss divided by a count that only the last rank contributes: with no peer and no recording that is 0 / 0, which the script refuses."""
 
 from __future__ import annotations
 

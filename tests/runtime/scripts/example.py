@@ -1,4 +1,4 @@
-"""Run one of the examples as it is, with gates at which the flow holds it before a step, and tell what every rank ends with."""
+"""Run an example unchanged, with gates before steps, and report the final state of every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joins, sums up, and tells by what: without an agent, and where NCCL is one that groups cannot be managed over (``old-nccl``)."""
+"""Joins, sums up, and reports the backend: without an agent, and with an NCCL that cannot be managed (``old-nccl``)."""
 
 from __future__ import annotations
 

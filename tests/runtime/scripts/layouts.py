@@ -1,4 +1,4 @@
-"""Images through a network whose tensors do not lie in memory as their shapes say: `channels_last`, transposed, expanded."""
+"""Images through a network whose tensors have unusual memory layouts: `channels_last`, transposed, expanded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All ranks on one core, so that what a copy takes they cannot compute with; the state is large and a step is short.
+"""All ranks on one core, so that a copy takes time from the computation; the state is large and a step is short.
 
 Training ends when snapshots have become rarer, at the same step on all ranks.
 """

@@ -1,4 +1,4 @@
-"""Ranks that come at very different times to everything: to each other, to a group, to the first operation; recoveries' limits are tiny."""
+"""Ranks that arrive at very different times at each other, a group and the first operation; recoveries have tiny time limits."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 import torch.distributed as dist
 
 import holdfast
-from holdfast.runtime.groups import backends, control_tree, kv_store_access
+from holdfast.runtime.groups import backends, control_tree, kv_store
 
 folder = Path(sys.argv[1])
 options = set(sys.argv[3:])
 SKEW = 1.5
 for module, name, value in (
     (backends, "BUILD_SECONDS", 0.2),
-    (kv_store_access, "BUILD_SECONDS", 0.2),
-    (kv_store_access, "_TIMEOUT", timedelta(seconds=0.2)),
+    (kv_store, "BUILD_SECONDS", 0.2),
+    (kv_store, "_TIMEOUT", timedelta(seconds=0.2)),
     (control_tree, "CONNECT_SECONDS", 0.2),
 ):
     setattr(module, name, value)

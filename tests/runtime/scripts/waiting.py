@@ -1,4 +1,4 @@
-"""Rank 0 waits for rank 1, which is stopped: before it sends anything (``message``), or when it has taken in the beginning of a long one.
+"""Rank 0 waits for rank 1, which is stopped: before it sends anything (``message``), or after receiving the beginning of a long message.
 
 The long one is a message (``part``) or a broadcast (``whole``), or a broadcast whose future is waited for, as DDP does (``future``), or
 what a reduction is made of whose shares are scattered, as FSDP does (``scattered``). Or rank 1 has died before such a reduction (``dead``).

@@ -1,4 +1,4 @@
-"""What the ranks exchanged before their first step: a process that takes a rank over holds the same, or says that it cannot."""
+"""What the ranks exchanged before their first step: a process that takes over a rank gets the same values, or refuses."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.runtime.flow_double import Ended, FlowDouble, Job, Workers
 RANKS = 3
 
 
-def begun(job: Job, *options: str, **more: Any) -> FlowDouble:
-    """Begin a job that exchanges all that can be exchanged."""
+def start_job(job: Job, *options: str, **more: Any) -> FlowDouble:
+    """Start a job that uses every kind of exchange."""
     return job(*options, script="beginnings", ranks=RANKS, stride=1, **more)
 
 
 @pytest.fixture(scope="module")
-def held(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """Give what each rank holds when nothing disturbs it."""
+def expected(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Return the values of each rank in an undisturbed run."""
     flow = FlowDouble(workers, tmp_path_factory.mktemp("f"), "beginnings", 2, ranks=RANKS, stride=1).begin()
     ended = flow.finish()
     assert ended.status == [0] * RANKS, flow.logs()
@@ -28,9 +28,9 @@ def held(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return ended
 
 
-def test_a_fresh_process_holds_what_the_rank_before_it_received(job: Job, held: Ended) -> None:
+def test_a_new_process_gets_what_the_rank_before_it_received(job: Job, expected: Ended) -> None:
     """Each rank is lost in turn, and every collective and object collective gives its replacement the real result."""
-    flow = begun(job, chaos=[fault(rank, "forward", 3 * rank + 2) for rank in range(RANKS)])
+    flow = start_job(job, chaos=[fault(rank, "forward", 3 * rank + 2) for rank in range(RANKS)])
     for rank in range(RANKS):
         flow.until_dead(rank)
         flow.regroup([rank])
@@ -38,13 +38,13 @@ def test_a_fresh_process_holds_what_the_rank_before_it_received(job: Job, held: 
     ended = flow.finish()
     assert ended.status == [0] * RANKS, flow.logs()
     for rank in range(RANKS):
-        assert ended.told[rank] == held.told[rank]
+        assert ended.told[rank] == expected.told[rank]
 
 
 @pytest.mark.parametrize("options", [(), ("any",), ("any", "one")])
-def test_a_standby_holds_what_the_rank_before_it_received(job: Job, held: Ended, options: tuple[str, ...]) -> None:
-    """As it stands where all ranks received the same, else by another run of the script: what that promises of its rank does not count."""
-    flow = begun(job, *options, "gate=3", chaos=[fault(2, "forward", 4), fault(1, "forward", 6)])
+def test_a_standby_gets_what_the_rank_before_it_received(job: Job, expected: Ended, options: tuple[str, ...]) -> None:
+    """In place where all ranks received the same, otherwise by another run of the script, whatever the script promises of its rank."""
+    flow = start_job(job, *options, "gate=3", chaos=[fault(2, "forward", 4), fault(1, "forward", 6)])
     for number, rank in enumerate((2, 1)):
         if not number:
             flow.hear("roles")
@@ -57,25 +57,27 @@ def test_a_standby_holds_what_the_rank_before_it_received(job: Job, held: Ended,
         flow.mended()
     ended = flow.finish()
     assert ended.status == [0] * RANKS, flow.logs()
-    for told, wanted in zip(ended.told, held.told, strict=True):
+    for told, wanted in zip(ended.told, expected.told, strict=True):
         assert told == {name: wanted[name] for name in told}
 
 
-def test_the_record_outlives_the_node_of_its_rank_and_those_who_kept_it(job: Job, held: Ended) -> None:
-    """Two of three ranks are lost at once, then the one that is left, then one of the first again."""
-    flow = begun(job, chaos=[fault(0, "forward", 3), fault(2, "forward", 3), fault(1, "forward", 5), fault(2, "forward", 7, generation=2)])
+def test_the_record_survives_the_loss_of_its_rank_and_of_its_backup_ranks(job: Job, expected: Ended) -> None:
+    """Two of three ranks are lost at once, then the remaining one, then one of the first again."""
+    flow = start_job(
+        job, chaos=[fault(0, "forward", 3), fault(2, "forward", 3), fault(1, "forward", 5), fault(2, "forward", 7, generation=2)]
+    )
     for lost in ([0, 2], [1], [2]):
         flow.until_dead(*lost)
         flow.regroup(lost)
         flow.mended()
     ended = flow.finish()
     assert ended.status == [0] * RANKS, flow.logs()
-    assert ended.told == held.told
+    assert ended.told == expected.told
 
 
 def test_a_number_that_rank_0_drew_stays_what_it_was(job: Job) -> None:
-    """The process that becomes rank 0 draws another one, and is given the one that the others have."""
-    flow = begun(job, "number", chaos=[fault(0, "forward", 3)])
+    """The process that becomes rank 0 draws another one, and gets the one that the others have."""
+    flow = start_job(job, "number", chaos=[fault(0, "forward", 3)])
     flow.until_dead(0)
     flow.regroup([0])
     flow.mended()
@@ -86,8 +88,8 @@ def test_a_number_that_rank_0_drew_stays_what_it_was(job: Job) -> None:
 
 
 def test_parameters_that_are_not_on_record_are_restored_by_the_session(job: Job) -> None:
-    """They are larger than what a rank records, and were given to all by a rank of the script's choice."""
-    flow = begun(job, "one", "wide", chaos=[fault(2, "forward", 3)])
+    """They are larger than what a rank records, and a rank of the script's choice broadcast them."""
+    flow = start_job(job, "one", "wide", chaos=[fault(2, "forward", 3)])
     flow.until_dead(2)
     flow.regroup([2])
     flow.mended()
@@ -100,13 +102,13 @@ def test_parameters_that_are_not_on_record_are_restored_by_the_session(job: Job)
     ("option", "rank", "why"),
     [
         ("name", 0, "sends other objects than the one before it sent"),
-        ("large", 1, "a rank records 16 MiB"),
-        ("asks", 1, "where the process before it began 'allreduce/(1,)float32'"),
+        ("large", 1, "a rank records at most 16 MiB"),
+        ("asks", 1, "where the process before started 'allreduce/(1,)float32'"),
     ],
 )
 def test_what_cannot_be_repeated_is_refused(job: Job, option: str, rank: int, why: str) -> None:
-    """The process that was to take the rank over says so and goes no further: all ranks start again, and agree."""
-    flow = begun(job, option, chaos=[fault(rank, "forward", 3)])
+    """The process that was to take over the rank reports it and stops: all ranks restart, and agree."""
+    flow = start_job(job, option, chaos=[fault(rank, "forward", 3)])
     flow.until_dead(rank)
     flow.regroup([rank])
     cannot = flow.hear("cannot", rank, generation=2)
@@ -120,8 +122,8 @@ def test_what_cannot_be_repeated_is_refused(job: Job, option: str, rank: int, wh
 
 
 def test_a_rank_lost_before_the_first_step_ends_the_others_with_the_loss(job: Job) -> None:
-    """Nothing may take the place of what it would have sent: the others raise, and say that a peer was lost."""
-    flow = begun(job, chaos=[fault(1, "begun")])
+    """Nothing may replace what it would have sent: the others raise, and report a lost peer."""
+    flow = start_job(job, chaos=[fault(1, "begun")])
     flow.until_dead(1)
     for rank in (0, 2):
         raised = flow.hear("exception", rank)
@@ -129,9 +131,9 @@ def test_a_rank_lost_before_the_first_step_ends_the_others_with_the_loss(job: Jo
         assert "lost outside of a step" in raised["message"]
 
 
-def test_a_rank_lost_between_two_steps_ends_those_who_exchange_something_there(job: Job) -> None:
-    """The step is done, and what is exchanged after it belongs to no attempt: the others raise, and go on with no other value."""
-    flow = begun(job, "one", "between", chaos=[fault(1, "committed", 3)])
+def test_a_rank_lost_between_two_steps_ends_ranks_that_exchange_something_there(job: Job) -> None:
+    """The step is done, and what is exchanged after it belongs to no step: the others raise, and continue with no other value."""
+    flow = start_job(job, "one", "between", chaos=[fault(1, "committed", 3)])
     flow.until_dead(1)
     for rank in (0, 2):
         raised = flow.hear("exception", rank)

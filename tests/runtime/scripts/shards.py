@@ -1,4 +1,4 @@
-"""Every rank trains a piece of its own, under a name of its own, as the stages of a pipeline do; only the loss is common."""
+"""Every rank trains a shard of its own, under its own name, as the stages of a pipeline do; only the loss is common."""
 
 from __future__ import annotations
 

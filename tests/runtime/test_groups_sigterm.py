@@ -1,4 +1,4 @@
-"""Told to end: all ranks end after the same step, and what they have by then is on disk, whole."""
+"""SIGTERM: all ranks exit after the same step, with a complete checkpoint of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.runtime.flow_double import Ended, Job, assert_undisturbed
 
 
 @pytest.mark.parametrize("told", [[2], [0, 1, 2, 3]], ids=["one rank", "all ranks"])
-def test_ranks_that_are_told_to_end_save_the_step_that_they_are_in(job: Job, whole: Ended, told: list[int]) -> None:
-    """Whoever hears the signal, the vote carries it to all; a later start goes on from there, equal to the bit."""
+def test_ranks_that_receive_sigterm_save_their_current_step(job: Job, undisturbed_run: Ended, told: list[int]) -> None:
+    """Whichever rank receives it, the vote informs all; a later start continues from there, bit-equal."""
     flow = job("gate-8", save=100)
     for rank in range(flow.ranks):
         flow.hear("beat", rank, step=7)
@@ -30,11 +30,11 @@ def test_ranks_that_are_told_to_end_save_the_step_that_they_are_in(job: Job, who
     assert flow.of("finished") == []
     flow.restart()
     assert {flow.hear("resumed", rank, generation=2)["step"] for rank in range(flow.ranks)} == {saved["step"]}
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)
 
 
-def test_a_rank_that_is_lost_in_the_last_save_leaves_the_checkpoint_before(job: Job, whole: Ended) -> None:
-    """Whole or not at all: the others wait for the flow, which has them stop or go on."""
+def test_a_rank_lost_in_the_final_save_leaves_the_checkpoint_before(job: Job, undisturbed_run: Ended) -> None:
+    """Complete or not at all: the others wait for the controller, which has them stop or continue."""
     flow = job("gate-8", save=5, chaos=[{"rank": 1, "at": "saving", "step": 8, "do": "kill", "generation": 1}])
     for rank in range(flow.ranks):
         flow.hear("beat", rank, step=7)
@@ -44,4 +44,4 @@ def test_a_rank_that_is_lost_in_the_last_save_leaves_the_checkpoint_before(job: 
     assert [path.name for path in manifest.candidates(flow.folder / "checkpoints")] == ["step-00000005"]
     flow.restart()
     assert {flow.hear("resumed", rank, generation=2)["step"] for rank in range(flow.ranks)} == {5}
-    assert_undisturbed(flow, whole)
+    assert_undisturbed(flow, undisturbed_run)

@@ -1,4 +1,4 @@
-"""A process with no peers: it answers itself, from a tape, or as a group of equals would."""
+"""A dry run without peers: answers from a recording, or neutral results."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 
 from holdfast.runtime.groups.dry_run import DryRun
+from holdfast.runtime.groups.operations import StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.recorded_collectives import SMALL, CollectiveRecorder, Coverage, RecordedCollectives, key_of
-from holdfast.runtime.groups.step_transaction import StepTransaction
+from holdfast.runtime.groups.recorded_collectives import MAX_SMALL, CollectiveRecorder, Coverage, RecordedCollectives, key_of
 
 ONE = torch.tensor([1.0, 2.0])
 OTHER = torch.tensor([[3.0], [4.0], [5.0]])
 
 
 def group() -> ManagedGroup:
-    """Return a group of three in which this process has the last place."""
+    """Return a group of three in which this process is the last member."""
     made = ManagedGroup("g", [0, 1, 2], 2, StepTransaction(), timedelta(seconds=1))
     made.dry_run = DryRun(None, [made])
     return made
 
 
 def room(*like: Tensor) -> list[Tensor]:
-    """Return tensors with nothing sensible in them."""
+    """Return tensors filled with NaN."""
     return [torch.full_like(one, torch.nan) for one in like]
 
 
 def test_reductions_and_broadcasts_leave_what_is_there() -> None:
-    """An average of equals is what each gave."""
+    """The average of equal values is that value."""
     mine = ONE.clone()
     group().allreduce([mine])
     group().broadcast([mine])
     assert torch.equal(mine, ONE)
 
 
-def test_gathering_gives_every_place_what_this_one_gave() -> None:
+def test_a_gather_returns_this_members_value_for_all() -> None:
     """In lists, in one tensor, and for several tensors at once, which come member by member."""
     lists = [room(ONE, ONE, ONE)]
     group().allgather(lists, [ONE], AllgatherOptions())
@@ -65,8 +65,8 @@ def test_scattered_reductions_give_this_members_part() -> None:
 
 
 @pytest.mark.parametrize("even", [True, False])
-def test_exchanges_leave_no_garbage(even: bool) -> None:  # noqa: FBT001 (a case of two)
-    """What equals would send cannot always be known; then it is zeros, as what comes from a single peer is."""
+def test_exchanges_leave_no_uninitialised_memory(even: bool) -> None:  # noqa: FBT001 (a case of two)
+    """What equal members would send cannot always be known; then it is zeros, as for data from one peer."""
     (out,) = room(torch.zeros(6 if even else 5))
     group().all_to_all_single(out, torch.arange(6.0), [], [])
     assert torch.equal(out, torch.arange(6.0) if even else torch.zeros(5))
@@ -81,11 +81,12 @@ def test_exchanges_leave_no_garbage(even: bool) -> None:  # noqa: FBT001 (a case
     assert torch.equal(part, torch.zeros(2))
 
 
-def test_a_tape_answers_in_turn_and_begins_anew_at_its_end(tmp_path: Path) -> None:
-    """Several operations alike are told apart by their order."""
-    recorder = CollectiveRecorder()
+def test_a_recording_answers_in_turn_and_starts_over_at_its_end(tmp_path: Path) -> None:
+    """Identical operations are distinguished by their order."""
+    made = group()
+    recorder = CollectiveRecorder([made])
     for number in (1.0, 2.0):
-        ended = recorder.begun(0, "allreduce", out := [torch.full((2,), number)], out)
+        ended = recorder.started(made, "allreduce", out := [torch.full((2,), number)], out)
         assert ended is not None
         ended()
     recorder.write(tmp_path / "recordings" / "t.pt")
@@ -101,14 +102,15 @@ def test_a_tape_answers_in_turn_and_begins_anew_at_its_end(tmp_path: Path) -> No
     assert sorted(path.name for path in (tmp_path / "recordings").iterdir()) == ["t.pt"]
 
 
-def test_a_tape_for_which_there_is_no_room_is_an_error_of_the_disk_and_leaves_nothing(tmp_path: Path) -> None:
-    """The words that torch has for it are no OSError, and would end the rank."""
-    recorder, many = CollectiveRecorder(), [torch.zeros(SMALL // 4)]
-    ended = recorder.begun(0, "allreduce", many, many)
+def test_a_recording_that_does_not_fit_on_the_disk_is_an_os_error_and_leaves_no_file(tmp_path: Path) -> None:
+    """An error of torch that is not an OSError would end the rank."""
+    made = group()
+    recorder, many = CollectiveRecorder([made]), [torch.zeros(MAX_SMALL // 4)]
+    ended = recorder.started(made, "allreduce", many, many)
     assert ended is not None
     ended()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL // 2, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_SMALL // 2, before[1]))
     try:
         with pytest.raises(OSError, match=r"iostream|enforce|write|pos"):
             recorder.write(tmp_path / "t.pt")
@@ -117,17 +119,18 @@ def test_a_tape_for_which_there_is_no_room_is_an_error_of_the_disk_and_leaves_no
     assert list(tmp_path.iterdir()) == []
 
 
-def test_large_outputs_are_recorded_only_when_asked_for() -> None:
-    """Every rank records what is small; what is large costs memory, and one rank of each role is enough."""
-    recorder, large = CollectiveRecorder(), [torch.zeros(SMALL // 4 + 1)]
-    assert recorder.begun(0, "allreduce", large, large) is None
-    recorder.whole = True
-    assert recorder.begun(0, "allreduce", large, large) is not None
+def test_large_outputs_are_recorded_only_on_request() -> None:
+    """Every rank records small outputs; large ones cost memory, and one rank per role is enough."""
+    made = group()
+    recorder, large = CollectiveRecorder([made]), [torch.zeros(MAX_SMALL // 4 + 1)]
+    assert recorder.started(made, "allreduce", large, large) is None
+    recorder.complete = True
+    assert recorder.started(made, "allreduce", large, large) is not None
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no tape", b"PK\x03\x04 torn"])
-def test_a_tape_that_cannot_be_read_is_none(tmp_path: Path, content: bytes | None) -> None:
-    """A standby then answers as a group of equals would."""
+@pytest.mark.parametrize("content", [None, b"", b"no recording", b"PK\x03\x04 torn"])
+def test_an_unreadable_recording_is_none(tmp_path: Path, content: bytes | None) -> None:
+    """A standby then uses neutral results."""
     path = tmp_path / "t.pt"
     if content is not None:
         path.write_bytes(content)
@@ -135,9 +138,10 @@ def test_a_tape_that_cannot_be_read_is_none(tmp_path: Path, content: bytes | Non
 
 
 def test_coverage_counts_calls_and_lists_those_that_are_new() -> None:
-    """By what they are known by: place of the group, name, shapes."""
+    """Operations are identified by the index of the group, name and shapes."""
+    made = group()
     known = key_of(0, "allreduce", [ONE], [ONE])
-    coverage = Coverage({known})
+    coverage = Coverage([made], {known})
     for one in (ONE, ONE, OTHER):
-        coverage.begun(0, "allreduce", [one], [one])
-    assert coverage.told() == {"calls": 3, "foreseen": 2, "kinds": 2, "first_met": ["0/allreduce/(3, 1)float32"]}
+        coverage.started(made, "allreduce", [one], [one])
+    assert coverage.summary() == {"calls": 3, "foreseen": 2, "kinds": 2, "first_met": ["0/allreduce/(3, 1)float32"]}
