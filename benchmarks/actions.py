@@ -147,7 +147,7 @@ class Actions:
     def reply(self) -> None:
         """Have a person keep the node that the job asks about."""
         (asked,) = self.job.until(lambda: approvals.pending_approvals(self.job.history), "the question")
-        approvals.reply(self.job.history, asked.number, ApprovalAnswer(answer=KEEP, by="the benchmark"), now=time.time())
+        approvals.answer(self.job.history, asked.number, ApprovalAnswer(answer=KEEP, by="the benchmark"), now=time.time())
 
     def over(self) -> None:
         """Leave the job no action but the last."""
@@ -176,7 +176,7 @@ class Actions:
         history = self.job.history
         decided = queries.decisions(history, incident_id=one.id)
         faults = queries.faults(history, incident_id=one.id)
-        moves = queries.moves(history, self.job.row.id)
+        moves = queries.transitions(history, self.job.row.id)
         if decided[0].action != action:
             self.times.missed.append(f"{action}: {decided[0].action}, because {decided[0].reason}")
             return

@@ -194,7 +194,7 @@ class ChaosRun:
 
 def put_out(job: Steered, node: str) -> list[str]:
     """Return why *node* was ever taken out of service."""
-    return [one.reason for one in cordons.holds(job.history, job.nodes.name, node)]
+    return [one.reason for one in cordons.history_of(job.history, job.nodes.name, node)]
 
 
 def excluded(job: Steered, node: str) -> list[str]:

@@ -183,7 +183,7 @@ class ControlChaos:
         curve = {one.step: one.loss for one in queries.curve(self.history, row.id)}
         if missing := sorted(every - curve.keys()):
             broken.append(f"steps without a record: {missing[:10]}")
-        moves = queries.moves(self.history, row.id)
+        moves = queries.transitions(self.history, row.id)
         broken += [f"{one.after} is followed by a move from {two.before}" for one, two in pairwise(moves) if one.after != two.before]
         incidents = queries.incidents(self.history, row.id)
         for one in incidents:
@@ -220,7 +220,7 @@ def ended(pid: int) -> bool:
 
 def state_at(job: HostsJob, at: float) -> str:
     """Return the state that the job was in at a moment."""
-    before = [one.after for one in queries.moves(job.history, job.row.id) if one.at <= at]
+    before = [one.after for one in queries.transitions(job.history, job.row.id) if one.at <= at]
     return before[-1] if before else ""
 
 

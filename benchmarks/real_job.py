@@ -186,7 +186,7 @@ class Job:
         if not told.done:
             raise RuntimeError(f"rank {rank} was not moved: {told.outcome}")
         self.run(2)
-        begun = next(move.at for move in queries.moves(self.history, self.row.id) if move.after == "MIGRATING" and move.at >= asked)
+        begun = next(move.at for move in queries.transitions(self.history, self.row.id) if move.after == "MIGRATING" and move.at >= asked)
         stayer = next(other for other in range(RANKS) if other != rank)
         passed = gaps(self.done()[stayer], begun, told.handled_at + 2 * usual)
         switched, longest = max(passed, key=lambda one: one[1])

@@ -299,7 +299,7 @@ def _tell(told: list[Told], snapshots: list[models.Snapshots], no_snapshots: str
         say(f"      training again after {duration(one.downtime_s)}{source}, {_in_steps(one)}")
         say(f"      because {one.reason}")
         say("      " + ", ".join(f"{name} {duration(seconds)}" for name, seconds in one.phases.items()))
-    say(f"   Snapshots in memory: {memory.upkeep(snapshots) if snapshots else no_snapshots or 'none'}.")
+    say(f"   Snapshots in memory: {memory.overhead(snapshots) if snapshots else no_snapshots or 'none'}.")
     yes = {True: "equal", False: "NOT EQUAL"}
     say("\n4. The proof")
     say(f"   loss at each of {proof.steps} steps: {yes[proof.losses]}")
@@ -320,7 +320,7 @@ def _write(path: Path, told: list[Told], snapshots: list[models.Snapshots], proo
     facts: dict[str, Any] = {
         "bit_equal": proof.bit_equal,
         "incidents": [asdict(one) for one in told],
-        "snapshots": {"every": whole.every, "hidden": whole.hidden, "cost": whole.cost} if whole else None,
+        "snapshots": {"interval_steps": whole.interval_steps, "overlapped": whole.overlapped, "cost": whole.cost} if whole else None,
         "steps": proof.steps,
         "report": str(report),
         "parameters_sha256": proof.digest,

@@ -29,7 +29,7 @@ from holdfast.probe.health.checkups import open_checkup
 from holdfast.probe.health.report import ClusterHealth
 from holdfast.probe.health.report import cluster_health as health_of
 from holdfast.probe.sweep import DEADLINE
-from holdfast.report.wording import plural, some
+from holdfast.report.wording import listing, plural
 from holdfast.spec import Cluster
 from holdfast.training_result import TrainingResult, checkpoints_of
 from tasks import probe, repair
@@ -50,7 +50,7 @@ def _job_in(parameters: Mapping[str, Any]) -> str:
 
 
 def _burned_in(parameters: Mapping[str, Any]) -> str:
-    return f"burn in {some(parameters['nodes'])} of {_cluster_in(parameters)}"
+    return f"burn in {listing(parameters['nodes'])} of {_cluster_in(parameters)}"
 
 
 def _waited_for(parameters: Mapping[str, Any]) -> str:

@@ -14,8 +14,8 @@ from detectors.probe_result import UnansweredProbe
 from detectors.readings import NodeReading
 from holdfast.prefect_client.events import emit_nodes
 from holdfast.probe.health import checkups
-from holdfast.report.node_table import MOST_NAMED, changes_in_short, rows, summary
-from holdfast.report.wording import plural, some
+from holdfast.report.node_text import MOST_NAMED, changes_in_short, rows, summary
+from holdfast.report.wording import listing, plural
 
 
 @task(task_run_name="probe the nodes of {cluster}", cache_policy=NO_CACHE)
@@ -27,8 +27,8 @@ def sweep(cluster: str, *, deadline: float, at: float = 0.0) -> State[dict[str, 
     missed = [node for node, one in found.items() if isinstance(one, UnansweredProbe)]
     blind = [node for node, one in found.items() if not isinstance(one, NodeReading | UnansweredProbe)]
     parts = [f"{seen} of {plural(len(found), 'node')} answered"]
-    parts += [f"no answer from {some(missed, MOST_NAMED)}"] if missed else []
-    parts += [f"could not look at {some(blind, MOST_NAMED)}"] if blind else []
+    parts += [f"no answer from {listing(missed, MOST_NAMED)}"] if missed else []
+    parts += [f"could not look at {listing(blind, MOST_NAMED)}"] if blind else []
     return Completed(message="; ".join(parts), data={"seen": seen, "missed": len(missed), "blind": len(blind)})
 
 

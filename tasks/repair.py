@@ -12,7 +12,7 @@ from detectors.burn_in_results import CheckMark
 from holdfast.log import note
 from holdfast.prefect_client.events import emit_nodes
 from holdfast.probe.burn_in import repairs
-from holdfast.report.burn_ins import burn_ins_markdown, in_a_sentence
+from holdfast.report.node_text import burn_ins_in_short, burn_ins_markdown
 from policies.burn_in import describe, explain_still_isolated
 from policies.node_states import NodeState
 
@@ -60,7 +60,7 @@ def publish(cluster: str) -> str:
     after = repair.known()
     states = {node: one.state for node, one in after.items()}
     left = {node: why for node, why in repair.left.items() if node not in repair.outcomes}
-    words = in_a_sentence(repair.outcomes, len(left))
+    words = burn_ins_in_short(repair.outcomes, len(left))
     text = burn_ins_markdown(repair.outcomes, left, states)
     _sent(create_markdown_artifact(markdown=text, key=artifact_key(cluster), description=f"Burn-ins on cluster {cluster}: {words}"))
     for node, found in repair.outcomes.items():

@@ -1,222 +1,232 @@
-"""Settle the accounts of one job: every microsecond from its submission to its end is booked, each once.
+"""Attribute the time of one job: every microsecond from its submission to its end is booked exactly once.
 
-Steps come first: what a rank computed was computed, whatever was thought meanwhile. What lies between the fault and the return of an
-incident is its downtime, filled with the phases in their order. The rest is what a generation does beside its steps.
+Steps come first: a computed step counts as computed whatever else was recorded for that time. The rest of the time from a fault to the
+recovery is the incident's downtime, filled with its phases in order. What remains is what a generation does outside its steps.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from holdfast.accounting.ledger import NOT_TOLD, ROLLBACK, UNFINISHED, Ledger, LedgerAccount, Use
-from holdfast.accounting.steps import StepSpans
-from holdfast.accounting.timeline import GenerationSpan, IncidentSpan, JobTimeline, PhaseTime
+from holdfast.accounting.ledger import ROLLBACK, UNFINISHED, UNRECORDED, Ledger, LedgerAccount, TimeCategory
+from holdfast.accounting.timeline import GenerationSpan, IncidentSpan, JobTimeline, PhaseTime, StepSpans
 
 _LAUNCHING: Final = -1
-"""The place of the generation before the first."""
+"""The index of the time before the first generation."""
 WARM_UP: Final = "warm-up"
 
 
-def settle(life: JobTimeline, *, since: int | None = None) -> Ledger:
-    """Return the ledger of *life*, of what came after *since* (microseconds since 1970) where that is given."""
-    settling = _Attribution(life, since=life.begin if since is None else max(since, life.begin))
-    settling.book_all()
-    return settling.ledger
+def attribute(timeline: JobTimeline, *, since: int | None = None) -> Ledger:
+    """Return the ledger of *timeline*, from *since* on if given (microseconds since 1970)."""
+    attribution = _Attribution(timeline, since=timeline.begin if since is None else max(since, timeline.begin))
+    attribution.run()
+    return attribution.ledger
 
 
-class _Stay(NamedTuple):
-    """A piece of time within one generation, and within one incident or none."""
+class _Interval(NamedTuple):
+    """An interval within one generation, and within one incident or none."""
 
     begin: int
     end: int
-    place: int
-    trouble: IncidentSpan | None
+    position: int
+    """Of the generation."""
+    incident: IncidentSpan | None
 
 
 @dataclass(slots=True, kw_only=True)
-class _Filling:
-    """The phases of an incident that are still to be laid out."""
+class _RemainingPhases:
+    """The phases of an incident that are not booked yet."""
 
-    trouble: IncidentSpan
-    left: list[PhaseTime]
+    incident: IncidentSpan
+    remaining: list[PhaseTime]
 
-    def lay(self, length: int) -> Iterator[tuple[str, int]]:
+    def take(self, length: int) -> Iterator[tuple[str, int]]:
         """Yield the phases of the next *length* microseconds."""
-        while length > 0 and self.left:
-            name, whole = self.left[0]
-            took = min(whole, length)
-            length -= took
-            if took:
-                yield name, took
-            self.left[0] = PhaseTime(name, whole - took)
-            if whole == took:
-                self.left.pop(0)
+        while length > 0 and self.remaining:
+            name, left = self.remaining[0]
+            taken = min(left, length)
+            length -= taken
+            if taken:
+                yield name, taken
+            self.remaining[0] = PhaseTime(name, left - taken)
+            if left == taken:
+                self.remaining.pop(0)
         if length > 0:
-            yield NOT_TOLD, length
+            yield UNRECORDED, length
 
 
 @dataclass(slots=True)
 class _Attribution:
-    life: JobTimeline
+    timeline: JobTimeline
     since: int
     ledger: Ledger = field(default_factory=Ledger)
-    filling: _Filling | None = None
+    phases: _RemainingPhases | None = None
     bounds: list[int] = field(init=False)
     """Where each generation begins, and where the last one ends."""
-    downs: list[tuple[int, int, IncidentSpan]] = field(init=False)
+    downtimes: list[tuple[int, int, IncidentSpan]] = field(init=False)
     """Incidents as intervals that do not overlap."""
-    back_by: dict[int, IncidentSpan] = field(init=False)
-    """The incident that each generation answered."""
+    recovered_by: dict[int, IncidentSpan] = field(init=False)
+    """Generation to the incident whose recovery started it."""
 
     def __post_init__(self) -> None:
-        self.bounds = _bounds(self.life)
-        self.downs = _downs(self.life)
-        self.back_by = {one.generation_after: one for one in self.life.troubles if one.generation_after is not None}
+        self.bounds = _generation_bounds(self.timeline)
+        self.downtimes = _downtimes(self.timeline)
+        self.recovered_by = {one.generation_after: one for one in self.timeline.incidents if one.generation_after is not None}
 
-    def book_all(self) -> None:
-        for stay in self._stays():
-            self._book(stay)
-        self._price_snapshots()
-        for one, after in pairwise([*self.life.spares, None]):
+    def run(self) -> None:
+        for interval in self._intervals():
+            self._book(interval)
+        for index, generation in enumerate(self.timeline.generations):  # steps were booked by generation: take the snapshots' share out
+            own = LedgerAccount(TimeCategory.PRODUCTIVE, str(index))
+            self.ledger.move(own, LedgerAccount(TimeCategory.SNAPSHOTS), round(generation.snapshots * 1_000_000))
+            self.ledger.move(own, LedgerAccount(TimeCategory.PRODUCTIVE))
+            self.ledger.booked.pop(own, None)
+        for one, after in pairwise([*self.timeline.spares, None]):
             assert one is not None
-            until, begin = self.life.end if after is None else min(after.at, self.life.end), max(one.at, self.since)
-            suspended = sum(max(0, min(end, until) - max(start, begin)) for start, end in self.life.suspensions)
-            self.ledger.idle(max(0, until - begin - suspended) * one.devices)
+            until = self.timeline.end if after is None else min(after.at, self.timeline.end)
+            begin = max(one.at, self.since)
+            idle = max(0, until - begin - _suspended(self.timeline, begin, until))
+            self.ledger.book(LedgerAccount(TimeCategory.SPARE), 0, idle * one.devices)
 
-    def _stays(self) -> Iterator[_Stay]:
-        """Part the job's time at all that begins or ends in it."""
-        life = self.life
-        cuts = {life.begin, life.end, min(self.since, life.end), *self.bounds}
-        cuts.update(at for begin, end, _ in self.downs for at in (begin, end))
-        cuts.update(at for begin, end in life.suspensions for at in (begin, end))
+    def _intervals(self) -> Iterator[_Interval]:
+        """Split the job's time wherever something begins or ends; leave suspensions out."""
+        timeline = self.timeline
+        cuts = {timeline.begin, timeline.end, min(self.since, timeline.end), *self.bounds}
+        cuts.update(at for begin, end, _ in self.downtimes for at in (begin, end))
+        cuts.update(at for begin, end in timeline.suspensions for at in (begin, end))
         down = 0
         for begin, end in pairwise(sorted(cuts)):
-            if any(start <= begin < until for start, until in life.suspensions):
+            if any(start <= begin < until for start, until in timeline.suspensions):
                 continue
-            while down < len(self.downs) and self.downs[down][1] <= begin:
+            while down < len(self.downtimes) and self.downtimes[down][1] <= begin:
                 down += 1
-            trouble = self.downs[down][2] if down < len(self.downs) and self.downs[down][0] <= begin else None
-            yield _Stay(begin, end, bisect_right(self.bounds, begin, hi=len(life.eras)) - 1, trouble)
+            incident = self.downtimes[down][2] if down < len(self.downtimes) and self.downtimes[down][0] <= begin else None
+            yield _Interval(begin, end, bisect_right(self.bounds, begin, hi=len(timeline.generations)) - 1, incident)
 
-    def _book(self, stay: _Stay) -> None:
-        """Book the steps in *stay*, and what lies beside them."""
-        era = self.life.eras[stay.place] if stay.place != _LAUNCHING else None
-        devices = self.life.devices if era is None else era.devices
-        steps = self.life.steps.get(era.number) if era is not None else None
-        free, counts = stay.end - stay.begin, stay.begin >= self.since
-        for lost_to, length in steps.within(stay.begin, stay.end) if steps is not None else ():
+    def _book(self, interval: _Interval) -> None:
+        """Book the steps in *interval* and the time outside them."""
+        generation = self.timeline.generations[interval.position] if interval.position != _LAUNCHING else None
+        devices = self.timeline.devices if generation is None else generation.devices
+        steps = self.timeline.steps.get(generation.number) if generation is not None else None
+        free, counts = interval.end - interval.begin, interval.begin >= self.since
+        for lost_to, length in steps.within(interval.begin, interval.end) if steps is not None else ():
             free -= length
+            if counts and lost_to is None:
+                self.ledger.book(LedgerAccount(TimeCategory.PRODUCTIVE, str(interval.position)), length, length * devices)
+            elif counts and lost_to is not None:
+                cause = self.recovered_by.get(lost_to)
+                self.ledger.book(LedgerAccount(TimeCategory.LOST, ROLLBACK, cause.id if cause else ""), length, length * devices)
+        for account, length in self._outside_steps(interval, generation, steps, free):
             if counts:
-                self.ledger.book(self._of_steps(lost_to, stay.place), length, devices)
-        for account, length in self._beside(stay, era, steps, free):
-            if counts:
-                self.ledger.book(account, length, devices)
+                self.ledger.book(account, length, length * devices)
 
-    def _of_steps(self, lost_to: int | None, place: int) -> LedgerAccount:
-        """Return the account of steps that were lost to a generation, or kept: these by generation, until `_price_snapshots`."""
-        if lost_to is not None:
-            blamed = self.back_by.get(lost_to)
-            return LedgerAccount(Use.LOST, ROLLBACK, blamed.id if blamed else "")
-        return LedgerAccount(Use.PRODUCTIVE, str(place))
-
-    def _price_snapshots(self) -> None:
-        """Take out of each generation's kept steps what snapshots took of them."""
-        for place, era in enumerate(self.life.eras):
-            of_era, kept = LedgerAccount(Use.PRODUCTIVE, str(place)), LedgerAccount(Use.PRODUCTIVE)
-            self.ledger.move(of_era, LedgerAccount(Use.SNAPSHOTS), round(era.snapshots * 1_000_000))
-            self.ledger.move(of_era, kept)
-            self.ledger.booked.pop(of_era, None)
-
-    def _beside(self, stay: _Stay, era: GenerationSpan | None, steps: StepSpans | None, free: int) -> Iterator[tuple[LedgerAccount, int]]:
-        """Yield what the *free* microseconds of *stay* were, in which no step was computed."""
-        if stay.trouble is not None:
-            if self.filling is None or self.filling.trouble is not stay.trouble:
-                self.filling = _Filling(trouble=stay.trouble, left=list(stay.trouble.phases))
-            yield from ((LedgerAccount(Use.LOST, name, stay.trouble.id), length) for name, length in self.filling.lay(free))
-        elif era is None:
-            yield LedgerAccount(Use.LAUNCH), free
-        elif steps is None:
-            yield from self._without_steps(stay, era, free)
+    def _outside_steps(
+        self, interval: _Interval, generation: GenerationSpan | None, steps: StepSpans | None, free: int
+    ) -> Iterator[tuple[LedgerAccount, int]]:
+        """Yield what the *free* microseconds of *interval* without a step were."""
+        if interval.incident is not None:
+            if self.phases is None or self.phases.incident is not interval.incident:
+                self.phases = _RemainingPhases(incident=interval.incident, remaining=list(interval.incident.phases))
+            yield from ((LedgerAccount(TimeCategory.LOST, name, interval.incident.id), length) for name, length in self.phases.take(free))
+        elif generation is None:
+            yield LedgerAccount(TimeCategory.STARTUP), free
+        elif steps is None:  # up to the start of its work it starts; then nothing is known
+            started = interval.end if generation.first_step_at is None else min(max(generation.first_step_at, interval.begin), interval.end)
+            before = min(free, started - interval.begin)
+            yield self._before_first_step(interval.position, generation), before
+            unknown = TimeCategory.BETWEEN_STEPS if self.timeline.reports_steps else TimeCategory.STEPS_UNKNOWN
+            yield LedgerAccount(unknown), free - before
         else:
-            yield from self._around_steps(stay, era, steps, free)
+            first, last = int(steps.begin[0]), int(steps.end[-1])
+            head, tail = max(0, min(interval.end, first) - interval.begin), max(0, interval.end - max(interval.begin, last))
+            between = free - head - tail
+            yield self._before_first_step(interval.position, generation), head
+            saves = min(between, self._save_time(interval, generation.number))
+            yield LedgerAccount(TimeCategory.CHECKPOINTS), saves
+            yield LedgerAccount(TimeCategory.BETWEEN_STEPS), between - saves
+            yield self._after_last_step(interval), tail
 
-    def _without_steps(self, stay: _Stay, era: GenerationSpan, free: int) -> Iterator[tuple[LedgerAccount, int]]:
-        """Yield the time of a generation of which no step is known: the way to its first one, then what nobody told of."""
-        at_work = stay.end if era.first_step_at is None else min(max(era.first_step_at, stay.begin), stay.end)
-        before = min(free, at_work - stay.begin)
-        yield self._way_in(stay.place, era), before
-        yield LedgerAccount(Use.BESIDE if self.life.tells_steps else Use.UNSEEN), free - before
-
-    def _around_steps(self, stay: _Stay, era: GenerationSpan, steps: StepSpans, free: int) -> Iterator[tuple[LedgerAccount, int]]:
-        """Yield what lies before the first, between, and after the last of a generation's steps."""
-        first, last = int(steps.begin[0]), int(steps.end[-1])
-        head, tail = max(0, min(stay.end, first) - stay.begin), max(0, stay.end - max(stay.begin, last))
-        between = free - head - tail
-        yield self._way_in(stay.place, era), head
-        saves = min(between, self._saved(stay, era.number))
-        yield LedgerAccount(Use.CHECKPOINTS), saves
-        yield LedgerAccount(Use.BESIDE), between - saves
-        yield self._way_out(stay), tail
-
-    def _way_in(self, place: int, era: GenerationSpan) -> LedgerAccount:
+    def _before_first_step(self, index: int, generation: GenerationSpan) -> LedgerAccount:
         """Return the account of the time before a generation's first step."""
-        answered = self.back_by.get(era.number)
-        if answered is not None:
-            return LedgerAccount(Use.LOST, WARM_UP, answered.id)
-        return LedgerAccount(Use.LAUNCH if place == 0 else Use.MOVES)
+        incident = self.recovered_by.get(generation.number)
+        if incident is not None:
+            return LedgerAccount(TimeCategory.LOST, WARM_UP, incident.id)
+        return LedgerAccount(TimeCategory.STARTUP if index == 0 else TimeCategory.MIGRATIONS)
 
-    def _way_out(self, stay: _Stay) -> LedgerAccount:
-        """Return the account of the time after a generation's last step: what came next says what it was."""
-        leaves = self.bounds[stay.place + 1]
-        coming = bisect_left(self.downs, stay.end, key=lambda down: down[0])
-        if coming < len(self.downs) and self.downs[coming][0] <= leaves and self.downs[coming][2].stalled:
-            return LedgerAccount(Use.LOST, UNFINISHED, self.downs[coming][2].id)
-        if stay.place + 1 < len(self.life.eras):
-            return LedgerAccount(Use.MOVES)
-        return LedgerAccount(Use.ENDING if self.life.ended else Use.BESIDE)
+    def _after_last_step(self, interval: _Interval) -> LedgerAccount:
+        """Return the account of the time after a generation's last step, which depends on what came next."""
+        ends = self.bounds[interval.position + 1]
+        following = bisect_left(self.downtimes, interval.end, key=lambda down: down[0])
+        if following < len(self.downtimes) and self.downtimes[following][0] <= ends and self.downtimes[following][2].stalled:
+            return LedgerAccount(TimeCategory.LOST, UNFINISHED, self.downtimes[following][2].id)
+        if interval.position + 1 < len(self.timeline.generations):
+            return LedgerAccount(TimeCategory.MIGRATIONS)
+        return LedgerAccount(TimeCategory.SHUTDOWN if self.timeline.ended else TimeCategory.BETWEEN_STEPS)
 
-    def _saved(self, stay: _Stay, number: int) -> int:
-        """Return the microseconds of saves within *stay*."""
-        saves = self.life.saves
-        low, high = bisect_right(saves, stay.begin, key=lambda save: save.at), bisect_right(saves, stay.end, key=lambda save: save.at)
-        return sum(save.stood for save in saves[low:high] if save.generation == number)
+    def _save_time(self, interval: _Interval, number: int) -> int:
+        """Return the microseconds of saves within *interval*."""
+        saves = self.timeline.saves
+        low = bisect_right(saves, interval.begin, key=lambda save: save.at)
+        high = bisect_right(saves, interval.end, key=lambda save: save.at)
+        return sum(save.stall for save in saves[low:high] if save.generation == number)
 
 
-def _bounds(life: JobTimeline) -> list[int]:
+def _generation_bounds(timeline: JobTimeline) -> list[int]:
     """Return where each generation begins, and the job's end.
 
-    A planned change is on record only after the ranks have made it: where the last step of one and the first of the next leave it open, the
-    record decides, else the steps.
+    A planned migration is recorded only after the ranks have made it: between the last step of one generation and the first of the next the
+    record decides, else the steps do.
     """
-    found, last = list[int](), life.begin
-    for era in life.eras:
-        steps = life.steps.get(era.number)
-        at = max(last, min(era.at, int(steps.begin[0])) if steps is not None else era.at)
-        found.append(min(at, life.end))
+    found, last = list[int](), timeline.begin
+    for generation in timeline.generations:
+        steps = timeline.steps.get(generation.number)
+        at = max(last, min(generation.at, int(steps.begin[0])) if steps is not None else generation.at)
+        found.append(min(at, timeline.end))
         last = max(found[-1], int(steps.end[-1]) if steps is not None else found[-1])
-    return [*found, life.end]
+    return [*found, timeline.end]
 
 
-def time_down(life: JobTimeline, since: int) -> int:
-    """Return the microseconds after *since* in which incidents kept the job from training, each counted once, suspensions left out."""
-    found = 0
-    for begin, end, _ in _downs(life):
-        begin = max(begin, since)  # noqa: PLW2901 (what came before is not asked for)
-        suspended = sum(max(0, min(until, end) - max(start, begin)) for start, until in life.suspensions)
-        found += max(0, end - begin - suspended)
-    return found
-
-
-def _downs(life: JobTimeline) -> list[tuple[int, int, IncidentSpan]]:
-    """Return the incidents in their order, each from where the one before was over."""
-    found, last = list[tuple[int, int, IncidentSpan]](), life.begin
-    for one in sorted(life.troubles, key=lambda one: one.number):
-        begin = min(max(one.fault_at, last), life.end)
-        last = min(max(begin, one.back_at), life.end)
+def _downtimes(timeline: JobTimeline) -> list[tuple[int, int, IncidentSpan]]:
+    """Return the incidents in order, each beginning where the one before was over."""
+    found, last = list[tuple[int, int, IncidentSpan]](), timeline.begin
+    for one in sorted(timeline.incidents, key=lambda one: one.number):
+        begin = min(max(one.fault_at, last), timeline.end)
+        last = min(max(begin, one.recovered_at), timeline.end)
         if last > begin:
             found.append((begin, last, one))
     return found
+
+
+def _suspended(timeline: JobTimeline, begin: int, end: int) -> int:
+    """Return the microseconds of suspensions from *begin* to *end*."""
+    return sum(max(0, min(until, end) - max(start, begin)) for start, until in timeline.suspensions)
+
+
+def total_downtime(timeline: JobTimeline, since: int) -> int:
+    """Return the microseconds after *since* in which incidents kept the job from training, each counted once, without suspensions."""
+    spans = [(max(begin, since), end) for begin, end, _ in _downtimes(timeline)]
+    return sum(max(0, end - begin - _suspended(timeline, begin, end)) for begin, end in spans)
+
+
+def lost_capacity(timeline: JobTimeline, *, since: int | None = None) -> Counter[str]:
+    """Return the device-microseconds of ranks missing at reduced size (after *since*), by the id of the incident; empty: without one.
+
+    They are not part of the ledger, because nobody held those devices. If a job grows back in part, the ranks removed last return first.
+    """
+    begin, found = timeline.begin if since is None else since, Counter[str]()
+    caused_by = {one.generation_after: one.id for one in timeline.incidents}
+    removed: list[str] = []
+    """For each missing device the incident that removed it."""
+    for generation, after in pairwise([*timeline.generations, None]):
+        assert generation is not None
+        missing = max(0, timeline.full_devices - generation.devices)
+        removed = removed[:missing] + [caused_by.get(generation.number, "")] * (missing - len(removed))
+        until = timeline.end if after is None else min(after.at, timeline.end)
+        for incident, devices in Counter(removed).items():
+            found[incident] += devices * max(0, until - max(generation.at, begin))
+    return +found

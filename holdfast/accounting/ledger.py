@@ -1,4 +1,4 @@
-"""Amounts of time, exact: whole microseconds, so that the parts of a job's time add up to the whole without a remainder."""
+"""Exact amounts of time: whole microseconds, so that the parts of a job's time add up to the total without a remainder."""
 
 from __future__ import annotations
 
@@ -13,65 +13,60 @@ SECOND: Final = 1_000_000
 HOUR: Final = 3600 * SECOND
 
 
-class Use(StrEnum):
-    """What became of a piece of time."""
+class TimeCategory(StrEnum):
+    """What time was used for."""
 
     PRODUCTIVE = "productive"
     SNAPSHOTS = "snapshots"
     CHECKPOINTS = "checkpoints"
-    LAUNCH = "launch"
-    MOVES = "planned moves"
-    BESIDE = "beside steps"
-    UNSEEN = "steps unknown"
-    ENDING = "ending"
-    LOST = "lost to faults"
+    STARTUP = "startup"
+    MIGRATIONS = "planned migrations"
+    BETWEEN_STEPS = "between steps"
+    STEPS_UNKNOWN = "steps unknown"
+    SHUTDOWN = "shutdown"
+    LOST = "lost to failures"
     SPARE = "idle spares"
 
 
-MEANING: Final[dict[Use, str]] = {
-    Use.PRODUCTIVE: "steps that were kept",
-    Use.SNAPSHOTS: "of kept steps, what snapshots in memory took",
-    Use.CHECKPOINTS: "training stood for a save",
-    Use.LAUNCH: "from the submission to the first step",
-    Use.MOVES: "changes of place that nobody's fault asked for",
-    Use.BESIDE: "between steps, and the one that is under way",
-    Use.UNSEEN: "ran, and told of no steps: what of it was kept is not known",
-    Use.ENDING: "after the last step: last save, shutdown",
-    Use.LOST: "downtime of incidents, and steps thrown away",
-    Use.SPARE: "places on nodes of the job that held no rank",
+MEANING: Final[dict[TimeCategory, str]] = {
+    TimeCategory.PRODUCTIVE: "steps that were kept",
+    TimeCategory.SNAPSHOTS: "the part of kept steps that in-memory snapshots took",
+    TimeCategory.CHECKPOINTS: "training stopped for a save",
+    TimeCategory.STARTUP: "from the submission to the first step",
+    TimeCategory.MIGRATIONS: "placement changes that no fault caused",
+    TimeCategory.BETWEEN_STEPS: "between steps, and the step under way",
+    TimeCategory.STEPS_UNKNOWN: "training without reported steps: how much was kept is unknown",
+    TimeCategory.SHUTDOWN: "after the last step: last save, shutdown",
+    TimeCategory.LOST: "downtime of incidents, and steps thrown away",
+    TimeCategory.SPARE: "places on nodes of the job that held no rank",
 }
 UNFINISHED: Final = "unfinished step"
-"""Phase of a loss: what the step had taken that a fault cut short."""
+"""Phase of a loss: time spent on the step that a fault interrupted."""
 ROLLBACK: Final = "rollback"
-NOT_TOLD: Final = "other"
-"""Phase of downtime that no recorded phase accounts for."""
+UNRECORDED: Final = "other"
+"""Phase of downtime that no recorded phase covers."""
 
 
 class LedgerAccount(NamedTuple):
-    """Where an amount is booked; *phase* and *incident* belong to losses alone."""
+    """Where an amount is booked; only losses have a *phase* and an *incident*."""
 
-    use: Use
+    category: TimeCategory
     phase: str = ""
     incident: str = ""
 
 
 @dataclass(slots=True)
 class Amount:
-    """Time, in microseconds."""
+    """Time in microseconds."""
 
     wall: int = 0
-    """Of the job, however many devices it had: idle spares have none, as they idle beside it."""
+    """Of the job, however many devices it had; idle spares have none."""
     devices: int = 0
-    """Of every single device."""
-
-    def add(self, wall: int, devices: int) -> None:
-        """Add so much."""
-        self.wall += wall
-        self.devices += devices
+    """Summed over devices."""
 
     @property
     def hours(self) -> float:
-        """Return the hours of all devices."""
+        """Return the device-hours."""
         return self.devices / HOUR
 
 
@@ -82,37 +77,35 @@ class Ledger:
     booked: defaultdict[LedgerAccount, Amount] = field(default_factory=lambda: defaultdict(Amount))
 
     def book(self, account: LedgerAccount, wall: int, devices: int) -> None:
-        """Book *wall* microseconds of a job that had so many *devices* then."""
-        if wall:
-            self.booked[account].add(wall, wall * devices)
-
-    def idle(self, devices: int) -> None:
-        """Book microseconds of devices that held no rank."""
-        if devices:
-            self.booked[LedgerAccount(Use.SPARE)].add(0, devices)
+        """Book *wall* and *devices* microseconds."""
+        if wall or devices:
+            amount = self.booked[account]
+            amount.wall += wall
+            amount.devices += devices
 
     def move(self, source: LedgerAccount, target: LedgerAccount, millionths: int = 1_000_000) -> None:
-        """Book so many *millionths* (default: all) of what is in *source* to *target* instead."""
-        held = self.booked.get(source)
-        if held is None or millionths <= 0:
+        """Move *millionths* (default: all) of *source* to *target*."""
+        amount = self.booked.get(source)
+        if amount is None or millionths <= 0:
             return
-        wall, devices = (amount * min(millionths, 1_000_000) // 1_000_000 for amount in (held.wall, held.devices))
-        held.add(-wall, -devices)
-        self.booked[target].add(wall, devices)
+        wall, devices = (part * min(millionths, 1_000_000) // 1_000_000 for part in (amount.wall, amount.devices))
+        self.book(source, -wall, -devices)
+        self.book(target, wall, devices)
 
-    def take_in(self, other: Ledger) -> None:
-        """Add all of *other*."""
+    def add(self, other: Ledger) -> None:
+        """Add all amounts of *other*."""
         for account, amount in other.booked.items():
-            self.booked[account].add(amount.wall, amount.devices)
+            self.book(account, amount.wall, amount.devices)
 
-    def sum(self, use: Use | None = None) -> Amount:
-        """Return all of *use*, or everything."""
+    def sum(self, category: TimeCategory | None = None) -> Amount:
+        """Return the sum of *category*, or of everything."""
         found = Amount()
         for account, amount in self.booked.items():
-            if use is None or account.use is use:
-                found.add(amount.wall, amount.devices)
+            if category is None or account.category is category:
+                found.wall += amount.wall
+                found.devices += amount.devices
         return found
 
     def losses(self) -> Iterator[tuple[LedgerAccount, Amount]]:
         """Yield what was lost, by phase and incident."""
-        yield from ((account, amount) for account, amount in self.booked.items() if account.use is Use.LOST)
+        yield from ((account, amount) for account, amount in self.booked.items() if account.category is TimeCategory.LOST)

@@ -1,4 +1,4 @@
-"""Ask another policy what was asked of the one in force then, and price the difference by what recoveries took in this history."""
+"""Replay recorded decisions with another policy, and price each difference by what recoveries took in this history."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import sqlmodel
 from sqlalchemy import func
 from sqlmodel import Session, col
 
-import detectors.all_kinds  # noqa: F401 (enters every kind into the catalogue: cases name them)
-from holdfast.accounting.straggler_replay import NO_CASE, ReweighedStraggler, weighed_again
+import detectors.all_kinds  # noqa: F401 (registers every kind in the catalogue: cases name them)
+from detectors.codec import MalformedData, unpacked
 from holdfast.errors import UnknownOptionValue
-from holdfast.history.models import DecidedCase, DecisionRecord, Generation, Incident, Job, Phase
+from holdfast.history.models import DecidedCase, DecisionRecord, Generation, Incident, Job, Phase, StragglerDecision
 from holdfast.history.store import History
 from holdfast.spec import TrainingJob
 from holdfast.spec.job import is_policy_file
@@ -25,21 +25,23 @@ from policies.case_codec import UnreadableCase, act_of, from_record
 from policies.escalation import Decision as Made
 from policies.escalation import RecoveryAction
 from policies.policy import NAMED, Policy
+from policies.slowness import MigrateStraggler, StragglerCase
 
-NOT_KEPT: Final = "it was made before cases were kept"
+NOT_KEPT: Final = "it was made before cases were recorded"
+STRAGGLER_UNREADABLE: Final = "the case of a straggler decision cannot be read"
 
 
 class ActionCost(NamedTuple):
-    """What recoveries by one action took, from the fault to where the job had been."""
+    """What recoveries by one action took, from the fault until the job was back at its step."""
 
     seconds: float
-    """Median, the rollback included."""
+    """Median, including the rollback."""
     n: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A decision that another policy would have made otherwise: the first of its incident."""
+    """The first decision of an incident that the other policy would have made differently."""
 
     job: str
     job_id: str
@@ -47,52 +49,72 @@ class Difference:
     kind: str
     at: float
     decided: str
-    """The action on record."""
+    """The recorded action."""
     decided_act: Mapping[str, Any]
-    """Who left and came, where that is more than nothing."""
+    """Nodes removed and added, if any."""
     decided_reason: str
     would: Made
     rule: str
     passed_over: Mapping[str, str]
     hours: float | None
-    """Compute-hours that would have been won, or lost where it is negative; empty where nobody can tell."""
+    """Compute-hours that would have been saved, negative if lost; None if unknown."""
     why_not: str
-    """Why nobody can tell."""
+    """Why it is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerReplay:
+    """A decision about a straggling rank, and that of the other policy."""
+
+    job: str
+    at: float
+    rank: int
+    node: str
+    decided: str
+    decided_reason: str
+    would: str
+    """Empty if the record cannot be read."""
+    reason: str
+
+    @property
+    def differs(self) -> bool:
+        """Return whether the other policy decides differently."""
+        return bool(self.would) and self.would != self.decided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyReplay:
-    """What came of asking *policy*."""
+    """The result of replaying with *policy*."""
 
     policy: str
     incidents: int
     decisions: int
     same: int
     follow: int
-    """Decisions of an incident that had gone another way before: they were never asked."""
+    """Later decisions of an incident with a difference, which cannot be replayed."""
     unreadable: Mapping[str, int]
-    """Why a decision cannot be made again, and how many."""
+    """Why decisions cannot be replayed, and how many."""
     differences: Sequence[Difference]
     costs: Mapping[str, ActionCost]
     """By action."""
     straggler_decisions: int = 0
-    """Decisions about slow ranks."""
-    slow: Sequence[ReweighedStraggler] = ()
-    """Those of them that would have been others."""
+    """Decisions about straggling ranks."""
+    slow: Sequence[StragglerReplay] = ()
+    """Those that differ."""
 
     @property
-    def won(self) -> float:
-        """Return the compute-hours of all differences that can be priced."""
+    def saved(self) -> float:
+        """Return the compute-hours saved by all differences with a price."""
         return sum(one.hours for one in self.differences if one.hours is not None)
 
     @property
     def unpriced(self) -> int:
-        """Return how many differences cannot be."""
+        """Return how many differences have no price."""
         return sum(one.hours is None for one in self.differences)
 
 
 def policy_called(name: str) -> Policy:
-    """Return the policy that *name* or the file of that name stands for; raise `UnknownOptionValue` with the nearest, or `BadFile`."""
+    """Return the policy called *name*, or that of the policy file *name*; raise `UnknownOptionValue` with similar names, or `BadFile`."""
     if is_policy_file(name):
         return load_policy(name)
     if name not in NAMED:
@@ -101,7 +123,7 @@ def policy_called(name: str) -> Policy:
 
 
 def _for_job(session: Session, policy: Policy, job_id: str) -> Policy:
-    """Return *policy* under what that job says itself of budget and deadlines, as far as this version can read it."""
+    """Return *policy* with the job's own budget and timeouts, if this version can read its job file."""
     job = session.get(Job, job_id)
     try:
         return under_job(policy, TrainingJob.model_validate(job.spec)) if job is not None else policy
@@ -110,18 +132,18 @@ def _for_job(session: Session, policy: Policy, job_id: str) -> Policy:
 
 
 def replay(history: History, name: str, *, job: Job | None = None, since: float | None = None) -> PolicyReplay:
-    """Ask the policy called *name* about all decisions on record, of *job* or since *since* (seconds since 1970) where given."""
+    """Replay all recorded decisions, of *job* or since *since* (seconds since 1970) if given, with the policy called *name*."""
     policy, policies = policy_called(name), dict[str, Policy]()
     differences, unreadable = list[Difference](), defaultdict[str, int](int)
-    incidents, decisions, same, follow, parted = set[str](), 0, 0, 0, set[str]()
-    with history.session() as session, history.session() as beside:
-        pricing = _Pricing(beside)
-        for row in _asked(session, job, since):
+    incidents, decisions, same, follow, diverged = set[str](), 0, 0, 0, set[str]()
+    with history.session() as session, history.session() as lookups:
+        pricing = _Pricing(lookups)
+        for row in _recorded(session, job, since):
             decisions += 1
             if row.job_id not in policies:
-                policies[row.job_id] = _for_job(beside, policy, row.job_id)
+                policies[row.job_id] = _for_job(lookups, policy, row.job_id)
             incidents.add(row.incident_id)
-            if row.incident_id in parted:
+            if row.incident_id in diverged:
                 follow += 1
                 continue
             try:
@@ -131,10 +153,10 @@ def replay(history: History, name: str, *, job: Job | None = None, since: float 
             except UnreadableCase as error:
                 unreadable[str(error)] += 1
                 continue
-            if row.action == answer.decision.action and _said(row.act) == _said(act_of(answer.decision)):
+            if row.action == answer.decision.action and _effect(row.act) == _effect(act_of(answer.decision)):
                 same += 1
                 continue
-            parted.add(row.incident_id)
+            diverged.add(row.incident_id)
             hours, why_not = pricing.difference(row, answer.decision.action)
             differences.append(
                 Difference(
@@ -144,7 +166,7 @@ def replay(history: History, name: str, *, job: Job | None = None, since: float 
                     kind=row.kind,
                     at=row.at,
                     decided=row.action,
-                    decided_act=_said(row.act),
+                    decided_act=_effect(row.act),
                     decided_reason=row.reason,
                     would=answer.decision,
                     rule=answer.rule,
@@ -154,29 +176,29 @@ def replay(history: History, name: str, *, job: Job | None = None, since: float 
                 )
             )
         costs = pricing.costs
-        weighed = list(weighed_again(beside, policy.slowness, job=job, since=since))
-    unread = sum(not one.would for one in weighed)
+        stragglers = list(_stragglers(lookups, policy.slowness, job=job, since=since))
+    unread = sum(not one.would for one in stragglers)
     return PolicyReplay(
         policy=name,
         incidents=len(incidents),
         decisions=decisions,
         same=same,
         follow=follow,
-        unreadable={**unreadable, **({NO_CASE: unread} if unread else {})},
+        unreadable={**unreadable, **({STRAGGLER_UNREADABLE: unread} if unread else {})},
         differences=differences,
         costs=costs,
-        straggler_decisions=len(weighed),
-        slow=[one for one in weighed if one.differs],
+        straggler_decisions=len(stragglers),
+        slow=[one for one in stragglers if one.differs],
     )
 
 
-def _said(act: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an act does; by which policy, and what that noted, is said elsewhere."""
+def _effect(act: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a decision does, without the policy's name and notes."""
     return {name: value for name, value in act.items() if value and name not in {"policy", "noted"}}
 
 
-def _asked(session: Session, job: Job | None, since: float | None) -> Iterator[Any]:
-    """Yield the decisions with their cases, in the order in which they were made."""
+def _recorded(session: Session, job: Job | None, since: float | None) -> Iterator[Any]:
+    """Yield the decisions with their cases, in order."""
     columns = (
         DecisionRecord.id, DecisionRecord.incident_id, DecisionRecord.job_id, DecisionRecord.at, DecisionRecord.action,
         DecisionRecord.reason, DecisionRecord.act,
@@ -198,31 +220,31 @@ def _asked(session: Session, job: Job | None, since: float | None) -> Iterator[A
 
 @dataclass(slots=True)
 class _Pricing:
-    """What recoveries took, by action: read when the first difference asks."""
+    """What recoveries took, by action; read for the first difference."""
 
     session: Session
     _costs: dict[str, ActionCost] | None = None
 
     @property
     def costs(self) -> dict[str, ActionCost]:
-        """Return the median of each action, over all recoveries of the history that needed one decision."""
+        """Return the median of each action over all recoveries with a single decision."""
         if self._costs is None:
-            took = defaultdict[str, list[float]](list)
+            seconds_by_action = defaultdict[str, list[float]](list)
             for action, seconds in self.session.connection().execute(_single_recoveries()):
-                took[action].append(seconds)
-            self._costs = {action: ActionCost(median(all_of), len(all_of)) for action, all_of in took.items()}
+                seconds_by_action[action].append(seconds)
+            self._costs = {action: ActionCost(median(found), len(found)) for action, found in seconds_by_action.items()}
         return self._costs
 
     def difference(self, row: Any, action: RecoveryAction) -> tuple[float | None, str]:  # noqa: ANN401 (a row of several tables)
-        """Return the compute-hours that *action* would have won in the incident of *row*, or none and why nobody can tell."""
+        """Return the compute-hours that *action* would have saved in the incident of *row*, or None and why that is unknown."""
         if RecoveryAction.GIVE_UP in {action, row.action}:
-            return None, "the one ends the job, the other does not"
+            return None, "one ends the job, the other does not"
         if action == row.action:
             return None, "the same action, on other nodes"
         if row.outcome != "recovered":
             return None, f"the incident {'is open' if row.outcome is None else 'did not end in a recovery'}"
         if action not in self.costs:
-            return None, f"no recovery by {action} is on record"
+            return None, f"no recovery by {action} is recorded"
         took: Any = self.session.exec(sqlmodel.select(func.sum(Phase.seconds)).where(col(Phase.incident_id) == row.incident_id)).one()
         width = self.session.exec(
             sqlmodel.select(Generation.world_size).where(
@@ -230,12 +252,12 @@ class _Pricing:
             )
         ).first()
         if took is None or not width:
-            return None, "what the incident took is not on record"
+            return None, "the duration of the incident is not recorded"
         return (took - self.costs[action].seconds) * width / 3600, ""
 
 
 def _single_recoveries() -> Any:  # noqa: ANN401 (SQLAlchemy's own type)
-    """Return the query for what each recovery took, by action: those that needed one decision, as others went through several actions."""
+    """Return the query for the duration of each recovery by action, of those with a single decision: others used several actions."""
     once = sqlalchemy.select(col(DecisionRecord.incident_id)).group_by(col(DecisionRecord.incident_id)).having(func.count() == 1)
     took = (
         sqlalchemy.select(col(Phase.incident_id).label("incident"), func.sum(Phase.seconds).label("seconds"))
@@ -247,3 +269,22 @@ def _single_recoveries() -> Any:  # noqa: ANN401 (SQLAlchemy's own type)
         .join(took, took.c.incident == col(Incident.id))
         .where(col(Incident.outcome) == "recovered", col(Incident.action).is_not(None), col(Incident.id).in_(once))
     )
+
+
+def _stragglers(session: Session, rule: MigrateStraggler, *, job: Job | None, since: float | None) -> Iterator[StragglerReplay]:
+    """Yield what *rule* decides for all recorded straggling ranks."""
+    of = StragglerDecision
+    columns = (Job.name, of.at, of.rank, of.node, of.act, of.reason, of.record)
+    wanted = sqlalchemy.select(*map(col, columns)).join(Job, col(Job.id) == col(of.job_id)).order_by(col(of.at))
+    if job is not None:
+        wanted = wanted.where(col(of.job_id) == job.id)
+    if since is not None:
+        wanted = wanted.where(col(of.at) >= since)
+    for row in session.connection().execute(wanted):
+        name, at, rank, node, act, reason, record = tuple(row)
+        try:
+            again = rule(unpacked(StragglerCase, record))
+            would, why = str(again.act), again.reason
+        except MalformedData:  # of a newer version, or corrupt
+            would, why = "", STRAGGLER_UNREADABLE
+        yield StragglerReplay(job=name, at=at, rank=rank, node=node, decided=act, decided_reason=reason, would=would, reason=why)

@@ -1,4 +1,4 @@
-"""Read lives out of the history: a fixed number of queries a job, columns rather than objects, so that a million steps take seconds."""
+"""Read job timelines from the history: a fixed number of queries per job, columns instead of objects. A million steps take seconds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ from sqlalchemy import func
 from sqlmodel import Session, col, select
 
 from holdfast.accounting.ledger import ROLLBACK, SECOND
-from holdfast.accounting.steps import COLUMNS, StepSpans, pieces
-from holdfast.accounting.timeline import GenerationSpan, IncidentSpan, JobTimeline, PhaseTime, SaveSpan, Spares
+from holdfast.accounting.timeline import (
+    COLUMNS,
+    GenerationSpan,
+    IncidentSpan,
+    JobTimeline,
+    PhaseTime,
+    SaveSpan,
+    Spares,
+    StepSpans,
+    step_spans,
+)
 from holdfast.history.models import (
     DOWN_UNTIL,
     STARTED,
@@ -33,14 +42,14 @@ from holdfast.history.models import (
 from holdfast.history.queries import TERMINAL
 from holdfast.history.store import History
 
-LOOK_BACK: Final = 3600.0
-"""Seconds before the time asked for from which on steps are read: the one under way then began before it."""
-AT_ONCE: Final = 20_000
-"""Steps that are fetched together."""
+MARGIN: Final = 3600.0
+"""Seconds before the requested time from which steps are read, because the step then under way began earlier."""
+FETCH_SIZE: Final = 20_000
+"""Steps fetched at once."""
 SUSPENDED: Final = "SUSPENDED"
-HOLDS: Final = frozenset({"healthy", "suspect"})
-"""Standings of a node that the job has."""
-STATES: Final = {
+IN_USE: Final = frozenset({"healthy", "suspect"})
+"""Statuses of a node that the job holds."""
+PHASE_OF_STATE: Final = {
     "DIAGNOSING": "diagnose",
     "DECIDING": "diagnose",
     "ISOLATING": "isolate",
@@ -48,15 +57,14 @@ STATES: Final = {
     "WAITING": "wait",
     "RESUMING": "warm-up",
 }
-"""The phase that a state belongs to, for incidents whose phases are not on record: they are written when it closes."""
+"""The phase of each job state, for open incidents: their phases are recorded when they close."""
 
 
 class Unit(NamedTuple):
-    """What is counted."""
+    """The unit of the accounts."""
 
     name: str
-    adds: str
-    """What is added up."""
+    meaning: str
     by_rank: bool
 
 
@@ -66,7 +74,7 @@ NODES: Final = Unit("node-hours", "the time of every node, as the ranks of some 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownJob:
-    """A job, and what is known of its end."""
+    """A job and its end, as far as known."""
 
     id: str
     name: str
@@ -74,62 +82,62 @@ class KnownJob:
     spec: Mapping[str, Any]
     state: str
     end: float
-    held: bool
-    """A flow steers it now."""
+    has_controller: bool
+    """A controller runs it now."""
 
     @property
     def ended(self) -> bool:
-        """Tell whether nothing can follow."""
+        """Return whether it is in a terminal state."""
         return self.state in TERMINAL
 
 
 @dataclass(slots=True, kw_only=True)
 class TimelineReader:
-    """Reads lives at one time, in one session."""
+    """Reads timelines in one session."""
 
     session: Session
     unit: Unit
     since: float | None
-    node_moves: dict[str, list[tuple[float, str, str]]] = field(default_factory=lambda: defaultdict(list))
-    """By job: when, which node, its standing."""
+    status_changes: dict[str, list[tuple[float, str, str]]] = field(default_factory=lambda: defaultdict(list))
+    """By job: time, node and its status."""
 
-    def life(self, job: KnownJob, *, with_steps: bool = True) -> JobTimeline:
-        """Return the life of *job*."""
-        generations = self._generations(job.id)
-        goals = {one.number: one.resumed_step for one in generations if one.resumed_step is not None}
-        steps = self._steps(job, goals) if with_steps else {}
+    def read(self, job: KnownJob, *, with_steps: bool = True) -> JobTimeline:
+        """Return the timeline of *job*."""
+        rows = self._generations(job.id)
+        resumed_after = {one.number: one.resumed_step for one in rows if one.resumed_step is not None}
+        steps = self._steps(job, resumed_after) if with_steps else {}
         shares = self._snapshot_shares(job.id)
-        eras = [
+        generations = [
             GenerationSpan(
                 number=one.number,
                 at=_micros(one.at),
-                devices=self.width(one.world_size, one.ranks),
+                devices=self._devices(one.world_size, one.ranks),
                 first_step_at=None if one.first_step_at is None else _micros(one.first_step_at),
                 snapshots=shares.get(one.number, 0.0),
             )
-            for one in generations
+            for one in rows
         ]
         return JobTimeline(
             begin=_micros(job.at),
             end=_micros(max(job.at, job.end)),
             ended=job.ended,
-            devices=eras[0].devices if eras else self._asked_for(job.spec),
-            eras=eras,
-            troubles=self._troubles(job),
+            devices=generations[0].devices if generations else self._requested_devices(job.spec),
+            generations=generations,
+            incidents=self._incidents(job),
             steps=steps,
-            tells_steps=bool(steps) or self._has_steps(job.id),
+            reports_steps=bool(steps) or self._has_steps(job.id),
             saves=self._saves(job.id),
-            spares=list(self._spares(job, generations)),
+            spares=list(self._spares(job, rows)),
             suspensions=list(self._suspensions(job)),
-            full=self._asked_for(job.spec),
+            full_devices=self._requested_devices(job.spec),
         )
 
-    def width(self, world_size: int, ranks: Mapping[str, Any]) -> int:
+    def _devices(self, world_size: int, ranks: Mapping[str, Any]) -> int:
         """Return the devices of a generation, or its nodes."""
         return world_size if self.unit.by_rank else len(ranks)
 
-    def _asked_for(self, spec: Mapping[str, Any]) -> int:
-        """Return the devices that a job asked for: before its first generation it holds what it launches on."""
+    def _requested_devices(self, spec: Mapping[str, Any]) -> int:
+        """Return the devices that the job file requests; the job holds them before its first generation."""
         nodes, per_node = _of_nodes(spec, "wanted"), _of_nodes(spec, "ranks")
         return nodes * per_node if self.unit.by_rank else nodes
 
@@ -142,17 +150,17 @@ class TimelineReader:
         )
         return self.session.connection().execute(wanted).all()
 
-    def _steps(self, job: KnownJob, goals: Mapping[int, int]) -> dict[int, StepSpans]:
+    def _steps(self, job: KnownJob, resumed_after: Mapping[int, int]) -> dict[int, StepSpans]:
         columns = sqlalchemy.select(*(col(getattr(StepRecord, name)) for name in COLUMNS.names or ())).where(
             col(StepRecord.job_id) == job.id
         )
         if self.since is not None and self.since > job.at:
-            columns = columns.where(col(StepRecord.at) >= self.since - LOOK_BACK)
+            columns = columns.where(col(StepRecord.at) >= self.since - MARGIN)
         wanted = columns.order_by(col(StepRecord.generation), col(StepRecord.step))
-        found = self.session.connection().execute(wanted, execution_options={"yield_per": AT_ONCE})
+        found = self.session.connection().execute(wanted, execution_options={"yield_per": FETCH_SIZE})
         parts = [np.rec.fromarrays(list(zip(*part, strict=True)), dtype=COLUMNS) for part in found.partitions()]
         table = np.concatenate(parts) if parts else np.empty(0, dtype=COLUMNS)
-        return pieces(table, goals, until=_micros(max(job.at, job.end)))
+        return step_spans(table, resumed_after, until=_micros(max(job.at, job.end)))
 
     def _has_steps(self, job: str) -> bool:
         return self.session.exec(select(StepRecord.step).where(col(StepRecord.job_id) == job).limit(1)).first() is not None
@@ -168,7 +176,7 @@ class TimelineReader:
         rows: Iterable[Any] = self.session.connection().execute(sqlalchemy.select(*columns).where(*mine))
         return sorted(SaveSpan(_micros(at), generation, _micros(seconds)) for at, generation, seconds in rows)
 
-    def _troubles(self, job: KnownJob) -> list[IncidentSpan]:
+    def _incidents(self, job: KnownJob) -> list[IncidentSpan]:
         columns = (
             Incident.id, Incident.number, Incident.kind, Incident.fault_at, Incident.downtime_s, Incident.closed_at,
             Incident.generation_after, Incident.outcome, Incident.facts,
@@ -177,21 +185,21 @@ class TimelineReader:
         rows = self.session.connection().execute(wanted).all()
         phases = self._phases(job.id) if rows else {}
         without = [one for one in rows if one.id not in phases]
-        moves = self._moves(job.id) if without else []
+        transitions = self._transitions(job.id) if without else []
         found = []
         for one in rows:
-            back = back_at(one, job.end)
+            recovered = recovered_at(one, job.end)
             found.append(
                 IncidentSpan(
                     id=one.id,
                     number=one.number,
                     kind=one.kind,
                     fault_at=_micros(one.fault_at),
-                    back_at=_micros(back),
+                    recovered_at=_micros(recovered),
                     generation_after=one.generation_after if one.outcome == "recovered" else None,
                     outcome=one.outcome,
                     until_started=(one.facts or {}).get(DOWN_UNTIL) == STARTED,
-                    phases=phases.get(one.id) or _by_state(moves, one.fault_at, back),
+                    phases=phases.get(one.id) or _phases_by_state(transitions, one.fault_at, recovered),
                 )
             )
         return found
@@ -204,7 +212,7 @@ class TimelineReader:
             found[incident].append(PhaseTime(name, _micros(max(0.0, seconds))))
         return found
 
-    def _moves(self, job: str) -> list[tuple[float, str]]:
+    def _transitions(self, job: str) -> list[tuple[float, str]]:
         wanted = (
             sqlalchemy.select(col(JobTransition.at), col(JobTransition.after))
             .where(col(JobTransition.job_id) == job)
@@ -213,7 +221,7 @@ class TimelineReader:
         return [(at, after) for at, after in self.session.connection().execute(wanted)]
 
     def _suspensions(self, job: KnownJob) -> Iterator[tuple[int, int]]:
-        """Yield from when to when the job was suspended; one that still is, is so to the end of what is counted."""
+        """Yield begin and end of each suspension; one that lasts ends with the counted time."""
         wanted = (
             sqlalchemy.select(col(JobTransition.at), col(JobTransition.after))
             .where(col(JobTransition.job_id) == job.id)
@@ -231,26 +239,26 @@ class TimelineReader:
             yield _micros(begin), _micros(job.end)
 
     def _spares(self, job: KnownJob, generations: Sequence[Any]) -> Iterator[Spares]:
-        """Yield how many devices of the job's nodes hold no rank, at each change of nodes or ranks."""
+        """Yield the devices of the job's nodes without a rank, at each change of nodes or ranks."""
         widest = max((len(ranks) for one in generations for ranks in one.ranks.values()), default=_of_nodes(job.spec, "ranks"))
         per_node = max(widest, _of_nodes(job.spec, "ranks")) if self.unit.by_rank else 1
-        changes: list[tuple[float, str, str, Any]] = [(at, node, status, None) for at, node, status in self.node_moves.get(job.id, ())]
+        changes: list[tuple[float, str, str, Any]] = [(at, node, status, None) for at, node, status in self.status_changes.get(job.id, ())]
         changes += [(one.at, "", "", one) for one in generations]
-        have, now = set[str](), generations[0] if generations else None
+        nodes, current = set[str](), generations[0] if generations else None
         for at, node, status, generation in sorted(changes, key=lambda change: change[0]):
             if generation is not None:
-                now = generation
+                current = generation
             else:
-                (have.add if status in HOLDS else have.discard)(node)
-            if now is not None:
-                beside = per_node * len(have.union(now.ranks)) - self.width(now.world_size, now.ranks)
-                yield Spares(_micros(at), max(0, beside))
+                (nodes.add if status in IN_USE else nodes.discard)(node)
+            if current is not None:
+                spare = per_node * len(nodes.union(current.ranks)) - self._devices(current.world_size, current.ranks)
+                yield Spares(_micros(at), max(0, spare))
 
 
-def known(history: History, *, only: Sequence[Job] | None = None, since: float | None, now: float | None = None) -> list[KnownJob]:
-    """Return the jobs of the history, oldest first, or *only* these, that were there after *since*.
+def known_jobs(history: History, *, only: Sequence[Job] | None = None, since: float | None, now: float | None = None) -> list[KnownJob]:
+    """Return the jobs of the history, or *only* these, that existed after *since*, oldest first.
 
-    One that nobody ended and that no flow steers lasted until it was last heard of, not until *now*.
+    A live job without a controller counts until its last sign of life, not until *now*.
     """
     at = time.time() if now is None else now
     with history.session() as session:
@@ -260,26 +268,29 @@ def known(history: History, *, only: Sequence[Job] | None = None, since: float |
             newest = newest.where(col(JobTransition.job_id).in_([job.id for job in jobs]))
         last = session.exec(select(JobTransition.job_id, JobTransition.after, JobTransition.at).where(col(JobTransition.id).in_(newest)))
         ends = {job: (after, when) for job, after, when in last}
-        held = set(session.exec(select(Lease.job_id).where(col(Lease.expires_at) > at)))
+        controlled = set(session.exec(select(Lease.job_id).where(col(Lease.expires_at) > at)))
         found = []
         for job in jobs:
-            state, moved = ends.get(job.id, ("LAUNCHING", job.at))
-            end = moved if state in TERMINAL else at if job.id in held else max(moved, _last_heard(session, job.id) or job.at)
+            state, changed = ends.get(job.id, ("LAUNCHING", job.at))
+            has_controller = job.id in controlled
+            end = changed if state in TERMINAL else at if has_controller else max(changed, _last_report(session, job.id) or job.at)
             if since is None or end > since:
-                found.append(KnownJob(id=job.id, name=job.name, at=job.at, spec=job.spec, state=state, end=end, held=job.id in held))
+                found.append(
+                    KnownJob(id=job.id, name=job.name, at=job.at, spec=job.spec, state=state, end=end, has_controller=has_controller)
+                )
     return found
 
 
 def unit_of(session: Session, jobs: Sequence[KnownJob], *, every: bool) -> Unit:
-    """Return what can be counted of all *jobs* (*every* one of the history, or some): hours of one kind are added, and no others."""
+    """Return the unit in which all *jobs* (*every* one of the history, or some) can be counted, because only like units can be added."""
     wanted = select(Generation.id).where(col(Generation.world_size) <= 0)
     if not every:
         wanted = wanted.where(col(Generation.job_id).in_([job.id for job in jobs]))
     return COMPUTE if session.exec(wanted.limit(1)).first() is None else NODES
 
 
-def node_moves(session: Session, jobs: Sequence[KnownJob], *, every: bool) -> dict[str, list[tuple[float, str, str]]]:
-    """Return what befell the nodes of *jobs*, by job, in order."""
+def status_changes(session: Session, jobs: Sequence[KnownJob], *, every: bool) -> dict[str, list[tuple[float, str, str]]]:
+    """Return the status changes of the nodes of *jobs*, by job, in order."""
     wanted = sqlalchemy.select(
         col(NodeStatusChange.job_id), col(NodeStatusChange.at), col(NodeStatusChange.node), col(NodeStatusChange.status)
     )
@@ -293,32 +304,32 @@ def node_moves(session: Session, jobs: Sequence[KnownJob], *, every: bool) -> di
     return found
 
 
-def _last_heard(session: Session, job: str) -> float | None:
-    """Return when the job last told of a step, or agreed on a generation."""
+def _last_report(session: Session, job: str) -> float | None:
+    """Return when the job last reported a step, or formed a generation."""
     step = session.exec(select(func.max(StepRecord.at)).where(col(StepRecord.job_id) == job)).first()
     generation = session.exec(select(func.max(Generation.at)).where(col(Generation.job_id) == job)).first()
     return max((at for at in (step, generation) if at is not None), default=None)
 
 
-def back_at(incident: Any, end: float) -> float:  # noqa: ANN401 (some columns of an incident)
-    """Return when the job trained again, or the incident was over without that; one that is open lasts until the *end*."""
+def recovered_at(incident: Any, end: float) -> float:  # noqa: ANN401 (some columns of an incident)
+    """Return when the job trained again, or when the incident closed without that; an open one lasts until the *end*."""
     if incident.downtime_s is not None:
         return float(incident.fault_at + incident.downtime_s)
     return end if incident.closed_at is None else float(incident.closed_at)
 
 
-def _by_state(moves: Sequence[tuple[float, str]], begin: float, end: float) -> list[PhaseTime]:
-    """Return what the states of the job tell of the time from *begin* to *end*."""
+def _phases_by_state(transitions: Sequence[tuple[float, str]], begin: float, end: float) -> list[PhaseTime]:
+    """Return the phases from *begin* to *end* as the job's states show them."""
     found, at, phase = list[PhaseTime](), begin, "detect"
-    for moved, after in moves:
-        if begin < moved < end:
-            found.append(PhaseTime(phase, _micros(moved) - _micros(at)))
-            at, phase = moved, STATES.get(after, phase)
+    for changed, after in transitions:
+        if begin < changed < end:
+            found.append(PhaseTime(phase, _micros(changed) - _micros(at)))
+            at, phase = changed, PHASE_OF_STATE.get(after, phase)
     return [*found, PhaseTime(phase, max(0, _micros(end) - _micros(at)))]
 
 
 def _of_nodes(spec: Mapping[str, Any], name: str) -> int:
-    """Return a number of the job file's ``nodes``; one where it does not say, as the job file's own default."""
+    """Return a number of the job file's ``nodes``, 1 by default."""
     nodes = spec.get("nodes")
     value = nodes.get(name, 1) if isinstance(nodes, Mapping) else 1
     return value if isinstance(value, int) and value > 0 else 1

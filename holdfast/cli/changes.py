@@ -18,7 +18,7 @@ from holdfast.history.lease import flow_run_url, holder_of
 from holdfast.history.models import Checkpoint, DecisionRecord, Generation, Incident, Job, JobEvent, JobTransition, StepRecord
 from holdfast.history.store import History
 from holdfast.report.notes import cause_of
-from holdfast.report.wording import begun, count, duration, in_ranks, kept, over, plural
+from holdfast.report.wording import count, duration, incident_closed, incident_opened, kept_ranks, plural, rank_count
 from policies.states import Event
 
 KEPT_STEPS: Final = 200
@@ -91,7 +91,7 @@ class JobFollower:
         checkpoints = queries.checkpoints(self._history, self._job.id)
         incidents = queries.incidents(self._history, self._job.id)
         changes = [
-            *self._fresh(queries.moves(self._history, self._job.id), lambda row: of_move(row, brief=in_recovery(row.at, incidents))),
+            *self._fresh(queries.transitions(self._history, self._job.id), lambda row: of_move(row, brief=in_recovery(row.at, incidents))),
             *self._fresh(generations, lambda row: of_generation(row, brief=in_recovery(row.at, incidents))),
             *self._of_incidents(incidents),
             *self._fresh(checkpoints, of_checkpoint),
@@ -158,19 +158,19 @@ def of_move(row: JobTransition, *, brief: bool = False) -> JobChange:
 def of_generation(row: Generation, *, brief: bool = False) -> JobChange:
     """Tell a new membership; nothing for people where *brief*."""
     where = placed({str(node): list(held) for node, held in row.ranks.items()})
-    text = f"generation {row.number}: {in_ranks(row.world_size, row.facts)} on {where}{kept(row.facts)}"
+    text = f"generation {row.number}: {rank_count(row.world_size, row.facts)} on {where}{kept_ranks(row.facts)}"
     return JobChange(event="generation", at=row.at, text="" if brief else text, record=_record(row))
 
 
 def of_incident(row: Incident) -> JobChange:
     """Tell the beginning of an incident."""
     recovery = f"; recovery: {row.action}" if row.action else ""
-    return JobChange(event="incident", at=row.detected_at, text=begun(row) + recovery, record=_record(row))
+    return JobChange(event="incident", at=row.detected_at, text=incident_opened(row) + recovery, record=_record(row))
 
 
 def of_closed(row: Incident) -> JobChange:
     """Tell the end of an incident."""
-    return JobChange(event="incident-closed", at=row.closed_at or row.detected_at, text=over(row), record=_record(row))
+    return JobChange(event="incident-closed", at=row.closed_at or row.detected_at, text=incident_closed(row), record=_record(row))
 
 
 def of_decision(row: DecisionRecord, numbers: dict[str, int], *, brief: bool = False) -> JobChange:
@@ -211,13 +211,13 @@ def of_progress(outlook: JobView) -> JobChange:
 def of_end(history: History, outlook: JobView) -> JobChange:
     """Tell how the job ended and what its faults cost."""
     from holdfast.accounting.losses import losses  # noqa: PLC0415 (it reads all steps with numpy, which a watcher need not wait for)
-    from holdfast.report import loss_words  # noqa: PLC0415
+    from holdfast.report import cost_table  # noqa: PLC0415
 
     lost = losses(history, outlook.job, now=outlook.at)
     last = f" at step {count(outlook.step.step)}" if outlook.step else ""
     lines = [f"job '{outlook.job.name}' {outlook.state} after {duration(outlook.elapsed)}{last}: {outlook.reason}"]
     if outlook.incidents:
-        lines.append(f"{plural(len(outlook.incidents), 'incident')}: {loss_words.sentence(lost)}")
+        lines.append(f"{plural(len(outlook.incidents), 'incident')}: {cost_table.sentence(lost)}")
     if outlook.state == "FAILED":
         lines += _last_evidence(history, outlook)
     if outlook.incidents:

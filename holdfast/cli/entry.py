@@ -87,7 +87,7 @@ def _damage() -> RowCorrupt | None:
     except OperatorError:
         return None
     try:
-        return history.damage()
+        return history.find_corrupt_row()
     except OperatorError:
         return None
     finally:

@@ -18,7 +18,7 @@ from holdfast.cli.commands.status import loss_of, progress_of, rate_of
 from holdfast.cli.job_view import JobView, placed
 from holdfast.cli.output import colour_of, wrapped
 from holdfast.history.models import Incident
-from holdfast.report.wording import NOTHING, count, duration, in_ranks, plural, visible
+from holdfast.report.wording import NOTHING, count, duration, plural, rank_count, visible
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 WIDE: Final = 100
@@ -164,7 +164,7 @@ def _members(outlook: JobView, width: int) -> Text:
     """Say who holds which ranks: as many nodes by name as fit on the line."""
     if outlook.generation is None:
         return _line("no workers yet")
-    size = in_ranks(outlook.generation.world_size, outlook.generation.facts)
+    size = rank_count(outlook.generation.world_size, outlook.generation.facts)
     for most in range(min(len(outlook.members), MOST_NAMED), -1, -1):
         where = placed(outlook.members, most) if most else plural(len(outlook.members), "node")
         line = f"generation {outlook.generation.number}: {size} on {where}"

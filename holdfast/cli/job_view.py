@@ -15,7 +15,7 @@ from holdfast.history.lease import flow_run_url, holder_of
 from holdfast.history.models import Checkpoint, FaultRecord, Generation, Incident, Job, JobTransition, Lease, Snapshots, StepRecord
 from holdfast.history.store import History
 from holdfast.report import memory
-from holdfast.report.wording import ranks, some
+from holdfast.report.wording import listing, ranks
 
 SHORTEST_ID: Final = 6
 """Fewer letters of an id are taken for a mistyped name."""
@@ -159,8 +159,8 @@ def _as_record(row: Snapshots | None) -> dict[str, Any] | None:
     """Return the snapshots in memory as a program reads them: the newest one, and what they cost as shares."""
     if row is None or row.step is None:
         return None
-    names = {"generation", "at", "step", "age_steps", "age_s", "replica_step", "every", "size"}
-    return row.model_dump(include=names) | {"hidden": row.hidden, "cost": row.cost}
+    names = {"generation", "at", "step", "age_steps", "age_s", "replica_step", "interval_steps", "size"}
+    return row.model_dump(include=names) | {"overlapped": row.overlapped, "cost": row.cost}
 
 
 def look(history: History, job: Job) -> JobView:
@@ -229,4 +229,4 @@ def _by_id(history: History, reference: str) -> Job | None:
 
 def placed(members: dict[str, list[int]], most: int = 16) -> str:
     """Say which node holds which ranks, of the first nodes where there are many."""
-    return some((f"{node} ({ranks(held)})" for node, held in members.items()), most)
+    return listing((f"{node} ({ranks(held)})" for node, held in members.items()), most)

@@ -1,9 +1,13 @@
-"""The history: every move, fault, decision and step of every job, append-only, in SQLite or PostgreSQL."""
+"""The history of every job: transitions, faults, decisions and steps, append-only, in SQLite or PostgreSQL.
+
+Here are its tables, queries, and what must be decided by one row (leases, cordons, approvals). What is computed from it belongs to
+`holdfast.accounting`, what people read of it to `holdfast.report`.
+"""
 
 from __future__ import annotations
 
 from holdfast.history import queries
-from holdfast.history.lease import LEASE_SECONDS, LeaseRenewer, acquire_when_free, holder_of, take, this_host
+from holdfast.history.lease import LEASE_SECONDS, LeaseRenewer, acquire, acquire_when_free, holder_of, this_host
 from holdfast.history.models import (
     Checkpoint,
     DecidedCase,
@@ -27,8 +31,7 @@ from holdfast.history.models import (
     StepRecord,
     new_id,
 )
-from holdfast.history.outbox_file import absorb
-from holdfast.history.recorder import Recorder
+from holdfast.history.recorder import Recorder, absorb
 from holdfast.history.store import History
 
 __all__ = [
@@ -57,10 +60,10 @@ __all__ = [
     "Snapshots",
     "StepRecord",
     "absorb",
+    "acquire",
     "acquire_when_free",
     "holder_of",
     "new_id",
     "queries",
-    "take",
     "this_host",
 ]

@@ -1,4 +1,4 @@
-"""What persons are asked before a program may isolate nodes: put, read, and answered once, whoever answers first."""
+"""Approvals that a person has to give before a program may isolate nodes: requested, read, and answered once, by whoever is first."""
 
 from __future__ import annotations
 
@@ -20,120 +20,119 @@ WITHDRAWN: Final = "withdrawn"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalAnswer:
-    """What is answered, by whom and why."""
+    """An answer, by whom and why."""
 
     answer: str
     picked: tuple[str, ...] = ()
-    """The nodes that are to be isolated."""
+    """The nodes to isolate."""
     by: str = ""
-    words: str = ""
+    comment: str = ""
 
 
 class UnknownApproval(OperatorError):
-    """There is no question of that number."""
+    """There is no approval request with that number."""
 
-    def __init__(self, number: int, pending_approvals: tuple[int, ...]) -> None:
-        super().__init__(number, pending_approvals)
-        self.number, self.pending_approvals = number, pending_approvals
+    def __init__(self, number: int, pending: tuple[int, ...]) -> None:
+        super().__init__(number, pending)
+        self.number, self.pending = number, pending
 
     def __str__(self) -> str:
-        present = ", ".join(map(str, self.pending_approvals))
-        return f"there is no question {self.number}. " + (f"Open: {present}." if present else "None is open.")
+        numbers = ", ".join(map(str, self.pending))
+        return f"there is no question {self.number}. " + (f"Open: {numbers}." if numbers else "None is open.")
 
 
 class AlreadyAnswered(OperatorError):
-    """Somebody answered before."""
+    """The request has an answer."""
 
-    def __init__(self, number: int, how: str) -> None:
-        super().__init__(number, how)
-        self.number, self.how = number, how
+    def __init__(self, number: int, answer: str) -> None:
+        super().__init__(number, answer)
+        self.number, self.answer = number, answer
 
     def __str__(self) -> str:
-        return f"question {self.number} is answered already: {self.how}. `holdfast nodes` shows what is held, and how to change it."
+        return f"question {self.number} is answered already: {self.answer}. `holdfast nodes` shows what is held, and how to change it."
 
 
 class NodeNotRequested(OperatorError):
-    """A node was picked that the question is not about."""
+    """The answer names a node that the request is not about."""
 
-    def __init__(self, number: int, node: str, asked: tuple[str, ...]) -> None:
-        super().__init__(number, node, asked)
-        self.number, self.node, self.asked = number, node, asked
+    def __init__(self, number: int, node: str, nodes: tuple[str, ...]) -> None:
+        super().__init__(number, node, nodes)
+        self.number, self.node, self.nodes = number, node, nodes
 
     def __str__(self) -> str:
-        return f"question {self.number} is not about {self.node}. Pick of: {', '.join(self.asked)}."
+        return f"question {self.number} is not about {self.node}. Pick of: {', '.join(self.nodes)}."
 
 
-def ask(history: History, question: ApprovalRequest) -> ApprovalRequest:
-    """Put *question*, and return it with its number; one about the same nodes that is open already is the one."""
+def request(history: History, approval: ApprovalRequest) -> ApprovalRequest:
+    """Add *approval* and return it with its number; return the pending one if there is one about the same nodes."""
+    pending = (col(ApprovalRequest.job_id) == approval.job_id, col(ApprovalRequest.answered_at).is_(None))
     with history.session(immediate=True) as session:
-        present = session.exec(
-            select(ApprovalRequest).where(col(ApprovalRequest.job_id) == question.job_id, col(ApprovalRequest.answered_at).is_(None))
-        ).all()
-        same = next((one for one in present if one.about == question.about and one.nodes.keys() == question.nodes.keys()), None)
-        if same is not None:
-            return same
-        question.number = (session.exec(select(func.max(col(ApprovalRequest.number)))).one() or 0) + 1
-        session.add(question)
+        for one in session.exec(select(ApprovalRequest).where(*pending)):
+            if one.about == approval.about and one.nodes.keys() == approval.nodes.keys():
+                return one
+        approval.number = (session.exec(select(func.max(col(ApprovalRequest.number)))).one() or 0) + 1
+        session.add(approval)
         session.flush()
-        return question
+        return approval
 
 
 def pending_approvals(history: History) -> list[ApprovalRequest]:
-    """Return the questions that nobody has answered yet, oldest first."""
+    """Return the requests without an answer, oldest first."""
+    query = select(ApprovalRequest).where(col(ApprovalRequest.answered_at).is_(None))
     with history.session() as session:
-        return list(
-            session.exec(select(ApprovalRequest).where(col(ApprovalRequest.answered_at).is_(None)).order_by(col(ApprovalRequest.number)))
-        )
+        return list(session.exec(query.order_by(col(ApprovalRequest.number))))
 
 
 def of_job(history: History, job_id: str) -> list[ApprovalRequest]:
-    """Return all questions of one job, oldest first."""
+    """Return all requests of one job, oldest first."""
+    query = select(ApprovalRequest).where(col(ApprovalRequest.job_id) == job_id)
     with history.session() as session:
-        return list(
-            session.exec(select(ApprovalRequest).where(col(ApprovalRequest.job_id) == job_id).order_by(col(ApprovalRequest.number)))
-        )
+        return list(session.exec(query.order_by(col(ApprovalRequest.number))))
 
 
 def by_number(history: History, numbers: Collection[int]) -> Mapping[int, ApprovalRequest]:
-    """Return the questions of these *numbers*."""
+    """Return the requests with these *numbers*."""
     with history.session() as session:
         return {one.number: one for one in session.exec(select(ApprovalRequest).where(col(ApprovalRequest.number).in_(numbers)))}
 
 
-def reply(history: History, number: int, said: ApprovalAnswer, *, now: float) -> ApprovalRequest:
-    """Take the answer to question *number*; raise where it is answered already, or the answer is none to it."""
+def answer(history: History, number: int, answered: ApprovalAnswer, *, now: float) -> ApprovalRequest:
+    """Record the answer to request *number*.
+
+    Raise `UnknownApproval`, `AlreadyAnswered`, or `NodeNotRequested` for an answer that names other nodes.
+    """
     with history.session(immediate=True) as session:
-        question = session.exec(select(ApprovalRequest).where(col(ApprovalRequest.number) == number)).first()
-        if question is None:
-            left = session.exec(select(col(ApprovalRequest.number)).where(col(ApprovalRequest.answered_at).is_(None))).all()
-            raise UnknownApproval(number, tuple(sorted(left)))
-        if question.answered_at is not None:
-            raise AlreadyAnswered(number, describe(question))
-        for node in said.picked:
-            if node not in question.nodes:
-                raise NodeNotRequested(number, node, tuple(question.nodes))
-        question.answered_at, question.answer, question.by, question.words = now, said.answer, said.by, said.words
-        question.picked = list(said.picked or question.nodes) if said.answer == ISOLATE else []
-        session.add(question)
-        return question
+        approval = session.exec(select(ApprovalRequest).where(col(ApprovalRequest.number) == number)).first()
+        if approval is None:
+            pending = session.exec(select(col(ApprovalRequest.number)).where(col(ApprovalRequest.answered_at).is_(None))).all()
+            raise UnknownApproval(number, tuple(sorted(pending)))
+        if approval.answered_at is not None:
+            raise AlreadyAnswered(number, describe(approval))
+        for node in answered.picked:
+            if node not in approval.nodes:
+                raise NodeNotRequested(number, node, tuple(approval.nodes))
+        approval.answered_at, approval.answer, approval.by, approval.comment = now, answered.answer, answered.by, answered.comment
+        approval.picked = list(answered.picked or approval.nodes) if answered.answer == ISOLATE else []
+        session.add(approval)
+        return approval
 
 
 def set_flow_run(history: History, number: int, flow_run: str) -> None:
-    """Note the paused flow run in which the question is asked."""
+    """Record the paused flow run in which the request can be answered."""
     with history.session(immediate=True) as session:
-        question = session.exec(select(ApprovalRequest).where(col(ApprovalRequest.number) == number)).one()
-        question.flow_run = flow_run
-        session.add(question)
+        approval = session.exec(select(ApprovalRequest).where(col(ApprovalRequest.number) == number)).one()
+        approval.flow_run = flow_run
+        session.add(approval)
 
 
-def describe(question: ApprovalRequest) -> str:
-    """Return what was answered, by whom and why."""
-    kept, isolated = ", ".join(question.nodes), ", ".join(question.picked)
-    what = {ISOLATE: f"isolate {isolated}", KEEP: f"keep {kept}"}.get(question.answer, question.answer)
-    who = f" by {question.by}" if question.by else ""
-    return f"{what}{who}{f': {question.words}' if question.words else ''}"
+def describe(approval: ApprovalRequest) -> str:
+    """Return the answer as text: what, by whom and why."""
+    kept, isolated = ", ".join(approval.nodes), ", ".join(approval.picked)
+    what = {ISOLATE: f"isolate {isolated}", KEEP: f"keep {kept}"}.get(approval.answer, approval.answer)
+    by = f" by {approval.by}" if approval.by else ""
+    return f"{what}{by}{f': {approval.comment}' if approval.comment else ''}"
 
 
-def facts(question: ApprovalRequest) -> dict[str, Any]:
-    """Return the question for programs."""
-    return question.model_dump(mode="json", exclude={"id"})
+def facts(approval: ApprovalRequest) -> dict[str, Any]:
+    """Return the request as JSON."""
+    return approval.model_dump(mode="json", exclude={"id"})

@@ -1,6 +1,7 @@
-"""What is held against nodes, on record: read whole, and changed by one word at a time, however many programs and persons speak at once.
+"""The cordons of nodes, kept in the history; the rules are in `policies.cordons` and `policies.quarantine`.
 
-A word is weighed and written in one transaction that nobody else's can cross: SQLite's write lock, or a lock of PostgreSQL for the cluster.
+Each request is decided and written in one transaction that excludes all other requests about the cluster: SQLite's write lock, or an
+advisory lock of PostgreSQL.
 """
 
 from __future__ import annotations
@@ -20,55 +21,58 @@ from policies.node_states import IN_SERVICE, NodeEvent, NodeState
 from policies.quarantine import settle
 
 Act = Callable[[Node, QuarantineLimits], Answer]
-"""What is said of a node: from the node and the cluster around it to what comes of it."""
+"""A request: from a node and the limits of its cluster to the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CordonTable:
-    """Where a node belongs."""
+    """The cluster that nodes belong to."""
 
     cluster: str
     names: Collection[str]
-    """All nodes of the cluster: of them a share may be isolated."""
+    """All nodes of the cluster; a share of them may be isolated."""
     rules: Rules
 
 
-def say(history: History, place: CordonTable, node: str, act: Act, *, now: float) -> Answer:
-    """Weigh a word about *node* at *now* (seconds since 1970), and keep what comes of it. Raise `HistoryError` or `NotWritable`.
+def apply(history: History, table: CordonTable, node: str, act: Act, *, now: float) -> Answer:
+    """Apply a request to *node* at *now* (seconds since 1970) and write what it changes. Raise `HistoryError` or `NotWritable`.
 
-    What has run out by then comes about first.
+    What has expired by then takes effect first.
     """
     with history.session(immediate=True) as session:
-        _one_at_a_time(session, place.cluster)
-        present = _settled(session, place, _node(session, place, node, now), now)
-        answer = act(present, QuarantineLimits(size=len(place.names), isolated=_isolated(session, place, node), rules=place.rules))
+        if session.get_bind().dialect.name == "postgresql":  # on SQLite the write lock is held already
+            key = int.from_bytes(hashlib.sha256(f"holdfast holds {table.cluster}".encode()).digest()[:8], "big", signed=True)
+            session.scalar(select(func.pg_advisory_xact_lock(key)))
+        current = _read(session, table, node, now)
+        while (expired := settle(current, now, table.rules)) is not None:
+            _write(session, table.cluster, current, expired)
+            current = expired.node
+        limits = QuarantineLimits(size=len(table.names), isolated=_isolated(session, table, node), rules=table.rules)
+        answer = act(current, limits)
         if isinstance(answer, CordonChanged):
-            _keep(session, place.cluster, present, answer)
+            _write(session, table.cluster, current, answer)
         return answer
 
 
-def nodes(history: History, place: CordonTable, *, now: float) -> dict[str, Node]:
-    """Return the nodes that ever had a hold, by name, as they are at *now*; nothing is written.
+def nodes(history: History, table: CordonTable, *, now: float) -> dict[str, Node]:
+    """Return the nodes that ever had a cordon, by name, as they are at *now*; nothing is written.
 
-    When a node came back to service is told of those alone whose newest move that was.
+    `Node.back` is set only for nodes whose newest transition was the return to service.
     """
     with history.session() as session:
-        rows = session.exec(select(NodeCordon).where(col(NodeCordon.cluster) == place.cluster, col(NodeCordon.ended_at).is_(None))).all()
-        newest = _newest_moves(session, place.cluster)
-    holds: dict[str, list[NodeCordon]] = {}
-    for row in rows:
-        holds.setdefault(row.node, []).append(row)
+        cordons = _active(session, table.cluster)
+        newest = _newest_transitions(session, table.cluster)
     found = {}
-    for name in {*holds, *newest}:
-        node = _made(name, holds.get(name, []), newest.get(name))
-        while (done := settle(node, now, place.rules)) is not None:
-            node = done.node
+    for name in {*cordons, *newest}:
+        node = _node(name, cordons.get(name, []), newest.get(name))
+        while (expired := settle(node, now, table.rules)) is not None:
+            node = expired.node
         found[name] = node
     return found
 
 
-def holds(history: History, cluster: str, node: str) -> list[NodeCordon]:
-    """Return all holds that *node* ever had, in the order of their numbers."""
+def history_of(history: History, cluster: str, node: str) -> list[NodeCordon]:
+    """Return all cordons that *node* ever had, by number."""
     query = select(NodeCordon).where(col(NodeCordon.cluster) == cluster, col(NodeCordon.node) == node)
     with history.session() as session:
         return list(session.exec(query.order_by(col(NodeCordon.number))))
@@ -77,7 +81,15 @@ def holds(history: History, cluster: str, node: str) -> list[NodeCordon]:
 # -- reading ------------------------------------------------------------------------------------------------------------
 
 
-def _newest_moves(session: Session, cluster: str) -> dict[str, ServiceTransition]:
+def _active(session: Session, cluster: str) -> dict[str, list[NodeCordon]]:
+    """Return the active cordons of a cluster by node."""
+    found: dict[str, list[NodeCordon]] = {}
+    for row in session.exec(select(NodeCordon).where(col(NodeCordon.cluster) == cluster, col(NodeCordon.ended_at).is_(None))):
+        found.setdefault(row.node, []).append(row)
+    return found
+
+
+def _newest_transitions(session: Session, cluster: str) -> dict[str, ServiceTransition]:
     greatest = (
         select(col(ServiceTransition.node).label("node"), func.max(col(ServiceTransition.number)).label("number"))
         .where(col(ServiceTransition.cluster) == cluster)
@@ -85,29 +97,28 @@ def _newest_moves(session: Session, cluster: str) -> dict[str, ServiceTransition
         .subquery()
     )
     same = (col(ServiceTransition.node) == greatest.c.node) & (col(ServiceTransition.number) == greatest.c.number)
-    return {
-        one.node: one
-        for one in session.exec(select(ServiceTransition).join(greatest, same).where(col(ServiceTransition.cluster) == cluster))
-    }
+    query = select(ServiceTransition).join(greatest, same).where(col(ServiceTransition.cluster) == cluster)
+    return {one.node: one for one in session.exec(query)}
 
 
-def _node(session: Session, place: CordonTable, name: str, now: float) -> Node:
-    """Return one node with all that its next move may depend on."""
-    here = (col(NodeCordon.cluster) == place.cluster, col(NodeCordon.node) == name)
-    since = now - max(place.rules.window, place.rules.doubt_window)
+def _read(session: Session, table: CordonTable, name: str, now: float) -> Node:
+    """Return one node with everything that its next transition may depend on."""
+    here = (col(NodeCordon.cluster) == table.cluster, col(NodeCordon.node) == name)
+    since = now - max(table.rules.window, table.rules.doubt_window)
     rows = session.exec(select(NodeCordon).where(*here, or_(col(NodeCordon.ended_at).is_(None), col(NodeCordon.at) >= since))).all()
     greatest = session.exec(select(func.max(col(NodeCordon.number)), func.max(col(NodeCordon.newest_test))).where(*here)).one()
-    moved = (col(ServiceTransition.cluster) == place.cluster, col(ServiceTransition.node) == name)
-    newest = session.exec(select(ServiceTransition).where(*moved).order_by(col(ServiceTransition.number).desc()).limit(1)).first()
+    of_node = (col(ServiceTransition.cluster) == table.cluster, col(ServiceTransition.node) == name)
+    newest = session.exec(select(ServiceTransition).where(*of_node).order_by(col(ServiceTransition.number).desc()).limit(1)).first()
 
     def last(*where: object) -> float:
         if newest is None:
             return 0.0
-        return float(session.exec(select(func.max(col(ServiceTransition.at))).where(*moved, *where)).one() or 0.0)  # type: ignore[arg-type]
+        return float(session.exec(select(func.max(col(ServiceTransition.at))).where(*of_node, *where)).one() or 0.0)  # type: ignore[arg-type]
 
-    node = _made(name, [one for one in rows if one.ended_at is None], newest)
+    node = _node(name, [one for one in rows if one.ended_at is None], newest)
     failed = (col(ServiceTransition.event) == NodeEvent.FAILED, col(ServiceTransition.at) >= since)
-    taken_out = (CordonKind.QUARANTINE, CordonKind.RETIREMENT)
+    failures = select(ServiceTransition.at).where(*of_node, *failed).order_by(col(ServiceTransition.at))
+    removed = (CordonKind.QUARANTINE, CordonKind.RETIREMENT)
     return Node(
         name=name,
         state=node.state,
@@ -116,29 +127,24 @@ def _node(session: Session, place: CordonTable, name: str, now: float) -> Node:
         moves=node.moves,
         number=max(one or 0 for one in greatest),
         holds=node.holds,
-        doubts=_times(one for one in rows if one.kind == CordonKind.DOUBT),
-        quarantines=_times(one for one in rows if one.kind in taken_out and not one.person),
-        failures=()
-        if newest is None
-        else tuple(session.exec(select(ServiceTransition.at).where(*moved, *failed).order_by(col(ServiceTransition.at)))),
+        doubts=tuple(sorted(one.at for one in rows if one.kind == CordonKind.DOUBT)),
+        quarantines=tuple(sorted(one.at for one in rows if one.kind in removed and not one.person)),
+        failures=() if newest is None else tuple(session.exec(failures)),
         pardoned=last(col(ServiceTransition.before) == NodeState.RETIRED),
     )
 
 
-def _times(rows: Iterable[NodeCordon]) -> tuple[float, ...]:
-    return tuple(sorted(one.at for one in rows))
-
-
-def _made(name: str, rows: Iterable[NodeCordon], newest: ServiceTransition | None) -> Node:
-    held = tuple(_hold(one) for one in sorted(rows, key=lambda one: one.number))
-    number = max([0, *(max(one.number, one.test) for one in held)])
+def _node(name: str, rows: Iterable[NodeCordon], newest: ServiceTransition | None) -> Node:
+    """Return a node from its active cordons and its newest transition."""
+    cordons = tuple(_cordon(one) for one in sorted(rows, key=lambda one: one.number))
+    number = max([0, *(max(one.number, one.test) for one in cordons)])
     since, count = (newest.at, newest.number) if newest is not None else (0.0, 0)
-    came_back = newest is not None and newest.after == NodeState.HEALTHY and newest.before not in IN_SERVICE
-    back = since if came_back else 0.0
-    return Node(name=name, state=state_of(held), since=since, back=back, moves=count, number=number, holds=held)
+    returned = newest is not None and newest.after == NodeState.HEALTHY and newest.before not in IN_SERVICE
+    back = since if returned else 0.0
+    return Node(name=name, state=state_of(cordons), since=since, back=back, moves=count, number=number, holds=cordons)
 
 
-def _hold(row: NodeCordon) -> Cordon:
+def _cordon(row: NodeCordon) -> Cordon:
     return Cordon(
         number=row.number,
         kind=CordonKind(row.kind),
@@ -155,87 +161,70 @@ def _hold(row: NodeCordon) -> Cordon:
     )
 
 
-def _isolated(session: Session, place: CordonTable, aside: str) -> int:
-    """Return how many nodes of the cluster are out of service, one *aside*."""
-    query = select(NodeCordon).where(col(NodeCordon.cluster) == place.cluster, col(NodeCordon.ended_at).is_(None))
-    held: dict[str, list[Cordon]] = {}
-    for row in session.exec(query):
-        held.setdefault(row.node, []).append(_hold(row))
-    return sum(state_of(each) not in IN_SERVICE for name, each in held.items() if name != aside and name in place.names)
+def _isolated(session: Session, table: CordonTable, but: str) -> int:
+    """Return how many nodes of the cluster *but* one are out of service."""
+    active = _active(session, table.cluster)
+    states = {name: state_of([_cordon(row) for row in rows]) for name, rows in active.items() if name != but and name in table.names}
+    return sum(state not in IN_SERVICE for state in states.values())
 
 
 # -- writing ------------------------------------------------------------------------------------------------------------
 
 
-def _one_at_a_time(session: Session, cluster: str) -> None:
-    """Let no two words about one cluster be weighed at once; SQLite's write lock is held already."""
-    if session.get_bind().dialect.name == "postgresql":
-        key = int.from_bytes(hashlib.sha256(f"holdfast holds {cluster}".encode()).digest()[:8], "big", signed=True)
-        session.scalar(select(func.pg_advisory_xact_lock(key)))
-
-
-def _settled(session: Session, place: CordonTable, node: Node, now: float) -> Node:
-    while (done := settle(node, now, place.rules)) is not None:
-        _keep(session, place.cluster, node, done)
-        node = done.node
-    return node
-
-
-def _keep(session: Session, cluster: str, before: Node, done: CordonChanged) -> None:
-    """Write the difference between *before* and what was done: holds opened, changed and ended, and the move."""
-    old, new = {one.number: one for one in before.holds}, {one.number: one for one in done.node.holds}
-    for number, hold in new.items():
+def _write(session: Session, cluster: str, before: Node, change: CordonChanged) -> None:
+    """Write the difference to *before*: cordons added, changed and ended, and the transitions."""
+    old, new = {one.number: one for one in before.holds}, {one.number: one for one in change.node.holds}
+    for number, cordon in new.items():
         if number not in old:
-            session.add(_row(cluster, before.name, hold))
-        elif hold != old[number]:
-            row = _open_row(session, cluster, before.name, number)
-            row.until, row.test, row.test_until = hold.until, hold.test, hold.test_until
-            row.reason, row.leave_by = hold.reason, hold.leave_by
-            row.evidence, row.faults = list(hold.evidence), packed(hold.faults)
-            row.newest_test = max(row.newest_test, hold.test)
+            session.add(
+                NodeCordon(
+                    cluster=cluster,
+                    node=before.name,
+                    number=cordon.number,
+                    kind=cordon.kind,
+                    owner=cordon.owner.name,
+                    person=cordon.owner.person,
+                    reason=cordon.reason,
+                    evidence=list(cordon.evidence),
+                    faults=packed(cordon.faults),
+                    at=cordon.at,
+                    until=cordon.until,
+                    drains=cordon.drains,
+                    leave_by=cordon.leave_by,
+                    test=cordon.test,
+                    newest_test=cordon.test,
+                    test_until=cordon.test_until,
+                )
+            )
+        elif cordon != old[number]:
+            row = _row(session, cluster, before.name, number)
+            row.until, row.test, row.test_until = cordon.until, cordon.test, cordon.test_until
+            row.reason, row.leave_by = cordon.reason, cordon.leave_by
+            row.evidence, row.faults = list(cordon.evidence), packed(cordon.faults)
+            row.newest_test = max(row.newest_test, cordon.test)
     for number in old.keys() - new.keys():
-        row = _open_row(session, cluster, before.name, number)
-        row.ended_at, row.ended_by, row.ended_reason, row.test, row.test_until = done.at, done.owner.name, done.reason, 0, None
-    for move in done.moves:
+        row = _row(session, cluster, before.name, number)
+        row.ended_at, row.ended_by, row.ended_reason = change.at, change.owner.name, change.reason
+        row.test, row.test_until = 0, None
+    for transition in change.moves:
         session.add(
             ServiceTransition(
                 cluster=cluster,
                 node=before.name,
-                number=done.node.moves,
-                at=move.at,
-                before=move.before,
-                event=move.event,
-                after=move.after,
-                owner=move.owner.name,
-                person=move.owner.person,
-                reason=move.reason,
-                hold=move.hold,
+                number=change.node.moves,
+                at=transition.at,
+                before=transition.before,
+                event=transition.event,
+                after=transition.after,
+                owner=transition.owner.name,
+                person=transition.owner.person,
+                reason=transition.reason,
+                cordon=transition.hold,
             )
         )
     session.flush()
 
 
-def _row(cluster: str, node: str, hold: Cordon) -> NodeCordon:
-    return NodeCordon(
-        cluster=cluster,
-        node=node,
-        number=hold.number,
-        kind=hold.kind,
-        owner=hold.owner.name,
-        person=hold.owner.person,
-        reason=hold.reason,
-        evidence=list(hold.evidence),
-        faults=packed(hold.faults),
-        at=hold.at,
-        until=hold.until,
-        drains=hold.drains,
-        leave_by=hold.leave_by,
-        test=hold.test,
-        newest_test=hold.test,
-        test_until=hold.test_until,
-    )
-
-
-def _open_row(session: Session, cluster: str, node: str, number: int) -> NodeCordon:
+def _row(session: Session, cluster: str, node: str, number: int) -> NodeCordon:
     here = (col(NodeCordon.cluster) == cluster, col(NodeCordon.node) == node, col(NodeCordon.number) == number)
     return session.exec(select(NodeCordon).where(*here)).one()

@@ -1,7 +1,7 @@
 """The tables of the history. Rows are appended; the few that close later (incident, generation) are amended once.
 
-Times are seconds since 1970 (UTC, float), so that SQLite and PostgreSQL agree to the microsecond. Ids are made by the
-writer (`new_id`), never by the database: a record can be referred to before the database has seen it, or while it is away.
+Times are seconds since 1970 (UTC, float), so that SQLite and PostgreSQL agree to the microsecond. The writer makes ids (`new_id`), not the
+database: other rows can refer to a row before it is written, also while the database is unreachable.
 """
 
 from __future__ import annotations
@@ -15,35 +15,34 @@ from typing import Any, ClassVar, Final
 from sqlalchemy import JSON, BigInteger, Column, Dialect, Float, Index, TypeDecorator, UniqueConstraint
 from sqlmodel import Field, SQLModel
 
-_making = threading.Lock()
-_newest = 0
+_id_lock = threading.Lock()
+_newest_id = 0
 
 
 def new_id() -> str:
-    """Return an id that sorts by the time it was made: 12 hex digits of milliseconds, 12 random ones.
+    """Return an id that sorts by creation time: 12 hex digits of milliseconds, then 12 random ones.
 
-    Ids of one process grow strictly, even within a millisecond and when the clock is set back: "the newest row" is
-    the one with the greatest id.
+    Ids of one process increase strictly, also within a millisecond and when the clock is set back: the newest row has the greatest id.
     """
-    global _newest  # noqa: PLW0603 (one sequence a process is the point)
-    fresh = (time.time_ns() // 1_000_000) << 48 | int.from_bytes(os.urandom(6), "big")
-    with _making:
-        _newest = max(fresh, _newest + 1)
-        return f"{_newest:024x}"
+    global _newest_id  # noqa: PLW0603 (one sequence per process)
+    candidate = (time.time_ns() // 1_000_000) << 48 | int.from_bytes(os.urandom(6), "big")
+    with _id_lock:
+        _newest_id = max(candidate, _newest_id + 1)
+        return f"{_newest_id:024x}"
 
 
 class Real(TypeDecorator[float]):
-    """A float that may be NaN or infinite. SQLite would store NaN as NULL: a loss that went bad would look unreported."""
+    """A float that may be NaN or infinite. SQLite stores NaN as NULL, so that a NaN loss would look like an unreported one."""
 
     impl = Float
     cache_ok = True
 
     def bind_processor(self, dialect: Dialect) -> Any:  # noqa: ANN401 (a function of the dialect's own kind)
-        """Give SQLite the word for the number that it does not know; `Float` itself would turn the word back."""
-        return _word_for_nan if dialect.name == "sqlite" else super().bind_processor(dialect)
+        """Write NaN as text to SQLite. `Float`'s own processor would convert the text back."""
+        return _nan_as_text if dialect.name == "sqlite" else super().bind_processor(dialect)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> float | None:  # noqa: ANN401, ARG002 (SQLAlchemy's signature)
-        """Return the number again."""
+        """Convert the stored value to a float."""
         return None if value is None else float(value)
 
 
@@ -55,8 +54,8 @@ def _maybe_json() -> Any:  # noqa: ANN401 (sqlmodel's own type)
     return Field(default=None, sa_column=Column(JSON(none_as_null=True), nullable=True))
 
 
-def _word_for_nan(value: float | None) -> float | str | None:
-    """Return *value*, or ``NaN`` as a word."""
+def _nan_as_text(value: float | None) -> float | str | None:
+    """Return *value*, NaN as the text ``NaN``."""
     return "NaN" if value is not None and math.isnan(value) else value
 
 
@@ -72,7 +71,7 @@ class Job(SQLModel, table=True):
 
 
 class Lease(SQLModel, table=True):
-    """Who steers a job now. *epoch* grows by one at every change of hands and fences orders to agents."""
+    """Which controller runs a job. *epoch* increases by one whenever another controller acquires the lease; agents refuse older epochs."""
 
     job_id: str = Field(primary_key=True)
     epoch: int
@@ -81,35 +80,35 @@ class Lease(SQLModel, table=True):
     pid: int
     pid_started: float
     expires_at: float
-    deaf: bool = False
-    """Its holder hears none of the job's nodes, and reaches none: who does may steer the job better."""
+    partitioned: bool = False
+    """The holder can reach none of the job's nodes: another controller that can reach them may take over."""
     flow_run: str = ""
-    """Id of the Prefect flow run that the holder runs in; it stays when the lease is given back."""
+    """Id of the Prefect flow run of the holder; kept after the lease is released."""
     flow_run_url: str = ""
-    """Page of that flow run in the Prefect UI; empty where there is none."""
+    """Page of that flow run in the Prefect UI; empty without one."""
     outbox_key: str = Field(default="", repr=False)
-    """Secret of the job's flows, made once: they sign with it what they leave with agents, which never see it."""
+    """Secret of the job's controllers, made once. They sign the rows that they store on agents with it; agents never see it."""
     settled_epoch: int = 0
     settled_row: int = Field(default=0, sa_type=BigInteger)
-    """All that flows before that epoch left with agents, and that one before that row, is settled: offered again, it is refused."""
+    """Rows stored on agents by earlier epochs, and by this epoch before this row, are already in the history: refuse them."""
 
 
 class StandbyHeartbeat(SQLModel, table=True):
-    """A flow that stands by for the job of that name, as it last said of itself: one a host."""
+    """The latest heartbeat of a standby controller of a job; one row per job and host."""
 
-    __tablename__: ClassVar[Any] = "standby_flow"
+    __tablename__: ClassVar[Any] = "standby_heartbeat"
     job: str = Field(primary_key=True)
     host: str = Field(primary_key=True)
     pid: int
     at: float
     problem: str = ""
-    """What keeps it from control_job now."""
+    """Why it could not take over now; empty if it could."""
 
 
 class JobTransition(SQLModel, table=True):
-    """One move of a job's state machine; the newest row is the state."""
+    """One transition of a job's state machine; the newest row holds the current state."""
 
-    __tablename__: ClassVar[Any] = "move"
+    __tablename__: ClassVar[Any] = "job_transition"
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -122,7 +121,7 @@ class JobTransition(SQLModel, table=True):
 
 
 class Generation(SQLModel, table=True):
-    """One agreed membership: which node holds which ranks."""
+    """One agreed placement of the job's ranks on nodes."""
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -130,22 +129,22 @@ class Generation(SQLModel, table=True):
     at: float
     world_size: int
     ranks: dict[str, Any] = _json()
-    """Node name to the list of global ranks it holds, in order of local rank."""
+    """Node name to its global ranks, in order of local rank."""
     port: int = 0
     resumed_step: int | None = Field(default=None, sa_type=BigInteger)
     until: int | None = Field(default=None, sa_type=BigInteger)
-    """Step at which the script says it will end; empty when it does not say."""
+    """Last step, if the script reports it."""
     first_step_at: float | None = None
     ended_at: float | None = None
     reason: str = ""
     facts: dict[str, Any] | None = _maybe_json()
-    """What a flow that comes later must know of its processes: since when each holds its rank, the store, the roles of the job."""
+    """What a controller needs to reattach: since when each process has its rank, the store, the roles of the job."""
 
 
 class NodeStatusChange(SQLModel, table=True):
-    """One change of a node's standing (``healthy``, ``suspect``, ``lost``, ``excluded``); the newest row is the standing."""
+    """One change of a node's status (``healthy``, ``suspect``, ``lost``, ``excluded``); the newest row holds the current status."""
 
-    __tablename__: ClassVar[Any] = "node_move"
+    __tablename__: ClassVar[Any] = "node_status_change"
     id: str = Field(default_factory=new_id, primary_key=True)
     cluster: str = Field(index=True)
     node: str = Field(index=True)
@@ -156,48 +155,48 @@ class NodeStatusChange(SQLModel, table=True):
 
 
 class NodeHealthChange(SQLModel, table=True):
-    """A change of what is thought of a node from outside (`policies.node_health`), or of what is held against it."""
+    """One change of a node's health as probes found it (`policies.node_health`)."""
 
-    __tablename__: ClassVar[Any] = "node_verdict"
+    __tablename__: ClassVar[Any] = "node_health_change"
     id: str = Field(default_factory=new_id, primary_key=True)
     cluster: str = Field(index=True)
     node: str = Field(index=True)
     at: float
     before: str
-    """The standing before; empty for a node that was never looked at."""
+    """Health before; empty for a node that was never probed."""
     after: str
     reason: str
     facts: dict[str, Any] = _json()
-    """The faults that are `new` and `over`, each with kind, part and quote."""
+    """The findings that are `new` and `over`, each with kind, part and quote."""
 
 
 class NodeCordon(SQLModel, table=True):
-    """One hold on a node (`policies.cordons`): why it is not, or not gladly, given to jobs. Open while *ended_at* is empty."""
+    """One cordon of a node (`policies.cordons`): why jobs should not, or must not, use it. Active while *ended_at* is empty."""
 
-    __tablename__: ClassVar[Any] = "node_hold"
+    __tablename__: ClassVar[Any] = "node_cordon"
     __table_args__ = (UniqueConstraint("cluster", "node", "number"),)
     id: str = Field(default_factory=new_id, primary_key=True)
     cluster: str = Field(index=True)
     node: str = Field(index=True)
     number: int
-    """Of this node; burn-ins take numbers of the same row."""
+    """Counted per node, together with its burn-ins."""
     kind: str
     owner: str
     person: bool
     reason: str
     evidence: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     faults: list[dict[str, str]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
-    """Kind and device of each fault that it is for: what a burn-in has to exercise."""
+    """Kind and device of each fault that caused it: what a burn-in has to test."""
     at: float
     until: float | None = None
     drains: bool = False
-    """Jobs on the node are asked to leave it."""
+    """Jobs must leave the node."""
     leave_by: float | None = None
-    """When they have to be gone; empty: as soon as that interrupts nobody."""
+    """When they must have left; empty: as soon as they can without an interruption."""
     test: int = 0
-    """Number of the burn-in that runs for it; 0: none."""
+    """Number of the burn-in that is running for it; 0: none."""
     newest_test: int = 0
-    """Number of the newest burn-in that was begun for it."""
+    """Number of the newest burn-in that was started for it."""
     test_until: float | None = None
     ended_at: float | None = None
     ended_by: str = ""
@@ -205,9 +204,9 @@ class NodeCordon(SQLModel, table=True):
 
 
 class ServiceTransition(SQLModel, table=True):
-    """One move of a node's state machine (`policies.node_states`); the one with the greatest number is its state."""
+    """One transition of a node's state machine (`policies.node_states`); the row with the greatest number holds the current state."""
 
-    __tablename__: ClassVar[Any] = "service_move"
+    __tablename__: ClassVar[Any] = "service_transition"
     __table_args__ = (UniqueConstraint("cluster", "node", "number"),)
     id: str = Field(default_factory=new_id, primary_key=True)
     cluster: str = Field(index=True)
@@ -220,30 +219,30 @@ class ServiceTransition(SQLModel, table=True):
     owner: str
     person: bool
     reason: str
-    hold: int
-    """The number of the hold that it is about."""
+    cordon: int
+    """Number of the cordon that caused it."""
 
 
 class HealthSample(SQLModel, table=True):
-    """The last look at a node, and what is thought of it since: written anew by each sweep, as the next one compares with it."""
+    """The latest probe of a node and the health that follows from it; every sweep overwrites the row, and compares with the one before."""
 
-    __tablename__: ClassVar[Any] = "last_look"
+    __tablename__: ClassVar[Any] = "health_sample"
     cluster: str = Field(primary_key=True)
     node: str = Field(primary_key=True)
     at: float
-    verdict: dict[str, Any] = _json()
+    health: dict[str, Any] = _json()
     reading: str | None = None
-    """The last `NodeReading`, as compressed JSON (`holdfast.history.health_samples`); empty before the first."""
+    """The latest `NodeReading` as compressed JSON (`holdfast.history.health_samples`); empty before the first."""
 
 
 DOWN_UNTIL: Final = "down_until"
-"""Key of an incident's facts: what its downtime ends with, where that is not the first new step."""
+"""Key in an incident's facts: what its downtime ends with, if not with the first new step."""
 STARTED: Final = "started"
-"""All processes had started."""
+"""Value of that key: the downtime ends when all processes have started."""
 
 
 class Incident(SQLModel, table=True):
-    """The faults that one recovery answers. Open while *closed_at* is empty."""
+    """The faults that one recovery handles. Open while *closed_at* is empty."""
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -252,39 +251,38 @@ class Incident(SQLModel, table=True):
     """Catalogue kind of the root fault."""
     subject: str
     fault_at: float
-    """When the fault happened, as its observer saw it."""
+    """When the fault happened, by the clock of its observer."""
     detected_at: float
-    """When the flow knew."""
+    """When the controller received it."""
     commands_sent_at: float | None = None
-    """When the first order of the recovery went out."""
+    """When the recovery sent its first command."""
     closed_at: float | None = None
     generation_before: int
     generation_after: int | None = None
     action: str | None = None
     outcome: str | None = None
-    """``recovered``, ``passed`` (by itself), ``stopped`` or ``gave-up``."""
+    """``recovered``, ``passed`` (resolved by itself), ``stopped`` or ``gave-up``."""
     step_before: int | None = Field(default=None, sa_type=BigInteger)
-    """Newest step any rank had reported when the fault was seen."""
+    """Newest step that any rank had reported when the fault was detected."""
     resumed_step: int | None = Field(default=None, sa_type=BigInteger)
     steps_lost: int | None = Field(default=None, sa_type=BigInteger)
     downtime_s: float | None = None
-    """From *fault_at* to the first new step; for scripts that report no steps only until all processes had started (see *facts*)."""
+    """From *fault_at* to the first new step; for scripts that report no steps, until all processes have started (see `DOWN_UNTIL`)."""
     reason: str = ""
     facts: dict[str, Any] | None = _maybe_json()
-    """What the recovery did inside the workers (see `holdfast.control.checkpoints.snapshot_stats`), how old the newest snapshot in memory
-    was in steps, ``orders``: each attempt's action, and when its orders had been answered; `DOWN_UNTIL`: what *downtime_s* ends with."""
+    """What the recovery did in the workers (`holdfast.control.checkpoints.snapshot_stats`), the age in steps of the newest snapshot,
+    ``orders``: the action of each attempt and when its commands were acknowledged; `DOWN_UNTIL`: what *downtime_s* ends with."""
 
     @property
     def until_started(self) -> bool:
-        """Tell whether *downtime_s* ends when all processes had started, as no step was reported: training may have begun later."""
+        """Whether *downtime_s* ends with the start of all processes because no step was reported: training may have resumed later."""
         return (self.facts or {}).get(DOWN_UNTIL) == STARTED
 
 
 class FaultRecord(SQLModel, table=True):
-    """A catalogue kind seen on a subject."""
+    """One occurrence of a fault kind on a target."""
 
     __tablename__: ClassVar[Any] = "fault"
-
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
     incident_id: str | None = Field(default=None, index=True)
@@ -302,29 +300,28 @@ class FaultRecord(SQLModel, table=True):
 
 
 class IncidentDiagnosis(SQLModel, table=True):
-    """What an incident was taken for, and the explanations that were weighed; each diagnosis of one incident adds a row."""
+    """One diagnosis of an incident with its hypotheses; an incident may have several."""
 
-    __tablename__: ClassVar[Any] = "verdict"
+    __tablename__: ClassVar[Any] = "incident_diagnosis"
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
     incident_id: str = Field(index=True)
     at: float
     kind: str
-    """Catalogue kind of the root."""
+    """Catalogue kind of the root cause."""
     subject: str
     weight: float
-    """How likely it was beside the others: 0 to 1."""
+    """Its confidence relative to the other hypotheses: 0 to 1."""
     reason: str
     candidates: list[dict[str, Any]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
-    """The explanations, the likeliest first (see `holdfast.control.faults.diagnosis.record`)."""
+    """The hypotheses, most likely first (see `holdfast.control.faults.diagnosis.record`)."""
 
 
 class DecisionRecord(SQLModel, table=True):
-    """What a policy answered, and why."""
+    """What a policy decided, and why."""
 
     __tablename__: ClassVar[Any] = "decision"
-
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
     incident_id: str = Field(index=True)
@@ -333,13 +330,13 @@ class DecisionRecord(SQLModel, table=True):
     rule: str
     reason: str
     act: dict[str, Any] = _json()
-    """Fields of the decision: nodes dropped, nodes added, restarts counted."""
+    """Fields of the decision: nodes removed and added, restarts counted."""
     passed_over: dict[str, Any] = _json()
-    """Rule to the reason why it did not answer."""
+    """Rule to the reason why it did not apply."""
 
 
 class DecidedCase(SQLModel, table=True):
-    """What a decision was made from (`policies.case_codec`), so that another policy can be asked the same; of older ones there is none."""
+    """The input of a decision (`policies.case_codec`), so that another policy can decide the same case. Old decisions have none."""
 
     __tablename__: ClassVar[Any] = "decided_case"
     decision_id: str = Field(primary_key=True)
@@ -348,9 +345,9 @@ class DecidedCase(SQLModel, table=True):
 
 
 class Phase(SQLModel, table=True):
-    """One phase of one recovery, in seconds.
+    """The duration of one phase of one recovery.
 
-    detect, diagnose, isolate, reschedule (T1), communication (T2), load (T3), warm-up (T4), rollback (T0).
+    Phases: detect, diagnose, isolate, reschedule (T1), communication (T2), load (T3), warm-up (T4), rollback (T0).
     """
 
     id: str = Field(default_factory=new_id, primary_key=True)
@@ -365,7 +362,6 @@ class StepRecord(SQLModel, table=True):
     """A step that rank 0 reported."""
 
     __tablename__: ClassVar[Any] = "step"
-
     __table_args__ = (Index("ix_step_job_at", "job_id", "at"),)
     job_id: str = Field(primary_key=True)
     generation: int = Field(primary_key=True)
@@ -376,7 +372,7 @@ class StepRecord(SQLModel, table=True):
 
 
 class Checkpoint(SQLModel, table=True):
-    """A checkpoint that was written, or trouble with one."""
+    """A checkpoint that was written, or a problem with one."""
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -386,52 +382,52 @@ class Checkpoint(SQLModel, table=True):
     path: str
     seconds: float | None = None
     size: int | None = Field(default=None, sa_type=BigInteger)
-    """Bytes: more than 32 bits hold."""
-    beside: float | None = None
-    """Seconds for which it was written while training went on; empty where training stood for all of it, which `seconds` says."""
+    """Bytes."""
+    overlapped_s: float | None = None
+    """Seconds of writing while training continued; empty if training stopped for the whole save (`seconds`)."""
     problem: str | None = None
-    """Catalogue kind of what is wrong with it; empty for a whole one."""
+    """Catalogue kind of the problem; empty for a complete checkpoint."""
     reason: str = ""
 
 
 class Snapshots(SQLModel, table=True):
-    """What the snapshots in memory of one generation were like, and cost, as its ranks last told; sums are over its ranks.
+    """The in-memory snapshots of one generation and what they cost, from the latest reports of its ranks; sums are over ranks.
 
-    Written anew now and then while the generation lives: one row says how old the newest was, and stays when the memory is gone.
+    The row is updated while the generation runs, and stays after the memory is released.
     """
 
     job_id: str = Field(primary_key=True)
     generation: int = Field(primary_key=True)
     at: float
-    """When the ranks last told."""
+    """When the ranks last reported."""
     step: int | None = Field(default=None, sa_type=BigInteger)
-    """The newest step of which every rank had a whole snapshot; empty before the first."""
+    """The newest step of which every rank has a complete snapshot; empty before the first."""
     age_steps: int | None = Field(default=None, sa_type=BigInteger)
-    """Steps that had been done since."""
+    """Steps completed since."""
     age_s: float | None = None
-    """Seconds for which it had not been the present state."""
+    """Seconds since it was the current state."""
     replica_step: int | None = Field(default=None, sa_type=BigInteger)
-    """The newest step of which other nodes were known to have whole replicas of all ranks; empty where that is not known."""
-    every: int | None = None
-    """Steps between two snapshots, as the ranks had agreed."""
+    """The newest step of which other nodes have complete replicas of all ranks; empty if unknown."""
+    interval_steps: int | None = None
+    """Steps between two snapshots, as agreed by the ranks."""
     size: int | None = Field(default=None, sa_type=BigInteger)
     """Bytes of one snapshot of all ranks."""
     copied_s: float = 0.0
     """Seconds of copying."""
     overlapped_s: float = 0.0
-    """Seconds of it while training waited anyway."""
+    """Seconds of copying while training was waiting anyway."""
     cost_s: float = 0.0
-    """Seconds by which snapshots made the ranks' steps longer, measured beside steps without one."""
+    """Seconds that snapshots added to steps, compared with steps without one."""
     trained_s: float = 0.0
     """Seconds of all steps."""
     ages: dict[str, Any] = _json()
-    """How often the newest was how many steps old, by looks at equal distances."""
+    """Age of the newest snapshot in steps to how many of the samples, taken at equal intervals, had it."""
     reason: str = ""
-    """Why ranks take none, where they said so."""
+    """Why ranks take no snapshots, if they reported it."""
 
     @property
-    def hidden(self) -> float | None:
-        """Return the share of the copying that took place while training waited anyway."""
+    def overlapped(self) -> float | None:
+        """Return the share of the copying that took place while training was waiting anyway."""
         return min(1.0, self.overlapped_s / self.copied_s) if self.copied_s else None
 
     @property
@@ -441,7 +437,7 @@ class Snapshots(SQLModel, table=True):
 
 
 class Request(SQLModel, table=True):
-    """What a person asked of a running job (``stop``, ``migrate``, ``detach``)."""
+    """A person's request to a running job (``stop``, ``migrate``, ``detach``)."""
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -450,17 +446,17 @@ class Request(SQLModel, table=True):
     by: str
     handled_at: float | None = None
     facts: dict[str, Any] | None = _maybe_json()
-    """What belongs to the request: for ``migrate`` the node or rank to move, and where to; for ``detach`` the epoch of who is asked."""
+    """Parameters: for ``migrate`` the node or rank to move and its target; for ``detach`` the epoch of the controller that it is for."""
     done: bool | None = None
-    """Whether what was asked was done; empty until it is known, and for requests whose outcome is the job's."""
+    """Whether it was carried out; empty until known, and for requests whose outcome is that of the job."""
     outcome: str | None = None
-    """What came of it, in words."""
+    """What happened, as text."""
 
 
 class StragglerDecision(SQLModel, table=True):
-    """What was decided about a rank that holds the others up (`policies.slowness`), and from what."""
+    """A decision about a straggling rank (`policies.slowness`) and its input."""
 
-    __tablename__: ClassVar[Any] = "weighing"
+    __tablename__: ClassVar[Any] = "straggler_decision"
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -472,48 +468,48 @@ class StragglerDecision(SQLModel, table=True):
     reason: str
     policy: str
     record: dict[str, Any] = _json()
-    """The case, so that another policy can be asked the same."""
+    """The case, so that another policy can decide it."""
 
 
 class ApprovalRequest(SQLModel, table=True):
-    """What a person is asked before a program may isolate nodes. Open while *answered_at* is empty."""
+    """A request to a person to approve that nodes are isolated. Pending while *answered_at* is empty."""
 
-    __tablename__: ClassVar[Any] = "question"
+    __tablename__: ClassVar[Any] = "approval_request"
 
     id: str = Field(default_factory=new_id, primary_key=True)
     number: int = Field(unique=True)
-    """By which a person answers: counted over the whole history."""
+    """Counted over the whole history; a person answers by it."""
     cluster: str
     job_id: str = Field(index=True)
     job: str
-    """Its name."""
+    """Name of the job."""
     about: str
-    """``share``: the cluster would lose more than a program may take; ``least``: the job would be left with fewer nodes than it needs."""
+    """``share``: more of the cluster would be unavailable than a program may take; ``least``: the job would have too few nodes."""
     nodes: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
-    """Node to what speaks against it: ``reason``, ``seen``, ``evidence``."""
+    """Node to the evidence against it: ``reason``, ``seen``, ``evidence``."""
     reason: str
     otherwise: str
-    """What happens when nobody answers: ``keep`` or ``isolate``."""
+    """What happens without an answer: ``keep`` or ``isolate``."""
     at: float
     until: float
     """When that happens (seconds since 1970)."""
     flow_run: str | None = None
-    """The paused flow run in which it is asked in the Prefect UI."""
+    """The paused flow run in the Prefect UI in which it can be answered."""
     answered_at: float | None = None
     answer: str = ""
-    """``isolate``, ``keep``, or ``withdrawn`` where it need not be answered any more."""
+    """``isolate``, ``keep``, or ``withdrawn`` if it no longer needs an answer."""
     picked: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
-    """The nodes that are to be isolated."""
+    """The nodes to isolate."""
     by: str = ""
-    """Who answered; empty where nobody did in time."""
-    words: str = ""
-    """Why, in the words of who answered."""
+    """Who answered; empty after a timeout."""
+    comment: str = ""
+    """Why, as stated by that person."""
 
 
 class JobEvent(SQLModel, table=True):
-    """Something worth telling that is no fault: a warning, an adoption, a script that ended at once."""
+    """A note about a job that is not a fault: a warning, a reattached controller, a script that exited at once."""
 
-    __tablename__: ClassVar[Any] = "remark"
+    __tablename__: ClassVar[Any] = "job_event"
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -523,10 +519,10 @@ class JobEvent(SQLModel, table=True):
 
 _MODELS: Final = (
     Job, Lease, JobTransition, Generation, NodeStatusChange, NodeHealthChange, NodeCordon, ServiceTransition, HealthSample, Incident,
-    FaultRecord, IncidentDiagnosis, DecisionRecord, DecidedCase,
-    Phase, StepRecord, Checkpoint, Snapshots, Request, StragglerDecision, ApprovalRequest, JobEvent, StandbyHeartbeat,
+    FaultRecord, IncidentDiagnosis, DecisionRecord, DecidedCase, Phase, StepRecord, Checkpoint, Snapshots, Request, StragglerDecision,
+    ApprovalRequest, JobEvent, StandbyHeartbeat,
 )  # fmt: skip
 TABLES: Final = [SQLModel.metadata.tables[str(model.__tablename__)] for model in _MODELS]
-"""Every table of the history; a program around us may have SQLModel tables of its own."""
+"""Every table of the history; an embedding program may have SQLModel tables of its own."""
 FIELDS: Final = {(str(model.__tablename__), name): field.annotation for model in _MODELS for name, field in model.model_fields.items()}
-"""What each column holds, by table and column, as Python knows it."""
+"""(table, column) to the Python type of its values."""

@@ -1,4 +1,4 @@
-"""What readers ask of the history. Every function takes the history first and returns rows that outlive its session."""
+"""Queries of the history. Every function takes the history first and returns rows that stay readable after its session."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from holdfast.history.models import (
 )
 from holdfast.history.store import History
 
-HELD: Final = 500
-"""Generations, the newest, in which it is looked up who held which ranks."""
+MOST_GENERATIONS: Final = 500
+"""The newest generations in which `ranks_held` searches."""
 TERMINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
-"""States that a job does not leave; any other word, known or not, is a live job."""
+"""States that a job never leaves; in any other state, known or not, the job is live."""
 
 Row = TypeVar("Row", bound=SQLModel)
 
@@ -43,7 +43,7 @@ def jobs(history: History, name: str | None = None, *, limit: int | None = 50) -
 
 
 def newest_job(history: History, name: str) -> Job:
-    """Return the newest job called *name*; raise `UnknownJob` with the names that come close."""
+    """Return the newest job called *name*; raise `UnknownJob` with similar names."""
     found = jobs(history, name, limit=1)
     if found:
         return found[0]
@@ -53,23 +53,23 @@ def newest_job(history: History, name: str) -> Job:
 
 
 def live_job(history: History, name: str) -> Job | None:
-    """Return the newest job called *name* that has not ended."""
+    """Return the newest live job called *name*."""
     return next((job for job in jobs(history, name, limit=None) if not has_ended(history, job.id)), None)
 
 
 def has_ended(history: History, job_id: str) -> bool:
-    """Tell whether the job is in a terminal state."""
+    """Return whether the job is in a terminal state."""
     state = state_of(history, job_id)
     return state is not None and state.after in TERMINAL
 
 
 def state_of(history: History, job_id: str) -> JobTransition | None:
-    """Return the newest move of the job: its `after` is the state. Empty before the first."""
+    """Return the newest transition of the job: its `after` is the state. None before the first."""
     return _newest(history, JobTransition, col(JobTransition.job_id) == job_id)
 
 
-def moves(history: History, job_id: str) -> list[JobTransition]:
-    """Return the job's moves in the order they were made."""
+def transitions(history: History, job_id: str) -> list[JobTransition]:
+    """Return the job's transitions in order."""
     return _rows(history, JobTransition, col(JobTransition.job_id) == job_id)
 
 
@@ -80,23 +80,22 @@ def generations(history: History, job_id: str) -> list[Generation]:
 
 def newest_generation(history: History, job_id: str) -> Generation | None:
     """Return the job's generation with the greatest number."""
-    found = _rows(history, Generation, col(Generation.job_id) == job_id, order=col(Generation.number), newest_first=True, limit=1)
-    return found[0] if found else None
+    return _newest(history, Generation, col(Generation.job_id) == job_id, order=col(Generation.number))
 
 
-def held(history: History, job_id: str) -> dict[str, set[int]]:
-    """Return the ranks that each node has held in the newest generations of a job; who held some last comes first."""
+def ranks_held(history: History, job_id: str) -> dict[str, set[int]]:
+    """Return the ranks that each node has held in the newest generations of a job, nodes of the newest generation first."""
     found: dict[str, set[int]] = {}
-    query = select(Generation.ranks).where(Generation.job_id == job_id).order_by(col(Generation.number).desc()).limit(HELD)
+    query = select(Generation.ranks).where(Generation.job_id == job_id).order_by(col(Generation.number).desc()).limit(MOST_GENERATIONS)
     with history.session() as session:
-        for ranks in session.exec(query.execution_options(yield_per=16)):  # of thousands of nodes each is large
+        for ranks in session.exec(query.execution_options(yield_per=16)):  # each is large if there are thousands of nodes
             for node, some in ranks.items():
                 found.setdefault(node, set()).update(some)
     return found
 
 
-def faulty(history: History, job_id: str, *, most: int) -> list[str]:
-    """Return up to *most* nodes that faults of a job were seen on, the newest first."""
+def faulty_nodes(history: History, job_id: str, *, limit: int) -> list[str]:
+    """Return up to *limit* nodes with faults of a job, those with the newest fault first."""
     newest = func.max(col(FaultRecord.id))
     query = (
         select(FaultRecord.node)
@@ -105,7 +104,7 @@ def faulty(history: History, job_id: str, *, most: int) -> list[str]:
         .order_by(newest.desc())
     )
     with history.session() as session:
-        return [node for node in session.exec(query.limit(most)) if node is not None]
+        return [node for node in session.exec(query.limit(limit)) if node is not None]
 
 
 def incidents(history: History, job_id: str) -> list[Incident]:
@@ -114,12 +113,13 @@ def incidents(history: History, job_id: str) -> list[Incident]:
 
 
 def incident(history: History, ref: str | int, job: str | None = None) -> Incident:
-    """Return the incident that *ref* names: a number within *job* (default: the newest job), an id, or an id's unique beginning."""
+    """Return the incident that *ref* names: a number within *job* (default: the newest job), an id, or a unique prefix of an id."""
     wanted = str(ref).strip().lower()
     of_job = [] if job is None else [col(Incident.job_id) == newest_job(history, job).id]
     found: list[Incident] = []
-    if wanted.isascii() and wanted.isdigit() and len(wanted) < 10:  # noqa: PLR2004 (longer is a beginning of an id, not a number)
-        found = _by_number(history, int(wanted), of_job)
+    if wanted.isascii() and wanted.isdigit() and len(wanted) < 10:  # noqa: PLR2004 (a longer one is an id's beginning, not a number)
+        of_any = of_job or [col(Incident.job_id) == one.id for one in jobs(history, limit=1)]
+        found = _rows(history, Incident, col(Incident.number) == int(wanted), *of_any) if of_any else []
     if not found and wanted.isascii() and wanted.isalnum():
         found = _rows(history, Incident, col(Incident.id).startswith(wanted), *of_job, limit=2)
     if len(found) != 1:
@@ -138,12 +138,12 @@ def faults(history: History, job_id: str | None = None, *, incident_id: str | No
 
 
 def faults_of_kinds(history: History, kinds: Collection[str]) -> list[FaultRecord]:
-    """Return the faults of these *kinds*, whatever job they befell, in the order they were recorded."""
+    """Return the faults of these *kinds* in all jobs, in the order they were recorded."""
     return _rows(history, FaultRecord, col(FaultRecord.kind).in_(kinds))
 
 
 def faults_of_hardware(history: History, cluster: str, *, since: float, but: str, limit: int = 2000) -> list[FaultRecord]:
-    """Return what GPUs and nodes of *cluster* were blamed for since a time as the root of an incident, in all jobs *but* one, oldest first.
+    """Return the root causes attributed to GPUs and nodes of *cluster* since a time, in all jobs *but* one, oldest first.
 
     At most *limit* of them, the newest.
     """
@@ -159,7 +159,7 @@ def faults_of_hardware(history: History, cluster: str, *, since: float, but: str
 
 
 def fault_in_other_jobs(history: History, cluster: str, kind: str, *, since: float, but: str) -> bool:
-    """Tell whether a job of *cluster* other than *but* has had a fault of that kind since then."""
+    """Return whether a job of *cluster* other than *but* has had a fault of that kind since then."""
     of_cluster = select(Job.id).where(col(Job.cluster)["name"].as_string() == cluster, col(Job.id) != but)
     return bool(
         _rows(
@@ -179,14 +179,14 @@ def newest_fault(history: History, job_id: str, kinds: Collection[str]) -> Fault
 
 
 def faults_within(history: History, job_id: str, generation: int, kinds: Collection[str]) -> list[FaultRecord]:
-    """Return the faults of these *kinds* that one generation of the job had, in the order they were recorded."""
+    """Return the faults of these *kinds* in one generation of the job, in the order they were recorded."""
     return _rows(
         history, FaultRecord, col(FaultRecord.job_id) == job_id, col(FaultRecord.generation) == generation, col(FaultRecord.kind).in_(kinds)
     )
 
 
-def verdicts(history: History, job_id: str | None = None, *, incident_id: str | None = None) -> list[IncidentDiagnosis]:
-    """Return the verdicts on a job's incidents, or on one incident, in the order they were come to."""
+def diagnoses(history: History, job_id: str | None = None, *, incident_id: str | None = None) -> list[IncidentDiagnosis]:
+    """Return the diagnoses of a job's incidents, or of one incident, in the order they were made."""
     return _rows(history, IncidentDiagnosis, *_of(IncidentDiagnosis, job_id, incident_id))
 
 
@@ -196,15 +196,15 @@ def decisions(history: History, job_id: str | None = None, *, incident_id: str |
 
 
 def phases(history: History, incident_id: str | None = None, *, job_id: str | None = None) -> list[Phase]:
-    """Return the phases of one incident, or of all of a job's, each incident's in their order."""
+    """Return the phases of one incident, or of all incidents of a job, those of each incident in their order."""
     found = _rows(history, Phase, *_of(Phase, job_id, incident_id))
     return sorted(found, key=lambda phase: (phase.incident_id, phase.position))
 
 
 def steps(history: History, job_id: str, *, after: float | None = None, generation: int | None = None) -> list[StepRecord]:
-    """Return every step reported, those lost to a rollback included, by generation and number.
+    """Return every reported step, including those lost to a rollback, by generation and number.
 
-    With *after*, those reported since then; with *generation*, those of that one.
+    With *after*, only those reported since then; with *generation*, only those of that one.
     """
     only = [] if after is None else [col(StepRecord.at) > after]
     only += [] if generation is None else [col(StepRecord.generation) == generation]
@@ -216,7 +216,7 @@ def steps(history: History, job_id: str, *, after: float | None = None, generati
 
 
 def curve(history: History, job_id: str) -> list[StepRecord]:
-    """Return one row a step, by number: the newest generation that computed it wins."""
+    """Return one row per step, by number: that of the newest generation that computed it."""
     newest = (
         select(col(StepRecord.step).label("step"), func.max(col(StepRecord.generation)).label("generation"))
         .where(col(StepRecord.job_id) == job_id)
@@ -231,7 +231,7 @@ def curve(history: History, job_id: str) -> list[StepRecord]:
 
 
 def last_step(history: History, job_id: str) -> StepRecord | None:
-    """Return the greatest step of the newest generation that reported one: where the job stands."""
+    """Return the greatest step of the newest generation that reported one: the job's progress."""
     query = (
         select(StepRecord)
         .where(col(StepRecord.job_id) == job_id)
@@ -243,62 +243,67 @@ def last_step(history: History, job_id: str) -> StepRecord | None:
 
 
 def node_statuses(history: History, cluster: str) -> dict[str, NodeStatusChange]:
-    """Return each node's newest move, by node name; a node never spoken of is not there."""
+    """Return each node's newest status, by node name; nodes without any are missing."""
     newest = select(func.max(col(NodeStatusChange.id))).where(col(NodeStatusChange.cluster) == cluster).group_by(col(NodeStatusChange.node))
     return {
-        move.node: move for move in _rows(history, NodeStatusChange, col(NodeStatusChange.id).in_(newest), order=col(NodeStatusChange.node))
+        one.node: one for one in _rows(history, NodeStatusChange, col(NodeStatusChange.id).in_(newest), order=col(NodeStatusChange.node))
     }
 
 
 def checkpoints(history: History, job_id: str) -> list[Checkpoint]:
-    """Return the job's checkpoints, and troubles with them, in the order they were recorded."""
+    """Return the job's checkpoints and problems with them, in the order they were recorded."""
     return _rows(history, Checkpoint, col(Checkpoint.job_id) == job_id)
 
 
 def snapshots(history: History, job_id: str) -> list[Snapshots]:
-    """Return what is on record of the job's snapshots in memory, a row for each generation that told of any."""
+    """Return the records of the job's in-memory snapshots, one row per generation that reported any."""
     return _rows(history, Snapshots, col(Snapshots.job_id) == job_id, order=col(Snapshots.generation))
 
 
 def newest_snapshots(history: History, job_id: str) -> Snapshots | None:
-    """Return what the newest generation that told of its snapshots in memory said."""
-    found = _rows(history, Snapshots, col(Snapshots.job_id) == job_id, order=col(Snapshots.generation), newest_first=True, limit=1)
-    return found[0] if found else None
+    """Return the record of the newest generation that reported in-memory snapshots."""
+    return _newest(history, Snapshots, col(Snapshots.job_id) == job_id, order=col(Snapshots.generation))
 
 
 def pending_requests(history: History, job_id: str) -> list[Request]:
-    """Return what people asked of the job and nobody has handled yet, oldest first."""
+    """Return the requests to the job that are not handled yet, oldest first."""
     return _rows(history, Request, col(Request.job_id) == job_id, col(Request.handled_at).is_(None))
 
 
-def request(history: History, number: str) -> Request | None:
+def request(history: History, request_id: str) -> Request | None:
     """Return the request with that id."""
     with history.session() as session:
-        return session.get(Request, number)
+        return session.get(Request, request_id)
 
 
 def job_events(history: History, job_id: str) -> list[JobEvent]:
-    """Return the job's remarks in the order they were made."""
+    """Return the job's events in order."""
     return _rows(history, JobEvent, col(JobEvent.job_id) == job_id)
 
 
-def _by_number(history: History, number: int, of_job: list[ColumnElement[bool]]) -> list[Incident]:
-    """Return the incident of that number: of the given job, else of the newest job."""
-    if not of_job:
-        of_job = [col(Incident.job_id) == job.id for job in jobs(history, limit=1)]
-    return _rows(history, Incident, col(Incident.number) == number, *of_job) if of_job else []
+def straggler_decisions(history: History, job_id: str) -> list[StragglerDecision]:
+    """Return the decisions about straggling ranks of a job, in order."""
+    of_job = select(StragglerDecision).where(col(StragglerDecision.job_id) == job_id)
+    with history.session() as session:
+        return list(session.exec(of_job.order_by(col(StragglerDecision.at), col(StragglerDecision.id))))
+
+
+def finished_migrations(history: History, job_id: str) -> list[Request]:
+    """Return the handled migration requests of a job, in the order in which they finished."""
+    where = (col(Request.job_id) == job_id, col(Request.kind) == "migrate", col(Request.handled_at).is_not(None))
+    return _rows(history, Request, *where, order=col(Request.handled_at))
 
 
 def _of(model: type[Any], job_id: str | None, incident_id: str | None) -> list[ColumnElement[bool]]:
-    """Return the conditions for rows of a job, of an incident, or of both."""
+    """Return the conditions for the rows of a job, of an incident, or of both."""
     assert job_id is not None or incident_id is not None, "name a job or an incident"
     wanted = {"job_id": job_id, "incident_id": incident_id}
     return [col(getattr(model, name)) == value for name, value in wanted.items() if value is not None]
 
 
-def _newest(history: History, model: type[Row], *where: ColumnElement[bool]) -> Row | None:
-    """Return the row with the greatest id: ids grow in the order rows were made, even when the clock is set back."""
-    found = _rows(history, model, *where, newest_first=True, limit=1)
+def _newest(history: History, model: type[Row], *where: ColumnElement[bool], order: Any = None) -> Row | None:  # noqa: ANN401 (as below)
+    """Return the last row by *order* (default: by id, which increases even when the clock is set back)."""
+    found = _rows(history, model, *where, order=order, newest_first=True, limit=1)
     return found[0] if found else None
 
 
@@ -315,22 +320,3 @@ def _rows(
     query = select(model).where(*where).order_by(by.desc() if newest_first else by).limit(limit)
     with history.session() as session:
         return list(session.exec(query))
-
-
-def straggler_decisions(history: History, job_id: str) -> list[StragglerDecision]:
-    """Return what was decided about slow ranks of a job, in order."""
-    with history.session() as session:
-        return list(
-            session.exec(
-                select(StragglerDecision)
-                .where(col(StragglerDecision.job_id) == job_id)
-                .order_by(col(StragglerDecision.at), col(StragglerDecision.id))
-            )
-        )
-
-
-def finished_migrations(history: History, job_id: str) -> list[Request]:
-    """Return the planned moves of a job that came to an end, in the order of their ends."""
-    query = select(Request).where(col(Request.job_id) == job_id, col(Request.kind) == "migrate", col(Request.handled_at).is_not(None))
-    with history.session() as session:
-        return list(session.exec(query.order_by(col(Request.handled_at))))

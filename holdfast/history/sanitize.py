@@ -1,4 +1,4 @@
-"""What a database cannot hold, made holdable: a worker's last words may be any bytes, and must not stop the history."""
+"""Make any value storable: the last output of a worker may be any bytes and must not block the history."""
 
 from __future__ import annotations
 
@@ -7,27 +7,37 @@ import math
 from contextlib import suppress
 from typing import Any, Final
 
-_DOUBTFUL: Final = ("\\u0000", "\\ud")
-"""What JSON's text has where there is a NUL or, perhaps, a lone surrogate."""
+_SUSPICIOUS: Final = ("\\u0000", "\\ud")
+"""JSON text that encodes a NUL or, possibly, a lone surrogate."""
 
 
 def clean_text(text: str) -> str:
-    """Return *text* without NUL (PostgreSQL refuses it) and without lone surrogates (no database takes them)."""
+    """Return *text* without NUL (PostgreSQL rejects it) and without lone surrogates (every database rejects them)."""
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def clean(value: Any) -> Any:  # noqa: ANN401 (any JSON value, and what is not JSON as its text)
-    """Return a copy of *value* that JSON in both databases can hold; NaN and infinities become words."""
-    if isinstance(value, dict | list | tuple) and (text := _clean_json(value)) is not None:
+def clean(value: Any) -> Any:  # noqa: ANN401 (any JSON value; anything else becomes its text)
+    """Return a copy of *value* that both databases can store as JSON; NaN and infinities become text."""
+    if isinstance(value, dict | list | tuple) and (text := _strict_json(value)) is not None:
         return json.loads(text)
     return _cleaned(value)
 
 
-def _clean_json(value: Any) -> str | None:  # noqa: ANN401
-    """Return *value* as JSON if nothing in it has to be cleaned: what thousands of nodes make is large, and this is quick."""
+def clean_cell(value: Any) -> Any:  # noqa: ANN401 (whatever a column holds)
+    """Return *value* as a column can store it: a float stays a float, also NaN."""
+    return value if isinstance(value, float) else clean(value)
+
+
+def to_json(value: Any) -> str:  # noqa: ANN401 (SQLAlchemy's serializer takes anything)
+    """Return *value* as strict JSON."""
+    return _strict_json(value) or json.dumps(_cleaned(value), allow_nan=False)
+
+
+def _strict_json(value: Any) -> str | None:  # noqa: ANN401
+    """Return *value* as JSON if nothing in it needs cleaning: this is fast, and rows of thousands of nodes are large."""
     with suppress(TypeError, ValueError):
         text = json.dumps(value, allow_nan=False)
-        return None if any(doubtful in text for doubtful in _DOUBTFUL) else text
+        return None if any(part in text for part in _SUSPICIOUS) else text
     return None
 
 
@@ -45,13 +55,3 @@ def _cleaned(value: Any) -> Any:  # noqa: ANN401
             return [_cleaned(item) for item in value]
         case _:
             return clean_text(str(value))
-
-
-def clean_cell(value: Any) -> Any:  # noqa: ANN401 (whatever a column holds)
-    """Return *value* as a column can hold it: a number stays a number, NaN included."""
-    return value if isinstance(value, float) else clean(value)
-
-
-def to_json(value: Any) -> str:  # noqa: ANN401 (SQLAlchemy's serializer takes anything)
-    """Write *value* as strict JSON."""
-    return _clean_json(value) or json.dumps(_cleaned(value), allow_nan=False)

@@ -1,6 +1,6 @@
-"""What the history has measured: how often the fleet has faults, what recoveries take, what saves and steps of a job cost.
+"""Measurements from the history: how often nodes fail, how long recoveries take, what saves and steps of a job cost.
 
-Each figure reads as few rows as it needs: of steps, of which a job may have millions, only the newest.
+Each query reads as few rows as it needs: a job may have millions of steps, of which only the newest count.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from holdfast.history.queries import TERMINAL
 from holdfast.history.store import History
 
 RUNS: Final = 5
-"""Newest runs of a job that speak for what it costs now."""
+"""Newest runs of a job that represent its present costs."""
 SAVES: Final = 50
 STEPS: Final = 1000
 RECOVERIES: Final = 500
-"""Newest rows that a figure is taken from."""
+"""Newest rows that a statistic is computed from."""
 USER_ERROR: Final = "user-error"
-"""Level of faults that are the script's: they say nothing about the nodes."""
+"""Level of faults of the user's script, which say nothing about the nodes."""
 NO_FAULT: Final = frozenset({"passed", "stopped"})
-"""Outcomes of incidents that interrupted nothing, or whose end a person chose."""
+"""Outcomes of incidents that interrupted nothing, or that a person ended."""
 IN_PROCESS: Final = frozenset({"retry-step", "take-over"})
 
 
@@ -39,15 +39,15 @@ class FleetStatistics:
 
     jobs: int = 0
     node_hours: float = 0.0
-    """Hours that nodes belonged to a generation, over all of them."""
+    """Sum over all nodes of the hours for which they belonged to a generation."""
     faults: int = 0
-    """Incidents that interrupted training and were not the script's own fault."""
+    """Incidents that interrupted training and were not caused by the script."""
     actions: dict[str, int] = field(default_factory=dict)
-    """Rung to the number of recoveries that it brought about, most first."""
+    """Recovery action to the number of recoveries by it, most frequent first."""
     back: int = 0
-    """Recoveries that went back to a checkpoint."""
+    """Recoveries that resumed from a checkpoint."""
     phases: dict[str, float] = field(default_factory=dict)
-    """Phase to its median seconds in a recovery; one that a recovery did not have counts as zero there."""
+    """Phase to its median seconds in a recovery; a recovery without it counts as zero."""
 
     @property
     def recoveries(self) -> int:
@@ -57,52 +57,52 @@ class FleetStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStatistics:
-    """What a job's own work costs, over its newest runs."""
+    """What saves and steps of a job cost, over its newest runs."""
 
     saves: int = 0
-    """Saves that were measured."""
+    """Measured saves."""
     save_s: float | None = None
-    """Median seconds that training stood for one."""
+    """Median seconds for which training stopped for a save."""
     overlapped_s: float | None = None
-    """Median seconds for which one was written beside training; empty where the ranks write themselves."""
+    """Median seconds of writing while training continued; empty if the ranks write themselves."""
     steps: int = 0
     step_s: float | None = None
-    """Median seconds of a step, the save after it not counted."""
+    """Median seconds of a step, without the save after it."""
     spacing: int | None = None
-    """Steps between saves as they were really made, in the newest generation with two."""
+    """Measured steps between saves, in the newest generation with two saves."""
 
 
 class SaveStatistics(NamedTuple):
-    """What one save took."""
+    """The seconds of one save."""
 
     seconds: float
-    """For which training stood still."""
-    beside: float | None
-    """For which it was written while training went on; nothing where training stood for all of it."""
+    """For which training stopped."""
+    overlapped_s: float | None
+    """For which it was written while training continued; None if training stopped for the whole save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What saves usually take."""
+class SaveCosts:
+    """Median seconds of saves."""
 
     saves: int
     save_s: float | None
     overlapped_s: float | None
 
 
-def costs_of(saves: Collection[SaveStatistics]) -> Costs:
-    """Return the medians. Where some were written beside training these count alone: the others were a job's first or last."""
-    beside = [one for one in saves if one.beside is not None]
-    seconds = [one.seconds for one in beside or saves]
-    return Costs(
+def costs_of(saves: Collection[SaveStatistics]) -> SaveCosts:
+    """Return the medians of overlapped saves if there are any, else of all: the others are a job's first and last ones."""
+    overlapped = [one for one in saves if one.overlapped_s is not None]
+    seconds = [one.seconds for one in overlapped or saves]
+    return SaveCosts(
         saves=len(seconds),
         save_s=median(seconds) if seconds else None,
-        overlapped_s=median(one.beside or 0.0 for one in beside) if beside else None,
+        overlapped_s=median(one.overlapped_s or 0.0 for one in overlapped) if overlapped else None,
     )
 
 
 def fleet(history: History, *, now: float | None = None) -> FleetStatistics:
-    """Return the figures of all jobs; live ones count until *now*."""
+    """Return the statistics of all jobs; live ones count until *now*."""
     at = time.time() if now is None else now
     with history.session() as session:
         jobs = session.exec(select(func.count()).select_from(Job)).one()
@@ -111,20 +111,28 @@ def fleet(history: History, *, now: float | None = None) -> FleetStatistics:
         recovered = [one for one in incidents if one.outcome == "recovered"]
         phases = _phases(session, recovered[-RECOVERIES:])
     actions = Counter(one.action or "none" for one in recovered)
-    back = sum(went_back(one) for one in recovered)
+    back = sum(resumed_from_checkpoint(one) for one in recovered)
     return FleetStatistics(
         jobs=jobs, node_hours=hours, faults=len(incidents), actions=dict(actions.most_common()), back=back, phases=phases
     )
 
 
 def work(history: History, name: str) -> StepStatistics:
-    """Return what the work of the job called *name* costs."""
+    """Return what saves and steps of the job called *name* cost."""
     with history.session() as session:
         runs = list(session.exec(select(Job.id).where(col(Job.name) == name).order_by(col(Job.id).desc()).limit(RUNS)))
-        saved = _saved(session, runs)
-        steps = [seconds for job in runs for seconds in _step_seconds(session, job)][:STEPS]
+        complete = (col(Checkpoint.job_id).in_(runs), col(Checkpoint.problem).is_(None), col(Checkpoint.seconds).is_not(None))
+        saved = list(session.exec(select(Checkpoint).where(*complete).order_by(col(Checkpoint.id).desc()).limit(SAVES)))
+        steps = list[float]()
+        for job in runs:
+            query = (
+                select(StepRecord.seconds)
+                .where(col(StepRecord.job_id) == job)
+                .order_by(col(StepRecord.generation).desc(), col(StepRecord.step).desc())
+            )
+            steps += session.exec(query.limit(STEPS - len(steps)))
     return StepStatistics(
-        **asdict(costs_of([SaveStatistics(one.seconds, one.beside) for one in saved if one.seconds is not None])),
+        **asdict(costs_of([SaveStatistics(one.seconds, one.overlapped_s) for one in saved if one.seconds is not None])),
         steps=len(steps),
         step_s=median(steps) if steps else None,
         spacing=_spacing(saved),
@@ -132,7 +140,7 @@ def work(history: History, name: str) -> StepStatistics:
 
 
 def _node_hours(session: Session, now: float) -> float:
-    """Return the hours that nodes were in generations; one that nobody ended lasts until its job's end, or while it is seen to live."""
+    """Return the node-hours of all generations; one without an end lasts until its job's end, or until its last sign of life."""
     ends: dict[str, float] = dict(
         session.exec(
             select(JobTransition.job_id, func.max(JobTransition.at))
@@ -140,7 +148,7 @@ def _node_hours(session: Session, now: float) -> float:
             .group_by(col(JobTransition.job_id))
         ).all()
     )
-    held = set(session.exec(select(Lease.job_id).where(col(Lease.expires_at) > now)))
+    controlled = set(session.exec(select(Lease.job_id).where(col(Lease.expires_at) > now)))
     found = list(session.exec(select(Generation).order_by(col(Generation.job_id), col(Generation.number))))
     hours = 0.0
     for one, after in zip_longest(found, found[1:]):
@@ -148,28 +156,28 @@ def _node_hours(session: Session, now: float) -> float:
         if end is None and after is not None and after.job_id == one.job_id:
             end = after.at
         elif end is None:
-            end = ends.get(one.job_id) or (now if one.job_id in held else _last_seen(session, one.job_id, one.number))
+            end = ends.get(one.job_id) or (now if one.job_id in controlled else _last_step_at(session, one.job_id, one.number))
         hours += max(0.0, (end or one.at) - one.at) / 3600 * len(one.ranks)
     return hours
 
 
-def _last_seen(session: Session, job: str, generation: int) -> float | None:
+def _last_step_at(session: Session, job: str, generation: int) -> float | None:
     """Return when a generation reported its newest step."""
     mine = (col(StepRecord.job_id) == job, col(StepRecord.generation) == generation)
     return session.exec(select(StepRecord.at).where(*mine).order_by(col(StepRecord.step).desc()).limit(1)).first()
 
 
 def _interruptions(session: Session) -> list[Incident]:
-    """Return the incidents that count as faults of the fleet, oldest first."""
-    ours = select(FaultRecord.incident_id).where(
+    """Return the incidents that count as failures of nodes, oldest first."""
+    of_script = select(FaultRecord.incident_id).where(
         col(FaultRecord.root).is_(True), col(FaultRecord.recommended_action) == USER_ERROR, col(FaultRecord.incident_id).is_not(None)
     )
-    found = session.exec(select(Incident).where(col(Incident.id).not_in(ours)).order_by(col(Incident.id)))
+    found = session.exec(select(Incident).where(col(Incident.id).not_in(of_script)).order_by(col(Incident.id)))
     return [one for one in found if one.outcome not in NO_FAULT]
 
 
-def went_back(one: Incident) -> bool:
-    """Tell whether a recovery went back to a checkpoint: one that ended all processes, or found no living copy; never one from memory."""
+def resumed_from_checkpoint(one: Incident) -> bool:
+    """Return whether a recovery resumed from a checkpoint: it ended all processes, or no live copy was left, and none was in memory."""
     source = (one.facts or {}).get("source")
     return source == "checkpoint" or (one.action not in IN_PROCESS and source != "memory")
 
@@ -188,25 +196,8 @@ def _phases(session: Session, recovered: Sequence[Incident]) -> dict[str, float]
     return {name: median(phases[name] for phases in timed) for name in names}
 
 
-def _saved(session: Session, runs: Sequence[str]) -> list[Checkpoint]:
-    """Return the newest whole checkpoints of *runs*, newest first."""
-    mine = (col(Checkpoint.job_id).in_(runs), col(Checkpoint.problem).is_(None), col(Checkpoint.seconds).is_not(None))
-    return list(session.exec(select(Checkpoint).where(*mine).order_by(col(Checkpoint.id).desc()).limit(SAVES)))
-
-
-def _step_seconds(session: Session, job: str) -> list[float]:
-    """Return the seconds of the newest steps of *job*."""
-    query = (
-        select(StepRecord.seconds)
-        .where(col(StepRecord.job_id) == job)
-        .order_by(col(StepRecord.generation).desc(), col(StepRecord.step).desc())
-        .limit(STEPS)
-    )
-    return list(session.exec(query))
-
-
 def _spacing(saved: Sequence[Checkpoint]) -> int | None:
-    """Return the usual distance between saves in the newest generation that has two."""
+    """Return the median distance between saves in the newest generation that has two."""
     by_generation: dict[tuple[str, int], list[int]] = {}
     for one in saved:
         if one.step is not None:

@@ -1,4 +1,4 @@
-"""The history's database: SQLite by default, PostgreSQL by URL. Foreign errors are named at this edge."""
+"""The history's database: SQLite by default, PostgreSQL by URL. Errors of the drivers are translated here."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from sqlmodel import Session
 from holdfast import paths
 from holdfast.errors import HistoryUnreachable, RowCorrupt
 from holdfast.history import schema
-from holdfast.history.damage import MISREAD, damage_of
-from holdfast.history.errors import translated
-from holdfast.history.postgresql import server_engine
+from holdfast.history.engines import IMMEDIATE, empty_engine, postgresql_engine, sqlite_engine, use_wal
+from holdfast.history.errors import MISREAD, find_corrupt_row, translated
 from holdfast.history.sanitize import clean_cell
-from holdfast.history.sqlite_file import IMMEDIATE, empty_engine, file_engine, use_wal
 from holdfast.redaction import shown
 
 PATIENCE: Final = 5.0
 """Seconds to wait for another program's lock, and for a server to answer."""
 
-LOOK_AGAIN: Final = 60.0
-"""Seconds until a damaged row is looked for anew."""
+CORRUPT_ROW_INTERVAL: Final = 60.0
+"""Seconds between two searches for a corrupt row."""
 
 _DRIVERS: Final = {
     "sqlite": "sqlite",
@@ -45,19 +43,19 @@ class History:
         self._target = _parsed(url)
         self._create, self._patience = create, patience
         self.url = shown(self._target.render_as_string(hide_password=False))
-        """For messages: passwords are hidden."""
-        self._looking = threading.Lock()
-        found = self._look()
-        self._stands_in = found is None
-        self._looked: tuple[float, RowCorrupt | None] = (-LOOK_AGAIN, None)
-        """When a damaged row was looked for last (monotonic), and what was found."""
+        """For messages, without the password."""
+        self._connecting = threading.Lock()
+        found = self._connect()
+        self._is_missing = found is None
+        self._corrupt: tuple[float, RowCorrupt | None] = (-CORRUPT_ROW_INTERVAL, None)
+        """When a corrupt row was last searched for (monotonic), and the result."""
         self._engine = found or empty_engine()
 
     @classmethod
     def open(cls, url: str | None = None, *, create: bool = True, patience: float = PATIENCE) -> History:
-        """Open the history at *url* (default: `paths.history_url`) with its tables up to date.
+        """Open the history at *url* (default: `paths.history_url`) with up-to-date tables.
 
-        With *create* off, a database that is not there reads as an empty history, until it is there.
+        With *create* off, a missing database reads as an empty history until it exists.
         Wait up to *patience* seconds for locks and servers; raise `HistoryError` or `NotWritable`.
         """
         return cls(url or paths.history_url(), create=create, patience=patience)
@@ -66,7 +64,7 @@ class History:
     def session(self, *, immediate: bool = False) -> Iterator[Session]:
         """Give a session: committed at the end, rolled back on an error. Its rows stay readable afterwards.
 
-        Who reads first and then writes by what was read asks for *immediate*: SQLite then takes its write lock at once.
+        Use *immediate* to read and then write what depends on it: SQLite then takes its write lock at once.
         """
         engine = self.engine.execution_options(**{IMMEDIATE: True}) if immediate else self.engine
         try:
@@ -74,28 +72,24 @@ class History:
                 yield session
                 session.commit()
         except MISREAD as error:
-            if (damaged := self._damage_lately()) is None:
+            at, found = self._corrupt
+            if time.monotonic() - at > CORRUPT_ROW_INTERVAL:  # a controller reads the history twice a second
+                found = self.find_corrupt_row()
+                self._corrupt = time.monotonic(), found
+            if found is None:
                 raise
-            raise damaged from error
+            raise found from error
 
-    def _damage_lately(self) -> RowCorrupt | None:
-        """Return such a row, looked for once in a while: a flow that meets it reads the history twice a second."""
-        at, found = self._looked
-        if time.monotonic() - at > LOOK_AGAIN:
-            found = self.damage()
-            self._looked = time.monotonic(), found
-        return found
-
-    def damage(self) -> RowCorrupt | None:
-        """Return the first row that cannot be what was written; nothing where all can be. It looks through everything."""
-        return damage_of(self.engine, self.url)
+    def find_corrupt_row(self) -> RowCorrupt | None:
+        """Return the first corrupt row, None if there is none; this reads the whole database."""
+        return find_corrupt_row(self.engine, self.url)
 
     @property
     def engine(self) -> Engine:
-        """Return SQLAlchemy's engine; look again for a database that was not there."""
-        if self._stands_in:
-            with self._looking:
-                self._look_again()
+        """Return SQLAlchemy's engine; try again to open a database that did not exist."""
+        if self._is_missing:
+            with self._connecting:
+                self._connect_again()
         return self._engine
 
     @property
@@ -107,24 +101,24 @@ class History:
         """Close all connections."""
         self._engine.dispose()
 
-    def _look_again(self) -> None:
-        """Leave the stand-in for the database, if that is there by now."""
-        found = self._look() if self._stands_in else None  # another thread may have been first
+    def _connect_again(self) -> None:
+        """Replace the empty engine if the database exists by now."""
+        found = self._connect() if self._is_missing else None  # another thread may have been first
         if found is not None:
-            stand_in, self._engine, self._stands_in = self._engine, found, False
-            stand_in.dispose()
+            empty, self._engine, self._is_missing = self._engine, found, False
+            empty.dispose()
 
-    def _look(self) -> Engine | None:
-        """Return an engine whose tables are up to date; nothing for a reader where there are none."""
+    def _connect(self) -> Engine | None:
+        """Return an engine with up-to-date tables; None for a reader if there are none."""
         if self._target.drivername == "sqlite":
-            engine = file_engine(Path(self._target.database or ""), self.url, create=self._create, patience=self._patience)
+            engine = sqlite_engine(Path(self._target.database or ""), self.url, create=self._create, patience=self._patience)
         else:
-            engine = server_engine(self._target, self.url, patience=self._patience)
+            engine = postgresql_engine(self._target, self.url, patience=self._patience)
         if engine is None:
             return None
         try:
             with translated(self.url):
-                usable = self._is_up_to_date(engine)
+                usable = self._migrate(engine)
         except BaseException:
             engine.dispose()
             raise
@@ -132,23 +126,23 @@ class History:
             engine.dispose()
         return engine if usable else None
 
-    def _is_up_to_date(self, engine: Engine) -> bool:
-        """Migrate the tables if they are old or missing; leave missing ones missing for a reader."""
+    def _migrate(self, engine: Engine) -> bool:
+        """Migrate old or missing tables; return False for a reader if they are missing."""
         with engine.connect() as connection:
             revision = schema.revision_of(connection)
             if revision is None:
-                schema.refuse_another_programs(connection, self.url)
+                schema.refuse_foreign_file(connection, self.url)
         if revision is None and not self._create:
             return False
         if self._create:
             use_wal(engine, self.url, patience=self._patience)
         if revision != schema.HEAD:
-            schema.bring_to_head(engine.execution_options(**{IMMEDIATE: True}), self.url)
+            schema.upgrade_to_head(engine.execution_options(**{IMMEDIATE: True}), self.url)
         return True
 
 
 class _CleanSession(Session):
-    """A session that lets no text through that a database cannot hold."""
+    """A session that cleans text that a database cannot store."""
 
 
 @event.listens_for(_CleanSession, "before_flush")
@@ -163,7 +157,7 @@ def _clean_rows(session: Session, *_: Any) -> None:  # noqa: ANN401 (SQLAlchemy'
 
 
 def _parsed(url: str) -> URL:
-    """Return *url* with the driver we use; raise `HistoryUnreachable` for what is no address of a history."""
+    """Return *url* with our driver; raise `HistoryUnreachable` if it is no address of a history."""
     try:
         target = make_url(url)
     except (ArgumentError, ValueError) as error:
@@ -172,11 +166,11 @@ def _parsed(url: str) -> URL:
         ) from error
     driver = _DRIVERS.get(target.drivername)
     if driver is None:
-        raise HistoryUnreachable(shown(url), "only sqlite:/// and postgresql:// are spoken")
-    if driver == "sqlite" and "?" in url:  # a file may be called so, and there are no options
+        raise HistoryUnreachable(shown(url), "only sqlite:/// and postgresql:// are supported")
+    if driver == "sqlite" and "?" in url:  # part of the file's name: there are no options
         target = target.set(database=url.partition("///")[2], query={})
     if driver == "sqlite" and (target.database or ":memory:") == ":memory:":
         raise HistoryUnreachable(shown(url), "it names no file, as in sqlite:////folder/history.db")
-    if target.username is not None and "@" in f"{target.host}{target.database}":  # or its rest is taken for a host, and shown
-        raise HistoryUnreachable(shown(url), "an '@' in a password is written %40 there, a '%' %25, a '/' %2F")
+    if target.username is not None and "@" in f"{target.host}{target.database}":  # else part of the password is shown as the host
+        raise HistoryUnreachable(shown(url), "in a password write '@' as %40, '%' as %25 and '/' as %2F")
     return target.set(drivername=driver)

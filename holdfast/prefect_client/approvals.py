@@ -122,10 +122,10 @@ class ApprovalRuns:
             answer=ISOLATE if form.answer == "approve" and form.nodes else KEEP,
             picked=tuple(form.nodes) if form.answer == "approve" else (),
             by=form.by.strip() or "the Prefect UI",
-            words=form.reason.strip(),
+            comment=form.reason.strip(),
         )
         try:
-            _close(client, approvals.reply(self._history, one.number, said, now=time.time()))
+            _close(client, approvals.answer(self._history, one.number, said, now=time.time()))
         except OperatorError as error:  # somebody was first
             note(log, "prefect.answer-too-late", why=error)
 

@@ -32,9 +32,9 @@ from holdfast.prefect_client.events import Resource
 from holdfast.report import incident_text as words
 from holdfast.report import notifications as told
 from holdfast.report.case import IncidentCase, newest_cases
-from holdfast.report.job_page import MOST_INCIDENTS, JobFacts, description, job_page, progress_words
+from holdfast.report.job_page import MOST_INCIDENTS, JobFacts, description, job_page, progress_text
 from holdfast.report.markdown import incident_markdown
-from holdfast.report.notifications import NEEDS_SOMEBODY, Notification, Notifications, NotificationSource
+from holdfast.report.notifications import NEEDS_ATTENTION, Notification, Notifications, NotificationSource
 from policies.states import TERMINAL
 
 log = logging.getLogger("holdfast.publish")
@@ -221,7 +221,7 @@ class Publisher:
         node, move = facts["node"], facts["move"]
         around = [*self._around(), Resource(role=JOB, names=(self._facts.job,))]
         events.emit_node(self._facts.cluster, node, move, around, {"hold": facts["hold"]})
-        if move.after in NEEDS_SOMEBODY:
+        if move.after in NEEDS_ATTENTION:
             self._quarantined[node] = move.reason
             self._notifications.quarantined(node, move.reason)
             if self._open is None and self._last_case is not None:
@@ -281,13 +281,13 @@ class Publisher:
         page.incidents, self._is_news = max(page.incidents, case.incident.number), True
 
     def _asked(self, question: ApprovalRequest) -> None:
-        self._facts.question, self._is_news = question, True
+        self._facts.approval, self._is_news = question, True
         self._emit("holdfast.approval.asked", number=question.number, nodes=list(question.nodes), reason=question.reason)
         for notification in self._notifications.asked(question, how_to_answer(question)):
             self._notify(notification)
 
     def _answered(self, question: ApprovalRequest) -> None:
-        self._facts.question, self._is_news = None, True
+        self._facts.approval, self._is_news = None, True
         summary, nodes = describe(question), list(question.nodes)
         answer = {"answer": question.answer, "by": question.by, "summary": summary}
         self._emit("holdfast.approval.answered", number=question.number, nodes=nodes, reason=question.reason, **answer)
@@ -349,7 +349,7 @@ class Publisher:
         self._shown = page.step, page.state
         self._put(job_key(page.job), job_page(page, time.time()), description(page))
         if page.step is not None:
-            self._show_progress(round(100.0 * page.share, 2), progress_words(page))
+            self._show_progress(round(100.0 * page.share, 2), progress_text(page))
         if self._failing:
             self._failing, self._look_for_alert = False, True
 
@@ -430,7 +430,7 @@ def _case_of(facts: Facts) -> IncidentCase:
         faults=list(incident.fault_rows),
         decisions=list(incident.decisions),
         phases=incident.rows(),
-        verdicts=[incident.verdict] if incident.verdict is not None else [],
+        diagnoses=[incident.verdict] if incident.verdict is not None else [],
     )
 
 

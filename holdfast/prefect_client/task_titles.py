@@ -7,7 +7,7 @@ from typing import Final
 
 from detectors.catalogue import Fault
 from holdfast.control.supervisor.controller import JobController
-from holdfast.report.wording import duration, plural, ranks, some
+from holdfast.report.wording import duration, listing, plural, ranks
 from policies.case import Decision, RecoveryAction
 from policies.states import Event, Transition
 
@@ -41,7 +41,7 @@ def of_action(decision: Decision) -> str:
         lost = ranks(seat.rank for seat in decision.seats)
         return f"replace {'rank' if len(decision.seats) == 1 else 'ranks'} {lost}"
     if decision.drop and decision.action is RecoveryAction.REPLACE_NODE:
-        return f"replace {some(decision.drop, MOST_NODES)}" + (f" by {some(decision.add, MOST_NODES)}" if decision.add else "")
+        return f"replace {listing(decision.drop, MOST_NODES)}" + (f" by {listing(decision.add, MOST_NODES)}" if decision.add else "")
     return action
 
 
@@ -49,7 +49,9 @@ def launch(run: JobController, turn: Transition, seconds: float) -> str:
     """Say what was started, and where."""
     if turn.event is not Event.STARTED:
         return f"launch: {_outcome(run, turn)}"
-    return f"launch: {plural(len(run.generations.state.ranks), 'rank')} on {some(run.generations.members, MOST_NODES)}, {duration(seconds)}"
+    return (
+        f"launch: {plural(len(run.generations.state.ranks), 'rank')} on {listing(run.generations.members, MOST_NODES)}, {duration(seconds)}"
+    )
 
 
 def monitor(run: JobController, turn: Transition, seconds: float) -> str:
@@ -79,7 +81,7 @@ def isolate(run: JobController, turn: Transition, seconds: float) -> str:
         return f"isolate: {_outcome(run, turn)}"
     out = sorted({seat.rank for seat in decision.seats} | set(decision.vacate))
     stopped = f"{'rank' if len(out) == 1 else 'ranks'} {ranks(out)} stopped" if out else "all ranks stopped"
-    nodes = f", {some(decision.drop, MOST_NODES)} taken out" if decision.drop else ""
+    nodes = f", {listing(decision.drop, MOST_NODES)} taken out" if decision.drop else ""
     return f"isolate: {stopped}{nodes}, {duration(seconds)}"
 
 
@@ -89,9 +91,11 @@ def reschedule(run: JobController, turn: Transition, seconds: float) -> str:  # 
     if turn.event is not Event.PLACED or decision is None:
         return f"reschedule: {_outcome(run, turn)}"
     if decision.seats:
-        where = some((f"rank {seat.rank} to {_host(seat.node, standby=seat.standby is not None)}" for seat in decision.seats), MOST_NODES)
+        where = listing(
+            (f"rank {seat.rank} to {_host(seat.node, standby=seat.standby is not None)}" for seat in decision.seats), MOST_NODES
+        )
         return f"reschedule: {where}"
-    return f"reschedule: {plural(len(run.generations.state.ranks), 'rank')} on {some(run.generations.members, MOST_NODES)}"
+    return f"reschedule: {plural(len(run.generations.state.ranks), 'rank')} on {listing(run.generations.members, MOST_NODES)}"
 
 
 def resume(run: JobController, turn: Transition, seconds: float) -> str:

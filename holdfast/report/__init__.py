@@ -1,6 +1,6 @@
-"""Reports that people read: one HTML page a job, one picture of its steps, one piece of Markdown an incident.
+"""What people read about jobs: text for the terminal, Markdown for Prefect, notifications, metrics, and HTML pages (`pages`).
 
-Nothing heavy is imported before a report is drawn.
+Nothing here decides or writes to the history. Matplotlib and Jinja are imported only when a page is written.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from holdfast.history.store import History
     from holdfast.report.profiles import JobProfile
 
-__all__ = ["write_cost", "write_profile", "write_report"]
+__all__ = ["write_atomically", "write_cost", "write_profile", "write_report"]
 
 
 def write_report(history: History, job: Job, output: Path) -> Path:
     """Write the report of *job* to *output*, one self-contained HTML page, and return its path."""
-    from holdfast.report.page import page  # noqa: PLC0415 (matplotlib and numpy: only who draws pays for them)
-    from holdfast.report.story import gather  # noqa: PLC0415
+    from holdfast.report.pages.job_history import read_history  # noqa: PLC0415
+    from holdfast.report.pages.report_page import page  # noqa: PLC0415 (matplotlib and numpy are slow to import)
 
-    text = page(gather(history, job, now=time.time()))
+    text = page(read_history(history, job, now=time.time()))
     return _written("report", output, text.encode("utf-8", "backslashreplace"))
 
 
 def write_profile(profile: JobProfile, job: str, output: Path) -> Path:
-    """Write the picture of *job*'s newest step to *output*, as HTML, PNG or SVG by its name, and return its path."""
-    from holdfast.report.profile_page import drawn  # noqa: PLC0415
+    """Write the profile of *job*'s newest step to *output*, as HTML, PNG or SVG by its suffix, and return its path."""
+    from holdfast.report.pages.profile_page import drawn  # noqa: PLC0415
 
     return _written("profile", output, drawn(profile, job, output.suffix.lower().removeprefix(".")))
 
 
 def write_cost(bill: Bill, job: str | None, output: Path) -> Path:
-    """Write the picture of *bill*, of *job* or of all jobs, to *output*, as HTML, PNG or SVG by its name, and return its path."""
-    from holdfast.report.cost_page import drawn  # noqa: PLC0415
+    """Write *bill*, of *job* or of all jobs, to *output*, as HTML, PNG or SVG by its suffix, and return its path."""
+    from holdfast.report.pages.cost_page import drawn  # noqa: PLC0415
 
     return _written("account of costs", output, drawn(bill, job, output.suffix.lower().removeprefix(".")))
 
@@ -50,27 +50,34 @@ def write_cost(bill: Bill, job: str | None, output: Path) -> Path:
 def _written(what: str, output: Path, content: bytes) -> Path:
     target = output.expanduser().absolute()
     try:
-        _put(target, content)
+        if target.exists() and not target.is_file() and not target.is_dir():  # a device or a pipe
+            target.write_bytes(content)
+        else:
+            resolved = target.resolve()  # a link stays a link
+            if not resolved.is_dir():
+                resolved.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(resolved, content)
     except OSError as error:
         raise NotWritable(what, str(output), error.strerror or str(error)) from error
     return target
 
 
-def _put(target: Path, content: bytes) -> None:
-    """Write beside *target* and rename, so that nobody ever opens half a report; a device or a pipe is written to as it is."""
-    if target.exists() and not target.is_file() and not target.is_dir():
-        target.write_bytes(content)
-        return
-    target = target.resolve()  # a link stays a link
+def write_atomically(target: Path, content: bytes, *, mode: int | None = None) -> None:
+    """Write a temporary file beside *target* and rename it, so that nobody reads half of it; raise ``OSError``.
+
+    The temporary file has an unpredictable name and follows no link, because others may write to the folder.
+    """
     if target.is_dir():  # also the root, which has no name
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}")
+    temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}")
     try:
-        with beside.open("xb") as file:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            if mode is not None:
+                os.fchmod(descriptor, mode)
             file.write(content)
-        beside.replace(target)
+        temporary.replace(target)
     except BaseException:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         raise

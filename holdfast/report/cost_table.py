@@ -1,120 +1,156 @@
-"""The bill in words: the same rows on the terminal and on the page."""
+"""A bill and the costs of failures as text and tables; the same on the terminal and on the page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from holdfast.accounting.bill import ENOUGH, Bill, JobBill, Mean
-from holdfast.accounting.ledger import MEANING, NOT_TOLD, ROLLBACK, UNFINISHED, Use
-from holdfast.report import loss_words
-from holdfast.report import phases as known
+from holdfast.accounting.bill import MIN_SAMPLES, Bill, Mean
+from holdfast.accounting.ledger import MEANING, ROLLBACK, UNFINISHED, UNRECORDED, TimeCategory
+from holdfast.accounting.losses import UNTIL_STARTED, UNTIL_STEP, FailureCosts
+from holdfast.report.phases import kind_of
 from holdfast.report.wording import NOTHING, duration, moment, plural, share
 
 Table = tuple[tuple[str, ...], list[list[str]]]
-"""A head and rows."""
+"""Head and rows."""
 
-OWN: Final = {
-    UNFINISHED: "what the step had taken that the fault cut short",
-    NOT_TOLD: "downtime of which nobody knows what it went into",
-    ROLLBACK: "steps thrown away, and computed a second time",
+NO_STEPS: Final = "not known: no steps are reported"
+PHASE_MEANING: Final = {
+    UNFINISHED: "time spent on the step that the fault interrupted",
+    UNRECORDED: "downtime without a recorded phase",
+    ROLLBACK: "steps thrown away and computed a second time",
 }
-TENTHS: Final = 99.95
+_TENTHS: Final = 99.95
+_NUMERIC: Final = frozenset(
+    {"TIME", "SHARE", "OF LOST", "INCIDENTS", "FAULTS", "ATTRIBUTED", "PRODUCTIVE", "LOST", "IDLE", "LOST CAPACITY"}
+)
+
+
+# -- the costs of failures --------------------------------------------------------------------------------------------------
+
+
+def figures(costs: FailureCosts) -> Iterator[tuple[str, str]]:
+    """Yield ETTR, downtime and lost steps, each with its name and what it measures."""
+    why = NO_STEPS if costs.wall_s else "not known: no time has passed"
+    yield "ETTR", why if costs.ettr is None else f"{share(costs.ettr)} of the time went into steps that were kept"
+    yield "downtime", f"{duration(costs.downtime_s)}{f', {downtime_meaning(costs)}' if costs.until else ''}"
+    yield "steps lost", NO_STEPS if costs.steps_lost is None else f"{costs.steps_lost:,}"
+
+
+def sentence(costs: FailureCosts) -> str:
+    """Return the costs as part of a sentence."""
+    down = f"{duration(costs.downtime_s)} of downtime"
+    if UNTIL_STARTED in costs.until:
+        down += f" ({downtime_meaning(costs)})"
+    if costs.steps_lost is None:
+        return down
+    return f"{down}, {plural(costs.steps_lost, 'step')} lost" + (f", ETTR {share(costs.ettr)}" if costs.ettr is not None else "")
+
+
+def downtime_meaning(costs: FailureCosts) -> str:
+    """Return from when to when downtimes last."""
+    match costs.until:
+        case (one,) if one == UNTIL_STARTED:
+            return "each from the fault until all processes had started: training may have begun later"
+        case (one,) if one == UNTIL_STEP:
+            return "each from the fault to the first new step"
+    return "from the fault to the first new step, or where no steps were reported until all processes had started"
+
+
+# -- a bill -----------------------------------------------------------------------------------------------------------------
 
 
 def hours(number: float) -> str:
-    """Write hours as a person would: whole ones where they are many, minutes and seconds where it is less than one."""
+    """Return hours as a person would write them: without decimals if many, in minutes and seconds if less than one."""
     if number < 1:
         return duration(number * 3600)
-    return f"{number:,.0f} h" if number >= TENTHS else f"{number:.1f} h"
+    return f"{number:,.0f} h" if number >= _TENTHS else f"{number:.1f} h"
 
 
 def heading(bill: Bill, job: str | None) -> str:
-    """Say whose bill it is, and of what time."""
-    who = job or plural(len(bill.jobs), "job")
+    """Return whose bill it is, and for what time."""
+    whose = job or plural(len(bill.jobs), "job")
     begin = bill.since if bill.since is not None else min((one.job.at for one in bill.jobs), default=bill.until)
-    return f"{who}, {moment(begin)} to {moment(bill.until)}"
+    return f"{whose}, {moment(begin)} to {moment(bill.until)}"
 
 
 def counted(bill: Bill) -> str:
-    """Say what is counted, and whether it goes on."""
-    live = sum(not one.job.ended and one.job.held for one in bill.jobs)
-    left = sum(not one.job.ended and not one.job.held for one in bill.jobs)
-    text = f"Times are {bill.unit.name}: {bill.unit.adds}, added up."
+    """Return the unit, and how many jobs still run or have no controller."""
+    live = sum(not one.job.ended and one.job.has_controller for one in bill.jobs)
+    lost = sum(not one.job.ended and not one.job.has_controller for one in bill.jobs)
+    text = f"Times are {bill.unit.name}: {bill.unit.meaning}, added up."
     if live:
         text += f" Until now for {plural(live, 'job')} that still {'runs' if live == 1 else 'run'}."
-    if left:
-        text += f" Until the last sign of life for {plural(left, 'job')} that nobody steers any more."
+    if lost:
+        text += f" Until the last sign of life for {plural(lost, 'job')} without a controller."
     return text
 
 
-def figures(bill: Bill) -> Iterator[tuple[str, str]]:
-    """Yield what faults cost, MTTF and MTTR with what they stand on."""
-    yield from loss_words.figures(bill.figures)
-    yield "MTTF", _mean(bill.mttf, "of running between failures of the fleet", "failure")
-    yield "MTTR", _mean(bill.mttr, loss_words.measures(bill.figures).removeprefix("each "), "recovery")
-    if bill.without:
+def bill_figures(bill: Bill) -> Iterator[tuple[str, str]]:
+    """Yield the costs of failures, MTTF and MTTR with their samples, and the lost capacity."""
+    yield from figures(bill.costs)
+    yield "MTTF", _mean(bill.mttf, "of running between failures", "failure")
+    yield "MTTR", _mean(bill.mttr, downtime_meaning(bill.costs).removeprefix("each "), "recovery")
+    if bill.lost_capacity:
         what = "ranks" if bill.unit.by_rank else "nodes"
-        yield "WENT WITHOUT", f"{hours(bill.without)} of {what} that were missing while training went on with fewer, beside what was held"
+        yield "LOST CAPACITY", f"{hours(bill.lost_capacity)} of {what} missing while training continued at reduced size, not in the table"
     if bill.user_errors:
-        yield "", f"{plural(bill.user_errors, 'incident')} more {'was' if bill.user_errors == 1 else 'were'} the script's own fault"
+        verb = "was" if bill.user_errors == 1 else "were"
+        yield "", f"{plural(bill.user_errors, 'more incident')} {verb} caused by the script"
 
 
 def _mean(mean: Mean, what: str, one: str) -> str:
-    told = stands_on(mean, one)
-    return f"{duration(mean.seconds)} {what}, {told}" if mean.seconds is not None else told
+    samples = sample_text(mean, one)
+    return f"{duration(mean.seconds)} {what}, {samples}" if mean.seconds is not None else samples
 
 
-def stands_on(mean: Mean, one: str) -> str:
-    """Say of how many a mean is, or that they are too few."""
+def sample_text(mean: Mean, one: str) -> str:
+    """Return the number of samples of a mean, or that there are too few."""
     many = f"{one[:-1]}ies" if one.endswith("y") else f"{one}s"
     if mean.seconds is None:
-        return f"not enough to tell: {plural(mean.n, one, many) if mean.n else f'no {one}'}, {ENOUGH} are needed"
+        return f"too few samples: {plural(mean.n, one, many) if mean.n else f'no {one}'}, {MIN_SAMPLES} are needed"
     return f"over {plural(mean.n, one, many)}"
 
 
-def uses(bill: Bill) -> Table:
-    """Return what became of the time."""
+def categories(bill: Bill) -> Table:
+    """Return the time by category."""
     rows = [
-        [use.value, hours(bill.hours(use)), _part(bill.hours(use), bill.whole), MEANING[use]]
-        for use in Use
-        if bill.hours(use) or use in {Use.PRODUCTIVE, Use.LOST}
+        [one.value, hours(bill.hours(one)), _part(bill.hours(one), bill.total_hours), MEANING[one]]
+        for one in TimeCategory
+        if bill.hours(one) or one in {TimeCategory.PRODUCTIVE, TimeCategory.LOST}
     ]
-    return ("WHAT", "TIME", "SHARE", "THAT IS"), [*rows, ["all", hours(bill.whole), _part(bill.whole, bill.whole), ""]]
+    total = ["all", hours(bill.total_hours), _part(bill.total_hours, bill.total_hours), ""]
+    return ("CATEGORY", "TIME", "SHARE", "MEANING"), [*rows, total]
 
 
 def phases(bill: Bill) -> Table:
-    """Return what was lost by phase."""
-    lost = bill.hours(Use.LOST)
-    return ("PHASE", "TIME", "OF LOST", "THAT IS"), [
-        [phase, hours(spent), _part(spent, lost), meaning(phase)] for phase, spent in bill.phases.items()
-    ]
+    """Return the lost time by phase."""
+    lost = bill.hours(TimeCategory.LOST)
+    rows = [[phase, hours(spent), _part(spent, lost), phase_meaning(phase)] for phase, spent in bill.phases.items()]
+    return ("PHASE", "TIME", "OF LOST", "MEANING"), rows
 
 
-def meaning(phase: str) -> str:
-    """Say what a phase is."""
-    return OWN.get(phase) or known.kind_of(phase).meaning
+def phase_meaning(phase: str) -> str:
+    """Return what happens in a phase."""
+    return PHASE_MEANING.get(phase) or kind_of(phase).meaning
 
 
 def kinds(bill: Bill) -> Table:
-    """Return what was lost by kind of fault."""
-    lost = bill.hours(Use.LOST)
-    rows = [
-        [one.kind, str(one.incidents), hours(one.hours), _part(one.hours, lost), ", ".join(list(one.phases)[:3]) or NOTHING]
-        for one in bill.losses
-    ]
-    if not bill.without:
-        return ("FAULT", "INCIDENTS", "TIME", "OF LOST", "MOST OF IT"), rows
-    told = [hours(one.without) if one.without else NOTHING for one in bill.losses]
-    return ("FAULT", "INCIDENTS", "TIME", "OF LOST", "WENT WITHOUT", "MOST OF IT"), [
-        [*row[:4], without, row[4]] for row, without in zip(rows, told, strict=True)
-    ]
+    """Return the lost time by kind of fault."""
+    lost = bill.hours(TimeCategory.LOST)
+    head = ["FAULT", "INCIDENTS", "TIME", "OF LOST", *(["LOST CAPACITY"] if bill.lost_capacity else []), "MOST OF IT"]
+    rows = []
+    for one in bill.losses:
+        capacity = [hours(one.lost_capacity) if one.lost_capacity else NOTHING] if bill.lost_capacity else []
+        most = ", ".join(list(one.phases)[:3]) or NOTHING
+        rows.append([one.kind, str(one.incidents), hours(one.hours), _part(one.hours, lost), *capacity, most])
+    return tuple(head), rows
 
 
 def bad_nodes(bill: Bill) -> Table:
-    """Return what nodes cost."""
-    lost = bill.hours(Use.LOST)
-    return ("NODE", "FAULTS", "INCIDENTS", "BLAMED", "TIME", "OF LOST", "QUARANTINE", "MOSTLY"), [
+    """Return the lost time by node."""
+    lost = bill.hours(TimeCategory.LOST)
+    return ("NODE", "FAULTS", "INCIDENTS", "ATTRIBUTED", "TIME", "OF LOST", "QUARANTINE", "MOSTLY"), [
         [
             one.node,
             str(one.faults),
@@ -130,38 +166,48 @@ def bad_nodes(bill: Bill) -> Table:
 
 
 def jobs(bill: Bill) -> Table:
-    """Return what each job's part is."""
-    return ("JOB", "STATE", "TIME", "PRODUCTIVE", "LOST", "IDLE", "INCIDENTS", "ID"), [_job(one) for one in bill.jobs]
+    """Return the time by job."""
+    rows = []
+    for one in bill.jobs:
+        total = one.ledger.sum().hours
+        parts = [_part(one.ledger.sum(part).hours, total) for part in (TimeCategory.PRODUCTIVE, TimeCategory.LOST, TimeCategory.SPARE)]
+        rows.append([one.job.name, one.job.state, hours(total), *parts, str(one.incidents), one.job.id])
+    return ("JOB", "STATE", "TIME", "PRODUCTIVE", "LOST", "IDLE", "INCIDENTS", "ID"), rows
 
 
-def _job(one: JobBill) -> list[str]:
-    whole = one.ledger.sum().hours
-    parts = [_part(one.ledger.sum(use).hours, whole) for use in (Use.PRODUCTIVE, Use.LOST, Use.SPARE)]
-    return [one.job.name, one.job.state, hours(whole), *parts, str(one.incidents), one.job.id]
+def _part(part: float, total: float) -> str:
+    return share(part / total) if total else NOTHING
 
 
-def _part(hours_: float, whole: float) -> str:
-    return share(hours_ / whole) if whole else NOTHING
+def numeric_columns(head: Sequence[str]) -> list[int]:
+    """Return the columns of *head* with numbers, which are aligned to the right."""
+    return [column for column, name in enumerate(head) if name in _NUMERIC]
 
 
 def record(bill: Bill) -> dict[str, Any]:
-    """Return the bill for programs; all amounts in hours of its unit."""
+    """Return the bill as JSON; all amounts in hours of its unit."""
     return {
         "unit": bill.unit.name,
         "since": bill.since,
         "until": bill.until,
-        "hours": bill.whole,
-        "uses": {use.value: bill.hours(use) for use in Use},
-        **bill.figures.as_record(),
+        "hours": bill.total_hours,
+        "categories": {one.value: bill.hours(one) for one in TimeCategory},
+        **bill.costs.as_record(),
         "mttf_s": bill.mttf.seconds,
         "failures": bill.mttf.n,
         "mttr_s": bill.mttr.seconds,
         "recoveries": bill.mttr.n,
         "user_errors": bill.user_errors,
-        "hours_without": bill.without,
+        "lost_capacity_hours": bill.lost_capacity,
         "phases": bill.phases,
         "faults": [
-            {"kind": one.kind, "incidents": one.incidents, "hours": one.hours, "phases": one.phases, "hours_without": one.without}
+            {
+                "kind": one.kind,
+                "incidents": one.incidents,
+                "hours": one.hours,
+                "phases": one.phases,
+                "lost_capacity_hours": one.lost_capacity,
+            }
             for one in bill.losses
         ],
         "nodes": [
@@ -181,19 +227,11 @@ def record(bill: Bill) -> dict[str, Any]:
                 "job": one.job.name,
                 "id": one.job.id,
                 "state": one.job.state,
-                "steered": one.job.held,
+                "has_controller": one.job.has_controller,
                 "incidents": one.incidents,
                 "hours": one.ledger.sum().hours,
-                "uses": {use.value: one.ledger.sum(use).hours for use in Use},
+                "categories": {part.value: one.ledger.sum(part).hours for part in TimeCategory},
             }
             for one in bill.jobs
         ],
     }
-
-
-def numbers(head: Sequence[str]) -> list[int]:
-    """Return the columns of *head* that hold numbers: they stand to the right."""
-    return [place for place, name in enumerate(head) if name in _NUMBERS]
-
-
-_NUMBERS: Final = frozenset({"TIME", "SHARE", "OF LOST", "INCIDENTS", "FAULTS", "BLAMED", "PRODUCTIVE", "LOST", "IDLE", "WENT WITHOUT"})

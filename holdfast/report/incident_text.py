@@ -1,6 +1,6 @@
-"""An incident in plain words: what happened, what was done, what it cost, and what a person should do.
+"""An incident in plain sentences: what happened, what was done, what it cost, and what a person should do.
 
-The same words on the incident page, the job page, in notifications and in the log of the flow run.
+The incident page, the job page, notifications and the log of the flow run use the same sentences.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HAPPENED: Final[Mapping[str, str]] = {
 """Fault kind to what happened to its target; other kinds have the title of the catalogue."""
 
 QUOTED: Final = frozenset({"worker-exception", "worker-start-failed", "worker-command-not-runnable"})
-"""Kinds that say little without the words of the error."""
+"""Kinds that need the message of the error."""
 
 RULES: Final[Mapping[str, str]] = {
     "StopForUserError": "fail the job because the script is at fault",
@@ -77,7 +77,7 @@ RULES: Final[Mapping[str, str]] = {
 
 
 def what(case: IncidentCase) -> str:
-    """Say what happened to whom: ``rank 1 on node-1 was killed (SIGKILL)``."""
+    """Return what happened to what: ``rank 1 on node-1 was killed (SIGKILL)``."""
     kind, target = case.incident.kind, case.incident.subject.removeprefix("node ")
     happened = HAPPENED.get(kind)
     if happened is None and (signal := _SIGNAL.fullmatch(kind)) is not None:
@@ -85,9 +85,8 @@ def what(case: IncidentCase) -> str:
     if happened is None:
         return f"{target}: {_title(kind)}"
     subject = "the job" if target == "job" else target
-    said = f"{subject} {happened}"
     quote = root_quote(case) if kind in QUOTED else ""
-    return f"{said}: {quote}" if quote else said
+    return f"{subject} {happened}" + (f": {quote}" if quote else "")
 
 
 def _title(kind: str) -> str:
@@ -97,33 +96,28 @@ def _title(kind: str) -> str:
 
 
 def root_quote(case: IncidentCase) -> str:
-    """Return the words of the root fault on one line, short, without folders of files; empty where there are none."""
+    """Return the message of the root cause on one short line, without folders of files; empty if there is none."""
     root = next((one for one in case.faults if one.root), None)
-    words = str(root.evidence.get("quote") or "") if root is not None else ""
+    quote = str(root.evidence.get("quote") or "") if root is not None else ""
     for name in (case.incident.subject, case.incident.kind):
-        words = words.removeprefix(f"{name}: ").removeprefix(f"{name} ")
-    return brief(words)
+        quote = quote.removeprefix(f"{name}: ").removeprefix(f"{name} ")
+    return brief(quote)
 
 
-def brief(words: str, most: int = MOST_QUOTED) -> str:
-    """Return *words* on one line, with file names instead of paths, and no longer than *most* characters."""
-    line = _PATH.sub("", " ".join(wording.visible(words).split()))
-    return line if len(line) <= most else line[: most - 1].rstrip() + "…"
+def brief(text: str, limit: int = MOST_QUOTED) -> str:
+    """Return *text* on one line of at most *limit* characters, with file names instead of paths."""
+    line = _PATH.sub("", " ".join(wording.visible(text).split()))
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
 def done(case: IncidentCase) -> str:
-    """Say what was done about it; empty before anything was decided."""
+    """Return what was done about it; empty before a decision."""
     acts = [one for one in case.decisions if one.action != RecoveryAction.ASK_A_PERSON]
     if not acts:
         return ""
-    said = _done(acts[-1], case.incident.subject)
-    return f"{said} (attempt {len(acts)})" if len(acts) > 1 and acts[-1].action != RecoveryAction.GIVE_UP else said
-
-
-def _done(decision: DecisionRecord, target: str) -> str:
-    """Say what one decision did."""
-    words = DONE.get(decision.action)
-    return words(decision, target) if words is not None else f"{decision.action} was tried"
+    describe = DONE.get(acts[-1].action)
+    text = describe(acts[-1], case.incident.subject) if describe is not None else f"{acts[-1].action} was tried"
+    return f"{text} (attempt {len(acts)})" if len(acts) > 1 and acts[-1].action != RecoveryAction.GIVE_UP else text
 
 
 def _replaced(decision: DecisionRecord, target: str) -> str:
@@ -140,12 +134,12 @@ def _went_back(decision: DecisionRecord, _target: str) -> str:
 
 
 def _replaced_node(decision: DecisionRecord, _target: str) -> str:
-    drop, add = (wording.some(decision.act.get(name) or ()) for name in ("drop", "add"))
+    drop, add = (wording.listing(decision.act.get(name) or ()) for name in ("drop", "add"))
     return f"{add or 'a spare node'} replaced {drop or 'the node'}"
 
 
 def _shrunk(decision: DecisionRecord, _target: str) -> str:
-    drop = wording.some(decision.act.get("drop") or ())
+    drop = wording.listing(decision.act.get("drop") or ())
     return "all workers were restarted on fewer nodes" + (f", without {drop}" if drop else "")
 
 
@@ -171,7 +165,7 @@ def _seat(seat: Mapping[str, Any], target: str) -> str:
 
 
 def cost(case: IncidentCase) -> str:
-    """Say how it ended and what it cost; empty while it is open."""
+    """Return how it ended and what it cost; empty while it is open."""
     incident = case.incident
     match incident.outcome:
         case "recovered":
@@ -194,7 +188,7 @@ def sentence(case: IncidentCase) -> str:
 
 
 def with_time(case: IncidentCase, zone: str = "") -> str:
-    """Return the sentence with the time of day (UTC) before it, and the name of the *zone* after that."""
+    """Return the sentence after the time of day (UTC) and the name of the *zone*."""
     return f"{time_of_day(case.incident.fault_at)}{zone} {sentence(case)}"
 
 
@@ -209,7 +203,7 @@ def headline(case: IncidentCase) -> str:
 
 
 def short(case: IncidentCase) -> str:
-    """Return whom it concerns and how it ended."""
+    """Return what happened to what, and how it ended."""
     happened = brief(what(case), 100).replace(" was ", " ", 1)
     return f"{happened}, {outcome(case)}"
 
@@ -230,15 +224,15 @@ def outcome(case: IncidentCase) -> str:
 
 
 def to_do(case: IncidentCase, job: str, quarantined: Mapping[str, str]) -> str:
-    """Return what a person should do about an incident, with the nodes that were *quarantined* for it and why."""
-    advice = [of_quarantine(node, reason) for node, reason in quarantined.items()]
+    """Return what a person should do about an incident; *quarantined* are the nodes that it took out of service, and why."""
+    actions = [of_quarantine(node, reason) for node, reason in quarantined.items()]
     if case.incident.outcome == "gave-up":
-        advice.insert(0, f"{_cure(case)}; then run the job again: `holdfast run {job}.yaml` goes on from its newest checkpoint")
-    return ". ".join(advice) or NOTHING_TO_DO
+        actions.insert(0, f"{_fix(case)}; then run the job again: `holdfast run {job}.yaml` goes on from its newest checkpoint")
+    return ". ".join(actions) or NOTHING_TO_DO
 
 
-def _cure(case: IncidentCase) -> str:
-    """Say what to do about the root fault of a job that failed."""
+def _fix(case: IncidentCase) -> str:
+    """Return what to do about the root cause of a failed job."""
     entry = CATALOGUE.get(case.incident.kind)
     if entry is None:
         return "see what was found"
@@ -246,18 +240,18 @@ def _cure(case: IncidentCase) -> str:
 
 
 def why_failed(case: IncidentCase) -> str:
-    """Say why no recovery was possible; empty where there was one."""
+    """Return why no recovery was possible; empty if there was one."""
     return brief(case.incident.reason, 400) if case.incident.outcome == "gave-up" else ""
 
 
 def of_quarantine(node: str, reason: str) -> str:
-    """Say that a node is out of service, and what brings it back."""
+    """Return that a node is out of service, and what returns it to service."""
     why = f": {brief(reason)}" if reason else ""
     return f"{node} is quarantined{why}. It returns once it passes a burn-in (deployment `node-repair`, or `holdfast burn-in`)"
 
 
-def rule_in_words(rule: str) -> str:
-    """Say what a policy's rule would have done, by its name; *rule* is the name, with or without its settings."""
+def rule_text(rule: str) -> str:
+    """Return what a policy's rule would have done; *rule* is its name, with or without its settings."""
     name = rule.partition("(")[0].strip()
     return RULES.get(name) or re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
 

@@ -1,4 +1,4 @@
-"""The job page of the Prefect UI: where the job is, what happened lately, and what a person should do. Pure: facts in, Markdown out."""
+"""The job page of the Prefect UI as Markdown: state, recent incidents, and what a person should do. Pure: facts in, text out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.history.models import ApprovalRequest
-from holdfast.report import incident_text as words
-from holdfast.report import wording
+from holdfast.report import incident_text, wording
 from holdfast.report.case import IncidentCase
 from holdfast.report.markdown import plain, table
 from policies.states import TERMINAL, State
@@ -21,14 +20,14 @@ BAR: Final = 20
 """Characters of the progress bar."""
 
 
-def nowhere(_number: int) -> str:
-    """Link an incident nowhere."""
+def no_link(_number: int) -> str:
+    """Return no link for an incident."""
     return ""
 
 
 @dataclass(kw_only=True)
 class JobFacts:
-    """All that the page knows of a job."""
+    """What the page shows of a job."""
 
     job: str
     cluster: str = ""
@@ -41,36 +40,36 @@ class JobFacts:
     until: int | None = None
     loss: float | None = None
     pace: float | None = None
-    """Seconds of a step, averaged over the newest ones."""
+    """Average seconds of the newest steps."""
     ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Node to the ranks that it holds."""
+    """Node to its ranks."""
     spares: Sequence[str] = ()
     hot_spares: Mapping[str, int] = field(default_factory=dict)
-    """Node to how many hot spares are ready on it."""
+    """Node to the number of its ready hot spares."""
     isolated: Mapping[str, str] = field(default_factory=dict)
     """Nodes out of service, and why."""
-    question: ApprovalRequest | None = None
-    """What a person is asked now."""
+    approval: ApprovalRequest | None = None
+    """The pending approval."""
     cases: list[IncidentCase] = field(default_factory=list)
     """The newest incidents, oldest first."""
     incidents: int = 0
-    """All of them."""
+    """Number of all incidents."""
     run_link: str = ""
-    incident_link: Callable[[int], str] = nowhere
+    incident_link: Callable[[int], str] = no_link
 
     @property
     def over(self) -> bool:
-        """Tell whether the job has ended."""
+        """Return whether the job has ended."""
         return self.state in TERMINAL
 
     @property
     def share(self) -> float:
-        """Return how far the job is: 0 to 1."""
+        """Return the progress of the job: 0 to 1."""
         return min(1.0, self.step / self.until) if self.step is not None and self.until else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """Return the estimated time to the last step; nothing where it cannot be told."""
+        """Return the estimated seconds to the last step; None if unknown."""
         if self.until is None or self.step is None or self.pace is None or self.over:
             return None
         return max(0, self.until - self.step) * self.pace
@@ -93,44 +92,44 @@ def job_page(facts: JobFacts, now: float) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def progress_words(facts: JobFacts) -> str:
-    """Return step, loss and time left in words: ``step 120 of 400, loss 0.0083, about 10 min left``."""
+def progress_text(facts: JobFacts) -> str:
+    """Return step, loss and remaining time: ``step 120 of 400, loss 0.0083, about 10 min left``."""
     if facts.step is None:
         return "no step yet"
-    said = [f"step {facts.step:,} of {facts.until:,}" if facts.until else f"step {facts.step:,}"]
-    said += [f"loss {facts.loss:.4g}"] if facts.loss is not None else []
+    parts = [f"step {facts.step:,} of {facts.until:,}" if facts.until else f"step {facts.step:,}"]
+    parts += [f"loss {facts.loss:.4g}"] if facts.loss is not None else []
     left = facts.seconds_left
-    said += [f"about {wording.about(left)} left"] if left else []
-    return ", ".join(said)
+    parts += [f"about {wording.about(left)} left"] if left else []
+    return ", ".join(parts)
 
 
 def description(facts: JobFacts) -> str:
     """Return the page in one line, as lists of artifacts show it."""
-    newest = f"; last incident: {words.short(facts.cases[-1])}" if facts.cases else ""
-    return f"{facts.state.lower()}, {progress_words(facts)}{newest}"
+    newest = f"; last incident: {incident_text.short(facts.cases[-1])}" if facts.cases else ""
+    return f"{facts.state.lower()}, {progress_text(facts)}{newest}"
 
 
 def to_do(facts: JobFacts) -> str:
     """Return what a person should do."""
     newest = facts.cases[-1] if facts.cases else None
-    isolated = [f"{node} is out of service: {words.brief(why, 300)}" for node, why in facts.isolated.items()]
-    if facts.question is not None:
-        asked = f"answer question {facts.question.number}: {words.brief(facts.question.reason, 300)}"
-        return f"{asked}. `holdfast approve {facts.question.number}`, or the paused flow run in the Prefect UI"
+    isolated = [f"{node} is out of service: {incident_text.brief(why, 300)}" for node, why in facts.isolated.items()]
+    if facts.approval is not None:
+        asked = f"answer question {facts.approval.number}: {incident_text.brief(facts.approval.reason, 300)}"
+        return f"{asked}. `holdfast approve {facts.approval.number}`, or the paused flow run in the Prefect UI"
     if facts.state == State.FAILED:
         if newest is not None and newest.incident.outcome == "gave-up":
-            return "; ".join([words.to_do(newest, facts.job, {}), *isolated])
-        return f"see why ({words.brief(facts.reason, 300)}), then run the job again: it goes on from its newest checkpoint"
+            return "; ".join([incident_text.to_do(newest, facts.job, {}), *isolated])
+        return f"see why ({incident_text.brief(facts.reason, 300)}), then run the job again: it goes on from its newest checkpoint"
     by_state = {
-        State.WAITING: "; ".join([f"the job waits: {words.brief(facts.reason, 300)}", *isolated]),
+        State.WAITING: "; ".join([f"the job waits: {incident_text.brief(facts.reason, 300)}", *isolated]),
         State.SUSPENDED: "resume the flow run in Prefect, or run the job again: the same job continues",
         State.CANCELLED: f"nothing; `holdfast run {facts.job}.yaml` goes on from the newest checkpoint",
     }
-    return by_state.get(State(facts.state)) or "; ".join(isolated) or words.NOTHING_TO_DO
+    return by_state.get(State(facts.state)) or "; ".join(isolated) or incident_text.NOTHING_TO_DO
 
 
 def _state(facts: JobFacts, now: float) -> str:
-    rows = [("State", f"{facts.state}: {plain(words.brief(facts.reason, 300))}" if facts.reason else facts.state)]
+    rows = [("State", f"{facts.state}: {plain(incident_text.brief(facts.reason, 300))}" if facts.reason else facts.state)]
     if facts.step is not None:
         step = wording.count(facts.step)
         if facts.until:
@@ -151,13 +150,13 @@ def _state(facts: JobFacts, now: float) -> str:
 
 
 def _counts(facts: JobFacts) -> str:
-    ranks = sum(len(held) for held in facts.ranks.values())
-    said = [f"{wording.plural(len(facts.ranks), 'node')} with {wording.plural(ranks, 'rank')}"]
-    said += [wording.plural(len(facts.spares), "spare node")] if facts.spares else []
+    ranks = sum(len(of_node) for of_node in facts.ranks.values())
+    counts = [f"{wording.plural(len(facts.ranks), 'node')} with {wording.plural(ranks, 'rank')}"]
+    counts += [wording.plural(len(facts.spares), "spare node")] if facts.spares else []
     hot = sum(facts.hot_spares.values())
-    said += [wording.plural(hot, "hot spare")] if hot else []
-    said += [f"{len(facts.isolated)} out of service"] if facts.isolated else []
-    return ", ".join(said)
+    counts += [wording.plural(hot, "hot spare")] if hot else []
+    counts += [f"{len(facts.isolated)} out of service"] if facts.isolated else []
+    return ", ".join(counts)
 
 
 def _incidents(facts: JobFacts) -> Iterator[str]:
@@ -168,27 +167,25 @@ def _incidents(facts: JobFacts) -> Iterator[str]:
     for case in reversed(facts.cases[-MOST_INCIDENTS:]):
         number, link = case.incident.number, facts.incident_link(case.incident.number)
         name = f"[Incident {number}]({link})" if link else f"Incident {number}"
-        lines.append(f"- {name}: {plain(words.with_time(case))}")
+        lines.append(f"- {name}: {plain(incident_text.with_time(case))}")
     yield "\n".join(lines)
     if (more := facts.incidents - len(lines)) > 0:
         yield f"{wording.plural(more, 'earlier incident')}: `holdfast history {facts.job}`"
 
 
 def _nodes(facts: JobFacts) -> Iterator[str]:
-    rows = [(plain(node), f"rank {wording.ranks(held)}" if held else wording.NOTHING) for node, held in facts.ranks.items()]
-    rows += [(plain(node), "spare node") for node in facts.spares]
-    rows = [(node, does + _hot(facts.hot_spares.get(node, 0))) for node, does in rows]
-    rows += [(plain(node), f"out of service: {plain(words.brief(why, 200))}") for node, why in facts.isolated.items()]
+    roles = [(node, f"rank {wording.ranks(ranks)}" if ranks else wording.NOTHING) for node, ranks in facts.ranks.items()]
+    rows = []
+    for node, role in [*roles, *((node, "spare node") for node in facts.spares)]:
+        hot = facts.hot_spares.get(node, 0)
+        rows.append((plain(node), role + (f", {wording.plural(hot, 'hot spare')}" if hot else "")))
+    rows += [(plain(node), f"out of service: {plain(incident_text.brief(why, 200))}") for node, why in facts.isolated.items()]
     if not rows:
         yield "None yet."
         return
     yield table(("Node", "What it does"), rows[:MOST_NODES])
     if (more := len(rows) - MOST_NODES) > 0:
         yield f"and {wording.count(more)} more: `holdfast status {facts.job}`"
-
-
-def _hot(number: int) -> str:
-    return f", {wording.plural(number, 'hot spare')}" if number else ""
 
 
 def _links(facts: JobFacts) -> str:

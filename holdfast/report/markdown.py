@@ -1,4 +1,4 @@
-"""One incident as Markdown, for the Prefect UI and wherever else Markdown is shown."""
+"""One incident as Markdown, for the Prefect UI."""
 
 from __future__ import annotations
 
@@ -9,29 +9,11 @@ from types import MappingProxyType
 from typing import Final
 
 from holdfast.history.models import DecisionRecord, FaultRecord, Incident, IncidentDiagnosis, Phase
-from holdfast.report import incident_text as words
-from holdfast.report import wording
-from holdfast.report.case import IncidentCase
-from holdfast.report.evidence import pieces
-from holdfast.report.hypotheses import explanations
+from holdfast.report import incident_text, wording
+from holdfast.report.case import IncidentCase, evidence_of, hypotheses_of
 from holdfast.report.phases import parts
 
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
-LABELS: Final = {"warm-up": "warm-up and compile"}
-"""Phases whose name in the history is not the one that readers know."""
-MEANINGS: Final = {
-    "detect": "from the fault until the controller knows of it",
-    "diagnose": "find the root cause and choose the action",
-    "isolate": "stop ranks, take unhealthy nodes out",
-    "failed attempt": "an action that did not bring the job back",
-    "wait": "wait for nodes or for an approval",
-    "reschedule": "place and start ranks, or promote hot spares",
-    "communication": "form the process groups",
-    "load": "load the state",
-    "warm-up": "compile and run the first step",
-    "rollback": "steps that are computed a second time",
-}
-"""Phase to what happens in it."""
 ACTS: Final = {
     "drop": "nodes removed",
     "add": "nodes added",
@@ -42,25 +24,25 @@ ACTS: Final = {
     "before": "goes on from before step",
     "skip": "batches left out, by step",
 }
-"""Field of a decision to what it says."""
+"""Field of a decision to its label."""
 
 LONGEST: Final = 4000
 """Characters of one piece of evidence; the history has all of it."""
 _SPECIAL: Final = re.compile(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)|^(?:[-+#=](?=[-+#=\s])|[-+#=]$)|(?<=^\d)[.)]|(?<=^\d\d)[.)]")
-"""What Markdown would read as more than itself. Words with dashes stay as they are, so that they can be searched for."""
+"""What Markdown would interpret. Words with dashes stay unchanged, so that they can be searched for."""
 _HTML: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 def incident_markdown(
     case: IncidentCase, job: str, *, quarantined: Mapping[str, str] = NONE, run_link: str = "", page_link: str = ""
 ) -> str:
-    """Return an incident of *job* for whoever is on call: what happened, what was done, what it cost, what to do, and the evidence.
+    """Return the page of an incident of *job*: what happened, what was done, what it cost, what to do, and the evidence.
 
     *quarantined* are the nodes that it took out of service, and why; the links are those of the flow run and of the job page.
     """
     incident = case.incident
     blocks = [
-        f"# {plain(words.headline(case))}",
+        f"# {plain(incident_text.headline(case))}",
         *_answers(case, job, quarantined),
         _facts(incident),
         "## Where the time went",
@@ -68,7 +50,7 @@ def incident_markdown(
         *_inside(incident),
         "## What was seen",
         *(_seen(case.faults) if case.faults else ["No fault was recorded with it."]),
-        *_explained(case.verdicts, (incident.kind, incident.subject)),
+        *_explained(case.diagnoses, (incident.kind, incident.subject)),
         "## What was decided",
         *(_decided(case.decisions) if case.decisions else [plain(incident.reason) or "Nothing was decided yet."]),
         "---",
@@ -78,16 +60,17 @@ def incident_markdown(
 
 
 def _answers(case: IncidentCase, job: str, quarantined: Mapping[str, str]) -> Iterator[str]:
-    """Yield the four answers that somebody on call wants first."""
+    """Yield the four answers that a person on call needs first."""
     incident = case.incident
     at = "" if incident.step_before is None else f", at step {wording.count(incident.step_before)}"
     detected = wording.duration(max(0.0, incident.detected_at - incident.fault_at))
-    yield f"**What happened:** {plain(words.what(case))}{at}, {wording.moment(incident.fault_at)}. It was detected after {detected}."
-    yield f"**What was done:** {plain(words.done(case) or 'nothing yet')}."
-    if why := words.why_failed(case):
+    when = wording.moment(incident.fault_at)
+    yield f"**What happened:** {plain(incident_text.what(case))}{at}, {when}. It was detected after {detected}."
+    yield f"**What was done:** {plain(incident_text.done(case) or 'nothing yet')}."
+    if why := incident_text.why_failed(case):
         yield f"**Why no recovery was possible:** {plain(why)}."
-    yield f"**What it cost:** {plain(words.cost(case) or 'not known yet, recovery is under way')}."
-    yield f"**What to do:** {plain(words.to_do(case, job, quarantined))}."
+    yield f"**What it cost:** {plain(incident_text.cost(case) or 'not known yet, recovery is under way')}."
+    yield f"**What to do:** {plain(incident_text.to_do(case, job, quarantined))}."
 
 
 def _facts(incident: Incident) -> str:
@@ -116,23 +99,23 @@ def _time(phases: Sequence[Phase]) -> Iterator[str]:
     found = parts(phases)
     rows = [
         (
-            plain(LABELS.get(part.label, part.label)) + (f" ({part.kind.term})" if part.kind.term else ""),
+            plain(part.kind.label or part.label) + (f" ({part.kind.term})" if part.kind.term else ""),
             wording.duration(part.seconds),
             wording.share(part.share),
-            MEANINGS.get(part.kind.name, part.kind.meaning),
+            part.kind.meaning,
         )
         for part in found
     ]
     rows.append(("**total (T)**", f"**{wording.duration(sum(part.seconds for part in found))}**", "", ""))
     yield table(("Phase", "Time", "Share", "What happens in it"), rows, right=(1, 2))
     yield (
-        "T0 is rollback, T1 reschedule, T2 communication, T3 load, T4 warm-up and compile. Training stands still in all phases but "
-        "rollback, which is work done a second time."
+        "T0 is rollback, T1 reschedule, T2 communication, T3 load, T4 warm-up and compile. Training is stopped in all phases "
+        "except rollback, which is work done a second time."
     )
 
 
 def _inside(incident: Incident) -> Iterator[str]:
-    """Yield what the recovery did inside the workers, where that is known."""
+    """Yield what the recovery did in the workers, if known."""
     sentences = wording.recovery_details(incident.facts)
     if sentences:
         yield "## What the recovery did"
@@ -140,7 +123,7 @@ def _inside(incident: Incident) -> Iterator[str]:
 
 
 def _seen(faults: Sequence[FaultRecord]) -> Iterator[str]:
-    """Yield the root cause with its evidence, then the secondary failures, a line each."""
+    """Yield the root causes with their evidence, then the secondary failures, one line each."""
     ordered = sorted(faults, key=lambda fault: not fault.root)
     roots, others = [one for one in ordered if one.root] or ordered[:1], [one for one in ordered if not one.root]
     for fault in roots:
@@ -149,7 +132,7 @@ def _seen(faults: Sequence[FaultRecord]) -> Iterator[str]:
         against = "" if fault.blame in {"", "none"} else f", attributed to {plain(fault.blame)}"
         root = "root cause, " if fault.root else ""
         yield f"{root}asks for {plain(fault.recommended_action)}{against}, generation {fault.generation}{step}"
-        found = list(pieces(fault.evidence, longest=LONGEST))
+        found = list(evidence_of(fault.evidence, longest=LONGEST))
         short = [f"- {plain(piece.name)}: {plain(piece.text)}" for piece in found if not piece.block]
         if short:
             yield "\n".join(short)
@@ -160,15 +143,15 @@ def _seen(faults: Sequence[FaultRecord]) -> Iterator[str]:
     others = [one for one in others if one not in roots]
     if others:
         lines = [
-            f"{wording.visible(one.kind)} on {wording.visible(one.subject)}: {words.brief(str(one.evidence.get('quote') or ''))}"
+            f"{wording.visible(one.kind)} on {wording.visible(one.subject)}: {incident_text.brief(str(one.evidence.get('quote') or ''))}"
             for one in others
         ]
         yield _folded(f"{wording.plural(len(others), 'secondary failure')}", lines)
 
 
-def _explained(verdicts: Sequence[IncidentDiagnosis], root: tuple[str, str]) -> Iterator[str]:
-    """Yield the hypotheses that were weighed: the likeliest with its evidence, the others folded; nothing where *root* was the only one."""
-    found = list(explanations(verdicts))
+def _explained(diagnoses: Sequence[IncidentDiagnosis], root: tuple[str, str]) -> Iterator[str]:
+    """Yield the hypotheses: the most likely one with its evidence, the others folded; nothing if *root* was the only one."""
+    found = list(hypotheses_of(diagnoses))
     if not found:
         return
     first, *others = found
@@ -187,15 +170,15 @@ def _explained(verdicts: Sequence[IncidentDiagnosis], root: tuple[str, str]) -> 
 
 
 def _decided(decisions: Sequence[DecisionRecord]) -> Iterator[str]:
-    """Yield the decisions in order, each with its reason; what was considered before is folded."""
+    """Yield the decisions in order, each with its reason; the rules that did not apply are folded."""
     for decision in decisions:
         yield f"**{plain(decision.action)}**: {plain(decision.reason)}"
         act = {ACTS.get(name, name): value for name, value in wording.act(decision.act).items()}
-        short = [f"- {plain(piece.name)}: {plain(piece.text)}" for piece in pieces(act, longest=LONGEST)]
+        short = [f"- {plain(piece.name)}: {plain(piece.text)}" for piece in evidence_of(act, longest=LONGEST)]
         if short:
             yield "\n".join(short)
         if decision.passed_over:
-            passed = [f"{words.rule_in_words(rule)}: no, {reason}" for rule, reason in decision.passed_over.items()]
+            passed = [f"{incident_text.rule_text(rule)}: no, {reason}" for rule, reason in decision.passed_over.items()]
             yield _folded("What the policy considered first, and why not", passed)
 
 
@@ -216,10 +199,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
 
 
-def plain(text: str) -> str:
-    """Return *text* on one line so that Markdown and HTML show it as it is."""
-    line = " ".join(wording.visible(text).split())
-    return _SPECIAL.sub(r"\\\g<0>", line).translate(_HTML)
+def plain(text: str, *, code: bool = False) -> str:
+    """Return *text* on one line so that Markdown and HTML show it unchanged; with *code*, what is in backquotes stays code."""
+    line = _SPECIAL.sub(r"\\\g<0>", " ".join(wording.visible(text).split())).translate(_HTML)
+    return line.replace("\\`", "`") if code else line
 
 
 def _code(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The snapshots in memory in words: how old the newest is, what they cost, and why there are none. The same in status and report."""
+"""In-memory snapshots as text: the age of the newest, what they cost, and why there are none. The same in status and report."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ NO_REPLICAS: Final = frozenset({"memory-none", "memory-limit", "replica-lost"})
 """Faults that leave a rank's snapshots without replicas."""
 FAULTS: Final = NO_SNAPSHOTS | NO_REPLICAS
 IN_MEMORY: Final = frozenset({"replica-behind", "snapshot-no-memory", "snapshot-spoiled"})
-"""Troubles of snapshots that are recorded as those of checkpoints are, and concern none on disk."""
+"""Problems with snapshots that are recorded like those with checkpoints, but concern none on disk."""
 STALE: Final = 5.0
-"""Seconds after which it is said how long ago the ranks told."""
+"""Seconds after which the age of a report is shown."""
 
 
 def last(row: Snapshots) -> str:
-    """Say which snapshot was the newest of a job that has ended: nodes give the memory back."""
-    return f"given back; at the end step {count(row.step)}, {plural(row.age_steps or 0, 'step')} old"
+    """Describe the newest snapshot of a job that has ended, whose memory is released."""
+    return f"released; at the end step {count(row.step)}, {plural(row.age_steps or 0, 'step')} old"
 
 
 def newest(row: Snapshots, fault: FaultRecord | None, spec: Mapping[str, Any], now: float) -> str:
-    """Say which snapshot is the newest, how old it is, and whether another node has it; *fault* is the newest of `FAULTS`."""
-    told = f", as told {duration(now - row.at)} ago" if now - row.at > STALE else ""
+    """Describe the newest snapshot: its step, its age, and whether another node has it; *fault* is the newest of `FAULTS`."""
+    reported = f", as reported {duration(now - row.at)} ago" if now - row.at > STALE else ""
     age = f"{plural(row.age_steps or 0, 'step')} ({duration(row.age_s)}) old"
-    return f"step {count(row.step)}, {age}{told}; {_elsewhere(row, fault, spec)}"
+    return f"step {count(row.step)}, {age}{reported}; {_replicas(row, fault, spec)}"
 
 
-def _elsewhere(row: Snapshots, fault: FaultRecord | None, spec: Mapping[str, Any]) -> str:
+def _replicas(row: Snapshots, fault: FaultRecord | None, spec: Mapping[str, Any]) -> str:
     if row.replica_step is not None:
         return "also on another node" if row.replica_step == row.step else f"on another node up to step {count(row.replica_step)}"
-    if _plan(spec).get("replicas") == 0:
+    if _memory_spec(spec).get("replicas") == 0:
         return "on no other node (`checkpoint.memory.replicas` is 0)"
     if fault is not None and fault.kind in NO_REPLICAS and fault.generation == row.generation:
         return f"on no other node: {_quoted(fault)}"
     return "on no other node yet"
 
 
-def upkeep(rows: Sequence[Snapshots]) -> str:
-    """Say how often snapshots were taken in the newest of *rows*, and what they cost in all of them."""
-    every = next((row.every for row in reversed(rows) if row.every), 1)
-    said = ["every step" if every == 1 else f"every {every:,} steps"]
-    whole = total(rows)
-    if whole.hidden is not None:
-        said.append(f"{share(whole.hidden)} of the copying hidden in waits")
-    if whole.cost is not None:
-        said.append(f"{share(whole.cost)} of the training time")
-    return ", ".join(said)
+def overhead(rows: Sequence[Snapshots]) -> str:
+    """Return the interval of the newest of *rows*, and what snapshots cost in all of them."""
+    interval = next((row.interval_steps for row in reversed(rows) if row.interval_steps), 1)
+    parts = ["every step" if interval == 1 else f"every {interval:,} steps"]
+    sums = total(rows)
+    if sums.overlapped is not None:
+        parts.append(f"{share(sums.overlapped)} of the copying overlapped with waits")
+    if sums.cost is not None:
+        parts.append(f"{share(sums.cost)} of the training time")
+    return ", ".join(parts)
 
 
 def total(rows: Sequence[Snapshots]) -> Snapshots:
-    """Return the sums over generations; what is not a sum is the newest's."""
+    """Return the sums over generations; other values are those of the newest."""
     sums = {name: sum(getattr(row, name) for row in rows) for name in ("copied_s", "overlapped_s", "cost_s", "trained_s")}
     ages: Counter[str] = Counter()
     for row in rows:
@@ -64,21 +64,21 @@ def total(rows: Sequence[Snapshots]) -> Snapshots:
     return Snapshots(**rows[-1].model_dump() | sums | {"ages": dict(ages)})
 
 
-def usual_age(row: Snapshots) -> str:
-    """Say how old the newest snapshot was for the most part: ``in the median 1 step old, at most 3``; empty when nobody has looked."""
+def typical_age(row: Snapshots) -> str:
+    """Return the median and the greatest age of the newest snapshot; empty without samples."""
     ages = sorted((int(age), int(number)) for age, number in row.ages.items())
-    seen = list(accumulate(number for _, number in ages))
-    if not seen or not seen[-1]:
+    counts = list(accumulate(number for _, number in ages))
+    if not counts or not counts[-1]:
         return ""
-    usual = next(age for (age, _), sofar in zip(ages, seen, strict=True) if 2 * sofar >= seen[-1])
-    return f"in the median {plural(usual, 'step')} old" + (f", at most {ages[-1][0]:,}" if ages[-1][0] > usual else "")
+    median = next(age for (age, _), so_far in zip(ages, counts, strict=True) if 2 * so_far >= counts[-1])
+    return f"in the median {plural(median, 'step')} old" + (f", at most {ages[-1][0]:,}" if ages[-1][0] > median else "")
 
 
 def why_none(row: Snapshots | None, fault: FaultRecord | None, spec: Mapping[str, Any], *, ended: bool) -> str:
-    """Say why there is no snapshot; empty where there is one, and of a job that ended before anybody kept a record of that."""
+    """Return why there is no snapshot; empty if there is one, or for an ended job without a record."""
     if row is not None and row.step is not None:
         return ""
-    if _plan(spec).get("every") == 0:
+    if _memory_spec(spec).get("every") == 0:
         return "none: `checkpoint.memory.every` is 0"
     if row is not None and row.reason:
         return f"none: {row.reason}"
@@ -92,8 +92,8 @@ def _quoted(fault: FaultRecord) -> str:
     return f"{fault.kind} on {fault.subject}" + (f" ({quote})" if quote else "")
 
 
-def _plan(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a job of any version says of snapshots."""
+def _memory_spec(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``checkpoint.memory`` of a job file of any version."""
     checkpoint = spec.get("checkpoint")
     memory = checkpoint.get("memory") if isinstance(checkpoint, dict) else None
     return memory if isinstance(memory, dict) else {}

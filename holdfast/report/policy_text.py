@@ -1,4 +1,4 @@
-"""Policies and their rules in words."""
+"""Policies and their rules as text."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from policies.shrink_live import ShrinkLive
 from policies.slowness import MigrateStraggler
 
 
-def _common(rule: Any, _policy: Policy) -> str:  # noqa: ANN401 (each of these takes a rule of its own class)
+def _correlated(rule: Any, _policy: Policy) -> str:  # noqa: ANN401 (each of these functions takes a rule of its own class)
     numbers = [plural(rule.nodes, "node")] if rule.nodes else []
     numbers += [f"{share(rule.share)} of the job's nodes"] if rule.share else []
     if not numbers:
-        return "switched off: a fault that comes on many nodes is held against each"
-    return f"hold a fault against no node when the same kind came on {' or '.join(numbers)} within {duration(rule.window)}"
+        return "off: a fault that occurs on many nodes counts against each of them"
+    return f"attribute a fault to no node if the same kind occurred on {' or '.join(numbers)} within {duration(rule.window)}"
 
 
-def _frequent(rule: Any, _policy: Policy) -> str:  # noqa: ANN401
-    numbers = [f"number {rule.times} of one kind that speaks against its parts"] if rule.times else []
+def _recurring(rule: Any, _policy: Policy) -> str:  # noqa: ANN401
+    numbers = [f"number {rule.times} of one kind attributed to its hardware"] if rule.times else []
     numbers += [f"number {rule.processes} of one kind that ends processes"] if rule.processes else []
     if not numbers:
-        return "switched off: incidents of one kind on one node are not counted"
-    return f"have a node leave, while there are spares, at its incident {' or '.join(numbers)} within {duration(rule.window)}"
+        return "off: incidents of one kind on one node are not counted"
+    return f"replace a node, if there are spares, at its incident {' or '.join(numbers)} within {duration(rule.window)}"
 
 
 def _flapping(rule: Any, _policy: Policy) -> str:  # noqa: ANN401
     if not rule.times:
-        return "switched off: how often a fault comes and goes is not counted"
+        return "off: intermittent faults are not counted"
     return (
-        f"have a node leave, while there are spares, on which a fault of its parts came {rule.times} times within {duration(rule.window)}, "
-        f"{duration(rule.apart)} apart at least"
+        f"replace a node, if there are spares, on which a hardware fault occurred {rule.times} times within {duration(rule.window)}, "
+        f"at least {duration(rule.apart)} apart"
     )
 
 
@@ -49,85 +49,85 @@ def _deadline(action: RecoveryAction) -> Callable[[Policy], str]:
 
 
 def _replace(rule: Any, policy: Policy) -> str:  # noqa: ANN401
-    what = "give the places of nodes that have to go to spares"
-    but = "" if rule.on_echo else ", not yet for an error that may be the echo of another one"
-    return what + but + _deadline(RecoveryAction.REPLACE_NODE)(policy)
+    but = "" if rule.on_echo else ", not yet for an error that may be a secondary failure"
+    return f"replace nodes that have to leave with spares{but}{_deadline(RecoveryAction.REPLACE_NODE)(policy)}"
 
 
 def _wait(rule: Any, policy: Policy) -> str:  # noqa: ANN401
-    width = "the job has its full width" if rule.full else "the job has as many nodes as it needs at least"
+    width = "the job has its full size" if rule.full else "the job has its minimum number of nodes"
     most = duration(policy.deadlines.wait_for_capacity)
-    return f"wait until {width}, at most {most}; once they are there{_deadline(RecoveryAction.WAIT_FOR_CAPACITY)(policy)[1:]}"
+    return f"wait until {width}, at most {most}; then{_deadline(RecoveryAction.WAIT_FOR_CAPACITY)(policy)[1:]}"
 
 
 def _in_place(_rule: Any, policy: Policy) -> str:  # noqa: ANN401
     budget = policy.budget
     often = f"{plural(budget.in_place, 'time')} on one node within {duration(budget.window)}"
-    return f"restart the workers on the nodes they have, {often}{_deadline(RecoveryAction.RESTART_IN_PLACE)(policy)}"
+    return f"restart the workers on the same nodes, {often}{_deadline(RecoveryAction.RESTART_IN_PLACE)(policy)}"
 
 
-WORDS: Final[dict[type, Callable[[Any, Policy], str]]] = {
-    escalation.StopForUserError: lambda _rule, _policy: "give up at once when the script is at fault",
+RULE_TEXT: Final[dict[type, Callable[[Any, Policy], str]]] = {
+    escalation.StopForUserError: lambda _rule, _policy: "fail the job at once if the script is at fault",
     escalation.StopWithoutProgress: lambda rule, policy: (
-        f"give up after {plural(policy.budget.fruitless, 'recovery', 'recoveries')} in a row without a new step, unless a node is lost"
-        + ("; a spare takes the place of the node in question before that" if rule.replace else "")
+        f"fail the job after {plural(policy.budget.fruitless, 'recovery', 'recoveries')} in a row without a new step, unless a node is lost"
+        + ("; replace the node with a spare before that" if rule.replace else "")
     ),
     escalation.StopWhenSpent: lambda _rule, policy: (
-        f"give up after {plural(policy.budget.recoveries, 'recovery', 'recoveries')} within {duration(policy.budget.window)}"
+        f"fail the job after {plural(policy.budget.recoveries, 'recovery', 'recoveries')} within {duration(policy.budget.window)}"
     ),
-    ExcuseWhenCorrelated: _common,
-    LeaveWhenRecurring: _frequent,
+    ExcuseWhenCorrelated: _correlated,
+    LeaveWhenRecurring: _recurring,
     LeaveWhenFlapping: _flapping,
     GoBack: lambda rule, policy: (
-        f"the loss is no number for good: back to a state from before, {plural(rule.same_data, 'time')} with the same data, then "
-        f"{plural(rule.without_batch, 'time')} without the batches in question, then give up{_deadline(RecoveryAction.GO_BACK)(policy)}"
+        f"if the loss stays NaN or infinite, go back to an earlier state, {plural(rule.same_data, 'time')} with the same data, then "
+        f"{plural(rule.without_batch, 'time')} without these batches, then fail the job{_deadline(RecoveryAction.GO_BACK)(policy)}"
     ),
     RetryStep: lambda _rule, policy: (
-        "nobody is lost and the fault asks for no more: build the groups anew and do the step again"
+        "if no rank is lost and the fault needs no more: rebuild the process groups and retry the step"
         f"{_deadline(RecoveryAction.RETRY_STEP)(policy)}"
     ),
     ReplaceRanks: lambda rule, policy: (
-        "keep the ranks that live, and give lost ones to standbys or fresh processes, "
+        "keep the surviving ranks, and replace lost ones with hot spares or new processes, "
         f"{plural(rule.most, 'time')} in one incident{_deadline(RecoveryAction.TAKE_OVER)(policy)}"
     ),
     ShrinkLive: lambda _rule, policy: (
-        "keep the ranks that live, and go on with fewer copies of the model and the same samples in each step, where the script shares "
-        f"them out, not below `nodes.least`{_deadline(RecoveryAction.NARROW)(policy)}"
+        "keep the surviving ranks, and continue with fewer copies of the model and the same samples in each step, if the script "
+        f"distributes them, not below `nodes.least`{_deadline(RecoveryAction.NARROW)(policy)}"
     ),
     escalation.RestartWorkers: _in_place,
     escalation.ReplaceNode: _replace,
     escalation.ShrinkRestart: lambda _rule, policy: (
-        f"go on with fewer nodes, not below `nodes.least`{_deadline(RecoveryAction.SHRINK)(policy)}"
+        f"restart on fewer nodes, not below `nodes.least`{_deadline(RecoveryAction.SHRINK)(policy)}"
     ),
     AskAPerson: lambda _rule, _policy: (
-        "an unhealthy node still works, and too few would be left without it: ask a person, as long as the cluster's `quarantine.ask` says"
+        "if an unhealthy node still works and too few would remain without it: request an approval, "
+        "for the time in the cluster's `quarantine.ask`"
     ),
     escalation.WaitForCapacity: _wait,
     escalation.RestartAgain: lambda _rule, _policy: (
-        "a restart failed, and nothing else is left: start all ranks once more, each on another node"
+        "if a restart failed and no other action remains: restart all ranks once more, each on another node"
     ),
-    escalation.FailTheJob: lambda _rule, _policy: "give up: nothing else is left",
+    escalation.FailTheJob: lambda _rule, _policy: "fail the job: no other action remains",
 }
-"""Rule to its sentence under a policy."""
+"""Rule to its text under a policy."""
 
 
 def describe(rule: Rule, policy: Policy) -> str:
-    """Say what *rule* does under *policy*, with all its numbers."""
-    known = WORDS.get(type(rule))
-    return known(rule, policy) if known is not None else repr(rule)
+    """Return what *rule* does under *policy*, with all its numbers."""
+    describe = RULE_TEXT.get(type(rule))
+    return describe(rule, policy) if describe is not None else repr(rule)
 
 
-def of_slowness(rule: MigrateStraggler) -> str:
-    """Say when a rank that holds the others up is moved."""
+def describe_slowness(rule: MigrateStraggler) -> str:
+    """Return when a straggling rank is migrated."""
     return (
-        f"move one under `auto` when staying costs {rule.factor:g} times as much as moving, {duration(rule.least)} at least; looks "
-        f"{duration(rule.horizon)} on where nobody knows how many steps are left; at most {plural(rule.each, 'move')} of one rank or away "
-        f"from one node, and {rule.most} in all, within {duration(rule.window)}"
+        f"under `auto`, migrate a rank if staying costs {rule.factor:g} times as much as migrating, and at least {duration(rule.least)}; "
+        f"plan for {duration(rule.horizon)} if the number of remaining steps is unknown; at most {plural(rule.each, 'migration')} of one "
+        f"rank or away from one node, and {rule.most} in all, within {duration(rule.window)}"
     )
 
 
 def changes(before: Policy, after: Policy) -> list[str]:
-    """Say in what *after* differs from *before*: one phrase for each value, in the words of a policy file."""
+    """Return the differences from *before* to *after*: one phrase per value, with the names of a policy file."""
     return [*_actions(before, after), *_recommended_actions(before, after), *_numbers(before, after)]
 
 
@@ -150,7 +150,7 @@ def _numbers(before: Policy, after: Policy) -> Iterator[str]:
 
 
 def values(policy: Policy) -> list[tuple[str, float]]:
-    """Return every number of *policy* by its name in a policy file; times in seconds."""
+    """Return every number of *policy* by its name in a policy file; durations in seconds."""
     parts = dict(zip(("common", "frequent", "flapping"), policy.noting, strict=True))
     loss, slow = {"bad_loss": policy.bad_loss}, {"slowness": policy.slowness}
     named: dict[str, Any] = {**parts, **loss, "budget": policy.budget, "deadlines": policy.deadlines, **slow}

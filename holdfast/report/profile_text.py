@@ -1,4 +1,4 @@
-"""A profile in words and rows: what the terminal and the page say alike."""
+"""A profile as text and tables; the same in the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ SCHEDULES: Final[Mapping[str, str]] = {
     "looped": "looped: all forward passes of all chunks, then all backward passes",
 }
 COLUMNS: Final = 60
-"""Width of the picture in letters."""
-_LETTERS: Final = {"computes": "█", "waits": "·", "overlapped": "c", "bare": "C"}
+"""Width of the picture in characters."""
+_CHARACTERS: Final = {"computes": "█", "waits": "·", "overlapped": "c", "exposed": "C"}
 
 
 def layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yield what is known about how the ranks work together, name and words."""
+    """Yield name and text of what is known about the parallelism of the job."""
     if layout.stages:
         yield (
             "pipeline",
             f"{plural(len(layout.stages), 'stage')}: "
-            + "; ".join(
-                f"{number} on {'rank' if len(held) == 1 else 'ranks'} {ranks(held)}" for number, held in enumerate(layout.stages, 1)
-            ),
+            + "; ".join(f"{number} on {_named(of_stage)}" for number, of_stage in enumerate(layout.stages, 1)),
         )
         yield "schedule", _schedule(layout)
     elif layout.schedule == "unknown":
         yield "pipeline", f"unknown: {layout.reason}"
     yield "data", _data(layout)
     yield "state", _state(layout)
+
+
+def _named(numbers: Sequence[int]) -> str:
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {ranks(numbers)}"
 
 
 def _schedule(layout: Layout) -> str:
@@ -54,24 +56,23 @@ def _data(layout: Layout) -> str:
     what = "pipeline" if layout.stages else "rank"
     if layout.width == 1:
         return f"one {what}: no data parallelism"
-    return f"{plural(layout.width, what)} side by side, each on data of its own"
+    return f"{plural(layout.width, what)} in parallel, each on its own data"
 
 
 def _state(layout: Layout) -> str:
     if layout.copies is None:
-        return "pieces are held by different numbers of ranks"
+        return "shards are replicated on different numbers of ranks"
     if layout.shards > 1:
         kind = "FSDP2" if layout.copies == 1 else "HSDP"
-        held = "each on one rank" if layout.copies == 1 else f"each on {plural(layout.copies, 'rank')}"
-        return f"{kind}: sharded over {plural(layout.shards, 'rank')}, {held}"
+        return f"{kind}: sharded over {plural(layout.shards, 'rank')}, each shard on {plural(layout.copies, 'rank')}"
     if layout.copies == 1:
-        return "each rank holds its own, of which there is no copy" if layout.world > 1 else "on one rank"
-    return f"replicated, each piece on {plural(layout.copies, 'rank')}"
+        return "each rank has its own, without a replica" if layout.world > 1 else "on one rank"
+    return f"replicated on {plural(layout.copies, 'rank')}"
 
 
 def rank_rows(profile: JobProfile) -> tuple[Sequence[str], list[list[str]]]:
-    """Return head and rows of the ranks: their steps and their longest windows."""
-    head = ("RANK", "NODE", "STEP", "IDLE", "SHARE", "LONGEST WINDOW")
+    """Return head and rows of the ranks: their steps and their longest waits."""
+    head = ("RANK", "NODE", "STEP", "IDLE", "SHARE", "LONGEST WAIT")
     return head, [
         [str(one.rank), one.node, duration(one.seconds), duration(one.idle), share(one.idle_share), _longest(one)]
         for one in sorted(profile.ranks, key=lambda one: one.rank)
@@ -86,8 +87,8 @@ def _longest(one: RankProfile) -> str:
 
 
 def kind_rows(profile: JobProfile) -> tuple[Sequence[str], list[list[str]]]:
-    """Return head and rows of the windows of each rank's newest step, by kind."""
-    head = ("RANK", "KIND", "WINDOWS", "SECONDS", "SHARE", "LONGEST", "AT", "COUNTED ON")
+    """Return head and rows of the waits in each rank's newest step, by kind."""
+    head = ("RANK", "KIND", "WAITS", "SECONDS", "SHARE", "LONGEST", "AT", "PREDICTED")
     rows = []
     for one in sorted(profile.ranks, key=lambda one: one.rank):
         for place, kind in enumerate(one.kinds):
@@ -100,15 +101,15 @@ def kind_rows(profile: JobProfile) -> tuple[Sequence[str], list[list[str]]]:
                     share(kind.seconds / one.took),
                     duration(kind.longest),
                     duration(kind.at),
-                    duration(kind.counted_on),
+                    duration(kind.predicted),
                 ]
             )
     return head, rows
 
 
 def snapshot_rows(profile: JobProfile) -> tuple[Sequence[str], list[list[str]]]:
-    """Return head and rows of what snapshots in memory cost each rank."""
-    head = ("RANK", "TAKEN", "GIVEN UP", "COPY", "HIDDEN", "PREDICTED", "MEASURED")
+    """Return head and rows of what in-memory snapshots cost each rank."""
+    head = ("RANK", "TAKEN", "ABANDONED", "COPY", "OVERLAPPED", "PREDICTED", "MEASURED")
     return head, [
         [
             str(one.rank),
@@ -123,58 +124,57 @@ def snapshot_rows(profile: JobProfile) -> tuple[Sequence[str], list[list[str]]]:
     ]
 
 
-def cadence(profile: JobProfile) -> list[str]:
-    """Say every how many steps a snapshot is taken, and why."""
+def snapshot_interval(profile: JobProfile) -> list[str]:
+    """Return sentences about the snapshot interval and its reasons."""
     agreed = sorted({one.every for one in profile.ranks})
     steps = ["every step" if every == 1 else f"every {every:,} steps" for every in agreed]
-    told: dict[str, list[int]] = {}
+    reasons: dict[str, list[int]] = {}
     for one in profile.ranks:
-        words = one.reason or "no plan yet: it copies whenever it waits"
-        told.setdefault(words, []).append(one.rank)
-    said = [f"A snapshot is taken {' or '.join(steps)}, as the rank needs that asks for the longest distance."]
-    if len(told) == 1 and len(profile.ranks) > 1:
-        return [*said, f"All ranks: {next(iter(told))}."]
-    return [*said, *(f"{'Rank' if len(held) == 1 else 'Ranks'} {ranks(held)}: {words}." for words, held in told.items())]
+        reasons.setdefault(one.reason or "no plan yet: it copies whenever it waits", []).append(one.rank)
+    sentences = [f"A snapshot is taken {' or '.join(steps)}, the longest interval that any rank needs."]
+    if len(reasons) == 1 and len(profile.ranks) > 1:
+        return [*sentences, f"All ranks: {next(iter(reasons))}."]
+    return [*sentences, *(f"{_named(numbers).capitalize()}: {reason}." for reason, numbers in reasons.items())]
 
 
-def picture(profile: JobProfile, most: int) -> list[str]:
-    """Return the newest step in letters, a line a rank: computes, waits, copies."""
-    whole = profile.span or 1.0
+def picture(profile: JobProfile, limit: int) -> list[str]:
+    """Return the newest step as characters, one line per rank: compute, wait, copy."""
+    span = profile.span or 1.0
     lines = []
-    for one in profile.ordered[:most]:
+    for one in profile.ordered[:limit]:
         stage = profile.layout.stage_of(one.rank)
         name = f"{one.rank}" + (f" stage {stage + 1}" if stage is not None else "")
-        lines.append(f"{name:<12} {''.join(_cells(one, profile.starts[one.rank], whole)).rstrip()}")
+        lines.append(f"{name:<12} {''.join(_cells(one, profile.starts[one.rank], span)).rstrip()}")
     return lines
 
 
-def _cells(one: RankProfile, start: float, whole: float) -> Iterator[str]:
-    """Yield a letter for each piece of the step, by what fills most of it; a copy that nobody waits for shows in any case."""
+def _cells(one: RankProfile, start: float, span: float) -> Iterator[str]:
+    """Yield a character for each part of the step, by what fills most of it; a copy shows even if it fills less."""
     for column in range(COLUMNS):
-        low, high = column * whole / COLUMNS - start, (column + 1) * whole / COLUMNS - start
+        low, high = column * span / COLUMNS - start, (column + 1) * span / COLUMNS - start
         inside = min(high, one.took) - max(low, 0.0)
         overlapped = sum(_overlap(copy.begin, copy.end, low, high) for copy in one.copies if copy.overlapped)
-        bare = sum(_overlap(copy.begin, copy.end, low, high) for copy in one.copies if not copy.overlapped)
+        exposed = sum(_overlap(copy.begin, copy.end, low, high) for copy in one.copies if not copy.overlapped)
         waits = sum(_overlap(wait.begin, wait.end, low, high) for wait in one.waits)
-        if bare > (high - low) / 4:
-            yield _LETTERS["bare"]
+        if exposed > (high - low) / 4:
+            yield _CHARACTERS["exposed"]
         elif overlapped > (high - low) / 4:
-            yield _LETTERS["overlapped"]
+            yield _CHARACTERS["overlapped"]
         elif inside < (high - low) / 2:
             yield " "
         else:
-            yield _LETTERS["waits" if waits > inside / 2 else "computes"]
+            yield _CHARACTERS["waits" if waits > inside / 2 else "computes"]
 
 
 def _overlap(begin: float, end: float, low: float, high: float) -> float:
     return max(0.0, min(end, high) - max(begin, low))
 
 
-PICTURE_LEGEND: Final = "█ computes  · waits  c copies while it waits  C copies while training stands still"
+PICTURE_LEGEND: Final = "█ computes  · waits  c copies while it waits  C copies while training is stopped"
 
 
 def record(profile: JobProfile) -> dict[str, Any]:
-    """Return the profile as a program reads it."""
+    """Return the profile as JSON."""
     layout = profile.layout
     return {
         "world": profile.world,
@@ -185,8 +185,8 @@ def record(profile: JobProfile) -> dict[str, Any]:
         "layout": {
             "schedule": layout.schedule,
             "reason": layout.reason,
-            "stages": [list(held) for held in layout.stages],
-            "pipelines": [list(held) for held in layout.pipelines],
+            "stages": [list(one) for one in layout.stages],
+            "pipelines": [list(one) for one in layout.pipelines],
             "width": layout.width,
             "shards": layout.shards,
             "copies": layout.copies,
@@ -216,7 +216,7 @@ def _rank_record(profile: JobProfile, one: RankProfile) -> dict[str, Any]:
                 "seconds": kind.seconds,
                 "longest_s": kind.longest,
                 "longest_at_s": kind.at,
-                "counted_on_s": kind.counted_on,
+                "predicted_s": kind.predicted,
             }
             for kind in one.kinds
         ],

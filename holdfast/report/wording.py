@@ -1,4 +1,4 @@
-"""How a number, a time or a stranger's text is put into words. The same words in the report and in the Prefect UI."""
+"""Format numbers, times and foreign text for people; the same everywhere: terminal, report, Prefect UI."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from holdfast.history.models import Incident
 
 NOTHING: Final = "–"  # noqa: RUF001 (a dash is no hyphen)
-"""Stands where a value is not known."""
+"""Stands for an unknown value."""
 
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 _DAY: Final = 86400
 _BYTES: Final = 1000
 _KEPT_CONTROLS: Final = "\n\t"
-_PHASES: Final = {"meet": "meet", "step": "finish the step", "groups": "build groups", "load": "move state"}
-"""What a rank does on its way into a new generation."""
+_PHASES: Final = {"meet": "rendezvous", "step": "finish the step", "groups": "build groups", "load": "transfer state"}
+"""What a rank does to enter a new generation."""
 _FORMAT_KEPT: Final = "\u200d"
-"""The joiner that holds emoji together is the one format character that cannot mislead a reader."""
+"""The joiner of emoji is the only format character that cannot mislead a reader."""
 
 
 def duration(seconds: float | None) -> str:
-    """Say how long *seconds* are, in the unit that a person would choose."""
+    """Return *seconds* in the unit that a person would choose."""
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     if seconds < 0:
@@ -42,7 +42,7 @@ def duration(seconds: float | None) -> str:
 
 
 def about(seconds: float) -> str:
-    """Say how long *seconds* are as one says what is only estimated: ``10 min``, ``2 h 10 min``, ``3 d 4 h``."""
+    """Return an estimate of *seconds*, rounded: ``10 min``, ``2 h 10 min``, ``3 d 4 h``."""
     if not math.isfinite(seconds) or seconds < _MINUTE:
         return f"{max(0, round(seconds))} s" if math.isfinite(seconds) else NOTHING
     minutes = round(seconds / _MINUTE)
@@ -70,31 +70,31 @@ def moment(at: float | None) -> str:
 
 
 def since(at: float | None, zero: float) -> str:
-    """Say how long after *zero* something happened."""
+    """Return how long after *zero* something happened."""
     return NOTHING if at is None else duration(max(0.0, at - zero))
 
 
-def told(title: str, quote: str, cure: str) -> str:
-    """Return a fault in one line: what it is, what was seen, and what to do."""
-    return f"{title}: {quote.removesuffix('.')}. Cure: {cure}"
+def fault_line(title: str, quote: str, action: str) -> str:
+    """Return a fault in one line: what it is, what was observed, and what to do."""
+    return f"{title}: {quote.removesuffix('.')}. Cure: {action}"
 
 
 def count(number: int | None) -> str:
-    """Group the digits of *number*."""
+    """Return *number* with grouped digits."""
     return NOTHING if number is None else f"{number:,}"
 
 
 def share(part: float | None) -> str:
-    """Say *part* (0 to 1) in per cent."""
+    """Return *part* (0 to 1) as a percentage."""
     if part is None or not math.isfinite(part):
         return NOTHING
-    if 0.9995 <= part < 1:  # noqa: PLR2004 (would be rounded to all of it, which it is not)
+    if 0.9995 <= part < 1:  # noqa: PLR2004 (rounding would show 100%, which it is not)
         return f"{min(part * 100, 99.999):.3f}%"
     return f"{part * 100:.1f}%"
 
 
 def size(number: int | None) -> str:
-    """Say how much *number* bytes are."""
+    """Return *number* bytes in a decimal unit."""
     if number is None:
         return NOTHING
     amount = float(number)
@@ -106,18 +106,18 @@ def size(number: int | None) -> str:
 
 
 def plural(number: int, one: str, many: str | None = None) -> str:
-    """Put *number* before the form of the noun that it asks for."""
+    """Return *number* with the noun in singular or plural."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def some(names: Iterable[str], most: int = 16) -> str:
-    """Name things, or the first of many: ``gpu-1, gpu-2 and 4,094 more``."""
+def listing(names: Iterable[str], most: int = 16) -> str:
+    """List names, of many only the first: ``gpu-1, gpu-2 and 4,094 more``."""
     named = list(names)
     return ", ".join(named[:most]) + (f" and {count(len(named) - most)} more" if len(named) > most else "")
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Write a set of ranks as ranges."""
+    """Return a set of ranks as ranges."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -128,41 +128,41 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def act(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a decision that say something; who goes on with a lost rank in words."""
-    said = {name: value for name, value in fields.items() if value}
-    if "seats" in said:
-        said["seats"] = [seat(one) for one in said["seats"]]
-    if "noted" in said:
-        said["noted"] = list(said["noted"].values())
-    return said
+    """Return the fields of a decision that have a value; replaced ranks as text."""
+    shown = {name: value for name, value in fields.items() if value}
+    if "seats" in shown:
+        shown["seats"] = [seat(one) for one in shown["seats"]]
+    if "noted" in shown:
+        shown["noted"] = list(shown["noted"].values())
+    return shown
 
 
 def seat(fields: Mapping[str, Any]) -> str:
-    """Say in what process a rank goes on after a take-over."""
+    """Return in which process a replaced rank runs."""
     number, node = fields.get("standby"), fields.get("node")
-    return f"rank {fields.get('rank')} in " + (f"standby {number} on {node}" if number is not None else f"a fresh process on {node}")
+    return f"rank {fields.get('rank')} in " + (f"hot spare {number} on {node}" if number is not None else f"a new process on {node}")
 
 
-def in_ranks(size: int, facts: Mapping[str, Any] | None) -> str:
-    """Say how many ranks a generation of *size* has, and of how many while the places of some are vacant."""
-    whole = (facts or {}).get("width") or size
-    return plural(size, "rank") if whole <= size else f"{size:,} of {plural(whole, 'rank')}"
+def rank_count(size: int, facts: Mapping[str, Any] | None) -> str:
+    """Return how many ranks a generation of *size* has, and of how many if it runs at reduced size."""
+    full = (facts or {}).get("width") or size
+    return plural(size, "rank") if full <= size else f"{size:,} of {plural(full, 'rank')}"
 
 
-def kept(facts: Mapping[str, Any] | None) -> str:
-    """Say how many ranks of a generation go on in the process they had in the one before; empty when none does."""
-    living = (facts or {}).get("kept") or []
-    return f", {count(len(living))} of them in the same process as before" if living else ""
+def kept_ranks(facts: Mapping[str, Any] | None) -> str:
+    """Return how many ranks of a generation kept their process; empty if none did."""
+    kept = (facts or {}).get("kept") or []
+    return f", {count(len(kept))} of them in the same process as before" if kept else ""
 
 
-def begun(incident: Incident) -> str:
-    """Say that an incident began, in a line: what happened, where, and how soon it was detected."""
+def incident_opened(incident: Incident) -> str:
+    """Return one line about an incident that has opened: what happened, where, and how soon it was detected."""
     soon = duration(max(0.0, incident.detected_at - incident.fault_at))
     return f"incident {incident.number}: {incident.kind} on {incident.subject}, detected after {soon}"
 
 
-def over(incident: Incident) -> str:
-    """Say that an incident is over, in a line: how it ended, what was done, and what it cost."""
+def incident_closed(incident: Incident) -> str:
+    """Return one line about an incident that has closed: how it ended, what was done, and what it cost."""
     words = [f"incident {incident.number} {(incident.outcome or 'closed').replace('-', ' ')}"]
     if incident.outcome == "recovered":
         words += [f"by {incident.action}"] if incident.action else []
@@ -173,46 +173,38 @@ def over(incident: Incident) -> str:
     return ", ".join([" ".join(words), *more])
 
 
-def _all(names: Iterable[str] | None) -> str:
-    return ", ".join(names or ())
-
-
-def _grown(node: str, facts: Mapping[str, Any]) -> str:
-    """Say which counters of errors grew on a node."""
-    counters = ", ".join(f"{name} +{growth}" for name, growth in facts["counters"].items())
-    return f"on {node} there grew within {duration(facts['seconds'])}: {counters}"
-
-
 def recovery_details(facts: Mapping[str, Any] | None) -> list[str]:
-    """Say what a recovery did inside the workers, a sentence each; empty where nothing is known of that."""
+    """Return sentences about what a recovery did in the workers; none if that is unknown."""
     if not facts:
         return []
-    beside = [f"the newest snapshot in memory was {plural(facts['snapshot_age'], 'step')} old"] if "snapshot_age" in facts else []
-    beside += [_grown(node, one) for node, one in (facts.get("counter_increases") or {}).items()]
-    if "rebuilt" not in facts:  # all processes were started anew
-        return [*([f"all ranks went on from {_source(facts)}"] if "source" in facts else []), *beside]
-    said = [f"{plural(facts.get('rebuilt') or 0, 'group')} built anew, {facts.get('kept') or 0} kept"]
+    context = [f"the newest in-memory snapshot was {plural(facts['snapshot_age'], 'step')} old"] if "snapshot_age" in facts else []
+    for node, one in (facts.get("counter_increases") or {}).items():
+        counters = ", ".join(f"{name} +{growth}" for name, growth in one["counters"].items())
+        context.append(f"error counters that increased on {node} within {duration(one['seconds'])}: {counters}")
+    if "rebuilt" not in facts:  # all processes were restarted
+        return [*([f"all ranks resumed from {_source(facts)}"] if "source" in facts else []), *context]
+    sentences = [f"{plural(facts.get('rebuilt') or 0, 'process group')} rebuilt, {facts.get('kept') or 0} kept"]
     if facts.get("bytes"):
         speed = f" at {size(round(facts['bandwidth']))}/s" if facts.get("bandwidth") else ""
-        over = "" if facts.get("source") == "memory" or not facts.get("interfaces") else f", over {_all(facts['interfaces'])}"
-        said.append(f"{size(facts['bytes'])} of state taken from {_source(facts)}{speed}{over}")
+        interfaces = facts.get("interfaces") if facts.get("source") != "memory" else None
+        over = f", over {', '.join(interfaces)}" if interfaces else ""
+        sentences.append(f"{size(facts['bytes'])} of state transferred from {_source(facts)}{speed}{over}")
     elif facts.get("source") == "checkpoint":
-        said.append("no living rank held the state: all went on from a checkpoint")
-    said += beside
+        sentences.append("no surviving rank had the state: all resumed from a checkpoint")
+    sentences += context
     phases = {name: seconds for name, seconds in (facts.get("seconds") or {}).items() if seconds}
     if phases:
-        said.append(
-            "the slowest rank took " + ", ".join(f"{duration(seconds)} to {_PHASES.get(name, name)}" for name, seconds in phases.items())
-        )
+        times = ", ".join(f"{duration(seconds)} to {_PHASES.get(name, name)}" for name, seconds in phases.items())
+        sentences.append(f"the slowest rank took {times}")
     for rank, one in (facts.get("coverage") or {}).items():
         new = one.get("first_met") or []
-        met = f"; first met after the promotion: {', '.join(map(str, new))}" if new else ""
-        said.append(f"rank {rank}: the warm-up had foreseen {one.get('foreseen')} of {one.get('calls')} calls of the first step{met}")
-    return said
+        first = f"; new after the activation: {', '.join(map(str, new))}" if new else ""
+        sentences.append(f"rank {rank}: the warm-up had covered {one.get('foreseen')} of {one.get('calls')} calls of the first step{first}")
+    return sentences
 
 
 def source(facts: Mapping[str, Any] | None) -> str:
-    """Say where the state came from that a recovery went on with; empty where that is not known."""
+    """Return where the state came from that a recovery resumed with; empty if unknown."""
     return _source(facts) if facts and facts.get("source") else ""
 
 
@@ -220,14 +212,14 @@ def _source(facts: Mapping[str, Any]) -> str:
     match facts.get("source"):
         case "memory":
             replicas = facts.get("replicas")
-            return "the memory of nodes" + (f" (replicas for {plural(replicas, 'rank')})" if replicas else "")
+            return "in-memory snapshots" + (f" (replicas for {plural(replicas, 'rank')})" if replicas else "")
         case "checkpoint":
             return "a checkpoint"
-    return "living ranks"
+    return "surviving ranks"
 
 
 def visible(text: str) -> str:
-    """Return *text* with every character that a reader could not see, or that reorders the others, made visible."""
+    """Return *text* with every invisible or reordering character made visible."""
     return "".join(char if _harmless(char) else _picture(char) for char in text.replace("\r\n", "\n"))
 
 
@@ -237,7 +229,7 @@ def _harmless(char: str) -> bool:
 
 
 def _picture(char: str) -> str:
-    """Draw an ASCII control character as its own picture, anything else as its code point."""
+    """Return the Unicode picture of an ASCII control character, the code point of anything else."""
     code = ord(char)
     if code < 32:  # noqa: PLR2004 (the first 32 code points have pictures from U+2400 on)
         return chr(0x2400 + code)
@@ -245,7 +237,7 @@ def _picture(char: str) -> str:
 
 
 def clipped(text: str, limit: int) -> str:
-    """Return *text*, or its two ends with a word on how much was left out between them."""
+    """Return *text*, or its two ends and how much is left out between them."""
     if len(text) <= limit:
         return text
     head, tail = limit // 4, limit - limit // 4

@@ -1,4 +1,4 @@
-"""Facts about this installation and this machine. Each may be missing without the others."""
+"""Facts about this installation and this machine; each may fail without the others."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ SHOWN: Final = (
     "LANG",
     "LC_",
 )
-"""Beginnings of the names of variables whose values say something and are no secrets, as far as their names go."""
+"""Prefixes of the names of variables with useful values, which are no secrets by their names."""
 DATABASES: Final = ("HOLDFAST_HISTORY", "PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL")
-"""Variables with the address of a database, which may be written in a way that nobody can read."""
+"""Variables with the address of a database, whose password must be hidden even in an unusual form."""
 HEALTH_SECONDS: Final = 30.0
 MOST_PROCESSES: Final = 500
 
 
 def versions() -> dict[str, Any]:
-    """Return versions of all that works together."""
+    """Return the versions of everything involved."""
     found: dict[str, str | None] = {}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -67,8 +67,8 @@ def versions() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what this machine has and how busy it is."""
-    folders = {"home": paths.home(), "memory": store_folders.root().parent, "tmp": Path(os.environ.get("TMPDIR") or "/tmp")}  # noqa: S108 (only looked at)
+    """Return the resources of this machine and their use."""
+    folders = {"home": paths.home(), "memory": store_folders.root().parent, "tmp": Path(os.environ.get("TMPDIR") or "/tmp")}  # noqa: S108 (only its free space is read)
     return {
         "host": platform.node(),
         "cpus": os.cpu_count(),
@@ -90,31 +90,31 @@ def _memory() -> dict[str, str]:
 
 
 def _disk(folder: Path) -> dict[str, Any]:
-    place = next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
-    total, used, free = shutil.disk_usage(place)
+    existing = next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
+    total, used, free = shutil.disk_usage(existing)
     return {"path": str(folder), "total": total, "used": used, "free": free}
 
 
 def health() -> Any:  # noqa: ANN401 (any JSON)
-    """Return what `holdfast health --local` says: in a process of its own, as a driver that hangs takes it along."""
+    """Return the output of `holdfast health --local`, run in its own process because a hanging driver may block it."""
     command = [sys.executable, "-m", "holdfast", "health", "--local", "--json", "--deadline", "5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HEALTH_SECONDS, check=False, stdin=subprocess.DEVNULL)
     return json.loads(done.stdout)
 
 
 def processes() -> list[dict[str, Any]]:
-    """Return the processes on this machine that are Holdfast's, or were started by it."""
+    """Return the processes of Holdfast and Prefect on this machine."""
     found: list[dict[str, Any]] = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and len(found) < MOST_PROCESSES:
             with suppress(OSError):
-                words = folder.joinpath("cmdline").read_bytes().rstrip(b"\0").decode(errors="replace").split("\0")
-                if any("holdfast" in word or "prefect" in word or "flows." in word for word in words):
+                arguments = folder.joinpath("cmdline").read_bytes().rstrip(b"\0").decode(errors="replace").split("\0")
+                if any("holdfast" in word or "prefect" in word or "flows." in word for word in arguments):
                     state = folder.joinpath("stat").read_text(errors="replace").rpartition(")")[2].split()
-                    found.append({"pid": int(folder.name), "parent": int(state[1]), "state": state[0], "command": words})
+                    found.append({"pid": int(folder.name), "parent": int(state[1]), "state": state[0], "command": arguments})
     return sorted(found, key=lambda one: int(one["pid"]))
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that say something."""
+    """Return the useful variables of *environment*."""
     return {name: shown(value) if name in DATABASES else value for name, value in environment.items() if name.startswith(SHOWN)}

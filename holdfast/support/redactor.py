@@ -1,4 +1,4 @@
-"""Take secrets out of text: those that are known, wherever they stand, and what looks like one."""
+"""Remove secrets from text: known ones anywhere, and what looks like a secret."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from urllib.parse import quote, unquote
 
 from holdfast.redaction import CURRENT, HIDDEN, LAST, NAME, WORD, is_secret, passwords
 
-SHORTEST: Final = 5
-"""Characters of a known secret that is looked for anywhere; what is shorter stands in many a harmless word, and is looked for as a word."""
-LEAST: Final = 3
-"""Characters of a known secret that is looked for at all."""
-HARMLESS: Final = 8
-"""Characters of what may be a harmless word or number, where no name says that it is a secret."""
+MIN_SUBSTRING: Final = 5
+"""Characters of a known secret that is replaced anywhere; shorter ones occur in harmless words, and are replaced only as words."""
+MIN_WORD: Final = 3
+"""Characters of a known secret that is replaced as a word."""
+MAX_HARMLESS: Final = 8
+"""Characters of a value that may be a harmless word or number, if its name does not make it a secret."""
 
 _LITERAL: Final = re.compile(r"(?:none|null|nil|true|false|yes|no|on|off|undefined|\W{0,2}|\*{3}.*)", re.IGNORECASE | re.DOTALL)
-"""What stands in the place of a secret and is none."""
+"""Values that are no secrets, whatever their name."""
 _NUMBER: Final = re.compile(r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?[a-z%]?", re.IGNORECASE)
 _KNOWN_URLS: Final = (
     r"(?:(?:git\+)?https?|s?ftps?|(?:git\+)?ssh|git|tcp|udp|unix|file|gs|s3|sqlite(?:\+\w+)?|postgres(?:ql)?(?:\+\w+)?|wss?)"
 )
 _INNER: Final = r"""(?P<escape>\\+)(?P<quote>["']).*?(?:(?<!\\)(?P=escape)(?P=quote)|$)"""
 _QUOTED: Final = r"""[bru]{0,2}(?:"(?:[^"\\\n]|\\.)*(?:"|$)|'(?:[^'\\\n]|\\.)*(?:'|$)|""" + _INNER + ")"
-"""Up to the closing quote; in a string in a string that is a quote with as many backslashes as the one that opens."""
+"""Up to the closing quote; in a nested string that is a quote with as many backslashes as the opening one."""
 _BARE: Final = r"""(?:[^\s"'<>&;,}\]\\]|[;,](?!\s|$|[\w.-]+[=:])|&(?![\w.-]+=)|["'](?=\w)|\\(?![nrtu"'\\]))+"""
-"""Up to what ends a word, or begins another pair of name and value."""
+"""Up to the end of a word, or the next pair of name and value."""
 _VALUE: Final = rf"(?:(?P<quoted>{_QUOTED})|(?P<bare>{_BARE}))"
 _FLAGS: Final = re.IGNORECASE | re.MULTILINE
 _GIVEN: Final = re.compile(rf"""(?<![\w.-])(?P<name>{NAME})(?P<between>\\*["']?[ \t]*(?:=>|[:=](?!=))[ \t]*){_VALUE}""", _FLAGS)
@@ -72,7 +72,7 @@ _PATTERNS: Final = tuple(
 
 
 def _hidden(found: re.Match[str]) -> str:
-    """Return a name and its value without the value, if that is one to hide."""
+    """Return a match of name and value, with the value hidden if it may be a secret."""
     quoted, bare = found["quoted"], found["bare"]
     value = bare if quoted is None else quoted.strip("bruBRU\\\"'")
     if _LITERAL.fullmatch(value) or _is_harmless(found["name"].lstrip("-"), value):
@@ -82,42 +82,43 @@ def _hidden(found: re.Match[str]) -> str:
 
 
 def _is_harmless(name: str, value: str) -> bool:
-    """Tell whether *value* is none of the secrets that *name* may stand for: a folder, a count, the number of a token, a key of a table."""
+    """Return whether *value* is no secret although *name* suggests one: a folder, a count, the number of a token, a key of a table."""
     if name == CURRENT or (name.lower().endswith("key") and value.startswith("/")):
         return value.startswith("/")
     if "token" in name.lower() and _NUMBER.fullmatch(value):
-        return "tokens" in name.lower() or len(value) <= HARMLESS
+        return "tokens" in name.lower() or len(value) <= MAX_HARMLESS
     if name.lower() in {"key", "pat", "auth"}:
-        return len(value) < SHORTEST or value.isidentifier() or all(part.isidentifier() or part.isdigit() for part in value.split("."))
-    return name.lower() == "pass" and bool(_NUMBER.fullmatch(value)) and len(value) < SHORTEST
+        return len(value) < MIN_SUBSTRING or value.isidentifier() or all(part.isidentifier() or part.isdigit() for part in value.split("."))
+    return name.lower() == "pass" and bool(_NUMBER.fullmatch(value)) and len(value) < MIN_SUBSTRING
 
 
 def is_distinct(value: str) -> bool:
-    """Tell whether *value*, which may be a secret or a setting, is to be hidden wherever it stands.
+    """Return whether *value*, which may be a secret or a setting, can be hidden everywhere.
 
-    A short word or number (`false`, `disabled`, `12355`) stands in many a line that has nothing to do with it, and a path that is there
-    is in half of them.
+    A short word or number (`false`, `disabled`, `12355`) and an existing path occur in many unrelated lines.
     """
-    return not (len(value) <= HARMLESS and (value.isalpha() or value.isdigit())) and not (value.startswith("/") and Path(value).exists())
+    return not (len(value) <= MAX_HARMLESS and (value.isalpha() or value.isdigit())) and not (
+        value.startswith("/") and Path(value).exists()
+    )
 
 
 class Redactor:
-    """Hides secrets; learns of more while it goes."""
+    """Hides secrets, and learns more of them on the way."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
         self._words: set[str] = set()
-        """Known ones that are short: hidden where they stand alone."""
+        """Short known secrets, which are hidden only as words."""
 
     def learn(self, *secrets: str | None) -> None:
-        """Hide these from now on, wherever they stand."""
+        """Hide these from now on."""
         for one in secrets:
             if one and not _LITERAL.fullmatch(one):
                 for form in {one, unquote(one), quote(one, safe=""), json.dumps(one)[1:-1], json.dumps(json.dumps(one)[1:-1])[1:-1]}:
-                    (self._known if len(form) >= SHORTEST else self._words if len(form) >= LEAST else set()).add(form)
+                    (self._known if len(form) >= MIN_SUBSTRING else self._words if len(form) >= MIN_WORD else set()).add(form)
 
     def learn_environment(self, environment: Mapping[str, str]) -> None:
-        """Learn what variables hold whose names say that it is secret, and the passwords in addresses."""
+        """Learn the values of variables with secret names, and the passwords in addresses."""
         for name, value in environment.items():
             if is_secret(name):
                 self.learn(value)
@@ -134,7 +135,7 @@ class Redactor:
         return _OPTION.sub(_hidden, _GIVEN.sub(_hidden, text))
 
     def value(self, value: Any, name: str = "") -> Any:  # noqa: ANN401 (any JSON)
-        """Return *value*, which stands under *name*, without secrets; what stands under a secret's name is learnt."""
+        """Return *value*, whose key is *name*, without secrets; learn the values of secret keys."""
         if isinstance(value, Mapping):
             return {self.text(str(key)): self.value(inner, str(key)) for key, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -146,7 +147,7 @@ class Redactor:
         return self.text(value) if isinstance(value, str) else value
 
     def _listed(self, values: Iterable[Any], name: str) -> list[Any]:
-        """Return a list; what follows an option that is called like a secret is one."""
+        """Return a list without secrets; what follows an option with a secret name is a secret."""
         found: list[Any] = []
         option = ""
         for one in values:
@@ -157,7 +158,7 @@ class Redactor:
         return found
 
     def environment(self, environment: Mapping[str, str], shown: tuple[str, ...]) -> dict[str, str]:
-        """Return the variables of a job: values of those alone whose names begin with one of *shown* and are no secret's."""
+        """Return the variables of a job, with values only if their names begin with one of *shown* and are not secret."""
         self.learn_environment(environment)
         return {
             name: self.text(value) if name.startswith(shown) and not is_secret(name) else HIDDEN

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from holdfast.accounting.bill import NO_INCIDENT, bill
-from holdfast.accounting.ledger import HOUR, Use
+from holdfast.accounting.ledger import HOUR, TimeCategory
 from holdfast.accounting.losses import losses
 from holdfast.history import Checkpoint, Generation, History, Lease, NodeStatusChange, Phase, Snapshots, queries
-from holdfast.report.story import gather
+from holdfast.report.pages.job_history import read_history
 from tests.history.rows import a_fault, a_job, a_move, a_step, an_incident
 from tests.report import filled
 
@@ -64,7 +64,7 @@ def hours(seconds: float) -> Any:
 def test_an_empty_history_costs_nothing(history: History) -> None:
     """Zeros and blanks, no error; and no lonely numbers."""
     found = bill(history)
-    assert (found.whole, found.ettr, found.phases, found.losses, found.bad_nodes) == (0.0, None, {}, [], [])
+    assert (found.total_hours, found.ettr, found.phases, found.losses, found.bad_nodes) == (0.0, None, {}, [], [])
     assert (found.mttf.seconds, found.mttf.n, found.mttr.seconds) == (None, 0, None)
 
 
@@ -81,20 +81,20 @@ def test_the_bill_of_a_job_adds_up_to_what_it_held(history: History) -> None:
         history, *recovered("j", 1, 16.0, 4.0), *recovered("j", 2, 25.0, 9.0, kind="gpu-off-bus", blame="gpu", recommended_action="evict")
     )
     found = bill(history, queries.newest_job(history, "gpt"))
-    assert found.whole == hours(4 * 40 + 2 * 35)
-    assert found.hours(Use.PRODUCTIVE) == hours(4 * (6 + 6 + 6))
-    assert found.hours(Use.SPARE) == hours(2 * 35)
+    assert found.total_hours == hours(4 * 40 + 2 * 35)
+    assert found.hours(TimeCategory.PRODUCTIVE) == hours(4 * (6 + 6 + 6))
+    assert found.hours(TimeCategory.SPARE) == hours(2 * 35)
     assert found.phases == {
         "detect": hours(4 * (2 + 4.5)),
         "load": hours(4 * (1 + 3.5)),  # the first new step of each recovery is a step
         "rollback": hours(4 * 2),
     }
-    assert sum(found.hours(use) for use in Use) == pytest.approx(found.whole)
-    assert sum(amount.devices for amount in found.ledger.booked.values()) == round(found.whole * HOUR)
+    assert sum(found.hours(use) for use in TimeCategory) == pytest.approx(found.total_hours)
+    assert sum(amount.devices for amount in found.ledger.booked.values()) == round(found.total_hours * HOUR)
     assert [(one.kind, one.incidents) for one in found.losses] == [("gpu-off-bus", 1), ("worker-sigkill", 1)]
-    assert sum(one.hours for one in found.losses) == pytest.approx(found.hours(Use.LOST))
-    lemon, other = found.bad_nodes
-    assert (lemon.node, lemon.faults, lemon.incidents, lemon.blamed, lemon.worst, lemon.to_quarantine) == (
+    assert sum(one.hours for one in found.losses) == pytest.approx(found.hours(TimeCategory.LOST))
+    bad_node, other = found.bad_nodes
+    assert (bad_node.node, bad_node.faults, bad_node.incidents, bad_node.blamed, bad_node.worst, bad_node.to_quarantine) == (
         "n0",
         2,
         2,
@@ -102,7 +102,7 @@ def test_the_bill_of_a_job_adds_up_to_what_it_held(history: History) -> None:
         "gpu-off-bus",
         True,
     )
-    assert lemon.hours == pytest.approx(found.hours(Use.LOST))
+    assert bad_node.hours == pytest.approx(found.hours(TimeCategory.LOST))
     assert (other.node, other.faults, other.incidents, other.hours, other.to_quarantine) == ("n1", 2, 0, 0.0, False)
     assert found.ettr == pytest.approx(18 / 40)
     assert (found.mttr.seconds, found.mttr.n) == (6.5, 2)
@@ -124,12 +124,12 @@ def test_ranks_that_are_missing_are_put_down_to_the_fault_that_took_them_and_are
         *recovered("j", 2, 28.0, 2.0, kind="node-lost"),
     )
     found = bill(history)
-    without = {one.kind: one.without for one in found.losses}
+    without = {one.kind: one.lost_capacity for one in found.losses}
     assert without == {"worker-sigkill": hours(60.0), "node-lost": hours(30.0)}
-    assert found.without == hours(90.0)
+    assert found.lost_capacity == hours(90.0)
     held = 6 * 20 + 5 * 10 + 4 * 30 + 5 * 20 + 6 * 20
-    assert found.whole == hours(held + 30.0), "and the idle place on n2 while it holds one rank"
-    assert {one.kind: one.without for one in bill(history, since=70.0).losses if one.without} == {"worker-sigkill": hours(10.0)}
+    assert found.total_hours == hours(held + 30.0), "and the idle place on n2 while it holds one rank"
+    assert {one.kind: one.lost_capacity for one in bill(history, since=70.0).losses if one.lost_capacity} == {"worker-sigkill": hours(10.0)}
 
 
 def test_one_failure_gives_no_mean(history: History) -> None:
@@ -166,8 +166,8 @@ def test_a_node_that_merely_ended_is_none(history: History) -> None:
     write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=90.0), a_generation("j", 1, 0.0))
     for number in range(1, 5):
         write(history, *recovered("j", number, 10.0 * number, 4.0, kind="node-lost", recommended_action="evict", blame="node"))
-    lemon = bill(history).bad_nodes[0]
-    assert (lemon.node, lemon.blamed, lemon.to_quarantine) == ("n0", 4, False)
+    bad_node = bill(history).bad_nodes[0]
+    assert (bad_node.node, bad_node.blamed, bad_node.to_quarantine) == ("n0", 4, False)
 
 
 def test_jobs_are_added_up_and_live_ones_count_until_now(history: History) -> None:
@@ -178,7 +178,7 @@ def test_jobs_are_added_up_and_live_ones_count_until_now(history: History) -> No
     write(history, Lease(job_id="live", epoch=1, holder="a flow", host="h", pid=1, pid_started=0.0, expires_at=101.0))
     found = bill(history, now=20.0)
     assert {one.job.id: one.ledger.sum().hours for one in found.jobs} == {"ended": hours(40), "live": hours(80), "left": hours(32)}
-    assert found.whole == hours(152)
+    assert found.total_hours == hours(152)
     assert found.ettr == pytest.approx(24 / 38)
     assert [one.job.id for one in bill(history, now=20.0, since=8.0).jobs] == ["live", "ended"]
 
@@ -203,8 +203,13 @@ def test_saves_and_snapshots_are_told_apart(history: History) -> None:
     for problem in (None, "checkpoint-corrupt"):
         write(history, Checkpoint(job_id="j", at=6.5, step=5, generation=1, path="/c", seconds=1.0, problem=problem))
     found = bill(history)
-    by_use = {use: found.hours(use) for use in Use if found.hours(use)}
-    assert by_use == {Use.PRODUCTIVE: hours(18), Use.SNAPSHOTS: hours(2), Use.CHECKPOINTS: hours(2), Use.BESIDE: hours(2)}
+    by_use = {use: found.hours(use) for use in TimeCategory if found.hours(use)}
+    assert by_use == {
+        TimeCategory.PRODUCTIVE: hours(18),
+        TimeCategory.SNAPSHOTS: hours(2),
+        TimeCategory.CHECKPOINTS: hours(2),
+        TimeCategory.BETWEEN_STEPS: hours(2),
+    }
 
 
 def test_nodes_are_counted_where_ranks_are_not_known(history: History) -> None:
@@ -212,7 +217,7 @@ def test_nodes_are_counted_where_ranks_are_not_known(history: History) -> None:
     write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=10.0), a_generation("j", 1, 0.0, world_size=0))
     write(history, a_job(id="k", at=0.0), a_move("k", "COMPLETED", at=10.0), a_generation("k", 1, 0.0))
     found = bill(history)
-    assert (found.unit.name, found.whole) == ("node-hours", hours(40))
+    assert (found.unit.name, found.total_hours) == ("node-hours", hours(40))
     assert bill(history, queries.jobs(history)[0]).unit.name == "compute-hours"
 
 
@@ -220,7 +225,7 @@ def test_a_job_that_never_had_nodes_held_what_it_asked_for(history: History) -> 
     """A job file of another version, or none, stands for one rank."""
     write(history, a_job(id="j", at=0.0, spec={"nodes": {"wanted": 2, "ranks": 4}}), a_move("j", "FAILED", at=10.0))
     write(history, a_job(id="k", at=0.0, spec={"nodes": "many"}), a_move("k", "FAILED", at=10.0))
-    assert bill(history).hours(Use.LAUNCH) == hours(90)
+    assert bill(history).hours(TimeCategory.STARTUP) == hours(90)
 
 
 def test_steps_thrown_away_for_no_known_reason_are_told_as_such(history: History) -> None:
@@ -235,9 +240,11 @@ def test_the_bill_agrees_with_what_the_report_says_of_the_job(history: History) 
     job = filled.three_incidents(history)
     found, steps, incidents = bill(history, job), queries.steps(history, job.id), queries.incidents(history, job.id)
     newest = {one.step: one.seconds for one in steps}  # by generation: the last one counts
-    assert found.hours(Use.PRODUCTIVE) + found.hours(Use.SNAPSHOTS) == pytest.approx(4 * sum(newest.values()) / 3600, rel=0.005)
-    assert found.figures.rollback_s == pytest.approx(sum(one.seconds for one in steps) - sum(newest.values()), rel=0.005)
-    assert found.figures.steps_lost == len(steps) - len(newest)
-    assert found.figures.downtime_s == pytest.approx(sum(one.downtime_s or 0.0 for one in incidents))
-    assert found.mttr.seconds == pytest.approx(found.figures.downtime_s / 3)
-    assert found.figures == losses(history, job) == gather(history, job, now=job.at).losses
+    assert found.hours(TimeCategory.PRODUCTIVE) + found.hours(TimeCategory.SNAPSHOTS) == pytest.approx(
+        4 * sum(newest.values()) / 3600, rel=0.005
+    )
+    assert found.costs.rollback_s == pytest.approx(sum(one.seconds for one in steps) - sum(newest.values()), rel=0.005)
+    assert found.costs.steps_lost == len(steps) - len(newest)
+    assert found.costs.downtime_s == pytest.approx(sum(one.downtime_s or 0.0 for one in incidents))
+    assert found.mttr.seconds == pytest.approx(found.costs.downtime_s / 3)
+    assert found.costs == losses(history, job) == read_history(history, job, now=job.at).losses

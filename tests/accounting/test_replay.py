@@ -78,7 +78,7 @@ def test_the_same_policy_would_have_done_the_same(history: History) -> None:
     for number, case in enumerate((KILLED, LOST, SHORT), 1):
         write(history, *decided(number, case, seconds=8.0))
     found = replay(history, "balanced")
-    assert (found.incidents, found.decisions, found.same, found.differences, found.won) == (3, 3, 3, [], 0.0)
+    assert (found.incidents, found.decisions, found.same, found.differences, found.saved) == (3, 3, 3, [], 0.0)
 
 
 def test_another_policy_is_priced_by_what_recoveries_of_its_kind_took(history: History) -> None:
@@ -92,14 +92,14 @@ def test_another_policy_is_priced_by_what_recoveries_of_its_kind_took(history: H
         (number, "restart-in-place", RecoveryAction.REPLACE_NODE) for number in (1, 2)
     ]
     assert [one.hours for one in found.differences] == [pytest.approx(2 * 4 / 3600), pytest.approx(-4 * 4 / 3600)]
-    assert found.won == pytest.approx(-2 * 4 / 3600)
+    assert found.saved == pytest.approx(-2 * 4 / 3600)
     assert found.costs == {"restart-in-place": (5.0, 2), "replace-node": (6.0, 3)}
 
 
 @pytest.mark.parametrize(
     ("rows", "policy", "why"),
     [
-        (decided(1, KILLED, seconds=8.0), "aggressive", "no recovery by replace-node is on record"),
+        (decided(1, KILLED, seconds=8.0), "aggressive", "no recovery by replace-node is recorded"),
         ([*decided(1, KILLED), *decided(2, LOST, seconds=6.0)], "aggressive", "the incident is open"),
         (decided(1, a_case("worker-sigkill", "a", tried=(RecoveryAction.RESTART_IN_PLACE,)), seconds=8.0), "aggressive", ""),
     ],

@@ -28,7 +28,7 @@ def asked(book: History, *nodes: str, about: str = "share") -> int:
         at=now,
         until=now + 600,
     )
-    return approvals.ask(book, question).number
+    return approvals.request(book, question).number
 
 
 def test_what_is_asked_is_listed_and_answered(here: Command, book: History) -> None:
@@ -62,7 +62,7 @@ def test_what_is_asked_is_listed_and_answered(here: Command, book: History) -> N
 def test_what_cannot_be_answered_is_refused_with_the_cure(here: Command, book: History, words: tuple[str, ...], why: str) -> None:
     """And changes nothing."""
     asked(book, "n1", "n2")
-    approvals.reply(book, asked(book, "n7"), approvals.ApprovalAnswer(answer="keep", by="ann"), now=time.time())
+    approvals.answer(book, asked(book, "n7"), approvals.ApprovalAnswer(answer="keep", by="ann"), now=time.time())
     refused = here(*words)
     assert refused.returncode == 2
     assert why in refused.stderr

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli.flow_process import FlowProcessStep
-from holdfast.history import LeaseRenewer, take
+from holdfast.history import LeaseRenewer, acquire
 from holdfast.history.models import Job, JobTransition
 from holdfast.history.store import History
 from tests.cli.conftest import PROGRAM, ROOT, Command, environment
@@ -143,7 +143,7 @@ def test_a_database_server_that_does_not_answer_is_told(holdfast: Command) -> No
 def test_a_job_name_that_runs_already_is_refused(here: Command, files: Any, book: History, holdfast_home: Path) -> None:
     """The lease decides; the message says who holds it and what to do."""
     job = Job(name="a", spec={}, cluster={}, directory="/", at=time.time())
-    keeper = LeaseRenewer(book, take(book, job, holder="another flow"), lambda _: None)
+    keeper = LeaseRenewer(book, acquire(book, job, holder="another flow"), lambda _: None)
     done = here("run", files(JOB))
     keeper.release()
     assert done.returncode == 2

@@ -40,7 +40,7 @@ def out(history: History, node: str = "node-1") -> None:
     """Have a job quarantine a node."""
     now = time.time()
     word = OperatorRequest(owner=Owner(name="job gpt"), reason="gpu-off-bus: Xid 79", at=now)
-    cordons.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
+    cordons.apply(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
 
 
 def now_of(history: History, node: str = "node-1") -> Node:
@@ -139,7 +139,7 @@ def test_one_burn_in_at_a_time(here: Command, book: History, small: Path) -> Non
     out(book)
     now = time.time()
     word = OperatorRequest(owner=Owner(name="node-repair"), reason="due", at=now)
-    cordons.say(book, PLACE, "node-1", lambda one, _: begin_burn_in(one, word, 1, seconds=600), now=now)
+    cordons.apply(book, PLACE, "node-1", lambda one, _: begin_burn_in(one, word, 1, seconds=600), now=now)
     done = here("burn-in", "node-1", *QUICK)
     assert done.returncode == 2
     assert "burn-in 2 runs on node-1 already. Wait for its end" in done.stderr

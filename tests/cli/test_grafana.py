@@ -182,7 +182,7 @@ def record(book: History) -> Author:
     a_job(book, "paused", ago=600).move("SUSPENDED", "suspended in Prefect", seconds=30, event="suspend-asked")
     quiet = a_job(book, "quiet", ago=60)
     recovering = a_running_job(book, "recovering", time.time() - 50)
-    say(book, lease_of(quiet), lease_of(recovering), HealthSample(cluster="local", node="node-2", at=1.0, verdict={"status": "healthy"}))
+    say(book, lease_of(quiet), lease_of(recovering), HealthSample(cluster="local", node="node-2", at=1.0, health={"status": "healthy"}))
     say(book, moved(1, "healthy", "quarantined"))
     return a_job(book, "live", ago=30)
 

@@ -25,7 +25,7 @@ def taken_out(history: History, node: str) -> None:
     """Have a job quarantine a node."""
     now = time.time()
     word = OperatorRequest(owner=Owner(name="job gpt"), reason="gpu-off-bus: Xid 79", at=now)
-    cordons.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
+    cordons.apply(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
 
 
 def service(here: Command, node: str) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from sqlmodel import SQLModel
 from holdfast.history.models import ApprovalRequest, HealthSample, NodeStatusChange, ServiceTransition, Snapshots
 from holdfast.history.store import History
 from holdfast.report.metrics.families import collect
-from holdfast.report.metrics.samples import add_histogram
-from holdfast.report.metrics.serving import MOST, MetricsServer
+from holdfast.report.metrics.incidents import add_histogram
+from holdfast.report.metrics.serving import MAX_CONNECTIONS, MetricsServer
 from tests.cli.conftest import PROGRAM, Command, environment
 from tests.cli.written_history import Author
 from tests.report import filled
@@ -95,7 +95,7 @@ def moved(number: int, before: str, after: str) -> ServiceTransition:
         owner="x",
         person=False,
         reason="",
-        hold=1,
+        cordon=1,
     )
 
 
@@ -106,7 +106,7 @@ def test_what_the_history_knows_is_told(here: Command, book: History, running: A
         *(NodeStatusChange(cluster="local", node=f"node-{number}", at=1.0, status="healthy", reason="") for number in range(3)),
         moved(1, "healthy", "suspect"),
         moved(2, "suspect", "quarantined"),
-        HealthSample(cluster="lab", node="w1", at=1.0, verdict={"status": "unhealthy"}),
+        HealthSample(cluster="lab", node="w1", at=1.0, health={"status": "unhealthy"}),
         Snapshots(job_id=running.job.id, generation=9, at=1.0, step=3, age_steps=2, trained_s=10.0, cost_s=0.1, size=4096),
         ApprovalRequest(number=1, cluster="local", job_id="", job="", about="share", nodes={}, reason="", otherwise="keep", at=0, until=0),
     )
@@ -139,8 +139,8 @@ def test_time_is_told_as_the_bill_tells_it(here: Command, book: History, monkeyp
     ettr = value(told, "holdfast_job_effective_training_time_ratio", job="bytes-gpt")
     assert ettr == pytest.approx(bill["ettr"])
     held = {one.labels["category"]: one.value for one in told["holdfast_job_time_seconds"].samples}
-    assert held["productive"] / 3600 == pytest.approx(bill["uses"]["productive"])
-    assert held["lost_to_faults"] / 3600 == pytest.approx(bill["uses"]["lost to faults"])
+    assert held["productive"] / 3600 == pytest.approx(bill["categories"]["productive"])
+    assert held["lost_to_failures"] / 3600 == pytest.approx(bill["categories"]["lost to failures"])
     assert value(told, "holdfast_recovery_seconds_count", job="bytes-gpt") == bill["recoveries"] == 3
     assert sum(one.value for one in told["holdfast_incidents"].samples) == 3
     sums = {one.labels["phase"]: one.value for one in told["holdfast_downtime_seconds"].samples if one.name.endswith("_sum")}
@@ -312,10 +312,12 @@ def test_callers_that_say_nothing_neither_shut_prometheus_out_nor_pile_up() -> N
     """Far more than may be there at once."""
     with serving() as server, ExitStack() as lines:
         before = threading.active_count()
-        silent = [lines.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=30)) for _ in range(4 * MOST)]
+        silent = [
+            lines.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=30)) for _ in range(4 * MAX_CONNECTIONS)
+        ]
         assert fetch(f"http://127.0.0.1:{server.server_port}/metrics")[0] == 200
         assert silent[0].recv(1) == b"", "the oldest has been hung up on"
-        wait_until(lambda: threading.active_count() <= before + MOST, seconds=30)
+        wait_until(lambda: threading.active_count() <= before + MAX_CONNECTIONS, seconds=30)
 
 
 def test_a_request_has_its_time_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

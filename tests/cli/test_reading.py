@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.history import FaultRecord, queries, take
-from holdfast.history.health_samples import keep
+from holdfast.history import FaultRecord, acquire, queries
+from holdfast.history.health_samples import save_sweep
 from holdfast.history.store import History
 from policies.node_health import FRESH, HealthAssessment
 from tests.cli.conftest import Command
@@ -41,7 +41,7 @@ def test_an_empty_history_is_no_error(here: Command) -> None:
 
 def test_status_of_a_job_tells_where_it_stands(here: Command, running: Author, book: History) -> None:
     """State and why, generation, nodes, step, loss, rate, checkpoint, open incident, which process of which host steers."""
-    take(book, running.job, holder="the flow of this test")
+    acquire(book, running.job, holder="the flow of this test")
     text = here("status", "gpt-small").stdout
     for words in (
         "RESCHEDULING since",
@@ -66,7 +66,7 @@ def test_status_tells_of_nodes_that_are_thought_to_be_sick(here: Command, runnin
         node: HealthAssessment(node=node, status=status, since=at, at=at, seen=at, reason=f"{node} is not well")
         for node, status, at in (("n0", "unhealthy", now), ("n1", "unhealthy", now), ("n2", "unreachable", now - 2 * FRESH))
     }
-    keep(book, cluster, told, [], {})
+    save_sweep(book, cluster, told, [], {})
     text = here("status", "gpt-small").stdout
     assert "n0 unhealthy since" in text
     assert "n0 is not well" in text
@@ -82,14 +82,16 @@ def test_status_tells_how_old_the_newest_snapshot_is_and_what_snapshots_cost(her
     running.snapshots(3, step=399, replica_step=398)
     text = here("status", "gpt-small").stdout
     assert "memory      step 399, 1 step (100 ms) old; on another node up to step 398" in text
-    assert "snapshots every step, 95.0% of the copying hidden in waits, 0.5% of the training time" in text
+    assert "snapshots every step, 95.0% of the copying overlapped with waits, 0.5% of the training time" in text
     told = json.loads(here("status", "gpt-small", "--json").stdout)
     assert told["no_snapshots"] is None
-    assert {name: told["snapshots"][name] for name in ("step", "age_steps", "age_s", "replica_step", "every", "hidden", "cost")} == {
-        "step": 399, "age_steps": 1, "age_s": 0.1, "replica_step": 398, "every": 1, "hidden": 0.95, "cost": pytest.approx(0.005),
+    expected = {
+        "step": 399, "age_steps": 1, "age_s": 0.1, "replica_step": 398, "interval_steps": 1, "overlapped": 0.95,
+        "cost": pytest.approx(0.005),
     }  # fmt: skip
+    assert {name: told["snapshots"][name] for name in expected} == expected
     running.move("COMPLETED", "all ended well", seconds=44)
-    assert "memory      given back; at the end step 399, 1 step old" in here("status", "gpt-small").stdout
+    assert "memory      released; at the end step 399, 1 step old" in here("status", "gpt-small").stdout
 
 
 def test_status_says_why_there_is_no_snapshot(here: Command, running: Author) -> None:

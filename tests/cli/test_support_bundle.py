@@ -18,7 +18,7 @@ from holdfast.history.models import FaultRecord, JobEvent, Lease
 from holdfast.history.store import History
 from holdfast.support.archive import TAIL, Bundle
 from holdfast.support.redactor import Redactor
-from holdfast.support.remote_logs import AHEAD, MOST_BYTES, MOST_OF_NODE, RemoteLogs, in_turn
+from holdfast.support.remote_logs import AHEAD, MAX_BYTES, MAX_LOGS_PER_NODE, RemoteLogs, in_order
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
 from tests.cluster.proxies import Boxes, ChildReach
@@ -234,8 +234,8 @@ def test_a_node_that_names_logs_without_end_costs_only_some_of_its_own(tmp_path:
         RemoteLogs(bundle, cast("NodeBackend", nodes), "j", {"boasts": [0], "honest": [0]}).run([], ())
     with tarfile.open(tmp_path / "b.tar.gz") as tar:
         assert {"top/nodes/honest/agent.log", "top/nodes/honest/rank-0.log", "top/nodes/boasts/agent.log"} <= set(tar.getnames())
-    assert sum(nodes.asked) <= MOST_BYTES
-    assert any(f"beyond the first {MOST_OF_NODE}" in one for one in bundle.problems)
+    assert sum(nodes.asked) <= MAX_BYTES
+    assert any(f"beyond the first {MAX_LOGS_PER_NODE}" in one for one in bundle.problems)
 
 
 def test_only_so_many_logs_are_in_memory_as_are_soon_written() -> None:
@@ -247,7 +247,7 @@ def test_only_so_many_logs_are_in_memory_as_are_soon_written() -> None:
         return number * number
 
     with ThreadPoolExecutor(4) as hands:
-        ends = in_turn(hands, act, range(10 * AHEAD))
+        ends = in_order(hands, act, range(10 * AHEAD))
         assert next(ends) == (0, 0)
         assert len(begun) <= AHEAD
         assert list(ends) == [(number, number**2) for number in range(1, 10 * AHEAD)]

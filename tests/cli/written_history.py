@@ -101,7 +101,9 @@ class Author:
     def snapshots(self, generation: int, *, step: int, replica_step: int | None = None) -> None:
         """Write what a generation told just now of its snapshots in memory."""
         costs: dict[str, Any] = {"copied_s": 2.0, "overlapped_s": 1.9, "cost_s": 0.2, "trained_s": 40.0}
-        row = Snapshots(job_id=self.job.id, generation=generation, at=time.time(), step=step, age_steps=1, age_s=0.1, every=1, **costs)
+        row = Snapshots(
+            job_id=self.job.id, generation=generation, at=time.time(), step=step, age_steps=1, age_s=0.1, interval_steps=1, **costs
+        )
         row.replica_step, row.size, row.ages = replica_step, 10_000_000, {"1": 40}
         self.write(row)
 

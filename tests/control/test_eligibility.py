@@ -80,7 +80,7 @@ def test_a_fault_bars_a_node_at_once_and_for_all_jobs_soon(history: History, beg
     assert [words.partition(":")[0] for words in eligibility.left_out()] == ["node-1 is quarantined by job gpt (hold 1)"]
     assert len(eligibility.news(CLUSTER.names)) == 1
     assert eligibility.news(CLUSTER.names) == [], "told once"
-    cordons.say(history, PLACE, "node-1", lambda node, _: readmit(node, request()), now=time.time())
+    cordons.apply(history, PLACE, "node-1", lambda node, _: readmit(node, request()), now=time.time())
     wait_until(lambda: eligibility.usable(CLUSTER.names) == CLUSTER.names, seconds=60)
 
 
@@ -94,7 +94,7 @@ def test_beyond_the_share_a_node_is_left_out_of_this_job_and_an_approval_is_requ
     assert (other.why_ineligible("node-2"), other.why_suspect("node-2")) == ("", "suspect: gpu-off-bus: Xid 79")
     assert eligibility.usable(CLUSTER.names) == ["node-0", "node-3"]
     assert "taken out by job gpt" in eligibility.why_ineligible("node-2")
-    cordons.say(history, PLACE, "node-2", lambda node, _: readmit(node, request()), now=time.time())
+    cordons.apply(history, PLACE, "node-2", lambda node, _: readmit(node, request()), now=time.time())
     wait_until(lambda: not eligibility.why_ineligible("node-2"), seconds=60)
 
 
@@ -116,16 +116,16 @@ def test_with_approval_more_than_the_share_is_isolated(history: History, begin: 
     assert "node-2: gpu-off-bus: Xid 79" in asked.reason
     assert any(f"`holdfast approve {asked.number}`" in one for one in job_events)
     assert eligibility.usable(CLUSTER.names) == ["node-0"], "what is asked about is not used meanwhile"
-    approvals.reply(
-        history, asked.number, ApprovalAnswer(answer=ISOLATE, picked=("node-3",), by="ann@desk", words="as I saw"), now=time.time()
+    approvals.answer(
+        history, asked.number, ApprovalAnswer(answer=ISOLATE, picked=("node-3",), by="ann@desk", comment="as I saw"), now=time.time()
     )
     wait_until(lambda: state(history, "node-3") is NodeState.QUARANTINED, seconds=60)
-    (hold,) = [one for one in cordons.holds(history, "c", "node-3") if one.ended_at is None]
+    (hold,) = [one for one in cordons.history_of(history, "c", "node-3") if one.ended_at is None]
     assert (hold.owner, hold.person, hold.reason) == ("job gpt", False, "gpu-off-bus: Xid 79 (approved by ann@desk)")
     wait_until(lambda: not eligibility.why_ineligible("node-2"), seconds=60)
     assert state(history, "node-2") is NodeState.SUSPECT
     with pytest.raises(approvals.AlreadyAnswered, match=r"isolate node-3 by ann@desk: as I saw"):
-        approvals.reply(history, asked.number, ApprovalAnswer(answer=KEEP), now=time.time())
+        approvals.answer(history, asked.number, ApprovalAnswer(answer=KEEP), now=time.time())
 
 
 def test_without_an_answer_programs_isolate_no_more(history: History, begin: Begin) -> None:
@@ -152,7 +152,7 @@ def test_a_later_controller_takes_up_an_open_request_and_the_end_of_the_job_with
     wait_until(lambda: after.is_open("share"), seconds=60)
     heir = NodeEligibility(CLUSTER, history, lambda: CLUSTER.names, Owner(name="job gpt"), print, after)
     heir.begin()
-    approvals.reply(history, number, ApprovalAnswer(answer=ISOLATE, by="ann@desk"), now=time.time())
+    approvals.answer(history, number, ApprovalAnswer(answer=ISOLATE, by="ann@desk"), now=time.time())
     wait_until(lambda: state(history, "node-2") is NodeState.QUARANTINED, seconds=60)
     heir.record_faults([found("node-3")])
     again = the_request(history)
@@ -197,9 +197,9 @@ def test_a_node_with_a_window_before_the_end_of_the_job_comes_later_and_an_unhea
 def test_a_persons_cordon_is_seen_while_a_job_runs(history: History, begin: Begin) -> None:
     """And its end as well."""
     eligibility, _ = begin(history)
-    cordons.say(history, PLACE, "node-3", lambda node, _: hold(node, request()), now=time.time())
+    cordons.apply(history, PLACE, "node-3", lambda node, _: hold(node, request()), now=time.time())
     wait_until(lambda: "held by ann@desk (hold 1): looked at it" in eligibility.why_ineligible("node-3"), seconds=60)
-    cordons.say(history, PLACE, "node-3", lambda node, _: release(node, request()), now=time.time())
+    cordons.apply(history, PLACE, "node-3", lambda node, _: release(node, request()), now=time.time())
     wait_until(lambda: not eligibility.why_ineligible("node-3"), seconds=60)
 
 
@@ -208,17 +208,17 @@ def test_an_unreachable_history_changes_nothing_and_is_updated_later(
 ) -> None:
     """The controller continues with what it knows."""
     eligibility, _ = begin(history)
-    real = cordons.say
+    real = cordons.apply
 
     def away(*_: object, **__: object) -> None:
         raise OSError("the disk is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr("holdfast.history.cordons.say", away)
+        patch.setattr("holdfast.history.cordons.apply", away)
         eligibility.record_faults([found("node-1")])
         wait_until(lambda: eligibility._retry.is_away, seconds=60)
         assert "node-1" not in eligibility.usable(CLUSTER.names)
-    assert cordons.say is real
+    assert cordons.apply is real
     wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)
 
 
@@ -226,15 +226,15 @@ def test_a_drained_node_is_left_and_a_cordoned_one_is_not(history: History, begi
     """No job gets either; a cancelled drain leaves no trace."""
     eligibility, _ = begin(history)
     now = time.time()
-    cordons.say(history, PLACE, "node-1", lambda node, _: hold(node, request()), now=now)
-    cordons.say(history, PLACE, "node-2", lambda node, _: drain(node, request(), leave_by=now + 60), now=now)
+    cordons.apply(history, PLACE, "node-1", lambda node, _: hold(node, request()), now=now)
+    cordons.apply(history, PLACE, "node-2", lambda node, _: drain(node, request(), leave_by=now + 60), now=now)
     wait_until(lambda: eligibility.usable(CLUSTER.names) == ["node-0", "node-3"], seconds=60)
     assert eligibility.drain_of("node-1") is None
     left = eligibility.drain_of("node-2")
     assert left is not None
     assert (left.node, left.by) == ("node-2", now + 60)
     assert left.reason.startswith("drained by ann@desk until ")
-    cordons.say(history, PLACE, "node-2", lambda node, _: cancel_drain(node, request()), now=time.time())
+    cordons.apply(history, PLACE, "node-2", lambda node, _: cancel_drain(node, request()), now=time.time())
     wait_until(lambda: eligibility.drain_of("node-2") is None and not eligibility.why_ineligible("node-2"), seconds=60)
 
 

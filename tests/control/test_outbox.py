@@ -14,11 +14,9 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.backup import outbox
 from holdfast.control.backup.outbox import ControllerOutbox, Forged, OutboxCollector, sealed, unsealed
-from holdfast.history import History, Job, Lease, Request, models, queries, take
-from holdfast.history.changes import RowChange, added, amended
-from holdfast.history.fence import Fence
-from holdfast.history.lease import release_lease
-from holdfast.history.outbox_file import as_records
+from holdfast.history import History, Job, Lease, Request, acquire, models, queries
+from holdfast.history.changes import RowChange, added, amended, as_records
+from holdfast.history.lease import Fence, release_lease
 from tests.history.rows import a_job, a_move, a_step
 
 PLAN: dict[str, Any] = {
@@ -47,7 +45,7 @@ class Stage:
             self.fleet.bring_up(node)
 
     def _next(self) -> tuple[Lease, AgentPool]:
-        lease = take(self.history, self.job, holder="a flow")
+        lease = acquire(self.history, self.job, holder="a flow")
         plan = {**PLAN, "job": self.job.id, "log_directory": str(self.folder / "logs")}
         return lease, AgentPool(self.nodes, plan, epoch=lease.epoch)
 
@@ -98,7 +96,7 @@ def forged(model: type[Any], key: dict[str, Any] | None, **values: Any) -> dict[
 def test_rows_that_a_script_writes_into_the_file_do_not_reach_the_history(stage: Stage) -> None:
     """Neither unsigned nor signed with its own key: another job's lease, spec and requests stay as they are, and it is reported."""
     other = a_job("other-teams-job", id="j2")
-    lease = take(stage.history, other, holder="its flow")
+    lease = acquire(stage.history, other, holder="its flow")
     stage.leave([added(a_move("j1", "RUNNING")), added(a_step("j1", 7))])
     attack = [
         forged(Lease, {"job_id": "j2"}, epoch=10**9, holder="nobody", expires_at=0.0),
@@ -113,7 +111,7 @@ def test_rows_that_a_script_writes_into_the_file_do_not_reach_the_history(stage:
         assert job is not None
         assert (job.spec, job.cluster) == (other.spec, other.cluster)
     assert queries.pending_requests(stage.history, "j2") == []
-    assert [one.after for one in queries.moves(stage.history, "j1")] == ["RUNNING"]
+    assert [one.after for one in queries.transitions(stage.history, "j1")] == ["RUNNING"]
     assert [one.step for one in queries.steps(stage.history, "j1")] == [7]
     assert len(stage.job_events) == 1
     assert "node-0 returned rows for the history that were refused" in stage.job_events[0]

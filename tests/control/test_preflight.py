@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.control.nodes.preflight import Preflight
 from holdfast.history import History
-from holdfast.history.health_samples import keep
+from holdfast.history.health_samples import save_sweep
 from holdfast.spec import LocalCluster, cluster_of
 from policies.node_health import FRESH, HealthAssessment, HealthFinding, NodeHealthState
 from tests.waiting import wait_until
@@ -26,7 +26,7 @@ def assessed(node: str, status: NodeHealthState, *, ago: float = 0.0) -> HealthA
 
 def store(history: History, *verdicts: HealthAssessment) -> None:
     """Store these assessments in the history."""
-    keep(history, "c", {one.node: one for one in verdicts}, [], {})
+    save_sweep(history, "c", {one.node: one for one in verdicts}, [], {})
 
 
 def test_an_unhealthy_node_comes_last_with_its_reason(history: History) -> None:

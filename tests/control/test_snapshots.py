@@ -53,12 +53,12 @@ def test_the_newest_snapshot_is_the_one_that_all_ranks_have(board: GenerationSta
     told(board, 1.0, {0: beat(11, 10, step=10, age=0.2, every=1, size=100, **COST), 1: beat(11, size=0)})
     row = row_of(board, "job", 1.0, {})
     assert row is not None
-    assert (row.step, row.age_steps, row.age_s, row.replica_step, row.every) == (None, None, None, None, 1)
+    assert (row.step, row.age_steps, row.age_s, row.replica_step, row.interval_steps) == (None, None, None, None, 1)
     told(board, 2.0, {0: beat(12, 10, step=11, age=0.2, every=1, size=100, **COST), 1: beat(11, 9, step=9, age=0.7, size=50, **COST)})
     row = row_of(board, "job", 9.0, {1: 4, 2: 1})
     assert row is not None
     assert (row.generation, row.at, row.step, row.age_steps, row.age_s, row.replica_step) == (3, 2.0, 9, 2, 0.7, 9)
-    assert (row.size, row.copied_s, row.hidden) == (150, 4.0, 0.75)
+    assert (row.size, row.copied_s, row.overlapped) == (150, 4.0, 0.75)
     assert row.cost == pytest.approx(0.01)
     assert row.ages == {"1": 4, "2": 1}
 
@@ -75,7 +75,7 @@ def test_the_reason_why_ranks_take_no_snapshots_is_kept(board: GenerationState) 
     told(board, 1.0, {0: beat(5, why="no optimizer"), 1: beat(5, why="no optimizer")})
     row = row_of(board, "job", 1.0, {})
     assert row is not None
-    assert (row.step, row.reason, row.hidden, row.cost) == (None, "no optimizer", None, None)
+    assert (row.step, row.reason, row.overlapped, row.cost) == (None, "no optimizer", None, None)
 
 
 def test_the_history_has_one_row_a_generation_with_the_newest_report(board: GenerationState, history: History, recorder: Recorder) -> None:

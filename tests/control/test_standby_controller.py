@@ -15,7 +15,7 @@ from holdfast.control.backup.standby import BackupPrerequisites
 from holdfast.control.supervisor.leadership import StandbyController
 from holdfast.control.supervisor.supervise import control_job
 from holdfast.errors import UnusableFile
-from holdfast.history import History, Lease, LeaseRenewer, holder_of, queries, take
+from holdfast.history import History, Lease, LeaseRenewer, acquire, holder_of, queries
 from holdfast.history.models import StandbyHeartbeat
 from holdfast.ports import free_port
 from holdfast.spec import LocalCluster, TrainingJob, cluster_of
@@ -40,7 +40,7 @@ def test_a_standby_without_the_key_reports_that_before_it_is_needed(
     }
     cluster = cluster_of(fields)
     job = a_job(spec=spec.model_dump(mode="json"), cluster=cluster.model_dump(mode="json"), directory=str(tmp_path))
-    lease = take(history, job, holder="the flow of another host")
+    lease = acquire(history, job, holder="the flow of another host")
     why = r"key .* cannot be used: there is no such file\. Mend `key`"
     with pytest.raises(UnusableFile, match=why), control_job(spec, LocalCluster(), standby=True):
         pass
@@ -70,7 +70,7 @@ def test_a_standby_that_reaches_no_node_either_requests_nothing_and_yields(
     fields = {"kind": "ssh", "name": "site", "hosts": hosts, "key": str(tmp_path / "key"), "known_hosts": str(tmp_path / "known")}
     spec, cluster = TrainingJob(name="gpt", script="train.py"), cluster_of(fields)
     job = a_job(spec=spec.model_dump(mode="json"), cluster=cluster.model_dump(mode="json"), directory=str(tmp_path))
-    lease = take(history, job, holder="the flow of another host")
+    lease = acquire(history, job, holder="the flow of another host")
     standby = StandbyController(history, spec, BackupPrerequisites(), wanted=cluster)
     deaf = threading.Event()
     deaf.set()

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 from holdfast.agent.event_log import EventLog
 from holdfast.errors import BadFile
 from holdfast.history import History
-from holdfast.history.outbox_file import absorb
+from holdfast.history.changes import absorb
 from holdfast.protocol import decode
 from holdfast.spec.load import load_cluster, load_job
 from holdfast.spec.load_policy import load_policy

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.errors import HoldfastError, JobAlreadyRunning
-from holdfast.history import History, LeaseRenewer, queries, take
+from holdfast.history import History, LeaseRenewer, acquire, queries
 from holdfast.history.cordons import CordonTable
-from holdfast.history.cordons import say as say_of
+from holdfast.history.cordons import apply as apply_cordon
 from policies import quarantine as acts
 from policies.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner, QuarantineLimits, Rules
 from tests.history.rows import a_job, a_step
@@ -115,7 +115,7 @@ def race_for_leases(url: str, name: str) -> None:
     say("ready")
     for line in sys.stdin:
         try:
-            say(take(history, a_job("raced", id=line.strip()), holder=name).epoch)
+            say(acquire(history, a_job("raced", id=line.strip()), holder=name).epoch)
         except JobAlreadyRunning:
             say("refused")
 
@@ -123,7 +123,7 @@ def race_for_leases(url: str, name: str) -> None:
 def hold_lease(url: str, job_id: str, job_name: str) -> None:
     """Take a lease, keep it until told, then release it; say when it is lost."""
     history = History.open(url)
-    lease = take(history, a_job(job_name, id=job_id), holder="child")
+    lease = acquire(history, a_job(job_name, id=job_id), holder="child")
     with LeaseRenewer(history, lease, lambda taker: say(f"lost to {taker}")):
         say(lease.epoch)
         sys.stdin.readline()
@@ -134,7 +134,7 @@ def hold_lease_in_a_zombie(url: str, job_id: str, job_name: str) -> None:
     """Let a grandchild take a lease and die, and do not bury it."""
     pid = os.fork()
     if pid == 0:
-        take(History.open(url), a_job(job_name, id=job_id), holder="zombie")
+        acquire(History.open(url), a_job(job_name, id=job_id), holder="zombie")
         os._exit(0)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     say("dead")
@@ -185,7 +185,7 @@ def speak_of_nodes(url: str, name: str, rounds: str) -> None:
     sys.stdin.readline()
     for number in range(int(rounds)):
         for node in place.names:
-            say_of(history, place, node, out if (number + len(name)) % 3 else back, now=time.time())
+            apply_cordon(history, place, node, out if (number + len(name)) % 3 else back, now=time.time())
     say(f"most {most}")
 
 

@@ -74,7 +74,7 @@ def one_of_each(job: str) -> list[Any]:
         Phase(job_id=job, incident_id=incident.id, position=0, name="detect", seconds=0.1),
         a_step(job, 1),
         Checkpoint(job_id=job, at=1.0, step=1, generation=1, path="/c/1", size=5 * 2**40),
-        Snapshots(job_id=job, generation=1, at=1.0, step=1, age_steps=1, age_s=0.5, every=1, size=5 * 2**40, ages={"1": 3}),
+        Snapshots(job_id=job, generation=1, at=1.0, step=1, age_steps=1, age_s=0.5, interval_steps=1, size=5 * 2**40, ages={"1": 3}),
         Request(job_id=job, at=1.0, kind="stop", by="me"),
         JobEvent(job_id=job, at=1.0, text="hello"),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.accounting.bill import bill
-from holdfast.accounting.ledger import Use
+from holdfast.accounting.ledger import TimeCategory
 from holdfast.accounting.replay import replay
 from holdfast.history import DecidedCase, DecisionRecord, History, queries
 from policies.case_codec import act_of, to_record
@@ -30,7 +30,7 @@ def test_bill_and_replay_read_either_database(history: History) -> None:
         session.add_all([row, DecidedCase(decision_id=row.id, job_id=job.id, record=to_record(case))])
     for found in (bill(history), bill(history, job)):
         assert (round(found.ettr or 0.0, 3), found.mttr.n, len(found.bad_nodes)) == (0.783, 3, 2)
-        assert found.ledger.sum().wall == sum(found.ledger.sum(use).wall for use in Use)
-    assert bill(history, since=filled.BEGAN + 30.0).whole < bill(history).whole
+        assert found.ledger.sum().wall == sum(found.ledger.sum(use).wall for use in TimeCategory)
+    assert bill(history, since=filled.BEGAN + 30.0).total_hours < bill(history).total_hours
     assert replay(history, "balanced", job=job).same == 1
     assert replay(history, "aggressive").costs.keys() == {"restart-in-place", "replace-node"}

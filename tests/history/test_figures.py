@@ -113,7 +113,7 @@ def test_the_work_of_a_job_is_that_of_its_newest_runs(history: History) -> None:
 def test_saves_written_beside_training_speak_for_themselves(history: History) -> None:
     """The first and the last of a job are written while it stands: they say nothing about those in between."""
     write(history, a_job("gpt", id="r"), saved("r", 1, 9.0), saved("r", 4, 7.0))
-    write(history, saved("r", 2, 0.2, beside=30.0), saved("r", 3, 0.4, beside=50.0))
+    write(history, saved("r", 2, 0.2, overlapped_s=30.0), saved("r", 3, 0.4, overlapped_s=50.0))
     found = statistics.work(history, "gpt")
     assert (found.saves, found.overlapped_s) == (2, 40.0)
     assert found.save_s == pytest.approx(0.3)

@@ -51,7 +51,7 @@ def test_a_job_lives_until_its_newest_move_is_an_end(history: History, states: l
     assert (found is not None) == live
     newest = queries.state_of(history, "j1")
     assert (newest.after if newest else None) == (states[-1] if states else None)
-    assert [move.after for move in queries.moves(history, "j1")] == states
+    assert [move.after for move in queries.transitions(history, "j1")] == states
 
 
 def test_a_dead_newer_submission_does_not_hide_a_live_one(history: History) -> None:

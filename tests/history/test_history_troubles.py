@@ -143,7 +143,7 @@ def test_a_row_that_is_not_what_was_written_is_named(history: History) -> None:
     """By table and key, on both databases; what they let pass for something else is found once it has made trouble."""
     with history.session() as session:
         session.add_all([a_job(id="j1"), a_job(id="j2"), a_step("j2", 3, loss=float("nan"))])
-    assert history.damage() is None
+    assert history.find_corrupt_row() is None
     with history.engine.begin() as connection:
         connection.execute(sql("UPDATE job SET spec = '[1]' WHERE id = 'j2'"))
     named = r"row j2 of table 'job' cannot be read: its column 'spec' holds .*, which is no object"
@@ -283,12 +283,12 @@ def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("user", "database", "told"),
     [
-        ("guarded:s3cr3t", "postgres", r'password authentication failed for user "guarded"\. Mend the password or the user'),
+        ("guarded:s3cr3t", "postgres", r'password authentication failed for user "guarded"\. Fix the password or the user'),
         ("guarded", "postgres", r"no password supplied\. Give the password"),
-        ("nobody", "postgres", r'role "nobody" does not exist\. Mend the user .*CREATE ROLE'),
+        ("nobody", "postgres", r'role "nobody" does not exist\. Fix the user .*CREATE ROLE'),
         ("nologin", "postgres", r'role "nologin" is not permitted to log in\. .*ALTER ROLE'),
-        ("holdfast", "nowhere", r'database "nowhere" does not exist\. Mend the name of the database .*CREATE DATABASE'),
-        ("barred", "postgres", r'pg_hba.conf rejects connection .*user "barred".*\. Let this host'),
+        ("holdfast", "nowhere", r'database "nowhere" does not exist\. Fix the name of the database .*CREATE DATABASE'),
+        ("barred", "postgres", r'pg_hba.conf rejects connection .*user "barred".*\. Allow this host'),
     ],
 )
 def test_who_is_not_let_in_is_told_why_with_the_cure(postgres: PostgresServer, user: str, database: str, told: str) -> None:

@@ -13,7 +13,7 @@ from sqlmodel import select
 
 from holdfast.history import History, NodeCordon, ServiceTransition
 from holdfast.history import cordons as record
-from holdfast.history.cordons import CordonTable, say
+from holdfast.history.cordons import CordonTable, apply
 from policies import quarantine as acts
 from policies.cordons import (
     Answer,
@@ -63,11 +63,11 @@ class WardsOnRecord(Wards):
     def read(self, name: str) -> Node:
         """Return the node as the history has it."""
         with self.history.session() as session:
-            return record._node(session, self.place, name, self.now)
+            return record._read(session, self.place, name, self.now)
 
     def say(self, name: str, act: Callable[[Node, QuarantineLimits], Answer]) -> Answer:
         """Say it to the history."""
-        return say(self.history, self.place, name, act, now=self.now)
+        return apply(self.history, self.place, name, act, now=self.now)
 
     def run_out(self, name: str) -> int:
         """Let any word, one that comes to nothing, settle what has run out."""
@@ -94,36 +94,36 @@ TestWardsOnRecord = WardsOnRecord.TestCase
 
 def test_a_hold_is_kept_with_all_that_belongs_to_it(history: History) -> None:
     """Owner, reason, evidence, number, begin and end outlive the process; so does what lifted it."""
-    done = say(history, PLACE, "n1", out(100.0), now=100.0)
+    done = apply(history, PLACE, "n1", out(100.0), now=100.0)
     assert isinstance(done, CordonChanged)
     node = record.nodes(history, PLACE, now=101.0)["n1"]
     assert (node.state, node.since, node.holds) == (NodeState.QUARANTINED, 100.0, done.node.holds)
     (hold,) = node.holds
     assert (hold.number, hold.owner, hold.evidence, hold.until) == (1, PROGRAM, ("NVRM: Xid 79",), 100.0 + Rules().cool)
 
-    assert isinstance(say(history, PLACE, "n1", lambda node, _: acts.readmit(node, word(ANN, 200.0)), now=200.0), CordonChanged)
+    assert isinstance(apply(history, PLACE, "n1", lambda node, _: acts.readmit(node, word(ANN, 200.0)), now=200.0), CordonChanged)
     assert record.nodes(history, PLACE, now=201.0)["n1"].state is NodeState.HEALTHY
-    (row,) = record.holds(history, "c", "n1")
+    (row,) = record.history_of(history, "c", "n1")
     assert (row.ended_at, row.ended_by, row.ended_reason) == (200.0, "ann@desk", "Xid 79")
     assert [(one.before, one.event, one.after, one.person) for one in service_moves(history, "c", "n1")] == [
         ("healthy", "quarantined", "quarantined", False),
         ("quarantined", "readmitted", "healthy", True),
     ]
-    assert isinstance(say(history, PLACE, "n1", out(210.0, seen=199.0), now=210.0), OutOfDate), "what was seen before it came back"
-    again = say(history, PLACE, "n1", out(220.0), now=220.0)
+    assert isinstance(apply(history, PLACE, "n1", out(210.0, seen=199.0), now=210.0), OutOfDate), "what was seen before it came back"
+    again = apply(history, PLACE, "n1", out(220.0), now=220.0)
     assert isinstance(again, CordonChanged)
     assert again.node.holds[0].until == 220.0 + 2 * Rules().cool, "it is counted, and stays out for longer"
 
 
 def test_a_burn_in_that_ran_out_is_not_the_one_that_runs(history: History) -> None:
     """Its number is not given again, whatever was forgotten in between."""
-    say(history, PLACE, "n1", out(100.0), now=100.0)
-    first = say(history, PLACE, "n1", lambda node, _: acts.begin_burn_in(node, word(PROGRAM, 110.0), 1, seconds=10.0), now=110.0)
-    second = say(history, PLACE, "n1", lambda node, _: acts.begin_burn_in(node, word(PROGRAM, 130.0), 1, seconds=10.0), now=130.0)
+    apply(history, PLACE, "n1", out(100.0), now=100.0)
+    first = apply(history, PLACE, "n1", lambda node, _: acts.begin_burn_in(node, word(PROGRAM, 110.0), 1, seconds=10.0), now=110.0)
+    second = apply(history, PLACE, "n1", lambda node, _: acts.begin_burn_in(node, word(PROGRAM, 130.0), 1, seconds=10.0), now=130.0)
     assert isinstance(first, CordonChanged)
     assert isinstance(second, CordonChanged)
     assert second.test == first.test + 1
-    late = say(
+    late = apply(
         history,
         PLACE,
         "n1",
@@ -131,7 +131,7 @@ def test_a_burn_in_that_ran_out_is_not_the_one_that_runs(history: History) -> No
         now=135.0,
     )
     assert isinstance(late, OutOfDate)
-    passed = say(
+    passed = apply(
         history,
         PLACE,
         "n1",
@@ -144,23 +144,23 @@ def test_a_burn_in_that_ran_out_is_not_the_one_that_runs(history: History) -> No
 
 def test_a_persons_hold_that_ran_out_leaves_the_node_to_a_burn_in(history: History) -> None:
     """A reader sees it at once; it is written with the next word."""
-    say(history, PLACE, "n1", lambda node, _: acts.hold(node, word(ANN, 100.0), until=150.0), now=100.0)
+    apply(history, PLACE, "n1", lambda node, _: acts.hold(node, word(ANN, 100.0), until=150.0), now=100.0)
     assert record.nodes(history, PLACE, now=149.0)["n1"].state is NodeState.HELD
     due = record.nodes(history, PLACE, now=151.0)["n1"]
     assert (due.state, due.is_due(151.0)) == (NodeState.QUARANTINED, True)
     assert len(service_moves(history, "c", "n1")) == 1
-    say(history, PLACE, "n1", lambda node, _: acts.hold(node, word(ANN, 160.0)), now=160.0)
+    apply(history, PLACE, "n1", lambda node, _: acts.hold(node, word(ANN, 160.0)), now=160.0)
     assert [one.event for one in service_moves(history, "c", "n1")] == ["held", "returned", "held"]
-    assert [one.kind for one in record.holds(history, "c", "n1")] == [CordonKind.PERSON, CordonKind.UNTESTED, CordonKind.PERSON]
+    assert [one.kind for one in record.history_of(history, "c", "n1")] == [CordonKind.PERSON, CordonKind.UNTESTED, CordonKind.PERSON]
 
 
 def test_only_nodes_of_the_cluster_count_for_the_share(history: History) -> None:
     """One that is no longer in its file isolates nothing; another cluster's are not looked at."""
-    say(history, CordonTable(cluster="c", names=["gone"], rules=Rules()), "gone", out(100.0), now=100.0)
-    say(history, CordonTable(cluster="d", names=["n0"], rules=Rules()), "n0", out(100.0), now=100.0)
-    assert isinstance(say(history, PLACE, "n0", out(101.0), now=101.0), CordonChanged)
-    assert isinstance(say(history, PLACE, "n1", out(102.0), now=102.0), CordonChanged)
-    assert isinstance(say(history, PLACE, "n2", out(103.0), now=103.0), NeedsPerson)
+    apply(history, CordonTable(cluster="c", names=["gone"], rules=Rules()), "gone", out(100.0), now=100.0)
+    apply(history, CordonTable(cluster="d", names=["n0"], rules=Rules()), "n0", out(100.0), now=100.0)
+    assert isinstance(apply(history, PLACE, "n0", out(101.0), now=101.0), CordonChanged)
+    assert isinstance(apply(history, PLACE, "n1", out(102.0), now=102.0), CordonChanged)
+    assert isinstance(apply(history, PLACE, "n2", out(103.0), now=103.0), NeedsPerson)
     assert record.nodes(history, PLACE, now=104.0).keys() == {"gone", "n0", "n1"}
 
 
@@ -178,7 +178,7 @@ def test_two_processes_that_speak_at_once_give_no_number_twice_and_keep_the_shar
     assert max(int(line.split()[1]) for line in told) in {1, 2}, "programs take out a quarter of eight at most"
     now = time.time()
     for name in PLACE.names:
-        rows, moved = record.holds(history, "c", name), service_moves(history, "c", name)
+        rows, moved = record.history_of(history, "c", name), service_moves(history, "c", name)
         numbers = [row.number for row in rows]
         assert len(numbers) == len(set(numbers))
         assert [one.number for one in moved] == list(range(1, len(moved) + 1))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import JobAlreadyRunning, LeaseLost
-from holdfast.history import LEASE_SECONDS, History, Lease, LeaseRenewer, acquire_when_free, holder_of, new_id, queries, take
+from holdfast.history import LEASE_SECONDS, History, Lease, LeaseRenewer, acquire, acquire_when_free, holder_of, new_id, queries
 from holdfast.history.lease import started_at, this_host
 from holdfast.process import boot_time
 from tests.history.children import Child
@@ -68,33 +68,33 @@ def keeper_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LeaseRe
 def test_a_job_is_taken_once(history: History) -> None:
     """The second flow is refused with the name of the first."""
     job = a_job()
-    lease = take(history, job, holder="flow brave-otter")
+    lease = acquire(history, job, holder="flow brave-otter")
     assert (lease.epoch, lease.pid) == (1, os.getpid())
     with pytest.raises(JobAlreadyRunning, match=rf"held by flow brave-otter \(pid {os.getpid()} on "):
-        take(history, job, holder="flow two")
+        acquire(history, job, holder="flow two")
     assert holder_of(history, job.id) == lease
     assert [one.id for one in queries.jobs(history)] == [job.id]
 
 
 def test_two_submissions_of_one_name_are_one_job(history: History) -> None:
     """Started at the same moment, each with a row of its own: the second is refused. Another name is free."""
-    take(history, a_job("gpt"), holder="one")
+    acquire(history, a_job("gpt"), holder="one")
     with pytest.raises(JobAlreadyRunning, match="'gpt' is already running, held by one"):
-        take(history, a_job("gpt"), holder="two")
+        acquire(history, a_job("gpt"), holder="two")
     assert len(queries.jobs(history, "gpt")) == 1
-    assert take(history, a_job("bert"), holder="two").epoch == 1
+    assert acquire(history, a_job("bert"), holder="two").epoch == 1
 
 
 def test_the_epoch_grows_by_one_at_every_change_of_hands(history: History, keeper_of: Callable[..., LeaseRenewer]) -> None:
     """Released, expired or dead: the row stays and counts on."""
     job = a_job()
     for epoch in range(1, 4):
-        lease = take(history, job, holder=f"flow {epoch}")
+        lease = acquire(history, job, holder=f"flow {epoch}")
         assert lease.epoch == epoch
         keeper_of(history, lease).release()
         assert holder_of(history, job.id) is None
     forge(history, job.id, epoch=10, expires_at=time.time() - 0.001)
-    assert take(history, job, holder="later").epoch == 11
+    assert acquire(history, job, holder="later").epoch == 11
 
 
 def test_of_two_racing_processes_exactly_one_gets_the_lease(history_url: str, child: StartChild) -> None:
@@ -135,11 +135,11 @@ def test_a_killed_holder_is_replaced_at_once_on_its_host(history_url: str, child
     holder = child("hold_lease", history_url, job.id, job.name)
     assert holder.hear() == "1"
     with pytest.raises(JobAlreadyRunning):
-        take(history, job, holder="me")
+        acquire(history, job, holder="me")
     holder.kill()
     assert row_of(history, job.id).expires_at > time.time()
     assert holder_of(history, job.id) is None
-    assert take(history, job, holder="me").epoch == 2
+    assert acquire(history, job, holder="me").epoch == 2
     history.close()
 
 
@@ -150,7 +150,7 @@ def test_a_holder_that_nobody_buried_is_dead(history_url: str, child: StartChild
     parent = child("hold_lease_in_a_zombie", history_url, job.id, job.name)
     assert parent.hear() == "dead"
     assert row_of(history, job.id).expires_at > time.time()
-    assert take(history, job, holder="me").epoch == 2
+    assert acquire(history, job, holder="me").epoch == 2
     history.close()
 
 
@@ -161,9 +161,9 @@ def test_a_process_that_got_the_dead_holders_pid_is_not_the_holder(history: Hist
     assert mine is not None
     forge(history, job.id, host=this_host(), pid=os.getpid(), pid_started=mine)
     with pytest.raises(JobAlreadyRunning):
-        take(history, job, holder="me")
+        acquire(history, job, holder="me")
     forge(history, job.id, host=this_host(), pid=os.getpid(), pid_started=mine - 100)
-    assert take(history, job, holder="me").epoch == 8
+    assert acquire(history, job, holder="me").epoch == 8
 
 
 HIDDEN = """
@@ -196,7 +196,7 @@ def test_a_lease_is_not_thought_good_after_the_machine_was_suspended(
 ) -> None:
     """The clock that counts goes on meanwhile: others have had all that time to take it."""
     monkeypatch.setattr("holdfast.history.lease.LEASE_SECONDS", 600.0)
-    keeper = keeper_of(history, take(history, a_job(), holder="me"))
+    keeper = keeper_of(history, acquire(history, a_job(), holder="me"))
     assert boot_time() < keeper.good_until < boot_time() + 600.0
     keeper.release()
     clock = time.clock_gettime
@@ -207,7 +207,7 @@ def test_a_lease_is_not_thought_good_after_the_machine_was_suspended(
 def test_a_flow_rises_above_the_epochs_that_agents_remember(history: History, keeper_of: Callable[..., LeaseRenewer]) -> None:
     """As after a backup was restored: it keeps its lease, under a greater number; who has lost it gets none."""
     job, lost = a_job(), list[str]()
-    keeper = keeper_of(history, take(history, job, holder="me"), lost.append)
+    keeper = keeper_of(history, acquire(history, job, holder="me"), lost.append)
     assert keeper.raise_epoch(41).epoch == 42
     assert row_of(history, job.id).epoch == 42
     until = row_of(history, job.id).expires_at
@@ -224,15 +224,15 @@ def test_a_flow_rises_above_the_epochs_that_agents_remember(history: History, ke
 def test_the_key_of_a_jobs_rows_is_made_once_and_its_own(history: History, keeper_of: Callable[..., LeaseRenewer]) -> None:
     """Each flow of a job has that of the one before, and up to where its rows are settled; renewals keep both."""
     job, other = a_job("one"), a_job("two")
-    first = take(history, job, holder="first")
+    first = acquire(history, job, holder="first")
     keeper = keeper_of(history, first)
     keeper.settle(17)
     wait_until(lambda: row_of(history, job.id).settled_row == 17, seconds=60)
     keeper.release()
-    second = take(history, job, holder="second")
+    second = acquire(history, job, holder="second")
     assert len(first.outbox_key) == 64
     assert (second.outbox_key, second.settled_epoch, second.settled_row) == (first.outbox_key, 1, 17)
-    assert take(history, other, holder="third").outbox_key != first.outbox_key
+    assert acquire(history, other, holder="third").outbox_key != first.outbox_key
     assert first.outbox_key not in repr(second)
 
 
@@ -256,7 +256,7 @@ def test_a_keeper_renews_and_releases(history_url: str, child: StartChild) -> No
     wait_until(lambda: row_of(history, job.id).expires_at > first + 2, seconds=60)
     holder.tell()
     assert holder.hear() == "released"
-    assert take(history, job, holder="me").epoch == 2
+    assert acquire(history, job, holder="me").epoch == 2
     history.close()
 
 
@@ -264,7 +264,7 @@ def test_a_keeper_notices_that_it_was_taken_over(history: History, keeper_of: Ca
     """A flow that slept too long stops control_job; its release does not hurt the new holder."""
     job = a_job()
     lost: list[str] = []
-    keeper = keeper_of(history, take(history, job, holder="me"), lost.append)
+    keeper = keeper_of(history, acquire(history, job, holder="me"), lost.append)
     forge(history, job.id, epoch=2)
     wait_until(lambda: lost, seconds=30)
     assert lost == ["elsewhere (pid 1 on far)"]
@@ -279,7 +279,7 @@ def test_an_expired_lease_that_nobody_took_is_still_ours(history: History, keepe
     """So is one whose row went away with a database restored from yesterday."""
     job = a_job()
     lost: list[str] = []
-    lease = take(history, job, holder="me")
+    lease = acquire(history, job, holder="me")
     forge(history, job.id, **{**lease.model_dump(exclude={"job_id"}), "expires_at": 1.0})
     keeper_of(history, lease, lost.append)
     wait_until(lambda: row_of(history, job.id).expires_at > time.time(), seconds=30)
@@ -298,7 +298,7 @@ def test_a_database_that_is_away_is_no_lost_lease(
     history = History.open(postgres.fresh_url())
     job = a_job()
     lost: list[str] = []
-    keeper = keeper_of(history, take(history, job, holder="me"), lost.append)
+    keeper = keeper_of(history, acquire(history, job, holder="me"), lost.append)
     postgres.stop()
     try:
         wait_until(lambda: "lease.history-unreachable" in caplog.text, seconds=30)
@@ -309,14 +309,14 @@ def test_a_database_that_is_away_is_no_lost_lease(
     keeper.release()
     assert not lost
     assert caplog.text.count("lease.history-unreachable") == 1
-    assert take(history, job, holder="next").epoch == 2
+    assert acquire(history, job, holder="next").epoch == 2
     history.close()
 
 
 def test_a_lease_can_be_released_when_the_database_is_gone(postgres: PostgresServer, keeper_of: Callable[..., LeaseRenewer]) -> None:
     """The end of a flow must not hang on its history."""
     history = History.open(postgres.fresh_url())
-    keeper = keeper_of(history, take(history, a_job(), holder="me"))
+    keeper = keeper_of(history, acquire(history, a_job(), holder="me"))
     postgres.stop()
     try:
         keeper.release()
@@ -335,7 +335,7 @@ def test_a_failing_callback_is_told_and_ends_the_keeper(
         keeper.release()
         raise ZeroDivisionError
 
-    keeper = keeper_of(history, take(history, job, holder="me"), fail)
+    keeper = keeper_of(history, acquire(history, job, holder="me"), fail)
     forge(history, job.id, epoch=2)
     wait_until(lambda: "lease.on-lost-failed" in caplog.text, seconds=30)
     wait_until(lambda: not keeper._thread.is_alive(), seconds=30)
@@ -348,7 +348,7 @@ def test_threads_of_one_process_do_not_share_a_lease(history: History) -> None:
 
     def attempt(name: str) -> None:
         try:
-            answers.append(str(take(history, job, holder=name).epoch))
+            answers.append(str(acquire(history, job, holder=name).epoch))
         except JobAlreadyRunning:
             answers.append("refused")
 
@@ -364,5 +364,5 @@ def test_a_lease_lasts_as_long_as_it_says(history: History) -> None:
     """By the clock that all flows share."""
     job = a_job()
     before = time.time()
-    lease = take(history, job, holder="me")
+    lease = acquire(history, job, holder="me")
     assert before + LEASE_SECONDS - 1 < lease.expires_at < time.time() + LEASE_SECONDS + 1

@@ -7,7 +7,7 @@ import pytest
 from detectors.probe_result import NodeProbe, UnansweredProbe
 from detectors.readings import ClockReading, NodeReading
 from holdfast.history import HealthSample, History
-from holdfast.history.health_samples import KnownHealth, keep, latest_health, verdicts
+from holdfast.history.health_samples import KnownHealth, health_by_node, latest_health, save_sweep
 from policies.node_health import HealthAssessment, assess_health, health_change
 from tests.history.rows import verdict_changes
 
@@ -18,7 +18,7 @@ def swept(history: History, node: str, at: float, reading: NodeReading | None) -
     found = reading or UnansweredProbe(times=3, why="refused")
     told = assess_health(NodeProbe(node=node, at=at, seconds=0.1, found=found), before.verdict, before.reading)
     change = health_change(before.verdict, told)
-    keep(history, "c", {node: told}, [change] if change else [], {node: reading} if reading else {})
+    save_sweep(history, "c", {node: told}, [change] if change else [], {node: reading} if reading else {})
     return told
 
 
@@ -32,14 +32,14 @@ def test_what_a_sweep_found_is_known_to_the_next(history: History) -> None:
     known = latest_health(history, "c")["a"]
     assert known.verdict == third
     assert known.reading == reading
-    assert verdicts(history, "c") == {"a": third}
+    assert health_by_node(history, "c") == {"a": third}
     assert (first.status, second.status, third.since) == ("ok", "unreachable", 20.0)
     assert [(one.at, one.before, one.after) for one in verdict_changes(history, "c")] == [(20.0, "ok", "unreachable")]
     assert verdict_changes(history, "b") == []
-    assert verdicts(history, "another") == {}
+    assert health_by_node(history, "another") == {}
 
 
-@pytest.mark.parametrize("damage", [{"verdict": {"status": 5}}, {"reading": "%"}, {"reading": "aGVsbG8="}])
+@pytest.mark.parametrize("damage", [{"health": {"status": 5}}, {"reading": "%"}, {"reading": "aGVsbG8="}])
 def test_what_cannot_be_understood_is_begun_anew(history: History, damage: dict[str, object]) -> None:
     """A newer version may have written it."""
     swept(history, "a", 10.0, NodeReading(node="a", at=5.0))

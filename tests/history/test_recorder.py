@@ -17,11 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import HistoryUnreachable
-from holdfast.history import History, Incident, JobTransition, Lease, Recorder, StepRecord, absorb, queries, take
-from holdfast.history.changes import RowChange, added
-from holdfast.history.fence import Fence
-from holdfast.history.lease import release_lease
-from holdfast.history.outbox_file import append_to_outbox
+from holdfast.history import History, Incident, JobTransition, Lease, Recorder, StepRecord, absorb, acquire, queries
+from holdfast.history.changes import RowChange, added, append_to_outbox
+from holdfast.history.lease import Fence, release_lease
 from tests.history.children import ROOT, Child
 from tests.history.postgres_server import PostgresServer
 from tests.history.rows import a_fault, a_job, a_move, a_step, an_incident, one_of_each
@@ -42,7 +40,7 @@ def recording(history: History, outbox_path: Path) -> Iterator[Recorder]:
     recorder = Recorder(history, outbox_path)
     yield recorder
     recorder.close(0)
-    wait_until(lambda: not recorder._thread.is_alive(), seconds=30)
+    wait_until(lambda: not recorder._writer.is_alive(), seconds=30)
 
 
 @contextmanager
@@ -120,7 +118,7 @@ def test_an_outage_loses_nothing_and_keeps_the_order(
             wait_until(lambda: "history.unreachable" in caplog.text, seconds=30)
             assert not recorder.flush(1.5)
         assert recorder.flush(15)
-    assert [move.after for move in queries.moves(impatient, "j1")] == states
+    assert [move.after for move in queries.transitions(impatient, "j1")] == states
     assert queries.incidents(impatient, "j1")[0].action == "shrink"
     events = [getattr(record, "event", "") for record in caplog.records]
     assert (events.count("history.unreachable"), events.count("history.reachable")) == (1, 1)
@@ -141,7 +139,7 @@ def test_what_cannot_be_written_in_time_is_spilled_and_absorbed_later(
         assert not recorder.close(0.2)
         recorder.add(a_step("j1", 2))  # late: spilled at once
         recorder.close(0)
-    wait_until(lambda: not recorder._thread.is_alive(), seconds=30)
+    wait_until(lambda: not recorder._writer.is_alive(), seconds=30)
     kept = outbox_path.read_bytes()
     assert absorb(impatient, outbox_path) == 5
     assert not outbox_path.exists()
@@ -177,7 +175,7 @@ def test_what_waits_for_the_database_is_safe_before_the_flow_ends(
     """It is on the disk and with others while the database is away, as a flow may be killed; once it is written both forget it."""
     keeper = Keeper()
     with recording(impatient, outbox_path) as recorder:
-        recorder.elsewhere = keeper
+        recorder.remote_outbox = keeper
         with away(impatient, history_url, request):
             recorder.add(a_step("j1", 1))
             recorder.add(a_step("j1", 2))
@@ -206,22 +204,22 @@ def test_a_disk_that_is_full_is_told_of_and_loses_nothing(
 
 def test_who_was_overtaken_writes_no_more(history: History, outbox_path: Path) -> None:
     """Neither what it still had to write, nor what it left on its disk: that is set aside, but for what was seen."""
-    first = take(history, a_job(id="j1"), holder="first")
+    first = acquire(history, a_job(id="j1"), holder="first")
     with recording(history, outbox_path) as recorder:
         recorder.fence = Fence("j1", first.epoch)
         recorder.add(a_move("j1", "RUNNING"))
         assert recorder.flush(30)
         release_lease(history, first)
-        take(history, a_job(id="j1"), holder="second")
+        acquire(history, a_job(id="j1"), holder="second")
         recorder.add(a_move("j1", "DIAGNOSING"))
         assert recorder.flush(30)
         append_to_outbox(outbox_path, [added(a_move("j1", "ISOLATING")), added(a_step("j1", 7))], Fence("j1", first.epoch))
         absorb(history, outbox_path)
-    assert [one.after for one in queries.moves(history, "j1")] == ["RUNNING"]
+    assert [one.after for one in queries.transitions(history, "j1")] == ["RUNNING"]
     assert [one.step for one in queries.steps(history, "j1")] == [7]
     aside = [json.loads(line) for line in outbox_path.with_name("spill.jsonl.refused").read_text().splitlines()]
     assert [one["values"]["after"] for one in aside] == ["DIAGNOSING", "ISOLATING"]
-    assert all("a newer flow" in one["reason"] for one in aside)
+    assert all("a newer controller" in one["reason"] for one in aside)
 
 
 def test_absorbing_while_the_database_is_away_keeps_the_file(postgres: PostgresServer, outbox_path: Path) -> None:
@@ -313,7 +311,7 @@ for number in range(1, 2001):
 cells = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=5)
 records = st.builds(
     lambda table, values, key: RowChange(table=table, values=values, key=key),
-    st.just("move"),
+    st.just("job_transition"),
     st.dictionaries(st.sampled_from(["job_id", "at", "after", "generation"]), cells),
     st.none() | st.fixed_dictionaries({"id": st.text(max_size=5)}),
 )

@@ -96,7 +96,7 @@ class Play:
             assert (again.differences, again.unreadable) == ([], {}), f"decided otherwise from the case on record\n{self.log()}"
             assert again.same == len(queries.decisions(self.stage.history, job.id))
         found = bill(self.stage.history, job)
-        end, moves = found.jobs[0].job.end, queries.moves(self.stage.history, job.id)
+        end, moves = found.jobs[0].job.end, queries.transitions(self.stage.history, job.id)
         began = [one.at for one in moves if one.after == "SUSPENDED"]
         over = [one.at for one in moves if one.before == "SUSPENDED"]
         suspended = sum(round(at * SECOND) - round(since * SECOND) for since, at in zip_longest(began, over, fillvalue=end))

@@ -141,7 +141,7 @@ def test_a_flow_killed_in_the_middle_of_a_recovery_is_replaced(stage: Stage) -> 
     play = stage.play("middle", args=ENDLESS, nodes=TWO | {"spare": 1}, budget={"in_place": 9, "recoveries": 9, "fruitless": 9})
     play.steps_to(10)
     for number, state in enumerate(("DIAGNOSING", "ISOLATING", "RESCHEDULING", "RESUMING"), 1):
-        moves = len(queries.moves(stage.history, play.job.id))
+        moves = len(queries.transitions(stage.history, play.job.id))
         play.chaos.kill(1)
         wait_until(partial(has_been_in, play, state, moves), seconds=30, explain=play.log)
         play.dies()
@@ -156,7 +156,7 @@ def test_a_flow_killed_in_the_middle_of_a_recovery_is_replaced(stage: Stage) -> 
 
 def has_been_in(play: Play, state: str, seen: int) -> bool:
     """Tell whether the job has come to *state* after the moves already *seen*."""
-    return any(move.after == state for move in queries.moves(play.stage.history, play.job.id)[seen:])
+    return any(move.after == state for move in queries.transitions(play.stage.history, play.job.id)[seen:])
 
 
 def test_ranks_that_a_dead_flow_had_stopped_are_started_again(stage: Stage) -> None:

@@ -32,7 +32,7 @@ def test_the_demo_breaks_a_job_three_times_and_proves_that_nothing_was_lost(pref
     assert [one["action"] for one in told["incidents"]] == ["take-over"] * 3
     assert all(one["reason"] and one["downtime_s"] > one["detect_s"] > 0 for one in told["incidents"])
     assert all(one["steps_lost"] <= 1 for one in told["incidents"])
-    assert [one["source"] for one in told["incidents"]] == ["living ranks"] * 3
+    assert [one["source"] for one in told["incidents"]] == ["surviving ranks"] * 3
     assert all(one["snapshot_age"] is not None for one in told["incidents"])
     assert told["snapshots"]["every"] >= 1
     assert 0 < told["snapshots"]["hidden"] <= 1

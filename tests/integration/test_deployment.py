@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from holdfast.history import queries
-from holdfast.history.health_samples import verdicts
+from holdfast.history.health_samples import health_by_node
 from holdfast.history.store import History
 from tests.integration.conftest import PrefectServer
 from tests.integration.prefect_api import ask
@@ -164,7 +164,7 @@ def test_deployed_flows_run_to_their_end(prefect_server: PrefectServer, deployed
     said = prefect(prefect_server, "deployment", "run", HEALTH, "--params", checked, "--watch")
     assert "finished successfully in 'Completed'" in said, f"{said}\n{worker.read_text()}"
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}", create=False)) as history:
-        assert list(verdicts(history, "deployed")) == ["node-0"]
+        assert list(health_by_node(history, "deployed")) == ["node-0"]
         move = queries.state_of(history, queries.newest_job(history, "deployed").id)
     assert move is not None
     assert move.after == "COMPLETED"

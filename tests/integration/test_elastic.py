@@ -53,7 +53,7 @@ def test_without_a_spare_the_living_go_on_in_their_processes_until_the_node_is_b
     wait_until(lambda: play.chaos.step() > seen + 3, seconds=60, explain=play.log)
     assert {rank: pid for rank, pid in play.pids().items() if rank} == {rank: before[rank] for rank in (1, 2)}
     assert len(play.incidents()) == 1, play.log()
-    told = [move.reason for move in queries.moves(stage.history, play.job.id) if move.event == "moved"]
+    told = [move.reason for move in queries.transitions(stage.history, play.job.id) if move.event == "moved"]
     assert len(told) == 1
     assert f"rank 0 came to {node}: 3 of 3 ranks share each step's samples" in told[0]
 
@@ -113,7 +113,7 @@ def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_and_on_more_w
     beside.replace(stage.home / "last-step")
     assert play.ends() == 0, play.log()
     assert len(play.incidents()) == 1, play.log()
-    told = [move.reason for move in queries.moves(stage.history, play.job.id) if move.event == "moved"]
+    told = [move.reason for move in queries.transitions(stage.history, play.job.id) if move.event == "moved"]
     assert len(told) == 1
     assert told[0].startswith(f"there was room on {node} again: 3 ranks on ")
 

@@ -34,7 +34,7 @@ def checkpoints(play: Play) -> Path:
 
 def saved(play: Play) -> list[Checkpoint]:
     """Return the checkpoints that were written beside training, as the history has them."""
-    return [one for one in queries.checkpoints(play.stage.history, play.job.id) if one.beside and not one.problem]
+    return [one for one in queries.checkpoints(play.stage.history, play.job.id) if one.overlapped_s and not one.problem]
 
 
 def told(play: Play, kind: str) -> int:

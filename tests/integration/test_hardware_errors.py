@@ -23,7 +23,7 @@ def generations_on(play: Play, node: str) -> list[int]:
 
 def faults_of(stage: Stage, node: str) -> list[dict[str, Any]]:
     """Return what *node* is quarantined for."""
-    return [fault for one in cordons.holds(stage.history, "stage", node) for fault in one.faults]
+    return [fault for one in cordons.history_of(stage.history, "stage", node) for fault in one.faults]
 
 
 def test_an_ecc_error_takes_the_node_out_and_the_job_goes_on_with_fewer(stage: Stage) -> None:

@@ -167,7 +167,7 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, first_s
     assert row is not None
     assert row.age_steps is not None, play.log()
     assert row.age_steps >= 1, play.log()
-    assert row.every == 1
+    assert row.interval_steps == 1
     assert row.copied_s > row.overlapped_s - 1e-9  # sums of the same numbers, rounded apart
     assert row.overlapped_s > 0
     assert row.trained_s > row.cost_s > 0

@@ -51,8 +51,8 @@ def test_nodes_come_back_by_passing_and_are_retired_by_failing(prefect_server: P
         word = OperatorRequest(owner=Owner(name="job gpt"), reason="memory-uncorrected: a word was lost", faults=faults, at=now)
         held = OperatorRequest(owner=Owner(name="ann@desk", person=True), reason="new fan", at=now)
         for node in ("node-0", "node-1"):
-            cordons.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
-        cordons.say(history, PLACE, "node-2", lambda one, _: hold(one, held), now=now)
+            cordons.apply(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
+        cordons.apply(history, PLACE, "node-2", lambda one, _: hold(one, held), now=now)
         done = subprocess.run(
             [sys.executable, "-c", RUN], cwd=ROOT, env=prefect_server.environment, capture_output=True, text=True, check=False
         )
@@ -96,7 +96,7 @@ def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_serv
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}")) as history:
         ecc = CordonedFault(kind="cuda-uncorrectable-ecc")
         word = OperatorRequest(owner=Owner(name="job gpt"), reason="cuda-uncorrectable-ecc: CUDA error", faults=(ecc,), at=now)
-        cordons.say(history, place, "node-0", lambda one, ward: quarantine(one, word, ward), now=now)
+        cordons.apply(history, place, "node-0", lambda one, ward: quarantine(one, word, ward), now=now)
         done = subprocess.run(
             [sys.executable, "-c", BLIND], cwd=ROOT, env=prefect_server.environment, capture_output=True, text=True, check=False
         )
@@ -107,7 +107,7 @@ def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_serv
         why = "no check could exercise the GPU (no NVIDIA device is visible)"
         assert (last.event, last.reason) == ("untried", why)
         ann = OperatorRequest(owner=Owner(name="ann@desk", person=True), reason="swapped the card", at=time.time())
-        cordons.say(history, place, "node-0", lambda one, _: readmit(one, ann), now=time.time())
+        cordons.apply(history, place, "node-0", lambda one, _: readmit(one, ann), now=time.time())
         assert cordons.nodes(history, place, now=time.time())["node-0"].state is NodeState.HEALTHY
 
     (run,) = asked(prefect_server, "flow_runs/filter", flow_runs={"name": {"any_": ["repair of no-gpu"]}})

@@ -37,7 +37,7 @@ def drain(play: Play, *words: str) -> dict[str, Any]:
 
 def moves(play: Play, event: str) -> list[JobTransition]:
     """Return the moves of the job's state that *event* brought about."""
-    return [one for one in queries.moves(play.stage.history, play.job.id) if one.event == event]
+    return [one for one in queries.transitions(play.stage.history, play.job.id) if one.event == event]
 
 
 def job_events(play: Play) -> str:
@@ -101,7 +101,7 @@ def test_the_loss_curve_of_a_drained_job_is_that_of_an_undisturbed_one_to_the_bi
     left = play.chaos.ranks()[1].node
     drain(play, left, "--reason", "new fan")
     done = wait_until(
-        lambda: [one for one in queries.moves(stage.history, play.job.id) if one.event == "moved"], seconds=60, explain=play.log
+        lambda: [one for one in queries.transitions(stage.history, play.job.id) if one.event == "moved"], seconds=60, explain=play.log
     )
     assert left not in newest(play).ranks
     moved = done[0].at
@@ -146,7 +146,7 @@ def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_
     last = queries.last_step(stage.history, play.job.id)
     assert last is not None
     assert saved >= last.step - 2
-    ended = queries.moves(stage.history, play.job.id)[-1]
+    ended = queries.transitions(stage.history, play.job.id)[-1]
     assert ended.at < play.job.at + 60
 
     spec = json.loads(play.spec.read_text())

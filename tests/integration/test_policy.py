@@ -39,7 +39,7 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     assert [one.action for one in play.incidents()] == ["restart-in-place", "replace-node"], play.log()
     assert next(one for one in queries.faults(stage.history, play.job.id)[::-1] if one.root).recommended_action == "evict"
     first, second = (
-        attempts(one, queries.decisions(stage.history, incident_id=one.id), queries.moves(stage.history, play.job.id))
+        attempts(one, queries.decisions(stage.history, incident_id=one.id), queries.transitions(stage.history, play.job.id))
         for one in play.incidents()
     )
     assert [one["rule"] for one in first] == ["RestartWorkers(gpu=1)"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.history import FaultRecord, approvals, cordons, queries
-from holdfast.history.health_samples import keep
+from holdfast.history.health_samples import save_sweep
 from holdfast.history.models import ApprovalRequest
 from policies.node_health import HealthAssessment, HealthFinding
 from tests.history.rows import service_moves
@@ -93,7 +93,7 @@ def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(s
     wait_until(
         lambda: [one.event for one in service_moves(stage.history, "stage", "node-0")] == ["quarantined"], seconds=15, explain=play.log
     )
-    (hold,) = cordons.holds(stage.history, "stage", "node-0")
+    (hold,) = cordons.history_of(stage.history, "stage", "node-0")
     assert (hold.owner, hold.person, hold.ended_at) == ("job off-bus", False, None)
     assert "fallen off the bus" in hold.evidence[0]
     assert "(approved by " in hold.reason
@@ -139,7 +139,7 @@ def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: 
     stage.count, now = 4, time.time()
     finding = HealthFinding(kind="gpu-off-bus", part="gpu 0", quote="GPU 0: Xid 79", since=now, seen=now)
     unhealthy = HealthAssessment(node="node-1", status="unhealthy", since=now, at=now, seen=now, findings=(finding,))
-    keep(stage.history, "stage", {"node-1": unhealthy}, [], {})
+    save_sweep(stage.history, "stage", {"node-1": unhealthy}, [], {})
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     said = say(stage, tmp_path, "hold", "node-0", "--reason", "new fan", "--for", "2h")
     assert "healthy -> held (hold 1" in said

@@ -133,7 +133,7 @@ def test_a_job_runs_to_its_end(place: Place) -> None:
 def states(place: Place, job: str) -> list[str]:
     """Return the states that a job went through, as the history has them."""
     with closing(History.open(place.history, create=False)) as history:
-        return [move.after for move in queries.moves(history, queries.newest_job(history, job).id)]
+        return [move.after for move in queries.transitions(history, queries.newest_job(history, job).id)]
 
 
 SHOWN = """

@@ -83,7 +83,7 @@ def said(stage: SlurmStage, node: str, verb: Callable[[Node, OperatorRequest], A
     """Say a person's word about a node to the history alone, as somebody who has no Slurm at hand would."""
     word = OperatorRequest(owner=Owner(name="ann@desk", person=True), reason=reason, at=time.time())
     place = CordonTable(cluster="slurm", names=stage.slurm.names, rules=SlurmCluster(kind="slurm").quarantine.rules)
-    answer = cordons.say(stage.history, place, node, lambda node, _ward: verb(node, word), now=word.at)
+    answer = cordons.apply(stage.history, place, node, lambda node, _ward: verb(node, word), now=word.at)
     assert isinstance(answer, CordonChanged), answer
 
 
@@ -96,7 +96,7 @@ def recovered(play: Play, number: int = 1) -> None:
 
 def story(play: Play) -> str:
     """Return what became of a job until now."""
-    moves = [f"{move.after}: {move.reason}" for move in queries.moves(play.stage.history, play.job.id)]
+    moves = [f"{move.after}: {move.reason}" for move in queries.transitions(play.stage.history, play.job.id)]
     return "\n".join([*moves, job_events(play), play.log()])
 
 
@@ -338,7 +338,7 @@ def test_an_orchestrator_that_is_a_batch_job_hands_over_before_its_time_ends_and
     stage.slurm.run("scancel", first, second)
     wait_until(lambda: holder_of(stage.history, job_id) is None, seconds=60, explain=logs)
     assert {rank: placed.pid for rank, placed in chaos.ranks().items()} == before
-    assert [move.after for move in queries.moves(stage.history, job_id)] == ["LAUNCHING", "RUNNING"]
+    assert [move.after for move in queries.transitions(stage.history, job_id)] == ["LAUNCHING", "RUNNING"]
     assert queries.incidents(stage.history, job_id) == []
     assert stage.allocations("led") == [allocation]
     assert "ended: CANCELLED" in holdfast(stage, "stop", "led")

@@ -94,9 +94,9 @@ def test_a_flow_that_is_told_to_let_go_hands_its_job_over_and_no_rank_notices(st
     second = stands_by(stage, play)
     second.process.send_signal(signal.SIGUSR1)
     assert second.process.wait(60) == 6, second.log()
-    moves = len(queries.moves(stage.history, play.job.id))
+    moves = len(queries.transitions(stage.history, play.job.id))
     standby.chaos.kill(1)
-    wait_until(lambda: len(queries.moves(stage.history, play.job.id)) > moves, seconds=60, explain=standby.log)
+    wait_until(lambda: len(queries.transitions(stage.history, play.job.id)) > moves, seconds=60, explain=standby.log)
     standby.process.send_signal(signal.SIGUSR1)
     assert standby.process.wait(60) == 6, standby.log()
     with stage.history.session() as session:

@@ -217,7 +217,7 @@ def test_ranks_move_to_another_node_while_training_goes_on(stage: Stage) -> None
     assert newest(play).ranks == {"node-1": [1], "node-2": [0]}
     assert play.pids() == {0: waiting, 1: before[1]}
     assert play.incidents() == []
-    assert [move.after for move in queries.moves(stage.history, play.job.id)][-2:] == ["MIGRATING", "RUNNING"]
+    assert [move.after for move in queries.transitions(stage.history, play.job.id)][-2:] == ["MIGRATING", "RUNNING"]
     status, told = moved(play, "--rank", "1", "--to", "node-0")
     assert (status, told["moved"]) == (1, False), f"{told}\n{play.log()}"
     assert "lost" in told["outcome"]
@@ -261,7 +261,7 @@ def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -
     play = begun(stage, "dies", nodes=TWO, budget={"fruitless": 10})
     play.steps_to(10)
     for number, state in enumerate(("DIAGNOSING", "ISOLATING", "RESCHEDULING", "RESUMING"), 1):
-        seen = len(queries.moves(stage.history, play.job.id))
+        seen = len(queries.transitions(stage.history, play.job.id))
         play.chaos.kill(1)
         wait_until(partial(has_been_in, play, state, seen), seconds=30, explain=play.log)
         play.dies()

@@ -69,4 +69,4 @@ def faults(play: Play, kind: str) -> list[FaultRecord]:
 
 def verdict(play: Play, incident: str) -> IncidentDiagnosis:
     """Return the newest verdict on an incident."""
-    return queries.verdicts(play.stage.history, incident_id=incident)[-1]
+    return queries.diagnoses(play.stage.history, incident_id=incident)[-1]

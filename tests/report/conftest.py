@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.history.models import Job
 from holdfast.history.store import History
-from holdfast.report.page import page
-from holdfast.report.story import Story, gather
+from holdfast.report.pages.job_history import JobHistory, read_history
+from holdfast.report.pages.report_page import page
 from tests.report import filled, odd
 from tests.report.parsed import Element, Page
 
@@ -24,15 +24,15 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 
 @pytest.fixture(scope="session")
-def story_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[History], Job]], Story]:
+def story_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[History], Job]], JobHistory]:
     """Return the story of a job that a function writes; each is read once."""
-    known: dict[str, Story] = {}
+    known: dict[str, JobHistory] = {}
 
-    def read(write: Callable[[History], Job]) -> Story:
+    def read(write: Callable[[History], Job]) -> JobHistory:
         if write.__name__ not in known:
             history = filled.open_history(tmp_path_factory.mktemp("story"))
             job = write(history)
-            known[write.__name__] = gather(history, job, now=filled.BEGAN + 90_000)
+            known[write.__name__] = read_history(history, job, now=filled.BEGAN + 90_000)
             history.close()
         return known[write.__name__]
 
@@ -40,7 +40,7 @@ def story_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[Hi
 
 
 @pytest.fixture(scope="session")
-def pages(story_of: Callable[[Callable[[History], Job]], Story]) -> Callable[[str], str]:
+def pages(story_of: Callable[[Callable[[History], Job]], JobHistory]) -> Callable[[str], str]:
     """Return the page of the job called so in `odd.ODD`, or of ``three_incidents``; each is drawn once."""
     known: dict[str, str] = {}
 

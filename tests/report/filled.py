@@ -122,7 +122,7 @@ class Script:
         self.add(
             Snapshots(
                 job_id=self.job.id, generation=generation, at=self.clock, step=step, age_steps=1, age_s=0.09, replica_step=step - 1,
-                every=1, size=13_654_021, copied_s=4.0, overlapped_s=3.9, cost_s=0.2, trained_s=40.0, ages=ages,
+                interval_steps=1, size=13_654_021, copied_s=4.0, overlapped_s=3.9, cost_s=0.2, trained_s=40.0, ages=ages,
             )
         )  # fmt: skip
 

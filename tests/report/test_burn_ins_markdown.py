@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from detectors.burn_in_results import Check, CheckMark
-from holdfast.report.burn_ins import burn_ins_markdown, in_a_sentence
+from holdfast.report.node_text import burn_ins_in_short, burn_ins_markdown
 from policies.burn_in import BurnInOutcome, outcome
 from policies.cordons import CordonedFault
 from policies.node_states import NodeState
@@ -40,7 +40,7 @@ def test_the_page_says_who_stays_out_why_and_what_to_do() -> None:
 
 def test_a_run_in_a_sentence_gives_the_reasons() -> None:
     """Three of them: more do not fit the line that the UI has for it."""
-    assert in_a_sentence({"node-0": FOUND["node-0"]}, 1) == "1 node, 1 passed, 1 not tested"
-    assert in_a_sentence({"node-1": FOUND["node-1"]}, 0).startswith("1 node, 1 not proven; node-1: no check could exercise the GPU")
+    assert burn_ins_in_short({"node-0": FOUND["node-0"]}, 1) == "1 node, 1 passed, 1 not tested"
+    assert burn_ins_in_short({"node-1": FOUND["node-1"]}, 0).startswith("1 node, 1 not proven; node-1: no check could exercise the GPU")
     many = {f"node-{number}": outcome(f"node-{number}", [ODD]) for number in range(5)}
-    assert in_a_sentence(many, 0).endswith("; and 2 more")
+    assert burn_ins_in_short(many, 0).endswith("; and 2 more")

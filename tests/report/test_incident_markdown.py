@@ -17,7 +17,7 @@ from holdfast.history.store import History
 from holdfast.report import wording
 from holdfast.report.case import IncidentCase
 from holdfast.report.markdown import incident_markdown
-from holdfast.report.story import Story
+from holdfast.report.pages.job_history import JobHistory
 from tests.cli.written_history import a_verdict
 from tests.report import filled, odd
 
@@ -44,7 +44,7 @@ def shape(markdown: str) -> list[str]:
 
 
 @pytest.fixture
-def killed(story_of: Callable[[Callable[[History], Job]], Story]) -> IncidentCase:
+def killed(story_of: Callable[[Callable[[History], Job]], JobHistory]) -> IncidentCase:
     """Give the first incident of the usual job."""
     return story_of(filled.three_incidents).cases[0]
 
@@ -63,7 +63,7 @@ def test_it_answers_what_somebody_on_call_asks_first(killed: IncidentCase) -> No
         "| Fault kind | worker-sigkill |",
         "| Downtime | 1.12 s |",
         "| Steps lost | 22 |",
-        "| reschedule (T1) | 172 ms | 5.6% | place and start ranks, or promote hot spares |",
+        "| reschedule (T1) | 172 ms | 5.6% | place and start ranks, or activate hot spares |",
         "| rollback (T0) | 1.98 s | 63.9% | steps that are computed a second time |",
         "| **total (T)** | **3.10 s** |  |  |",
     ):
@@ -173,7 +173,7 @@ def test_no_text_changes_the_shape_of_the_markdown(text: str) -> None:
 
 def test_it_says_how_the_incident_was_explained(killed: IncidentCase) -> None:
     """Each explanation with its weight and its evidence; an incident from before that was kept says nothing of it."""
-    written = _written(replace(killed, verdicts=[a_verdict(killed.incident, 0.8)]))
+    written = _written(replace(killed, diagnoses=[a_verdict(killed.incident, 0.8)]))
     for line in (
         "**80.0%** gpu-off-bus of node n1",
         "- leaves unexplained worker-sigkill of rank 5 on n2",
@@ -191,5 +191,5 @@ def test_no_evidence_of_an_explanation_changes_the_shape(text: str) -> None:
     for words in (f"x{text}", "word"):
         verdict = a_verdict(incident, 0.8)
         verdict.candidates[0]["evidence"][0] |= {"quote": words, "source": words}
-        shapes.append(shape(_written(IncidentCase(incident=incident, faults=[], decisions=[], phases=[], verdicts=[verdict]))))
+        shapes.append(shape(_written(IncidentCase(incident=incident, faults=[], decisions=[], phases=[], diagnoses=[verdict]))))
     assert shapes[0] == shapes[1]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.history.models import ApprovalRequest
-from holdfast.report.job_page import MOST_INCIDENTS, MOST_NODES, JobFacts, description, job_page, progress_words
+from holdfast.report.job_page import MOST_INCIDENTS, MOST_NODES, JobFacts, description, job_page, progress_text
 from tests.report.test_incident_markdown import shape
 from tests.report.test_notifications import ended
 
@@ -40,8 +40,8 @@ def test_it_says_where_the_job_is() -> None:
     ):
         assert line in page.splitlines()
     assert "[Flow run](http://ui/run)" in page
-    assert progress_words(facts()) == "step 120 of 400, loss 0.00833, about 10 min left"
-    assert progress_words(facts(step=None)) == "no step yet"
+    assert progress_text(facts()) == "step 120 of 400, loss 0.00833, about 10 min left"
+    assert progress_text(facts(step=None)) == "no step yet"
 
 
 def test_incidents_are_a_sentence_each_the_newest_first() -> None:
@@ -65,7 +65,7 @@ QUESTION = ApprovalRequest(
     ("more", "action"),
     [
         ({"isolated": {"node-1": "quarantined by job gpt: Xid 79"}}, "node-1 is out of service: quarantined by job gpt: Xid 79"),
-        ({"question": QUESTION}, "answer question 7: may it go?. \\`holdfast approve 7\\`"),
+        ({"approval": QUESTION}, "answer question 7: may it go?. \\`holdfast approve 7\\`"),
         ({"state": "WAITING", "reason": "no node is free"}, "the job waits: no node is free"),
         ({"state": "FAILED", "cases": [ended(outcome="gave-up")]}, "then run the job again: \\`holdfast run gpt.yaml\\`"),
         ({"state": "FAILED", "reason": "no nodes"}, "see why (no nodes), then run the job again"),

@@ -100,12 +100,12 @@ LONG = [[["send", 1]] * (CUT // 2) + [["recv", 1]] * (CUT // 2), [["recv", 0]] *
 @pytest.mark.parametrize(
     ("operations", "world", "why"),
     [
-        (without_last(recorded("1f1b", 3, 8)), 3, "rank 1 has 8 times 'recv' with rank 2, which has 7 to match"),
-        (recorded("1f1b", 3, 8), 4, "rank 3 sends and receives nothing that is known"),
+        (without_last(recorded("1f1b", 3, 8)), 3, "rank 1 has 8 operations 'recv' with rank 2, which has 7 matching ones"),
+        (recorded("1f1b", 3, 8), 4, "no operations of rank 3 are known"),
         (RING, 3, "3 begin by sending"),
-        (ONE, 2, "with one micro-batch all schedules are alike"),
+        (ONE, 2, "with one micro-batch all schedules are the same"),
         (ZERO_BUBBLE_V, 2, "none of GPipe's, 1F1B's or interleaved 1F1B's"),
-        (LONG, 2, f"more than {CUT} operations a step"),
+        (LONG, 2, f"more than {CUT} operations per step"),
     ],
     ids=["steps mixed", "a rank is missing", "ring", "one micro-batch", "V", "cut"],
 )
@@ -119,6 +119,6 @@ def test_what_is_not_understood_is_unknown_with_the_reason(operations: list[Any]
 def test_pipelines_that_differ_are_no_schedule() -> None:
     """One by GPipe, one by 1F1B; and of different lengths."""
     mixed = told_of(recorded("gpipe", 2, 4)) | told_of(recorded("1f1b", 2, 4), offset=2)
-    assert recognise(4, mixed).reason == "the pipelines do not work alike"
+    assert recognise(4, mixed).reason == "the pipelines have different schedules"
     uneven = told_of(recorded("gpipe", 2, 4)) | told_of(recorded("gpipe", 3, 8), offset=2)
     assert "different lengths: 2, 3 ranks" in recognise(5, uneven).reason

@@ -15,7 +15,7 @@ REPLICATED: dict[str, Any] = {"checkpoint": {"memory": {"every": 1, "replicas": 
 def a_row(**fields: Any) -> Snapshots:
     """Return what a generation told at time 100."""
     known: dict[str, Any] = {"job_id": "j", "generation": 2, "at": 100.0, "step": 57, "age_steps": 1, "age_s": 0.038, "replica_step": 57}
-    return Snapshots(**known | {"every": 1, "copied_s": 4.0, "overlapped_s": 3.9, "cost_s": 0.3, "trained_s": 100.0} | fields)
+    return Snapshots(**known | {"interval_steps": 1, "copied_s": 4.0, "overlapped_s": 3.9, "cost_s": 0.3, "trained_s": 100.0} | fields)
 
 
 def a_fault(kind: str, generation: int = 2) -> FaultRecord:
@@ -52,7 +52,7 @@ def a_fault(kind: str, generation: int = 2) -> FaultRecord:
             {"checkpoint": {"memory": {"replicas": 0}}},
             "step 57, 1 step (38 ms) old; on no other node (`checkpoint.memory.replicas` is 0)",
         ),
-        (a_row(at=40.0, age_steps=3), None, {}, "step 57, 3 steps (38 ms) old, as told 1 min 00 s ago; also on another node"),
+        (a_row(at=40.0, age_steps=3), None, {}, "step 57, 3 steps (38 ms) old, as reported 1 min 00 s ago; also on another node"),
     ],
 )
 def test_the_newest_snapshot_is_said_with_its_age_and_whether_another_node_has_it(
@@ -85,24 +85,24 @@ def test_the_upkeep_is_that_of_all_generations_together() -> None:
     """Seconds are added up before they are divided; the cadence is the newest."""
     rows = [
         a_row(ages={"1": 3}),
-        a_row(generation=3, every=4, copied_s=12.0, overlapped_s=0.1, trained_s=200.0, cost_s=2.7, ages={"1": 1, "6": 2}),
+        a_row(generation=3, interval_steps=4, copied_s=12.0, overlapped_s=0.1, trained_s=200.0, cost_s=2.7, ages={"1": 1, "6": 2}),
     ]
-    assert memory.upkeep(rows) == "every 4 steps, 25.0% of the copying hidden in waits, 1.0% of the training time"
-    assert memory.upkeep([a_row(copied_s=0.0, trained_s=0.0)]) == "every step"
-    assert memory.usual_age(memory.total(rows)) == "in the median 1 step old, at most 6"
-    assert memory.usual_age(a_row(ages={"2": 7})) == "in the median 2 steps old"
-    assert memory.usual_age(a_row()) == ""
+    assert memory.overhead(rows) == "every 4 steps, 25.0% of the copying overlapped with waits, 1.0% of the training time"
+    assert memory.overhead([a_row(copied_s=0.0, trained_s=0.0)]) == "every step"
+    assert memory.typical_age(memory.total(rows)) == "in the median 1 step old, at most 6"
+    assert memory.typical_age(a_row(ages={"2": 7})) == "in the median 2 steps old"
+    assert memory.typical_age(a_row()) == ""
 
 
 def test_where_a_recovery_took_its_state_from_is_said() -> None:
     """Living ranks, memory, replicas in it, or a checkpoint; nothing of what older versions did not record."""
     assert wording.source(None) == wording.source({"snapshot_age": 1}) == ""
-    assert wording.source({"source": "live"}) == "living ranks"
-    assert wording.source({"source": "memory"}) == "the memory of nodes"
-    assert wording.source({"source": "memory", "replicas": 2}) == "the memory of nodes (replicas for 2 ranks)"
+    assert wording.source({"source": "live"}) == "surviving ranks"
+    assert wording.source({"source": "memory"}) == "in-memory snapshots"
+    assert wording.source({"source": "memory", "replicas": 2}) == "in-memory snapshots (replicas for 2 ranks)"
     assert wording.source({"source": "checkpoint", "replicas": 0}) == "a checkpoint"
     assert wording.recovery_details({"source": "memory", "replicas": 1, "snapshot_age": 1}) == [
-        "all ranks went on from the memory of nodes (replicas for 1 rank)",
-        "the newest snapshot in memory was 1 step old",
+        "all ranks resumed from in-memory snapshots (replicas for 1 rank)",
+        "the newest in-memory snapshot was 1 step old",
     ]
-    assert wording.recovery_details({"snapshot_age": 2}) == ["the newest snapshot in memory was 2 steps old"]
+    assert wording.recovery_details({"snapshot_age": 2}) == ["the newest in-memory snapshot was 2 steps old"]

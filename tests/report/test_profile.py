@@ -15,8 +15,8 @@ from matplotlib.image import imread
 from holdfast.errors import NoProfile, NotWritable
 from holdfast.report import profile_text as words
 from holdfast.report import write_profile
+from holdfast.report.pages.schedule import KINDS, MOST_LANES, copies, work
 from holdfast.report.profiles import JobProfile, read
-from holdfast.report.schedule import KINDS, MOST_LANES, copies, work
 from tests.report import told
 from tests.report.parsed import Page
 from tests.report.test_layout import recorded
@@ -45,8 +45,8 @@ def test_figures_of_a_rank(four: JobProfile) -> None:
     one = four.ranks[2]
     assert one.idle_share == pytest.approx(0.25)
     assert [(kind.kind, kind.count) for kind in one.kinds] == [("pipeline", 1), ("gradients", 1), ("vote", 1)]
-    assert (one.kinds[0].seconds, one.kinds[0].at, one.kinds[0].counted_on) == pytest.approx((0.04, 0.022, 0.03))
-    assert one.kinds[1].counted_on == 0
+    assert (one.kinds[0].seconds, one.kinds[0].at, one.kinds[0].predicted) == pytest.approx((0.04, 0.022, 0.03))
+    assert one.kinds[1].predicted == 0
     assert one.longest is not None
     assert one.longest.kind == "pipeline"
     assert (one.copy_s, one.overlapped) == pytest.approx((0.005, 0.9))
@@ -60,8 +60,8 @@ def test_a_step_is_work_between_waits(four: JobProfile) -> None:
     found = work(four.ranks[0], 1.0)
     assert (found[0].begin, found[-1].end) == pytest.approx((1.0, 1.2))
     assert all(one.end == pytest.approx(other.begin) for one, other in pairwise(found))
-    assert [one.words for one in found][:3] == ["computes", "waits for another stage", "computes"]
-    assert [one.words for one in copies(four.ranks[0], 0.0)] == ["copies while it waits", "copies while training stands still"]
+    assert [one.text for one in found][:3] == ["computes", "waits for another stage", "computes"]
+    assert [one.text for one in copies(four.ranks[0], 0.0)] == ["copies while it waits", "copies while training is stopped"]
 
 
 def test_only_the_newest_world_counts(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_only_the_newest_world_counts(tmp_path: Path) -> None:
     new = [told.rank_file(rank, 4, generation=2) for rank in range(3)]
     found = profile_of(tmp_path, *old, *new)
     assert (found.world, found.generation, [one.rank for one in found.ranks]) == (4, 2, [0, 1, 2])
-    assert found.notes == ["not told yet in generation 2: rank 3", "5 files of other generations or worlds left aside"]
+    assert found.notes == ["not reported yet in generation 2: rank 3", "5 files of other generations or world sizes ignored"]
 
 
 def test_an_earlier_run_is_said_to_be_one(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_without_files_the_cure_is_named(tmp_path: Path) -> None:
     [
         (INTERLEAVED, ["2 stages: 1 on rank 0; 2 on rank 1", "interleaved 1F1B, 4 micro-batches, 2 chunks"]),
         (ONE, ["unknown: with one micro-batch"]),
-        (DDP, ["4 ranks side by side", "replicated, each piece on 4 ranks"]),
-        (FSDP2, ["FSDP2: sharded over 4 ranks, each on one rank"]),
-        (HSDP, ["HSDP: sharded over 2 ranks, each on 2 ranks"]),
+        (DDP, ["4 ranks in parallel", "replicated on 4 ranks"]),
+        (FSDP2, ["FSDP2: sharded over 4 ranks, each shard on 1 rank"]),
+        (HSDP, ["HSDP: sharded over 2 ranks, each shard on 2 ranks"]),
         ([told.placed(0, 1, [0])], ["one rank: no data parallelism", "on one rank"]),
     ],
     ids=["interleaved", "one micro-batch", "DDP", "FSDP2", "HSDP", "alone"],
@@ -143,18 +143,18 @@ def test_the_page_stands_alone(four: JobProfile, tmp_path: Path) -> None:
     text = write_profile(four, "a <job>", tmp_path / "p.html").read_text()
     root = Page(text).root
     assert len(root.find("svg", class_="drawing")) == 2
-    legend = root.find("ul", class_="legend")[0].words
+    legend = root.find("ul", class_="legend")[0].text
     for entry in (
         "computes",
         "waits for another stage",
         "waits for gradients",
         "copies while it waits",
-        "copies while training stands still",
+        "copies while training is stopped",
     ):
         assert entry in legend
     assert "waits for data" not in legend
-    assert "a <job>" in root.words
-    assert "1F1B: one forward pass" in root.words
+    assert "a <job>" in root.text
+    assert "1F1B: one forward pass" in root.text
     assert not re.search(r"(?:src|href)=\"(?!data:|#)", text)
     assert "#a100" not in text
 
@@ -169,7 +169,7 @@ def test_the_picture_alone(ending: str, four: JobProfile, tmp_path: Path) -> Non
         assert THEMES["light"]["--waits-pipeline"] in file.read_text()
         return
     seen = {tuple(round(255 * part) for part in dot[:3]) for row in imread(file, format="png")[::4] for dot in row}
-    for name in ("computes", "waits-pipeline", "waits-gradients", "waits-vote", "copies-hidden", "copies-bare"):
+    for name in ("computes", "waits-pipeline", "waits-gradients", "waits-vote", "copies-overlapped", "copies-exposed"):
         colour = THEMES["light"][f"--{name}"]
         assert tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5)) in seen
     assert (0xA1, 0, 0x20) not in seen
@@ -193,8 +193,8 @@ def test_a_place_that_cannot_be_written_is_told(four: JobProfile) -> None:
 def test_an_unknown_kind_of_wait_is_drawn_as_a_collective(tmp_path: Path) -> None:
     """A newer runtime may have written it."""
     found = profile_of(tmp_path, told.rank_file(0, 1, timeline=[[0.0, 0.1, "tea", 1]], copies=[], plan=None))
-    assert work(found.ranks[0], 0.0)[0].words == KINDS["collective"][1]
-    assert "no plan yet" in " ".join(words.cadence(found))
+    assert work(found.ranks[0], 0.0)[0].text == KINDS["collective"][1]
+    assert "no plan yet" in " ".join(words.snapshot_interval(found))
     assert json.dumps(words.record(found))
 
 
@@ -205,7 +205,7 @@ def test_colours_are_told_apart_by_every_eye(theme: str, sight: str) -> None:
     of = THEMES[theme]
     pairs = [("--computes", ink.variable) for ink, _ in KINDS.values()]
     pairs += [
-        ("--copies-hidden", "--copies-bare"),
+        ("--copies-overlapped", "--copies-exposed"),
         ("--waits-pipeline", "--waits-gradients"),
         ("--waits-gradients", "--waits-vote"),
         ("--waits-gradients", "--waits-shards"),

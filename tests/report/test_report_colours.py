@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
+from holdfast.report.pages.recoveries import COLORS
 from holdfast.report.phases import KINDS
-from holdfast.report.recoveries import INKS
 from tests.report.test_report_page import themes
 
 Triple = tuple[float, float, float]
@@ -23,7 +23,7 @@ SIGHT: dict[str, tuple[Triple, Triple, Triple]] = {
 }
 APART = 20.0
 """CIE76 distance; 2.3 is just noticeable."""
-STYLE = resources.files("holdfast.report").joinpath("template/style.css").read_text("utf-8")
+STYLE = resources.files("holdfast.report.pages").joinpath("template/style.css").read_text("utf-8")
 THEMES = themes(STYLE)
 
 
@@ -70,7 +70,7 @@ def distance(one: str, other: str, sight: str) -> float:
 def test_phases_that_lie_side_by_side_look_different(theme: str, sight: str) -> None:
     """The stack has one order, so neighbours are what must differ; one of them may be missing or too short to see, and two are rare."""
     for kinds in (KINDS, [kind for kind in KINDS if kind.name not in {"failed attempt", "wait"}]):
-        colours = [THEMES[theme][INKS[kind.name].variable] for kind in kinds]
+        colours = [THEMES[theme][COLORS[kind.name].variable] for kind in kinds]
         for one, other in [*pairwise(colours), *zip(colours, colours[2:], strict=False)]:
             assert distance(one, other, sight) > APART, (one, other)
 
@@ -92,7 +92,7 @@ def test_what_the_plots_tell_apart_by_colour_looks_different(theme: str, sight: 
     [
         ("--text", "--bg"), ("--text", "--card"), ("--quiet", "--bg"), ("--quiet", "--card"), ("--link", "--card"), ("--text", "--faint"),
         ("--on-incident", "--incident"), ("--node-text", "--node"), ("--paper", "--training"),
-        *((f"--{tone}", f"--{tone}-bg") for tone in ("good", "bad", "live", "mending", "plain")),
+        *((f"--{tone}", f"--{tone}-bg") for tone in ("good", "bad", "live", "warning", "plain")),
         *(("--on-dark", f"--{kind}") for kind in ("detect", "failed-attempt", "reschedule", "warm-up")),
         *(("--on-light", f"--{kind}") for kind in ("diagnose", "isolate", "wait", "communication", "load", "rollback")),
     ],

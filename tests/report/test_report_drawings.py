@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from holdfast.history.models import Phase
 from holdfast.history.store import History
-from holdfast.report.axes import time_ticks
-from holdfast.report.page import page
+from holdfast.report.pages.axes import time_ticks
+from holdfast.report.pages.job_history import read_history
+from holdfast.report.pages.report_page import page
 from holdfast.report.phases import KINDS, OTHER, kind_of, parts
-from holdfast.report.story import gather
 from tests.report import filled, odd
 from tests.report.parsed import Element, Page
 
@@ -119,7 +119,7 @@ def test_a_close_up_is_drawn_for_each_incident_that_cost_steps(parsed: Parsed) -
 def test_a_long_run_is_a_small_page_that_shows_its_one_spike(history: History) -> None:
     """The spike, one step of many thousands, is the highest point of the line; steps around the incident are drawn one by one."""
     job = odd.long_run(history, 60_000)
-    story = gather(history, job, now=filled.BEGAN)
+    story = read_history(history, job, now=filled.BEGAN)
     assert story.steps.loss.max() == odd.SPIKE
     source = page(story)
     assert len(source.encode()) < 500_000

@@ -23,9 +23,8 @@ from holdfast.history.models import FaultRecord, Incident, IncidentDiagnosis, Jo
 from holdfast.history.store import History
 from holdfast.report import wording, write_report
 from holdfast.report.case import IncidentCase
-from holdfast.report.facts import tiles
-from holdfast.report.page import page
-from holdfast.report.story import Story, StorySteps, gather
+from holdfast.report.pages.job_history import JobHistory, StepColumns, read_history
+from holdfast.report.pages.report_page import page, tiles
 from holdfast.report.wording import count, duration, share
 from tests.report import filled, odd
 from tests.report.parsed import Element, Page
@@ -88,28 +87,28 @@ def test_the_page_tells_of_every_incident(parsed: Parsed) -> None:
         "restart-in-place",
         "came 18 ms before the connection errors of the other ranks; restart 1 of 3 within 3600 s",
         "Connection closed by peer [127.0.0.1]:40123",
-        "3 rules passed over",
+        "3 rules that did not apply",
         "0 of 20 recoveries used",
         "communication T2 310 ms",
         "had reached 122, resumed from 100",
     ):
         assert claim in words
     assert "node-2 takes the place of node-1" in found[2].text
-    assert "from the memory of nodes (replicas for 2 ranks)" in found[2].words
-    assert "state all ranks went on from the memory of nodes (replicas for 2 ranks)" in found[2].words
+    assert "from in-memory snapshots (replicas for 2 ranks)" in found[2].words
+    assert "state all ranks resumed from in-memory snapshots (replicas for 2 ranks)" in found[2].words
     assert "the newest snapshot in memory was 12 steps old" in found[2].words
 
 
 def test_the_page_tells_what_snapshots_in_memory_were_worth(parsed: Parsed) -> None:
     """The job's age and cost in a sentence, each generation in a row, the newest first; nothing of them in an old job."""
     (card,) = [one for one in parsed("three_incidents").find("section") if one.attributes.get("aria-labelledby") == "memory"]
-    assert "Snapshots every step, 97.5% of the copying hidden in waits, 0.5% of the training time." in card.words
-    assert "The newest whole one was in the median 1 step old, at most 2: so many" in card.words
+    assert "Snapshots every step, 97.5% of the copying overlapped with waits, 0.5% of the training time." in card.words
+    assert "The newest complete one was in the median 1 step old, at most 2: so many" in card.words
     assert [row.words for row in card.find("tbody")[0].find("tr")] == [
         "4 599 1 598 1 13.7 MB 97.5% 0.5%",
         "2 286 1 285 1 13.7 MB 97.5% 0.5%",
     ]
-    assert "State in memory" not in [one.text for one in parsed("failed").find("h2")]
+    assert "In-memory snapshots" not in [one.text for one in parsed("failed").find("h2")]
 
 
 def test_the_page_has_the_headline_and_every_section(parsed: Parsed) -> None:
@@ -125,7 +124,7 @@ def test_the_page_has_the_headline_and_every_section(parsed: Parsed) -> None:
         "Generations",
         "Nodes",
         "Checkpoints",
-        "State in memory",
+        "In-memory snapshots",
         "Notes",
     ]
     tiles = {one.find("dt")[0].text: one.find("dd", class_="value")[0].text for one in root.find("div", class_="tile")}
@@ -133,7 +132,7 @@ def test_the_page_has_the_headline_and_every_section(parsed: Parsed) -> None:
     assert tiles["Incidents"] == "3"
     assert tiles["Steps lost"] == "71"
     assert tiles["Checkpoints"] == "12"
-    assert [one.text for one in root.find("span", class_="verdict")] == ["completed"]
+    assert [one.text for one in root.find("span", class_="state-badge")] == ["completed"]
     assert "Completed 600 steps" in root.find("p", class_="sentence")[0].text
 
 
@@ -143,7 +142,7 @@ def test_the_page_says_who_held_which_ranks_and_what_became_of_the_nodes(parsed:
     members = [cell.words for cell in root.find("td", class_="members")]
     assert members[0] == "node-0 0–1 node-1 2–3 first start: 2 of 2 nodes, 1 spare"  # noqa: RUF001 (ranges)
     assert members[-1] == "node-0 0–1 + node-2 2–3 node-1 node-2 for node-1"  # noqa: RUF001 (ranges)
-    assert [one.text for one in root.find("span", class_="went")] == ["node-1"]
+    assert [one.text for one in root.find("span", class_="removed")] == ["node-1"]
     assert "the node does not answer" in root.text
     assert "shard 2 is not what the manifest says" in root.text
     assert "it adopted the running job" in root.text
@@ -162,8 +161,8 @@ def test_what_came_again_is_counted_and_what_is_in_memory_is_no_checkpoint(histo
                 "replica-behind", "rank 1 on node-0", recommended_action="monitor", evidence={"quote": "11 snapshots were left out"}
             )
         )
-    root = Page(page(gather(history, begun.write(), now=filled.BEGAN + 900))).root
-    (notes,) = root.find("ol", class_="job_events")
+    root = Page(page(read_history(history, begun.write(), now=filled.BEGAN + 900))).root
+    (notes,) = root.find("ol", class_="notes")
     assert len(notes.find("li")) == 1
     assert "11 times, last after" in notes.words
     (tile,) = (one for one in root.find("div", class_="tile") if one.words.startswith("Checkpoints"))
@@ -210,8 +209,8 @@ def test_the_numbers_of_the_page_are_those_of_the_accounts(history: History, nam
     """However odd the job: what faults cost is computed in one place, which the page shows."""
     job = odd.ODD.get(name, filled.three_incidents)(history)
     now = filled.BEGAN + 200_000
-    story, found = gather(history, job, now=now), losses(history, job, now=now)
-    assert story.losses == found == bill(history, job, now=now).figures
+    story, found = read_history(history, job, now=now), losses(history, job, now=now)
+    assert story.losses == found == bill(history, job, now=now).costs
     shown = {tile.label: tile.value for tile in tiles(story)}
     figures = share(found.ettr), duration(found.downtime_s), count(found.steps_lost)
     assert (shown["ETTR"], shown["Downtime"], shown["Steps lost"]) == figures
@@ -232,7 +231,7 @@ hostile = st.text(min_size=1, max_size=60) | st.sampled_from(
 )
 
 
-def _bare(text: str) -> Story:
+def _bare(text: str) -> JobHistory:
     """Return a story without drawings that says *text* wherever a stranger can."""
     job = Job(name=text, spec={"script": text, "policy": text}, cluster={"name": text}, directory=text, at=filled.BEGAN)
     move = JobTransition(job_id=job.id, at=filled.BEGAN, before=text, event=text, after="FAILED", reason=text, generation=1)
@@ -257,13 +256,13 @@ def _bare(text: str) -> Story:
     verdict = IncidentDiagnosis(
         job_id=job.id, incident_id=incident.id, at=1.0, kind=text, subject=text, weight=0.5, reason=text, candidates=[weighed, weighed]
     )
-    case = IncidentCase(incident=incident, faults=[fault], decisions=[], phases=[], verdicts=[verdict])
+    case = IncidentCase(incident=incident, faults=[fault], decisions=[], phases=[], diagnoses=[verdict])
     number, real = np.empty(0, dtype=np.int64), np.empty(0)
-    empty = StorySteps(generation=number, step=number, at=real, seconds=real, loss=real, given_up=np.empty(0, dtype=np.bool_))
-    record_event = JobEvent(job_id=job.id, at=1.0, text=text)
-    return Story(
-        job=job, now=filled.BEGAN, moves=[move], generations=[], cases=[case], loose_faults=[fault], node_moves=[], checkpoints=[],
-        snapshots=[], job_events=[record_event], steps=empty, losses=FailureCosts.sum(()),
+    empty = StepColumns(generation=number, step=number, at=real, seconds=real, loss=real, lost=np.empty(0, dtype=np.bool_))
+    event = JobEvent(job_id=job.id, at=1.0, text=text)
+    return JobHistory(
+        job=job, now=filled.BEGAN, transitions=[move], generations=[], cases=[case], loose_faults=[fault], status_changes=[],
+        checkpoints=[], snapshots=[], job_events=[event], steps=empty, losses=FailureCosts.sum(()),
     )  # fmt: skip
 
 

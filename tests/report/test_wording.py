@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.history.models import Incident
 from holdfast.report import wording
-from holdfast.report.evidence import pieces
+from holdfast.report.case import evidence_of
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_what_a_takeover_did_is_said_in_sentences() -> None:
         "coverage": {"3": {"calls": 9, "foreseen": 9, "first_met": []}, "7": {"calls": 4, "foreseen": 3, "first_met": ["0 barrier"]}},
     }  # fmt: skip
     assert wording.recovery_details(facts) == [
-        "2 groups built anew, 5 kept",
-        "113 MB of state taken from living ranks at 1.2 GB/s, over 10.0.0.1",
-        "the slowest rank took 12 ms to meet, 20 ms to build groups, 100 ms to move state",
-        "rank 3: the warm-up had foreseen 9 of 9 calls of the first step",
-        "rank 7: the warm-up had foreseen 3 of 4 calls of the first step; first met after the promotion: 0 barrier",
+        "2 process groups rebuilt, 5 kept",
+        "113 MB of state transferred from surviving ranks at 1.2 GB/s, over 10.0.0.1",
+        "the slowest rank took 12 ms to rendezvous, 20 ms to build groups, 100 ms to transfer state",
+        "rank 3: the warm-up had covered 9 of 9 calls of the first step",
+        "rank 7: the warm-up had covered 3 of 4 calls of the first step; new after the activation: 0 barrier",
     ]
     assert "checkpoint" in wording.recovery_details({**facts, "bytes": 0, "source": "checkpoint"})[1]
     assert wording.recovery_details(None) == []
@@ -117,7 +117,7 @@ def test_evidence_is_shown_in_its_order_and_without_what_says_nothing() -> None:
         "lines": ["a", "b"],
         "more": {"x": 1},
     }
-    found = {piece.name: (piece.text, piece.block) for piece in pieces(evidence)}
+    found = {piece.name: (piece.text, piece.block) for piece in evidence_of(evidence)}
     assert found == {
         "quote": ("gone", False),
         "signal": ("9", False),
@@ -130,7 +130,7 @@ def test_evidence_is_shown_in_its_order_and_without_what_says_nothing() -> None:
 
 def test_a_fault_in_one_line_has_no_two_full_stops() -> None:
     """What was seen may be a sentence or not."""
-    assert wording.told("T", "q", "c") == wording.told("T", "q.", "c") == "T: q. Cure: c"
+    assert wording.fault_line("T", "q", "c") == wording.fault_line("T", "q.", "c") == "T: q. Cure: c"
 
 
 @pytest.mark.parametrize(
@@ -145,14 +145,14 @@ def test_a_fault_in_one_line_has_no_two_full_stops() -> None:
 )
 def test_missing_ranks_are_said_beside_those_that_are_there(size: int, facts: dict[str, object] | None, words: str) -> None:
     """Whoever reads the width of a job sees at once that it is not its full one."""
-    assert wording.in_ranks(size, facts) == words
+    assert wording.rank_count(size, facts) == words
 
 
 def test_ranks_that_go_on_in_their_process_are_counted_not_named() -> None:
     """Rank 0 alone is one of them."""
-    assert wording.kept({"kept": [0]}) == ", 1 of them in the same process as before"
-    assert wording.kept({"kept": [3, 5, 7]}) == ", 3 of them in the same process as before"
-    assert wording.kept({"kept": []}) == wording.kept(None) == ""
+    assert wording.kept_ranks({"kept": [0]}) == ", 1 of them in the same process as before"
+    assert wording.kept_ranks({"kept": [3, 5, 7]}) == ", 3 of them in the same process as before"
+    assert wording.kept_ranks({"kept": []}) == wording.kept_ranks(None) == ""
 
 
 def test_an_incident_is_one_line_when_it_begins_and_one_when_it_is_over() -> None:
@@ -160,8 +160,8 @@ def test_an_incident_is_one_line_when_it_begins_and_one_when_it_is_over() -> Non
     one = Incident(
         job_id="j", number=2, kind="worker-sigkill", subject="rank 1 on node-1", fault_at=10.0, detected_at=10.012, generation_before=1
     )
-    assert wording.begun(one) == "incident 2: worker-sigkill on rank 1 on node-1, detected after 12 ms"
+    assert wording.incident_opened(one) == "incident 2: worker-sigkill on rank 1 on node-1, detected after 12 ms"
     one.outcome, one.action, one.downtime_s, one.steps_lost, one.generation_after = "recovered", "take-over", 0.259, 0, 2
-    assert wording.over(one) == "incident 2 recovered by take-over in 259 ms, no step computed again, now generation 2"
+    assert wording.incident_closed(one) == "incident 2 recovered by take-over in 259 ms, no step computed again, now generation 2"
     one.outcome, one.steps_lost, one.generation_after = "gave-up", None, None
-    assert wording.over(one) == "incident 2 gave up"
+    assert wording.incident_closed(one) == "incident 2 gave up"

@@ -29,7 +29,7 @@ def word(reason: str) -> OperatorRequest:
 
 def quarantined(history: History, node: str) -> None:
     """Have a node quarantined."""
-    cordons.say(history, PLACE, node, lambda one, ward: quarantine(one, word("Xid 79"), ward), now=time.time())
+    cordons.apply(history, PLACE, node, lambda one, ward: quarantine(one, word("Xid 79"), ward), now=time.time())
 
 
 def test_nodes_that_are_quarantined_or_do_not_answer_are_not_free(history: History) -> None:
@@ -52,7 +52,7 @@ def test_a_wait_ends_as_soon_as_a_node_comes_back(history: History) -> None:
 
     def tell(line: str) -> None:
         told.append(line)
-        cordons.say(history, PLACE, "node-1", lambda one, _: readmit(one, word("new GPU")), now=time.time())
+        cordons.apply(history, PLACE, "node-1", lambda one, _: readmit(one, word("new GPU")), now=time.time())
 
     with open_capacity_check(SMALL) as check:
         found = wait_for(check, 2, timeout_seconds=60, poll_seconds=0.05, tell=tell)

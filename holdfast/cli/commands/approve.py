@@ -33,10 +33,10 @@ def open_questions(*, as_json: bool) -> int:
 
 def answer(number: int, *, refuse: bool, nodes: tuple[str, ...], reason: str, as_json: bool) -> int:
     """Answer one question; raise an `OperatorError` where it is answered already, or none."""
-    said = ApprovalAnswer(answer=KEEP if refuse else ISOLATE, picked=nodes, by=signature(), words=reason)
+    said = ApprovalAnswer(answer=KEEP if refuse else ISOLATE, picked=nodes, by=signature(), comment=reason)
     history = History.open()
     try:
-        done = approvals.reply(history, number, said, now=time.time())
+        done = approvals.answer(history, number, said, now=time.time())
     finally:
         history.close()
     if as_json:

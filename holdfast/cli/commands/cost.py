@@ -47,12 +47,12 @@ def _tell(found: Bill, name: str | None) -> None:
     for line in textwrap.wrap(words.counted(found), WIDTH):
         say(line)
     say()
-    _rows(words.uses(found), "")
+    _rows(words.categories(found), "")
     say()
-    say_facts(list(words.figures(found)))
+    say_facts(list(words.bill_figures(found)))
     if found.phases:
         _rows(words.phases(found), "Lost, by phase")
-    if found.phases or found.without:
+    if found.phases or found.lost_capacity:
         _rows(words.kinds(found), "Lost, by kind of fault")
     if found.bad_nodes:
         _rows(words.bad_nodes(found), "Nodes, by what incidents with their root there cost")

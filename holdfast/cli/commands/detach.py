@@ -12,7 +12,7 @@ from holdfast.cli.output import hint, say, say_json
 from holdfast.cli.watch import whose_it_is
 from holdfast.control.supervisor.requests import request_detach
 from holdfast.history import queries
-from holdfast.history.lease import described, holder_of
+from holdfast.history.lease import describe_holder, holder_of
 from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
 
@@ -37,7 +37,7 @@ def detach(reference: str, *, timeout: float, as_json: bool) -> int:
         if not _within(timeout, lambda: not _steers(history, steers)):
             where = steers.host.partition("/")[0]
             hint(
-                f"{described(steers)} has not let go of job '{job.name}' within {timeout:g} s. "
+                f"{describe_holder(steers)} has not let go of job '{job.name}' within {timeout:g} s. "
                 f"It does so when it can; `kill -KILL {steers.pid}` on {where} ends it at once, and the job trains on all the same"
             )
             return TOO_LONG
@@ -60,7 +60,7 @@ def _heir(history: History, job: Job) -> str:
             f"the flow has let go of job '{job.name}', and no standby was there. It trains on: its agents keep it until the same "
             f"`holdfast run` adopts it; `holdfast stop {job.name}` ends it"
         )
-    return f"the flow has let go of job '{job.name}'; {described(heir)} steers it now"
+    return f"the flow has let go of job '{job.name}'; {describe_holder(heir)} steers it now"
 
 
 def _within(seconds: float, condition: Callable[[], bool]) -> bool:

@@ -19,7 +19,7 @@ from holdfast.cluster import names_of
 from holdfast.errors import NodeNotChanged
 from holdfast.history import History
 from holdfast.history.cordons import CordonTable
-from holdfast.history.cordons import say as say_of
+from holdfast.history.cordons import apply as apply_cordon
 from holdfast.history.lease import holder_of
 from holdfast.history.models import Job
 from holdfast.spec import Cluster, LocalCluster, load_cluster
@@ -51,7 +51,7 @@ def drain_node(wish: DrainRequest, cluster_file: Path | None, job: str | None, *
         place = CordonTable(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules)
         word = OperatorRequest(owner=Owner(name=signature(), person=True), reason=wish.reason, at=now)
         refuse_a_stranger(history, place, wish.node, now)
-        answer = say_of(history, place, wish.node, partial(_said, wish, word, leave_by), now=now)
+        answer = apply_cordon(history, place, wish.node, partial(_said, wish, word, leave_by), now=now)
         if not isinstance(answer, CordonChanged):
             raise NodeNotChanged(wish.node, cluster.name, answer.why)
         _tell(history, cluster, answer, leave_by, as_json=as_json)

@@ -16,13 +16,25 @@ from holdfast.errors import UnknownIncident
 from holdfast.history import queries
 from holdfast.history.models import DecisionRecord, FaultRecord, Incident, IncidentDiagnosis, Job, Phase
 from holdfast.history.store import History
-from holdfast.report import loss_words
+from holdfast.report import cost_table
 from holdfast.report import phases as known
-from holdfast.report.hypotheses import explanations
+from holdfast.report.case import hypotheses_of
 from holdfast.report.memory import IN_MEMORY
 from holdfast.report.notes import collapsed
 from holdfast.report.phases import ROLLBACK
-from holdfast.report.wording import NOTHING, begun, count, duration, in_ranks, kept, over, plural, recovery_details, seat, share
+from holdfast.report.wording import (
+    NOTHING,
+    count,
+    duration,
+    incident_closed,
+    incident_opened,
+    kept_ranks,
+    plural,
+    rank_count,
+    recovery_details,
+    seat,
+    share,
+)
 
 TOLD: Final = 0.01
 """Seconds of a downtime that its phases may leave open without a word."""
@@ -105,7 +117,7 @@ def _job_record(book: History, job: Job) -> dict[str, Any]:
 def _life(book: History, job: Job, *, as_json: bool) -> None:
     rows: dict[str, Sequence[SQLModel]] = {
         "generations": queries.generations(book, job.id),
-        "moves": queries.moves(book, job.id),
+        "moves": queries.transitions(book, job.id),
         "incidents": queries.incidents(book, job.id),
         "decisions": queries.decisions(book, job.id),
         "checkpoints": queries.checkpoints(book, job.id),
@@ -123,7 +135,7 @@ def _life(book: History, job: Job, *, as_json: bool) -> None:
         _incident_rows(queries.incidents(book, job.id), job.at)
     if rows["generations"]:
         say()
-        say_facts(list(loss_words.figures(losses(book, job))))
+        say_facts(list(cost_table.figures(losses(book, job))))
     if rows["incidents"]:
         say()
         hint(f"`holdfast show N --job {job.name}` tells an incident in full.")
@@ -146,7 +158,7 @@ def _lines(book: History, job: Job) -> Iterator[HistoryLine]:
     yield from _recoveries(book, job, incidents)
     for one in generations:
         nodes = ", ".join(one.ranks)
-        text = f"generation {one.number}: {in_ranks(one.world_size, one.facts)} on {nodes}{kept(one.facts)}"
+        text = f"generation {one.number}: {rank_count(one.world_size, one.facts)} on {nodes}{kept_ranks(one.facts)}"
         yield HistoryLine(at=one.at, id=one.id, text=text, style="dim" if in_recovery(one.at, incidents) else "")
     for note in collapsed(queries.job_events(book, job.id), {node for one in generations for node in one.ranks}):
         again = f" ({note.repeated}, last at {clock(note.last)})" if note.repeated else ""
@@ -161,7 +173,7 @@ def _recoveries(book: History, job: Job, incidents: Sequence[Incident]) -> Itera
     numbers = {one.id: one.number for one in incidents}
     decisions = queries.decisions(book, job.id)
     reasons = {decision.reason for decision in decisions}
-    for move in queries.moves(book, job.id):
+    for move in queries.transitions(book, job.id):
         text = move.after if move.reason in reasons else f"{move.after}: {move.reason}"
         yield HistoryLine(
             at=move.at, id=move.id, text=text, style="dim" if in_recovery(move.at, incidents) and move.after not in IN_FULL else ""
@@ -170,10 +182,10 @@ def _recoveries(book: History, job: Job, incidents: Sequence[Incident]) -> Itera
         text = f"incident {numbers.get(decision.incident_id, '?')}: {decision.action}, because {decision.reason}"
         yield HistoryLine(at=decision.at, id=decision.id, text=text)
     for incident in incidents:
-        yield HistoryLine(at=incident.detected_at, id=incident.id, text=begun(incident), mark="!", style="yellow")
+        yield HistoryLine(at=incident.detected_at, id=incident.id, text=incident_opened(incident), mark="!", style="yellow")
         if incident.closed_at is not None:
             style = "green" if incident.outcome == "recovered" else "red"
-            yield HistoryLine(at=incident.closed_at, id=incident.id, text=over(incident), mark="=", style=style)
+            yield HistoryLine(at=incident.closed_at, id=incident.id, text=incident_closed(incident), mark="=", style=style)
 
 
 def _incident_rows(incidents: Sequence[Incident], zero: float) -> None:
@@ -197,7 +209,7 @@ def _incident_rows(incidents: Sequence[Incident], zero: float) -> None:
 
 def _incident(book: History, one: Incident, *, as_json: bool) -> None:
     faults, decisions = queries.faults(book, incident_id=one.id), queries.decisions(book, incident_id=one.id)
-    phases, verdicts = queries.phases(book, one.id), queries.verdicts(book, incident_id=one.id)
+    phases, verdicts = queries.phases(book, one.id), queries.diagnoses(book, incident_id=one.id)
     with book.session() as session:
         job = session.get(Job, one.job_id)
     name = job.name if job else one.job_id
@@ -275,7 +287,7 @@ def _evidence(name: str, text: str) -> None:
 
 
 def _weighed(verdicts: Sequence[IncidentDiagnosis]) -> None:
-    found = list(explanations(verdicts))
+    found = list(hypotheses_of(verdicts))
     if found:
         _title("Explained by")
     for one in found:

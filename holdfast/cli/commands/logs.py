@@ -95,7 +95,7 @@ class LogReader:
         newest = queries.newest_generation(history, self.job.id)
         number = None if newest is None else newest.number
         if self._held is None or self._held[0] != number:
-            self._held = number, queries.held(history, self.job.id)
+            self._held = number, queries.ranks_held(history, self.job.id)
         return self._held[1]
 
     def listed(self, node: str) -> Logs | None:

@@ -15,7 +15,7 @@ from holdfast.cluster import NodeView, names_of, open_cluster
 from holdfast.history import queries
 from holdfast.history.cordons import CordonTable
 from holdfast.history.cordons import nodes as held_nodes
-from holdfast.history.health_samples import verdicts
+from holdfast.history.health_samples import health_by_node
 from holdfast.history.models import Job, NodeStatusChange
 from holdfast.history.store import History
 from holdfast.report.wording import NOTHING
@@ -66,7 +66,7 @@ def nodes(cluster_file: Path | None, *, now: bool, as_json: bool) -> int:
     cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
     history = History.open(create=False)
     try:
-        moves, told = queries.node_statuses(history, cluster.name), verdicts(history, cluster.name)
+        moves, told = queries.node_statuses(history, cluster.name), health_by_node(history, cluster.name)
         held = held_nodes(
             history, CordonTable(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules), now=time.time()
         )

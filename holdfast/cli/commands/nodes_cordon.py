@@ -20,7 +20,7 @@ from holdfast.cluster import names_of
 from holdfast.errors import NodeNotChanged, UnknownNode
 from holdfast.history import cordons as record
 from holdfast.history.cordons import CordonTable
-from holdfast.history.cordons import say as say_of
+from holdfast.history.cordons import apply as apply_cordon
 from holdfast.history.store import History
 from holdfast.report.wording import NOTHING
 from holdfast.spec import Cluster, LocalCluster, load_cluster
@@ -75,7 +75,7 @@ def change(verb: str, wish: CordonRequest, cluster_file: Path | None, *, as_json
     history = History.open()
     try:
         refuse_a_stranger(history, place, wish.node, now)
-        answer = say_of(history, place, wish.node, partial(_said, verb, word, wish), now=now)
+        answer = apply_cordon(history, place, wish.node, partial(_said, verb, word, wish), now=now)
     finally:
         history.close()
     if not isinstance(answer, CordonChanged):

@@ -16,7 +16,7 @@ from holdfast.errors import UnknownPolicy
 from holdfast.history import queries
 from holdfast.history.models import DecisionRecord, Incident, Job, JobTransition
 from holdfast.history.store import History
-from holdfast.report.policy_text import changes, describe, number, of_slowness, values
+from holdfast.report.policy_text import changes, describe, describe_slowness, number, values
 from holdfast.report.wording import duration, plural, seat
 from holdfast.spec.job import is_policy_file
 from holdfast.spec.load_policy import load_policy, policy_of, review_policy
@@ -45,7 +45,7 @@ def show(reference: str | None, *, as_json: bool) -> int:
         say(f"{' ' if words in usual else MARK}{place:>3}  {type(rule).__name__}: {words}")
     _recommended_actions(policy)
     say()
-    say(f"Slow ranks (`checks.straggler`): {of_slowness(policy.slowness)}")
+    say(f"Slow ranks (`checks.straggler`): {describe_slowness(policy.slowness)}")
     say()
     heading("Numbers")
     before = dict(values(base))
@@ -158,7 +158,7 @@ def explain(reference: str, job: str | None, *, as_json: bool) -> int:
         one = found_incident(book, reference, job)
         with book.session() as session:
             owner = session.get(Job, one.job_id)
-        told = list(attempts(one, queries.decisions(book, incident_id=one.id), queries.moves(book, one.job_id)))
+        told = list(attempts(one, queries.decisions(book, incident_id=one.id), queries.transitions(book, one.job_id)))
     finally:
         book.close()
     name = owner.name if owner else one.job_id

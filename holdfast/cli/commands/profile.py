@@ -65,7 +65,7 @@ def _tell(job: str, found: JobProfile) -> None:
     _rows(*words.kind_rows(found), ranks=len(found.ranks))
     _title("Snapshots in memory, and the share of the training time that they cost")
     _rows(*words.snapshot_rows(found), ranks=len(found.ranks))
-    for line in words.cadence(found):
+    for line in words.snapshot_interval(found):
         say(_wrapped(line))
     _title("The newest step")
     for line in words.picture(found, MOST):

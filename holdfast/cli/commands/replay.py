@@ -90,7 +90,7 @@ def _in_all(found: PolicyReplay) -> str:
     if not priced:
         return "what was won or lost is unknown"
     rest = f"; of {plural(found.unpriced, 'difference')} nobody can tell" if found.unpriced else ""
-    return f"{_signed(found.won)} of compute{rest}"
+    return f"{_signed(found.saved)} of compute{rest}"
 
 
 def _won(one: Difference) -> str:
@@ -120,7 +120,7 @@ def _record(found: PolicyReplay) -> dict[str, Any]:
         "same": found.same,
         "not_asked": found.follow,
         "cannot_tell": dict(found.unreadable),
-        "hours_won": found.won if found.unpriced < len(found.differences) else None if found.differences else 0.0,
+        "hours_won": found.saved if found.unpriced < len(found.differences) else None if found.differences else 0.0,
         "unpriced": found.unpriced,
         "actions": {action: {"seconds": cost.seconds, "n": cost.n} for action, cost in found.costs.items()},
         "differences": [_difference(one) for one in found.differences],

@@ -12,9 +12,9 @@ from holdfast.cli.screens import screen_for
 from holdfast.cli.watch import JobWatcher, Taps, counted_taps
 from holdfast.errors import HistoryError, JobAlreadyRunning
 from holdfast.history import queries
-from holdfast.history.lease import described, holder_of
+from holdfast.history.errors import wait_for_history
+from holdfast.history.lease import describe_holder, holder_of
 from holdfast.history.models import Job, Lease
-from holdfast.history.retry import wait_for_history
 from holdfast.history.store import History
 
 
@@ -31,7 +31,7 @@ def run(  # noqa: PLR0913 (as many as the command has options)
                 wait_for_history(lambda: _looked(history, job.name), _waits) if standby else _looked(history, job.name)
             )
             if not standby and adopted is not None and steered is not None:
-                raise JobAlreadyRunning(job.name, described(steered))
+                raise JobAlreadyRunning(job.name, describe_holder(steered))
             fresh = {"job": job.model_dump(mode="json"), "cluster": cluster.model_dump(mode="json")}
             spec = {"job": adopted.spec, "cluster": adopted.cluster} if adopted else fresh
             name = "standby" if standby else "flow"
@@ -76,6 +76,6 @@ def _detached(watch: JobWatcher, taps: Taps, *, as_json: bool) -> int:
 
 def _adoption(name: str, *, changed: bool, steered: Lease | None) -> str:
     if steered is not None:
-        return f"stands by for job '{name}', which {described(steered)} steers. Ctrl-C ends the standby only"
+        return f"stands by for job '{name}', which {describe_holder(steered)} steers. Ctrl-C ends the standby only"
     text = f"job '{name}' runs without a flow; a new flow adopts it and its workers go on"
     return text + ". The files say something else than what runs: the job keeps what it was started with" * changed

@@ -8,12 +8,12 @@ from typing import Final
 from holdfast.accounting.losses import losses
 from holdfast.cli.job_view import JobView, find_job, live_jobs, look, placed
 from holdfast.cli.output import clock, heading, hint, say_facts, say_json, say_rows
-from holdfast.history.health_samples import verdicts
+from holdfast.history.health_samples import health_by_node
+from holdfast.history.lease import HEARTBEAT_TIMEOUT, standby_heartbeats
 from holdfast.history.models import StandbyHeartbeat
-from holdfast.history.standby_controllers import FRESH, standby_heartbeats
 from holdfast.history.store import History
-from holdfast.report import loss_words, memory
-from holdfast.report.wording import NOTHING, count, duration, in_ranks, share
+from holdfast.report import cost_table, memory
+from holdfast.report.wording import NOTHING, count, duration, rank_count, share
 from holdfast.stored_job import recorded_cluster
 from policies.states import State
 
@@ -102,7 +102,7 @@ def _facts(outlook: JobView) -> list[tuple[str, str]]:
     elif outlook.no_steps:
         facts += [("step", outlook.no_steps)]
     if outlook.generation:
-        size = in_ranks(outlook.generation.world_size, outlook.generation.facts)
+        size = rank_count(outlook.generation.world_size, outlook.generation.facts)
         facts += [("generation", f"{outlook.generation.number}: {size} on {placed(outlook.members)}")]
     cluster = recorded_cluster(outlook.job)
     if cluster.kind == "slurm" and not outlook.ended:
@@ -121,7 +121,7 @@ def _memory(outlook: JobView) -> list[str]:
     if row is None or row.step is None:
         return [outlook.no_snapshots] if outlook.no_snapshots else []
     newest = memory.last(row) if outlook.ended else memory.newest(row, outlook.memory_fault, outlook.job.spec, outlook.at)
-    return [f"{newest}\nsnapshots {memory.upkeep([row])}"]
+    return [f"{newest}\nsnapshots {memory.overhead([row])}"]
 
 
 def _troubles(history: History, outlook: JobView) -> list[tuple[str, str]]:
@@ -132,7 +132,7 @@ def _troubles(history: History, outlook: JobView) -> list[tuple[str, str]]:
     if outlook.incidents:
         facts += [("incidents", f"{len(outlook.incidents)}; `holdfast history {outlook.job.name}` lists them")]
     if outlook.generation is not None:
-        facts += loss_words.figures(losses(history, outlook.job, now=outlook.at))
+        facts += cost_table.figures(losses(history, outlook.job, now=outlook.at))
     return facts
 
 
@@ -140,7 +140,7 @@ def _health(history: History, outlook: JobView) -> list[tuple[str, str]]:
     """Say which of the job's nodes are thought to be unhealthy or silent by who looks at them from outside."""
     if outlook.ended:
         return []
-    told = verdicts(history, str(outlook.job.cluster.get("name")))
+    told = health_by_node(history, str(outlook.job.cluster.get("name")))
     bad = [told[node] for node in outlook.members if node in told and told[node].is_bad and told[node].is_fresh(outlook.at)]
     return [("health", f"{one.node} {one.status} since {clock(one.since)}: {'; '.join(one.evidence[:2])}") for one in bad]
 
@@ -151,7 +151,7 @@ def _standbys(outlook: JobView, present: Sequence[StandbyHeartbeat]) -> list[tup
 
 
 def _standing(one: StandbyHeartbeat, now: float) -> str:
-    gone = now - one.at > FRESH
+    gone = now - one.at > HEARTBEAT_TIMEOUT
     if one.problem:
         return f"{f'ended {duration(now - one.at)} ago' if gone else 'cannot steer'}: {one.problem}"
     return f"was last heard of {duration(now - one.at)} ago" if gone else "ready to steer"
@@ -161,7 +161,7 @@ def _places(outlook: JobView) -> list[tuple[str, str]]:
     holder = outlook.holder
     facts = []
     if holder:
-        hears = "; it hears no node of the job, and leaves it alone" if holder.deaf else ""
+        hears = "; it hears no node of the job, and leaves it alone" if holder.partitioned else ""
         facts += [("flow", f"pid {holder.pid} on {holder.host.partition('/')[0]}{hears}")]
     elif outlook.state == State.SUSPENDED:
         facts += [("flow", "none; the job is suspended: resume it in Prefect, or start it again")]

@@ -22,10 +22,9 @@ from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import WorldError
 from holdfast.history import History, Lease, models
-from holdfast.history.changes import RowChange, write
+from holdfast.history.changes import RowChange, set_aside, write
 from holdfast.history.errors import translated
-from holdfast.history.fence import Fence
-from holdfast.history.outbox_file import set_aside
+from holdfast.history.lease import Fence
 from holdfast.log import note
 from holdfast.report.wording import plural
 

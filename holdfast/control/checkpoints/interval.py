@@ -10,7 +10,7 @@ from statistics import median
 from typing import Final
 
 from holdfast.history import models
-from holdfast.history.statistics import SAVES, FleetStatistics, SaveStatistics, StepStatistics, costs_of, went_back
+from holdfast.history.statistics import SAVES, FleetStatistics, SaveStatistics, StepStatistics, costs_of, resumed_from_checkpoint
 from holdfast.report.phases import kind_of
 from holdfast.spec.job import CheckpointPlan
 from policies.checkpoint_interval import RECOVERY_S, IntervalCase, IntervalLimits, Rate, advise, differs, rate_of, rollback_share
@@ -92,7 +92,7 @@ class CheckpointInterval:
         """Note a recovery."""
         action = incident.action or ""
         self._actions[action] = self._actions.get(action, 0) + 1
-        self._back += went_back(incident)
+        self._back += resumed_from_checkpoint(incident)
 
     def choose(self, present: int | None, *, nodes: int, incidents: Collection[str], steps: Collection[float]) -> IntervalChoice | None:
         """Return the interval from the next generation on; None where the job sets it.

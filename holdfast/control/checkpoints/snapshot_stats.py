@@ -38,7 +38,7 @@ def row_of(state: GenerationState, job_id: str, now: float, ages: Mapping[int, i
         age_steps=snapshot_age(state),
         age_s=_over_all(views, lambda view: _report(view).age, max),
         replica_step=_over_all(views, lambda view: None if view.beat is None else view.beat.replica, min),
-        every=max((one.every for one in reports if one.every), default=None),
+        interval_steps=max((one.every for one in reports if one.every), default=None),
         size=sum(one.size for one in reports) or None,
         copied_s=sum(one.copied for one in reports),
         overlapped_s=sum(one.overlapped for one in reports),

@@ -188,7 +188,7 @@ class JobFaults:
     def announce(self, fault: Fault) -> None:
         """Record a fault through which training continues, and an event that describes it."""
         self.record(fault, incident=None)
-        self.log.record_event(wording.told(fault.entry.title, fault.quote, fault.entry.action))
+        self.log.record_event(wording.fault_line(fault.entry.title, fault.quote, fault.entry.action))
 
     def add_node_fault(self, fault: Fault) -> None:
         """Keep a fault of a node for the next diagnosis, and record it with the incident in work."""

@@ -19,7 +19,7 @@ from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
 from holdfast.control.state.state_machine import JobStateMachine
 from holdfast.errors import HoldfastError
-from holdfast.report.wording import moment, told
+from holdfast.report.wording import fault_line, moment
 from holdfast.spec import TrainingJob
 from policies.drains import Drain
 from policies.states import State
@@ -109,7 +109,7 @@ class AllocatedNodes:
             for fault in faults:
                 self.faults.add_node_fault(fault)
                 if self.faults.recommended_actions.of(fault) is not RecommendedAction.RECORD:
-                    self.log.record_event(f"{state.node}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
+                    self.log.record_event(f"{state.node}: {fault_line(fault.entry.title, fault.quote, fault.entry.action)}")
 
     # -- queries ------------------------------------------------------------------------------------------------------
 

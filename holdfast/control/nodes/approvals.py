@@ -18,8 +18,8 @@ from detectors.codec import packed
 from holdfast.errors import OperatorError
 from holdfast.history import History, approvals, queries
 from holdfast.history.approvals import ISOLATE, KEEP, WITHDRAWN, ApprovalAnswer
+from holdfast.history.errors import RetryingHistory
 from holdfast.history.models import ApprovalRequest, Job
-from holdfast.history.retry import RetryingHistory
 from policies.node_faults import NodeFault
 
 INTERVAL: Final = 1.0
@@ -137,7 +137,7 @@ class Approvals:
 
     def _synchronize(self) -> None:
         while self._new:
-            put = approvals.ask(self.history, self._new[0])
+            put = approvals.request(self.history, self._new[0])
             with self._lock:
                 if self._new and self._new[0].nodes == put.nodes:
                     self._new.popleft()
@@ -145,7 +145,7 @@ class Approvals:
             self.record_event(f"question {put.number}: {put.reason}. {how_to_answer(put)}")
             self.publish("asked", {"question": put})
         for number in [one.number for one in self._open.values() if (one.about, frozenset(one.nodes)) in self._withdraw]:
-            self._reply(number, ApprovalAnswer(answer=WITHDRAWN, words="no answer is needed any more"))
+            self._reply(number, ApprovalAnswer(answer=WITHDRAWN, comment="no answer is needed any more"))
         self._withdraw.clear()
         for number, row in approvals.by_number(self.history, list(self._open)).items():
             if row.answered_at is not None:
@@ -165,21 +165,21 @@ class Approvals:
         for number, one in list(self._open.items()):
             if one.until > now:
                 continue
-            reply = ApprovalAnswer(answer=one.otherwise, words="nobody answered in time")
+            reply = ApprovalAnswer(answer=one.otherwise, comment="nobody answered in time")
             try:
                 self._reply(number, reply)
             except Exception:  # noqa: BLE001 (the history is unreachable: the job continues by the default answer)
                 picked = list(one.nodes) if one.otherwise == ISOLATE else []
-                answer = {"answered_at": now, "answer": one.otherwise, "picked": picked, "words": reply.words}
+                answer = {"answered_at": now, "answer": one.otherwise, "picked": picked, "comment": reply.comment}
                 self._take_answer(number, one.model_copy(update=answer))
 
     def _reply(self, number: int, reply: ApprovalAnswer) -> None:
         with suppress(OperatorError):  # a person was faster: the next check finds the answer
-            self._take_answer(number, approvals.reply(self.history, number, reply, now=time.time()))
+            self._take_answer(number, approvals.answer(self.history, number, reply, now=time.time()))
 
     def _withdraw_all(self) -> None:
         for number in list(self._open):
-            self._reply(number, ApprovalAnswer(answer=WITHDRAWN, words="the job has ended"))
+            self._reply(number, ApprovalAnswer(answer=WITHDRAWN, comment="the job has ended"))
 
 
 def how_to_answer(question: ApprovalRequest) -> str:

@@ -20,8 +20,8 @@ from holdfast.history import History
 from holdfast.history import cordons as record
 from holdfast.history.approvals import KEEP
 from holdfast.history.cordons import CordonTable
+from holdfast.history.errors import RetryingHistory
 from holdfast.history.models import ApprovalRequest
-from holdfast.history.retry import RetryingHistory
 from holdfast.log import note
 from holdfast.report.wording import moment
 from holdfast.spec import Cluster
@@ -289,11 +289,11 @@ class NodeEligibility:
             owner=self.owner, reason=reason, at=now, seen=one.seen, evidence=one.evidence, faults=one.faults, approved=approved
         )
         rule = quarantine if one.severe else doubt
-        answer = record.say(self.history, table, one.node, lambda node, limits: rule(node, request, limits), now=now)
+        answer = record.apply(self.history, table, one.node, lambda node, limits: rule(node, request, limits), now=now)
         if isinstance(answer, NeedsPerson):
             self._need_person[one.node] = one
             self.record_event(f"{one.node} is not quarantined for {one.reason}: {answer.why}. It is suspect meanwhile")
-            answer = record.say(self.history, table, one.node, lambda node, limits: doubt(node, request, limits), now=now)
+            answer = record.apply(self.history, table, one.node, lambda node, limits: doubt(node, request, limits), now=now)
         if isinstance(answer, CordonChanged):
             for move in answer.moves:
                 self.record_event(f"{one.node}: {move.before} -> {move.after}: {move.reason}")

@@ -13,7 +13,7 @@ from detectors.burn_in_results import CheckMark
 from detectors.evidence import Unknown
 from holdfast.errors import HoldfastError
 from holdfast.history import History
-from holdfast.history.health_samples import verdicts
+from holdfast.history.health_samples import health_by_node
 from holdfast.log import note
 from holdfast.probe.burn_in.connections import open_burn_in_connections
 from holdfast.probe.burn_in.plan import BurnInPlan
@@ -88,7 +88,7 @@ class Preflight:
         """Read the nodes' health from the history, if it can be reached."""
         if self.on:
             try:
-                self._recorded = verdicts(self.history, self.cluster.name)
+                self._recorded = health_by_node(self.history, self.cluster.name)
             except HoldfastError as error:
                 note(log, "preflight.no-history", why=error)
 

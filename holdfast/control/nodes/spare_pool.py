@@ -18,7 +18,7 @@ from holdfast.control.state.generations import Generations
 from holdfast.control.state.job_log import JobLog
 from holdfast.errors import HoldfastError, WorldError
 from holdfast.log import note
-from holdfast.report.wording import plural, some
+from holdfast.report.wording import listing, plural
 from holdfast.spec.job import Nodes
 
 log = logging.getLogger("holdfast.control")
@@ -109,7 +109,7 @@ class SparePool:
                 node, "healthy" if healthy else "suspect", "its agent is up" if healthy else self.preflight.objection(node)
             )
         if added:
-            self.log.record_event(f"{some(added)} added as spare" + (f", {plural(missing, 'node')} still missing" if missing else ""))
+            self.log.record_event(f"{listing(added)} added as spare" + (f", {plural(missing, 'node')} still missing" if missing else ""))
         elif not self._reported and self.announce:
             self._reported = True
             why = f" ({'; '.join(f'{node}: {reason}' for node, reason in failed.items())})" if failed else ""

@@ -15,8 +15,8 @@ from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.errors import CommandRejected, NodeError, WorldError
+from holdfast.report.wording import listing
 from holdfast.report.wording import ranks as in_ranges
-from holdfast.report.wording import some
 from policies.escalation import Decision, Placement
 from policies.placement import Membership, membership_after
 from policies.states import Event, Transition
@@ -83,7 +83,7 @@ def reschedule(run: JobController, decision: Decision) -> Transition:
     rank_table = replace(rank_table, store=store, serve=serve, since=generations.number, every=every)
     generations.enter(number, membership, rank_table=rank_table, reason=decision.reason)
     kept = f"{len(rank_table.kept)} of {len(generations.state.ranks)} ranks keep their processes"
-    return Transition(Event.PLACED, f"generation {number} on {some(membership)}; {kept}")
+    return Transition(Event.PLACED, f"generation {number} on {listing(membership)}; {kept}")
 
 
 def store_without(run: JobController, leaving: frozenset[int], membership: Membership) -> tuple[tuple[str, int], int]:

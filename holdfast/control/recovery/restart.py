@@ -15,7 +15,7 @@ from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.errors import NodeError
-from holdfast.report.wording import some
+from holdfast.report.wording import listing
 from policies.case import Decision, RecoveryAction
 from policies.node_faults import find_node_faults
 from policies.placement import Membership, members_after, place, with_spares
@@ -94,7 +94,7 @@ def reschedule(run: JobController, decision: Decision) -> Transition:
     except NodeError as error:
         generations.state.evidence.append(StartFailure(node=error.node, at=time.time(), why=str(error)))
         return Transition(Event.FAULTED, str(error))
-    return Transition(Event.PLACED, f"generation {generations.number} on {some(after)}")
+    return Transition(Event.PLACED, f"generation {generations.number} on {listing(after)}")
 
 
 def begin_generation(run: JobController, membership: Membership, *, reason: str, before: int = 0, skip: tuple[int, ...] = ()) -> None:

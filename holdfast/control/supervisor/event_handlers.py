@@ -72,7 +72,7 @@ from holdfast.errors import HistoryError
 from holdfast.history import History, models, queries
 from holdfast.log import note
 from holdfast.protocol import Message
-from holdfast.report.wording import some, told
+from holdfast.report.wording import fault_line, listing
 from policies.node_health import OF_USE
 
 log = logging.getLogger("holdfast.control")
@@ -283,7 +283,7 @@ class EventHandlers:
             return
         self._saved = self._complete[event.path] = event.step
         facts, beside = event.model_dump(include={"at", "step", "path", "seconds", "size"}), event.beside or None
-        self.log.recorder.add(models.Checkpoint(job_id=self.log.job.id, generation=self.generations.number, beside=beside, **facts))
+        self.log.recorder.add(models.Checkpoint(job_id=self.log.job.id, generation=self.generations.number, overlapped_s=beside, **facts))
         self.checkpoints.note_saved(event.seconds, beside)
 
     def on_storage_error(self, node: str, event: StorageErrorEvent) -> None:
@@ -303,7 +303,7 @@ class EventHandlers:
             if fault.kind == STALE_REPLICA:
                 self._stale[node] = event.why
             else:
-                self.log.record_event(told(fault.entry.title, fault.quote, fault.entry.action))
+                self.log.record_event(fault_line(fault.entry.title, fault.quote, fault.entry.action))
 
     def poll(self, now: float) -> None:
         """Report all nodes with stale replicas in one event, a moment after the first: one cause makes many of them stale at once."""
@@ -312,9 +312,9 @@ class EventHandlers:
         self._stale_due = self._stale_due or now + GATHERED
         if now >= self._stale_due:
             why = next(iter(self._stale.values())).partition(": ")[0]  # what follows repeats the title
-            entry, text = CATALOGUE[STALE_REPLICA], f"{some(sorted(self._stale))}: {why}"
+            entry, text = CATALOGUE[STALE_REPLICA], f"{listing(sorted(self._stale))}: {why}"
             self._stale, self._stale_due = {}, 0.0
-            self.log.record_event(told(entry.title, text, entry.action))
+            self.log.record_event(fault_line(entry.title, text, entry.action))
 
     def on_memstore_problem(self, node: str, event: MemstoreUnavailable | MemstoreFull | ReplicaLost) -> None:
         """Record a new problem with the state in memory."""
@@ -328,7 +328,7 @@ class EventHandlers:
         """Record a problem with the state in memory, through which training goes on, or that it is over."""
         for fault in see([evidence], self.limits) if evidence is not None else ():
             self.faults.record(fault, incident=None)
-            text = text and told(fault.entry.title, text, fault.entry.action)
+            text = text and fault_line(fault.entry.title, text, fault.entry.action)
         if text:
             self.log.record_event(text)
 
@@ -350,8 +350,8 @@ class EventHandlers:
             fault, machine, time.monotonic()
         )
         if is_new and not (fault.kind in OF_USE and self._another_job_reported(fault)):
-            where = machine or f"{some(sorted({node, *self.generations.members}))} (one machine)"
-            self.log.record_event(f"{where}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
+            where = machine or f"{listing(sorted({node, *self.generations.members}))} (one machine)"
+            self.log.record_event(f"{where}: {fault_line(fault.entry.title, fault.quote, fault.entry.action)}")
         self.stragglers.note(fault)
 
     def _another_job_reported(self, fault: Fault) -> bool:

@@ -12,7 +12,7 @@ from holdfast.control.recovery.restart import begin_generation, start_workers
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.watch import SLICE, ending, watch
 from holdfast.errors import NodeError, NotEnoughNodes, OperatorError, WorldError
-from holdfast.report.wording import plural, some
+from holdfast.report.wording import listing, plural
 from holdfast.spec.check import gpu_problems, short_of_gpus
 from policies.placement import place
 from policies.states import Event, Transition
@@ -101,7 +101,7 @@ def gather(run: JobController) -> tuple[str, ...]:
 def without_gpus(run: JobController) -> list[str]:
     """Describe which local nodes have too few GPUs of their own, and what to do when that leaves the job too few nodes."""
     short = short_of_gpus(run.spec, run.cluster)
-    found = [f"{some(sorted(short))} with fewer GPUs of its own than {run.spec.nodes.ranks} rank(s)"] if short else []
+    found = [f"{listing(sorted(short))} with fewer GPUs of its own than {run.spec.nodes.ranks} rank(s)"] if short else []
     return found + [one.cure for one in gpu_problems(run.spec, run.cluster)]
 
 
@@ -110,7 +110,7 @@ def reasons(nodes: Mapping[str, str]) -> Iterator[str]:
     found: dict[str, list[str]] = {}
     for node, why in nodes.items():
         found.setdefault(why, []).append(node)
-    yield from (f"{some(affected)}: {why}" for why, affected in itertools.islice(found.items(), REASONS))
+    yield from (f"{listing(affected)}: {why}" for why, affected in itertools.islice(found.items(), REASONS))
     if len(found) > REASONS:
         yield f"and so on, {len(nodes)} nodes in all"
 

@@ -13,9 +13,9 @@ from holdfast.control.backup.standby import BackupPrerequisites, PartitionFailov
 from holdfast.control.supervisor.detach import Detach
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.errors import JobAlreadyRunning, OperatorError
-from holdfast.history import LEASE_SECONDS, History, Lease, acquire_when_free, holder_of, lease, models, queries, take, this_host
-from holdfast.history.retry import RetryingHistory
-from holdfast.history.standby_controllers import EVERY, leave, record_heartbeat
+from holdfast.history import LEASE_SECONDS, History, Lease, acquire, acquire_when_free, holder_of, lease, models, queries, this_host
+from holdfast.history.errors import RetryingHistory
+from holdfast.history.lease import HEARTBEAT_INTERVAL, record_heartbeat, remove_heartbeat
 from holdfast.log import note
 from holdfast.paths import job_directory
 from holdfast.spec import Cluster, TrainingJob
@@ -82,7 +82,7 @@ def stand_by(standby: StandbyController, detach: Detach) -> Leadership | JobEnde
     A request to detach ends the waiting. Raise `OperatorError` as soon as it is known that the job could not be controlled from here.
     """
     history, name, flow_run = standby.history, standby.spec.name, standby.flow_run
-    at_end = partial(leave, history, name)
+    at_end = partial(remove_heartbeat, history, name)
     try:
         while (found := standby.turn()) is None:
             if why := detach.why or flow_run.cancelled or flow_run.suspended:
@@ -108,7 +108,7 @@ class StandbyController:
     flow_run: FlowRun = field(default_factory=FlowRun)
     watched: str = ""
     """Id of the job that another controller had."""
-    _attended: tuple[float, str] = (-EVERY, "")
+    _attended: tuple[float, str] = (-HEARTBEAT_INTERVAL, "")
     """When the newest heartbeat was recorded (monotonic), and with what problem."""
     waits_until: float = 0.0
     """Until when the lease is not taken (monotonic): nobody could renew it while the database was unreachable."""
@@ -144,7 +144,7 @@ class StandbyController:
             self.wanted = spec_and_cluster(live)[1]
         self.watched = live.id
         holder = holder_of(self.history, live.id)
-        if holder is not None and holder.deaf:
+        if holder is not None and holder.partitioned:
             self.failover.offer(holder, self.wanted)
         if holder is not None or time.monotonic() < max(self.waits_until, self.failover.yields_until):
             return None
@@ -161,7 +161,7 @@ class StandbyController:
     def record_heartbeat(self) -> None:
         """Record from time to time that this controller stands by, and at once when its problem changes."""
         at, problem = self._attended
-        if problem != self.prerequisites.problem or time.monotonic() - at > EVERY:
+        if problem != self.prerequisites.problem or time.monotonic() - at > HEARTBEAT_INTERVAL:
             self._attended = time.monotonic(), self.prerequisites.problem
             record_heartbeat(self.history, self.spec.name, self.prerequisites.problem)
 
@@ -177,7 +177,7 @@ class StandbyController:
         job = live or _submission(self.spec, self.wanted)
         self.flow_run.predecessor = lease.flow_run_of(self.history, job.id)
         try:
-            taken = take(self.history, job, holder=HOLDER, **self.flow_run.on_lease)
+            taken = acquire(self.history, job, holder=HOLDER, **self.flow_run.on_lease)
         except JobAlreadyRunning:  # another one was first, or the controller of a job that has ended stores its last rows
             self.watched = next((one.id for one in queries.jobs(self.history, self.spec.name, limit=1)), "")
             return None
@@ -221,7 +221,7 @@ def _lease(history: History, job: models.Job, flow_run: FlowRun) -> Lease:
     The process that suspended this very flow run may still be saving the job: wait for it.
     """
     try:
-        return take(history, job, holder=HOLDER, **flow_run.on_lease)
+        return acquire(history, job, holder=HOLDER, **flow_run.on_lease)
     except JobAlreadyRunning:
         present = holder_of(history, job.id)
         if present is not None and flow_run.id and present.flow_run == flow_run.id:

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from holdfast.control.supervisor.detach import Detach
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.history import History, Recorder, models, queries
-from holdfast.history.retry import RetryingHistory
+from holdfast.history.errors import RetryingHistory
 
 EVERY: Final = 0.5
 """Seconds between two polls."""

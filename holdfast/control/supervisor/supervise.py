@@ -36,8 +36,8 @@ from holdfast.control.supervisor.reattach import reattach
 from holdfast.control.supervisor.requests import Requests
 from holdfast.errors import HistoryError, HoldfastError, JobDetached, LeaseLost, WorldError
 from holdfast.history import History, Job, LeaseRenewer, Recorder, absorb, queries, this_host
-from holdfast.history.fence import Fence
-from holdfast.history.retry import wait_for_history
+from holdfast.history.errors import wait_for_history
+from holdfast.history.lease import Fence
 from holdfast.history.statistics import fleet, work
 from holdfast.log import note
 from holdfast.paths import make_private, outbox_file
@@ -178,7 +178,7 @@ def _begin(
     lease = run.lease = LeaseRenewer(history, leadership.lease, run.depose, lambda: run.faults.connectivity.reported)
     run.agents.lease_until = lambda: lease.good_until
     run.agents.raise_epoch = partial(_raise_epoch, run)
-    recorder.elsewhere = ControllerOutbox(run.agents, leadership.lease.outbox_key, lease.settle)
+    recorder.remote_outbox = ControllerOutbox(run.agents, leadership.lease.outbox_key, lease.settle)
     run.requests.begin()
     run.nodes.approvals.begin()
     run.nodes.eligibility.begin()
@@ -200,7 +200,7 @@ def _begin(
 def _raise_epoch(run: JobController, epoch: int) -> int:
     """Get an epoch above *epoch* from the history, and return it; raise `LeaseLost` if another controller has the job."""
     try:
-        with run.recorder.at_rest():  # a row of the former epoch would be refused as that of a deposed controller
+        with run.recorder.paused():  # a row of the former epoch would be refused as that of a deposed controller
             lease = run.lease.raise_epoch(epoch)
             run.recorder.fence = Fence(run.job.id, lease.epoch)
     except HistoryError as error:  # without the history the node's answer counts

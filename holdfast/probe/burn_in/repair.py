@@ -148,7 +148,7 @@ class Repair:
     ) -> Answer:
         now = time.time()
         word = OperatorRequest(owner=self.owner, reason=reason, at=now, evidence=evidence)
-        return record.say(self.history, self._place(), node, lambda one, _: act(one, word), now=now)
+        return record.apply(self.history, self._place(), node, lambda one, _: act(one, word), now=now)
 
     def _place(self) -> CordonTable:
         return CordonTable(cluster=self.cluster.name, names=names_of(self.cluster), rules=self.cluster.quarantine.rules)

@@ -11,7 +11,7 @@ from detectors.health import unknown_signals
 from detectors.probe_result import NodeProbe
 from detectors.readings import NodeReading
 from holdfast.history import History
-from holdfast.history.health_samples import KnownHealth, keep, latest_health
+from holdfast.history.health_samples import KnownHealth, latest_health, save_sweep
 from holdfast.probe.sweep import DEADLINE, Sweeper
 from holdfast.report.wording import plural
 from policies.node_health import HealthAssessment, HealthChange, NodeHealthState, assess_health, health_change
@@ -54,7 +54,7 @@ class Checkup:
     def record(self) -> None:
         """Write what the sweep found into the history."""
         readings = {node: look.found for node, look in self.looks.items() if isinstance(look.found, NodeReading)}
-        keep(self.history, self.cluster, self.verdicts, self.changes, readings)
+        save_sweep(self.history, self.cluster, self.verdicts, self.changes, readings)
 
     def blind(self, node: str) -> dict[str, str]:
         """Return what the last sweep could not see of *node*, and why."""

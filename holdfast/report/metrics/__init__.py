@@ -1,1 +1,4 @@
-"""Metrics for Prometheus, read from the history alone: `families` collects them for `prometheus_client`, `serving` answers scrapes."""
+"""Metrics for Prometheus, read from the history at each scrape: `families` collects them, `serving` answers scrapes.
+
+They keep no state besides the bills of jobs, which are expensive to compute.
+"""

@@ -21,32 +21,32 @@ from policies.states import State
 
 
 class HistoryCollector:
-    """Reads all metrics from the history at each scrape: no sample is kept in this process."""
+    """Reads all metrics from the history at each scrape; this process keeps no samples."""
 
     def __init__(self) -> None:
-        self._accounts = jobs.Accounts()
-        self._one_at_a_time = threading.Lock()
-        """Scrapers that come at once wait for each other: they share the accounts, and the history is read for one of them."""
+        self._bills = jobs.Bills()
+        self._lock = threading.Lock()
+        """Concurrent scrapes wait for each other, because they share the bills."""
 
     def collect(self) -> list[Metric]:
-        """Return every family, as `prometheus_client` asks for them; raise `HoldfastError` where the history cannot be read."""
-        with self._one_at_a_time:
-            history = History.open(create=False)  # each time: one that was away, or was put aside, is found again
+        """Return every family; raise `HoldfastError` if the history cannot be read."""
+        with self._lock:
+            history = History.open(create=False)  # each time, so that one that was unreachable or replaced is found
             try:
-                return collect(history, self._accounts)
+                return collect(history, self._bills)
             finally:
                 history.close()
 
 
-def collect(history: History, accounts: jobs.Accounts | None = None) -> list[Metric]:
-    """Return every family, read from *history* now; *accounts* are kept from one call to the next by who calls often."""
+def collect(history: History, bills: jobs.Bills | None = None) -> list[Metric]:
+    """Return every family, read from *history* now; pass the same *bills* to repeated calls."""
     begin = time.monotonic()
     shown = jobs.shown(history, now=time.time())
     found = [_build(), _by_state(shown), *jobs.progress(history, shown), *jobs.controllers(history, shown)]
     with history.session() as session:
         found += [*incidents.incidents(session, shown), *incidents.faults(session, shown), *jobs.checkpoints(history, session, shown)]
         found += [*_nodes(session), _approvals(session)]
-    found += jobs.goodput(history, shown, accounts or jobs.Accounts())
+    found += jobs.goodput(history, shown, bills or jobs.Bills())
     took = GaugeMetricFamily("holdfast_collect_duration_seconds", "Seconds that it took to read these metrics from the history.")
     took.add_metric([], time.monotonic() - begin)
     return [*found, took]
@@ -59,7 +59,7 @@ def _build() -> Metric:
 
 
 def _by_state(shown: Sequence[jobs.JobMetrics]) -> Metric:
-    """Return how many jobs are in each state; those that ended long ago are not counted."""
+    """Return how many jobs are in each state, without those that ended long ago."""
     found = GaugeMetricFamily("holdfast_jobs", "Jobs by state: live ones, and those that ended in the last seven days.", labels=["state"])
     counted = Counter(one.state for one in shown)
     for state in State:
@@ -68,11 +68,11 @@ def _by_state(shown: Sequence[jobs.JobMetrics]) -> Metric:
 
 
 def _nodes(session: Session) -> list[Metric]:
-    """Return how many nodes of each cluster are in each state and of each health, and which nodes are not healthy."""
+    """Return the number of nodes of each cluster by state and by health, and the nodes that are not healthy."""
     states = GaugeMetricFamily(
         "holdfast_nodes", "Nodes that the history knows, by state: whether jobs may use them.", labels=["cluster", "state"]
     )
-    apart = GaugeMetricFamily(
+    unhealthy = GaugeMetricFamily(
         "holdfast_node_state",
         "1 for the state of each node that is not healthy; a healthy node has no series.",
         labels=["cluster", "node", "state"],
@@ -85,29 +85,29 @@ def _nodes(session: Session) -> list[Metric]:
             states.add_metric([cluster, state.value], counted[cluster, state])
     for (cluster, node), now in sorted(known.items()):
         if now != NodeState.HEALTHY:
-            apart.add_metric([cluster, node, now], 1)
-    looks = Counter((row.cluster, str(row.verdict.get("status", "unknown"))) for row in session.exec(select(HealthSample)))
-    for (cluster, status), times in sorted(looks.items()):
-        health.add_metric([cluster, status], times)
-    return [states, apart, health]
+            unhealthy.add_metric([cluster, node, now], 1)
+    samples = Counter((row.cluster, str(row.health.get("status", "unknown"))) for row in session.exec(select(HealthSample)))
+    for (cluster, found), times in sorted(samples.items()):
+        health.add_metric([cluster, found], times)
+    return [states, unhealthy, health]
 
 
 def _node_states(session: Session) -> dict[tuple[str, str], str]:
-    """Return the state of each node that the history knows, by cluster and name."""
+    """Return the state of each node in the history, by cluster and name."""
     known: dict[tuple[str, str], str] = {}
     for model in (NodeStatusChange, HealthSample):
         for cluster, node in session.exec(select(col(model.cluster), col(model.node)).distinct()):
             known[cluster, node] = NodeState.HEALTHY.value
-    same = select(col(ServiceTransition.cluster), col(ServiceTransition.node), func.max(col(ServiceTransition.number)).label("number"))
-    newest = same.group_by(col(ServiceTransition.cluster), col(ServiceTransition.node)).subquery()
+    numbers = select(col(ServiceTransition.cluster), col(ServiceTransition.node), func.max(col(ServiceTransition.number)).label("number"))
+    newest = numbers.group_by(col(ServiceTransition.cluster), col(ServiceTransition.node)).subquery()
     wanted = select(ServiceTransition).join(
         newest,
         (col(ServiceTransition.cluster) == newest.c.cluster)
         & (col(ServiceTransition.node) == newest.c.node)
         & (col(ServiceTransition.number) == newest.c.number),
     )
-    for move in session.exec(wanted):
-        known[move.cluster, move.node] = move.after
+    for transition in session.exec(wanted):
+        known[transition.cluster, transition.node] = transition.after
     return known
 
 

@@ -1,17 +1,18 @@
 """Incidents and faults of each job, over all its runs.
 
-How counters are made, so that `rate()` and `increase()` are right:
+Counters are made so that `rate()` and `increase()` are correct:
 
-- They are counted from the history at each scrape, never in this process: a restart of `holdfast metrics` resets none.
-- Each series of a counter exists, at 0, from the first scrape of a job on. Prometheus does not count the step from "no series" to 1:
-  a series that appears with its first event loses that event. So counters have labels of few and known values only.
-- A kind is one of more than 600. What is known by kind is therefore a gauge: how many so far, and when the newest happened, which
-  tells of the first one too: ``time() - holdfast_last_fault_timestamp_seconds{kind="..."} < 3600``.
+- They are counted from the history at each scrape, so that a restart of `holdfast metrics` resets none.
+- Each series of a counter exists, at 0, from the first scrape of a job on. Prometheus does not count the step from "no series" to 1: a
+  series that appears with its first event loses that event. Counters therefore have only labels with few and known values.
+- There are more than 600 kinds. Values by kind are therefore gauges: how many so far, and when the newest happened, which also shows the
+  first one: ``time() - holdfast_last_fault_timestamp_seconds{kind="..."} < 3600``.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
@@ -24,16 +25,15 @@ from sqlmodel import Session, col
 from detectors.all_kinds import CATALOGUE
 from detectors.catalogue import Area, RecommendedAction
 from holdfast.history.models import FaultRecord, Incident, Phase
-from holdfast.report.metrics.jobs import JOB, JobMetrics, columns, counter_per_job, gauge_per_job
-from holdfast.report.metrics.samples import add_counts, add_histogram
+from holdfast.report.metrics.jobs import JOB, JobMetrics, add_counts, columns, counter_per_job, gauge_per_job
 from holdfast.report.phases import KINDS
 from policies.case import RecoveryAction
 
 BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-"""Seconds; recoveries in place take some hundredths, those that wait for a node minutes."""
+"""Seconds: in-process recoveries take hundredths, those that wait for a node minutes."""
 OUTCOMES: Final = ("recovered", "passed", "stopped", "gave-up")
 NO_ACTION: Final = "none"
-"""The recovery action of an incident that was over before one was chosen."""
+"""The recovery action of an incident that closed before one was chosen."""
 OTHER: Final = "other"
 """The area of a fault kind that this version's catalogue does not have."""
 
@@ -52,7 +52,7 @@ def incidents(session: Session, jobs: Sequence[JobMetrics]) -> list[Metric]:
         "When the newest closed incident of this kind, recovery action and outcome began, in seconds since 1970.",
         labels=["job", "kind", "action", "outcome"],
     )
-    still = gauge_per_job("holdfast_incidents_open", "Open incidents.")
+    is_open = gauge_per_job("holdfast_incidents_open", "Open incidents.")
     lost = counter_per_job("holdfast_lost_steps_total", "Steps that incidents rolled back, and that were computed again.")
     down = HistogramMetricFamily("holdfast_recovery_seconds", "Time from a fault to the first new step, of closed incidents.", labels=JOB)
     phases = SummaryMetricFamily(
@@ -62,31 +62,31 @@ def incidents(session: Session, jobs: Sequence[JobMetrics]) -> list[Metric]:
         name = one.job.name
         wanted = columns(Incident, one, "kind", "action", "outcome", "fault_at", "closed_at", "downtime_s", "steps_lost")
         rows: Any = session.connection().execute(wanted).all()
-        over = [row for row in rows if row.closed_at is not None]
-        areas = {area: Counter(row.outcome or OTHER for row in over if area_of(row.kind) == area) for area in (*Area, OTHER)}
+        closed_rows = [row for row in rows if row.closed_at is not None]
+        areas = {area: Counter(row.outcome or OTHER for row in closed_rows if area_of(row.kind) == area) for area in (*Area, OTHER)}
         for area, outcomes in areas.items():
             if area != OTHER or outcomes:
                 add_counts(closed, [name, area], outcomes, OUTCOMES)
-        add_counts(actions, [name], Counter(row.action or NO_ACTION for row in over), (*RecoveryAction, NO_ACTION))
-        for kind, times in sorted(Counter(row.kind for row in over).items()):
+        add_counts(actions, [name], Counter(row.action or NO_ACTION for row in closed_rows), (*RecoveryAction, NO_ACTION))
+        for kind, times in sorted(Counter(row.kind for row in closed_rows).items()):
             by_kind.add_metric([name, kind], times)
         last: dict[tuple[str, str, str], float] = defaultdict(float)
-        for row in over:
+        for row in closed_rows:
             labels = (row.kind, row.action or NO_ACTION, row.outcome or OTHER)
             last[labels] = max(last[labels], row.fault_at)
         for (kind, action, outcome), at in sorted(last.items()):
             newest.add_metric([name, kind, action, outcome], at)
-        still.add_metric([name], len(rows) - len(over))
+        is_open.add_metric([name], len(rows) - len(closed_rows))
         lost.add_metric([name], sum(row.steps_lost or 0 for row in rows))
-        add_histogram(down, [name], [row.downtime_s for row in over if row.downtime_s is not None], BUCKETS)
+        add_histogram(down, [name], [row.downtime_s for row in closed_rows if row.downtime_s is not None], BUCKETS)
         for phase, seconds in _by_phase(session, one).items():
             phases.add_metric([name, phase], len(seconds), math.fsum(seconds))
-    return [closed, actions, by_kind, newest, still, lost, down, phases]
+    return [closed, actions, by_kind, newest, is_open, lost, down, phases]
 
 
 def faults(session: Session, jobs: Sequence[JobMetrics]) -> list[Metric]:
-    """Return how many faults were seen at each job, and when last."""
-    seen = CounterMetricFamily(
+    """Return the number of faults of each job, and when the newest happened."""
+    total = CounterMetricFamily(
         "holdfast_faults_total",
         "Faults seen, by recommended action, whether they opened an incident or not.",
         labels=["job", "recommended_action"],
@@ -100,18 +100,25 @@ def faults(session: Session, jobs: Sequence[JobMetrics]) -> list[Metric]:
     for one in jobs:
         name = one.job.name
         wanted = columns(FaultRecord, one, "kind", "recommended_action").add_columns(func.count(), func.max(col(FaultRecord.at)))
-        levels, kinds, last = Counter[str](), Counter[str](), defaultdict[str, float](float)
-        for kind, recommended_action, times, at in session.connection().execute(
+        actions, kinds, last = Counter[str](), Counter[str](), defaultdict[str, float](float)
+        for kind, action, times, at in session.connection().execute(
             wanted.group_by(col(FaultRecord.kind), col(FaultRecord.recommended_action))
         ):
-            levels[recommended_action] += times
+            actions[action] += times
             kinds[kind] += times
             last[kind] = max(last[kind], at)
-        add_counts(seen, [name], levels, RecommendedAction)
+        add_counts(total, [name], actions, RecommendedAction)
         for kind in sorted(kinds):
             by_kind.add_metric([name, kind], kinds[kind])
             newest.add_metric([name, kind], last[kind])
-    return [seen, by_kind, newest]
+    return [total, by_kind, newest]
+
+
+def add_histogram(family: HistogramMetricFamily, labels: Sequence[str], values: Sequence[float], bounds: Sequence[float]) -> None:
+    """Add a histogram of *values*: how many are at most as large as each of *bounds*."""
+    ordered = sorted(values)
+    buckets = [(f"{bound:g}", bisect_right(ordered, bound)) for bound in bounds]
+    family.add_metric(labels, [*buckets, ("+Inf", len(ordered))], math.fsum(ordered))
 
 
 def area_of(kind: str) -> str:
@@ -121,7 +128,7 @@ def area_of(kind: str) -> str:
 
 
 def _by_phase(session: Session, one: JobMetrics) -> dict[str, list[float]]:
-    """Return the seconds of each phase, the known ones first, those that no recovery had too."""
+    """Return the seconds of each phase, known phases first, also those that no recovery had."""
     found: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
     for name, seconds in session.connection().execute(columns(Phase, one, "name", "seconds")):
         found.setdefault(name, []).append(seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -17,30 +17,29 @@ from sqlmodel import Session, col, select
 
 from detectors.all_kinds import CATALOGUE
 from holdfast.accounting.bill import Bill, bill
-from holdfast.accounting.ledger import SECOND, Use
+from holdfast.accounting.ledger import SECOND, TimeCategory
 from holdfast.history import queries
 from holdfast.history.lease import LEASE_SECONDS, holder_of
 from holdfast.history.models import Checkpoint, Job, JobTransition, Lease
 from holdfast.history.store import History
-from holdfast.report.metrics.samples import add_counts, add_known
 from policies.states import State
 
 JOB: Final = ("job",)
 """The labels of a metric that has one series for each job."""
 gauge_per_job, counter_per_job = partial(GaugeMetricFamily, labels=JOB), partial(CounterMetricFamily, labels=JOB)
 SHOWN_SECONDS: Final = 7 * 86400.0
-"""A job has metrics for so long after its end: names that nobody uses any more would stay for ever."""
+"""A job has metrics for so long after its end, so that unused names disappear."""
 PROBLEMS: Final = tuple(kind.id for kind in CATALOGUE.values() if (kind.component, kind.source) == ("checkpoint", "worker's report"))
 """The kinds that a rank reports of checkpoints and snapshots."""
-SHARE: Final = 0.02
-"""Of a scraper's time, at most, that may go into settling a job's accounts: every step of it is read for that."""
-LEAST_SECONDS: Final = 10.0
-"""For which settled accounts are good in any case."""
+BILL_SHARE: Final = 0.02
+"""Share of the time that may at most be spent on a job's bill, for which every step is read."""
+BILL_SECONDS: Final = 10.0
+"""For which a bill stays valid at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobMetrics:
-    """A job name that has metrics: its newest run, its state, since when it is in it, and the ids of all its runs."""
+    """A job name with metrics: its newest run, its state and since when, and the ids of all its runs."""
 
     job: Job
     state: str
@@ -49,40 +48,40 @@ class JobMetrics:
 
     @property
     def ended(self) -> bool:
-        """Tell whether nothing can follow."""
+        """Return whether the newest run is in a terminal state."""
         return self.state in queries.TERMINAL
 
     @property
     def suspended(self) -> bool:
-        """Tell whether it holds no nodes, and needs no controller, until somebody resumes it."""
+        """Return whether it is suspended: it holds no nodes and needs no controller."""
         return self.state == State.SUSPENDED
 
 
-class Accounts:
-    """The accounts of jobs, settled anew no oftener than they are worth it; those of a job that has ended, once."""
+class Bills:
+    """The bills of jobs, computed again only as often as their cost allows; those of ended jobs only once."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[float, bool, Bill]] = {}
 
     def of(self, history: History, shown: JobMetrics) -> Bill:
-        """Return the accounts of the newest run."""
+        """Return the bill of the newest run."""
         until, final, found = self._kept.get(shown.job.id, (0.0, False, None))
         if found is not None and (final or time.monotonic() < until):
             return found
         begin = time.monotonic()
         fresh = bill(history, shown.job)
         took = time.monotonic() - begin
-        self._kept[shown.job.id] = (time.monotonic() + max(LEAST_SECONDS, took / SHARE), shown.ended, fresh)
+        self._kept[shown.job.id] = (time.monotonic() + max(BILL_SECONDS, took / BILL_SHARE), shown.ended, fresh)
         return fresh
 
-    def forget_but(self, ids: Iterable[str]) -> None:
-        """Let go of the accounts of all other jobs."""
+    def keep_only(self, ids: Iterable[str]) -> None:
+        """Drop the bills of all other jobs."""
         wanted = set(ids)
         self._kept = {job: kept for job, kept in self._kept.items() if job in wanted}
 
 
 def shown(history: History, *, now: float) -> list[JobMetrics]:
-    """Return the jobs that have metrics: by name, those whose newest run has not ended, or not long ago."""
+    """Return the jobs with metrics, by name: those whose newest run is live or ended recently."""
     newest = select(func.max(col(JobTransition.id))).group_by(col(JobTransition.job_id))
     with history.session() as session:
         last = {
@@ -140,6 +139,21 @@ def progress(history: History, jobs: Sequence[JobMetrics]) -> list[Metric]:
     return [info, states, since, submitted, generation, ranks, full, step, target, stepped, duration, loss]
 
 
+def add_known(family: GaugeMetricFamily, labels: Sequence[str], value: float | None) -> None:
+    """Add a sample; nothing for an unknown value."""
+    if value is not None:
+        family.add_metric(labels, value)
+
+
+def add_counts(family: CounterMetricFamily, labels: Sequence[str], found: Mapping[str, float], known: Iterable[str]) -> None:
+    """Add a counter for each of the *known* values of the last label, at 0 if none was *found*, and for all other found values.
+
+    `increase()` does not count the step from "no series" to 1: a counter must exist at 0 before its first event.
+    """
+    for value in dict.fromkeys((*known, *sorted(found))):
+        family.add_metric([*labels, value], found.get(value, 0))
+
+
 def controllers(history: History, jobs: Sequence[JobMetrics]) -> list[Metric]:
     """Return whether each job that needs a controller has one."""
     controlled = gauge_per_job(
@@ -170,8 +184,8 @@ def checkpoints(history: History, session: Session, jobs: Sequence[JobMetrics]) 
     problems = CounterMetricFamily(
         "holdfast_checkpoint_problems_total", "Problems with checkpoints and in-memory snapshots, by kind.", labels=["job", "kind"]
     )
-    stood = counter_per_job("holdfast_checkpoint_stall_seconds_total", "Seconds for which training stopped for saves.")
-    beside = counter_per_job("holdfast_checkpoint_write_seconds_total", "Seconds of writing checkpoints while training went on.")
+    stalled = counter_per_job("holdfast_checkpoint_stall_seconds_total", "Seconds for which training stopped for saves.")
+    overlapped_writes = counter_per_job("holdfast_checkpoint_write_seconds_total", "Seconds of writing checkpoints while training went on.")
     size = gauge_per_job("holdfast_checkpoint_size_bytes", "Size of the newest checkpoint.")
     step = gauge_per_job("holdfast_checkpoint_step", "Step of the newest checkpoint.")
     at = gauge_per_job("holdfast_checkpoint_timestamp_seconds", "When the newest checkpoint was completed, in seconds since 1970.")
@@ -185,14 +199,14 @@ def checkpoints(history: History, session: Session, jobs: Sequence[JobMetrics]) 
         name = one.job.name
         rows: Any = session.connection().execute(
             columns(Checkpoint, one, "problem")
-            .add_columns(func.count(), func.sum(Checkpoint.seconds), func.sum(Checkpoint.beside))
+            .add_columns(func.count(), func.sum(Checkpoint.seconds), func.sum(Checkpoint.overlapped_s))
             .group_by(col(Checkpoint.problem))
         )
         by_kind = {kind: (times, seconds or 0.0, written or 0.0) for kind, times, seconds, written in rows}
         times, seconds, written = by_kind.pop(None, (0, 0.0, 0.0))
         saved.add_metric([name], times)
-        stood.add_metric([name], seconds)
-        beside.add_metric([name], written)
+        stalled.add_metric([name], seconds)
+        overlapped_writes.add_metric([name], written)
         add_counts(problems, [name], {kind: count for kind, (count, *_) in by_kind.items()}, PROBLEMS)
         wanted = select(Checkpoint).where(col(Checkpoint.job_id) == one.job.id, col(Checkpoint.problem).is_(None))
         newest = session.exec(wanted.order_by(col(Checkpoint.id).desc()).limit(1)).first()
@@ -204,12 +218,12 @@ def checkpoints(history: History, session: Session, jobs: Sequence[JobMetrics]) 
         if memory is not None:
             add_known(old, [name], memory.age_steps)
             add_known(cost, [name], memory.cost)
-            add_known(overlapped, [name], memory.hidden)
+            add_known(overlapped, [name], memory.overlapped)
             add_known(bytes_of, [name], memory.size)
-    return [saved, problems, stood, beside, size, step, at, old, cost, overlapped, bytes_of]
+    return [saved, problems, stalled, overlapped_writes, size, step, at, old, cost, overlapped, bytes_of]
 
 
-def goodput(history: History, jobs: Sequence[JobMetrics], kept: Accounts) -> list[Metric]:
+def goodput(history: History, jobs: Sequence[JobMetrics], bills: Bills) -> list[Metric]:
     """Return how each job's newest run spent its time, as `holdfast cost` shows it."""
     ettr = gauge_per_job(
         "holdfast_job_effective_training_time_ratio", "Share of the time since the submission in steps that were kept (ETTR), 0 to 1."
@@ -220,9 +234,9 @@ def goodput(history: History, jobs: Sequence[JobMetrics], kept: Accounts) -> lis
         labels=["job", "category"],
     )
     for one in jobs:
-        found = kept.of(history, one)
+        found = bills.of(history, one)
         add_known(ettr, [one.job.name], found.ettr)
-        for use in Use:
+        for use in TimeCategory:
             spent.add_metric([one.job.name, use.value.replace(" ", "_")], found.ledger.sum(use).devices / SECOND)
-    kept.forget_but(one.job.id for one in jobs)
+    bills.keep_only(one.job.id for one in jobs)
     return [ettr, spent]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.accounting.bill import bill
-from holdfast.accounting.ledger import SECOND, Use
+from holdfast.accounting.ledger import SECOND, TimeCategory
 from holdfast.report import cost_table
-from holdfast.report.cost_page import drawn
+from holdfast.report.pages.cost_page import drawn
 from holdfast.report.wording import visible
 from tests.report import filled, odd
 from tests.report.parsed import Page
@@ -24,12 +24,12 @@ def test_an_odd_job_is_accounted_for_and_drawn(name: str, tmp_path: Path) -> Non
     history.close()
     end = found.jobs[0].job.end if found.jobs else job.at
     assert found.ledger.sum().wall == round(end * SECOND) - round(job.at * SECOND)
-    assert sum(one.hours for one in found.losses) == pytest.approx(found.hours(Use.LOST))
+    assert sum(one.hours for one in found.losses) == pytest.approx(found.hours(TimeCategory.LOST))
     page = Page(drawn(found, job.name, "html").decode()).root
     assert cost_table.counted(found) in page.words
     assert all(
         visible(" ".join(row[0].split())) in page.words
-        for _, rows in (cost_table.uses(found), cost_table.kinds(found))
+        for _, rows in (cost_table.categories(found), cost_table.kinds(found))
         for row in rows[:50]
     )
 

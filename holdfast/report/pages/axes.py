@@ -1,4 +1,4 @@
-"""What every plot of a job shares: an axis of elapsed time, numbered incidents above it, quiet grid lines."""
+"""Parts that the plots share: axes of time, steps and loss, numbered incidents above them, stacked bars."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Final
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import Transform
 
-from holdfast.report.svg_theme import Drawing, SvgTheme
+from holdfast.report import wording
+from holdfast.report.pages.drawing import Drawing, SvgTheme
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _TIME_STEPS: Final = (
@@ -19,30 +20,31 @@ _TIME_STEPS: Final = (
     *(_DAY * digit * 10.0**power for power in range(6) for digit in (1, 2, 5)),
 )  # fmt: skip
 _SECONDS_UNTIL: Final = 120
-"""A shorter axis speaks of seconds alone."""
+"""A shorter axis shows seconds only."""
 BADGE_PIXELS: Final = 32
-"""Where the badges sit: so far above the axes."""
+"""Height of the badges above the axes."""
 LABEL_PIXELS: Final = 7
-"""Where the generations' numbers sit, under the badges."""
+"""Height of the generations' numbers, below the badges."""
 _BADGE_EDGE_PIXELS: Final = 17
 _DIGIT_PIXELS: Final = 7
+_LABEL_LETTER_PIXELS: Final = 6.8
 _CROWD: Final = 40
-"""From so many incidents on, their lines are faint, or they would hide the curve."""
+"""With so many incidents their lines are faint, so that they do not hide the curve."""
 _LABEL_PIXELS: Final = 86
 """Room for one label on the time axis."""
 _LOG_FROM: Final = 40
-"""A loss that falls by this factor shows its later part only on a logarithmic axis."""
+"""A loss that falls by more than this factor gets a logarithmic axis."""
 
 
 def time_ticks(seconds: float, pixels: float) -> list[tuple[float, str]]:
-    """Return where to mark an axis of *seconds* that is *pixels* wide, and what to write there."""
+    """Return positions and labels of the ticks of an axis of *seconds* that is *pixels* wide."""
     most = max(2, int(pixels // _LABEL_PIXELS))
     step = next((step for step in _TIME_STEPS if seconds / step <= most), _TIME_STEPS[-1])
     return [(step * place, clock(step * place, step, seconds)) for place in range(int(seconds / step + 1e-9) + 1)]
 
 
-def clock(at: float, step: float, whole: float) -> str:
-    """Write *at* seconds as exactly as an axis needs that has a mark every *step* of *whole* seconds."""
+def clock(at: float, step: float, total: float) -> str:
+    """Return *at* seconds as exactly as needed on an axis of *total* seconds with a tick every *step*."""
     if at == 0:
         return "0"
     if step >= _DAY:
@@ -51,24 +53,24 @@ def clock(at: float, step: float, whole: float) -> str:
     if step >= _HOUR:
         hours = rest // _HOUR
         return " ".join(part for part in (f"{days} d" if days else "", f"{hours} h" if hours or not days else "") if part)
-    if whole >= _HOUR:
+    if total >= _HOUR:
         return f"{round(at) // _HOUR}:{round(at) % _HOUR // _MINUTE:02d} h"
-    if whole > _SECONDS_UNTIL:
+    if total > _SECONDS_UNTIL:
         return f"{round(at) // _MINUTE}:{round(at) % _MINUTE:02d} min"
     return f"{at:.{max(0, -math.floor(math.log10(step) + 1e-9))}f} s"
 
 
 def time_axis(on: Drawing, seconds: float) -> None:
-    """Let x be elapsed time from 0 to *seconds*."""
-    whole = max(seconds, 1e-6)
-    ticks = time_ticks(whole, on.box.columns)
-    on.axes.set_xlim(0, whole)
+    """Make x elapsed time from 0 to *seconds*."""
+    total = max(seconds, 1e-6)
+    ticks = time_ticks(total, on.box.columns)
+    on.axes.set_xlim(0, total)
     on.axes.xaxis.set_major_locator(FixedLocator([at for at, _ in ticks]))
-    on.axes.xaxis.set_major_formatter(FixedFormatter([words for _, words in ticks]))
+    on.axes.xaxis.set_major_formatter(FixedFormatter([label for _, label in ticks]))
 
 
 def step_axis(on: Drawing, first: float, last: float) -> None:
-    """Let x be the step number from *first* to *last*."""
+    """Make x the step number from *first* to *last*."""
     room = 0.5 if last == first else 0.0
     on.axes.set_xlim(first - room, last + room)
     on.axes.xaxis.set_major_locator(MaxNLocator(max(2, on.box.columns // _LABEL_PIXELS), integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
@@ -76,7 +78,7 @@ def step_axis(on: Drawing, first: float, last: float) -> None:
 
 
 def loss_axis(on: Drawing, lowest: float, highest: float) -> None:
-    """Let y be the loss, logarithmic where it spans so much that a linear one would hide the end."""
+    """Make y the loss, logarithmic if a linear axis would hide the end."""
     axes = on.axes
     if lowest > 0 and highest / lowest > _LOG_FROM:
         axes.set_yscale("log")
@@ -92,7 +94,7 @@ def loss_axis(on: Drawing, lowest: float, highest: float) -> None:
 
 
 def count_axis(on: Drawing, highest: float) -> None:
-    """Let y be a step number from 0 to *highest*."""
+    """Make y a step number from 0 to *highest*."""
     on.axes.set_ylim(0, highest * 1.06 or 1)
     on.axes.yaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     on.axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -101,15 +103,15 @@ def count_axis(on: Drawing, highest: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisMark:
-    """An incident on an axis: its *number*, the place *x*, and the *words* that show over it."""
+    """An incident on an axis: its *number*, its position *x*, and its tooltip *text*."""
 
     number: int
     x: float
-    words: str
+    text: str
 
 
 def incident_marks(on: Drawing, marks: Sequence[AxisMark]) -> None:
-    """Draw a line and a numbered badge for each incident; those too near each other share a badge."""
+    """Draw a line and a numbered badge for each incident; incidents close to each other share a badge."""
     low, high = on.axes.get_xlim()
     per_pixel = (high - low) / on.box.columns
     inside = sorted((mark for mark in marks if low <= mark.x <= high), key=lambda mark: mark.x)
@@ -124,15 +126,15 @@ def incident_marks(on: Drawing, marks: Sequence[AxisMark]) -> None:
     digits = len(str(max((mark.number for mark in inside), default=0)))
     single, double = ((_BADGE_EDGE_PIXELS + letters * _DIGIT_PIXELS) * per_pixel for letters in (digits, 2 * digits + 1))
     edge = -math.inf
-    for group in _neighbours(inside, near=single, reach=double):
+    for group in _groups(inside, near=single, reach=double):
         width = single if len(group) == 1 else double
         middle = max((group[0].x + group[-1].x) / 2, edge + width / 2)
         edge = middle + width / 2
         _group_badge(on, group, middle)
 
 
-def _neighbours(marks: Sequence[AxisMark], *, near: float, reach: float) -> list[list[AxisMark]]:
-    """Group the marks whose badges would touch, being *near*; a group *reaches* as far as its own badge is wide."""
+def _groups(marks: Sequence[AxisMark], *, near: float, reach: float) -> list[list[AxisMark]]:
+    """Group the marks whose badges would touch, being *near*; a group *reaches* as far as its badge is wide."""
     groups: list[list[AxisMark]] = []
     for mark in marks:
         last = groups[-1] if groups else [mark]
@@ -146,17 +148,17 @@ def _neighbours(marks: Sequence[AxisMark], *, near: float, reach: float) -> list
 
 def _group_badge(on: Drawing, group: Sequence[AxisMark], middle: float) -> None:
     first, last = group[0].number, group[-1].number
-    words = f"{first}" if first == last else f"{first}–{last}"  # noqa: RUF001 (a range)
-    tip = on.tip("\n".join(mark.words for mark in group[:8]))
-    badge(on, (middle, 1 + BADGE_PIXELS / on.box.rows), words, transform=on.axes.get_xaxis_transform(), gid=tip)
+    label = f"{first}" if first == last else f"{first}–{last}"  # noqa: RUF001 (a range)
+    tip = on.tip("\n".join(mark.text for mark in group[:8]))
+    badge(on, (middle, 1 + BADGE_PIXELS / on.box.rows), label, transform=on.axes.get_xaxis_transform(), gid=tip)
 
 
-def badge(on: Drawing, place: tuple[float, float], words: str, *, transform: Transform, gid: str | None = None) -> None:
-    """Draw an incident's number as it looks all over the page."""
-    shape = "circle,pad=0.3" if len(words) == 1 else "round,pad=0.34,rounding_size=0.9"
+def badge(on: Drawing, position: tuple[float, float], label: str, *, transform: Transform, gid: str | None = None) -> None:
+    """Draw an incident's number, with the same look on the whole page."""
+    shape = "circle,pad=0.3" if len(label) == 1 else "round,pad=0.34,rounding_size=0.9"
     on.axes.text(
-        *place,
-        words,
+        *position,
+        label,
         transform=transform,
         ha="center",
         va="center_baseline",
@@ -167,3 +169,38 @@ def badge(on: Drawing, place: tuple[float, float], words: str, *, transform: Tra
         gid=gid,
         zorder=6,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarPart:
+    """A part of a stacked bar: its size, its colour, its tooltip, and a label that is drawn if it fits."""
+
+    size: float
+    color: SvgTheme
+    tip: str
+    label: str = ""
+    label_color: SvgTheme = SvgTheme.ON_LIGHT
+
+
+def stacked_bar(on: Drawing, parts: Sequence[BarPart], middle: float, *, height: float, total: str) -> None:
+    """Draw a horizontal bar of *parts* with its *total* at the end; parts beyond the axis are cut, invisible ones are left out."""
+    limit = on.axes.get_xlim()[1]
+    pixel, at = limit / on.box.columns, 0.0
+    for part in parts:
+        end = min(at + part.size, limit)
+        if end - at > pixel / 4:
+            gap = pixel if end - at > 4 * pixel else 0
+            tip = on.tip(part.tip)
+            on.axes.barh(middle, end - at - gap, left=at, height=height, color=part.color, linewidth=0, gid=tip, zorder=3)
+            if part.label and len(part.label) * _LABEL_LETTER_PIXELS + 8 < (end - at) / pixel:
+                on.axes.text(
+                    (at + end) / 2, middle, part.label, ha="center", va="center_baseline", fontsize=10.5, color=part.label_color, zorder=5
+                )
+        at = end
+    on.axes.text(at + 7 * pixel, middle, total, va="center_baseline", fontsize=12, fontweight="bold", color=SvgTheme.TEXT, zorder=5)
+
+
+def shortened(text: str, characters: int) -> str:
+    """Return *text* with at most so many *characters*, cut at the end."""
+    plain = wording.visible(text)
+    return plain if len(plain) <= characters else f"{plain[: characters - 1]}…"

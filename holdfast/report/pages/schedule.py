@@ -1,4 +1,4 @@
-"""The picture of a step: ranks over time, what each was doing, and under it when its snapshot was copied."""
+"""The plot of a step: what each rank did over time, and below that when its snapshot was copied."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from markupsafe import Markup
 from matplotlib.patches import Rectangle
 
 from holdfast.report import wording
-from holdfast.report.axes import time_axis
+from holdfast.report.pages.axes import time_axis
+from holdfast.report.pages.drawing import Drawing, DrawingBox, SvgTheme, drawing, image, svg
 from holdfast.report.profiles import JobProfile, RankProfile
-from holdfast.report.standalone import image
-from holdfast.report.svg_theme import Drawing, DrawingBox, SvgTheme, drawing, svg
 
 LANE: Final = 34
 """Height of a rank's lane in pixels."""
@@ -27,72 +26,72 @@ KINDS: Final[Mapping[str, tuple[SvgTheme, str]]] = {
     "data": (SvgTheme.WAITS_DATA, "waits for data"),
 }
 _COMPUTES: Final = (SvgTheme.COMPUTES, "computes")
-_HIDDEN: Final = (SvgTheme.COPIES_HIDDEN, "copies while it waits")
-_BARE: Final = (SvgTheme.COPIES_BARE, "copies while training stands still")
+_OVERLAPPED: Final = (SvgTheme.COPIES_OVERLAPPED, "copies while it waits")
+_EXPOSED: Final = (SvgTheme.COPIES_EXPOSED, "copies while training is stopped")
 _WORK_Y: Final = (0.06, 0.62)
 _COPY_Y: Final = (0.72, 0.18)
 WIDE: Final = DrawingBox(width=1000, height=0, left=118, right=24, top=10, bottom=30)
 NARROW: Final = DrawingBox(width=350, height=0, left=74, right=12, top=10, bottom=30)
 _LEAST_BARS: Final = 60
 _MOST_BARS: Final = 6000
-"""Stretches of all lanes together; with more, each lane is drawn in so many columns."""
-ALONE: Final = DrawingBox(width=1000, height=0, left=118, right=24, top=44, bottom=96)
+"""Spans of all lanes together; with more, each lane is drawn in so many columns."""
+_FILE: Final = DrawingBox(width=1000, height=0, left=118, right=24, top=44, bottom=96)
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSpan:
-    """What a rank did from *begin* to *end*, in seconds of the picture."""
+    """What a rank did from *begin* to *end*, in seconds of the plot."""
 
     begin: float
     end: float
-    ink: SvgTheme
-    words: str
+    color: SvgTheme
+    text: str
 
 
 def work(one: RankProfile, start: float) -> list[ScheduleSpan]:
-    """Return what *one* did, from its *start*: between its waits it computes."""
-    found, there = [], 0.0
+    """Return what a rank did from its *start* on: between its waits it computes."""
+    found, at = [], 0.0
     for wait in sorted(one.waits):
-        begin, end = max(there, wait.begin), min(wait.end, one.took)
+        begin, end = max(at, wait.begin), min(wait.end, one.took)
         if end <= begin:
             continue
-        if begin > there:
-            found.append(ScheduleSpan(start + there, start + begin, *_COMPUTES))
+        if begin > at:
+            found.append(ScheduleSpan(start + at, start + begin, *_COMPUTES))
         found.append(ScheduleSpan(start + begin, start + end, *KINDS.get(wait.kind, KINDS["collective"])))
-        there = end
-    if there < one.took:
-        found.append(ScheduleSpan(start + there, start + one.took, *_COMPUTES))
+        at = end
+    if at < one.took:
+        found.append(ScheduleSpan(start + at, start + one.took, *_COMPUTES))
     return found
 
 
 def copies(one: RankProfile, start: float) -> list[ScheduleSpan]:
-    """Return when *one* copied, from its *start*."""
-    return [ScheduleSpan(start + copy.begin, start + copy.end, *(_HIDDEN if copy.overlapped else _BARE)) for copy in one.copies]
+    """Return when a rank copied from its *start* on."""
+    return [ScheduleSpan(start + copy.begin, start + copy.end, *(_OVERLAPPED if copy.overlapped else _EXPOSED)) for copy in one.copies]
 
 
 def legend(profile: JobProfile) -> list[tuple[SvgTheme, str]]:
-    """Return the colours that are in the picture, with what each stands for."""
-    seen = {wait.kind if wait.kind in KINDS else "collective" for one in profile.ranks for wait in one.waits}
-    found = [_COMPUTES, *(entry for kind, entry in KINDS.items() if kind in seen)]
+    """Return the colours of the plot with their meanings."""
+    present = {wait.kind if wait.kind in KINDS else "collective" for one in profile.ranks for wait in one.waits}
+    found = [_COMPUTES, *(entry for kind, entry in KINDS.items() if kind in present)]
     copied = {copy.overlapped for one in profile.ranks for copy in one.copies}
-    return found + [entry for entry, overlapped in ((_HIDDEN, True), (_BARE, False)) if overlapped in copied]
+    return found + [entry for entry, overlapped in ((_OVERLAPPED, True), (_EXPOSED, False)) if overlapped in copied]
 
 
 def shown(profile: JobProfile) -> list[RankProfile]:
-    """Return the ranks that have room in the picture: the first ones, whole pipelines as far as it goes."""
+    """Return the ranks that fit into the plot: the first ones, complete pipelines if possible."""
     return profile.ordered[:MOST_LANES]
 
 
 def schedule(profile: JobProfile, box: DrawingBox, name: str) -> Markup:
-    """Return the picture for the page."""
-    return svg(_drawn(profile, box), name=name, title=f"What the ranks did in step {profile.step:,}", words=_words(profile))
+    """Return the plot for the page."""
+    return svg(_drawn(profile, box), name=name, title=f"What the ranks did in step {profile.step:,}", text=_text(profile))
 
 
 def schedule_file(profile: JobProfile, kind: str, job: str) -> bytes:
-    """Return the picture as a file of this *kind*, ``png`` or ``svg``."""
+    """Return the plot as a file of this *kind*, ``png`` or ``svg``."""
     colours = legend(profile)
     rows = -(-len(colours) // 5)
-    box = replace(ALONE, bottom=38 + 20 * rows)
+    box = replace(_FILE, bottom=38 + 20 * rows)
     return image(_drawn(profile, box), kind, colours, title=f"{wording.visible(job)}, step {profile.step:,}")
 
 
@@ -121,43 +120,43 @@ def _name(profile: JobProfile, one: RankProfile, box: DrawingBox) -> str:
     return f"rank {one.rank} · s{stage + 1}" if box.left < WIDE.left else f"rank {one.rank} · stage {stage + 1}"
 
 
-def _bars(on: Drawing, place: int, where: tuple[float, float], stretches: Sequence[ScheduleSpan], rank: int) -> None:
-    """Draw the stretches of one rank, none thinner than half a pixel."""
+def _bars(on: Drawing, place: int, where: tuple[float, float], spans: Sequence[ScheduleSpan], rank: int) -> None:
+    """Draw the spans of one rank, none thinner than half a pixel."""
     pixel = on.axes.get_xlim()[1] / on.box.columns
     lanes = on.axes.get_ylim()[0]
     most = int(max(_LEAST_BARS, min(on.box.columns, _MOST_BARS / lanes)))
     top, height = where
-    for one in stretches if len(stretches) <= most else _coarse(stretches, on.axes.get_xlim()[1], most):
+    for one in spans if len(spans) <= most else _coarse(spans, on.axes.get_xlim()[1], most):
         width = max(one.end - one.begin, pixel / 2)
-        words = f"rank {rank} {one.words} for {wording.duration(one.end - one.begin)}, from {wording.duration(max(0.0, one.begin))} on"
-        tip = on.tip(words)
-        on.axes.add_patch(Rectangle((one.begin, place + top), width, height, facecolor=one.ink, linewidth=0, zorder=3, gid=tip))
+        text = f"rank {rank} {one.text} for {wording.duration(one.end - one.begin)}, from {wording.duration(max(0.0, one.begin))} on"
+        tip = on.tip(text)
+        on.axes.add_patch(Rectangle((one.begin, place + top), width, height, facecolor=one.color, linewidth=0, zorder=3, gid=tip))
 
 
-def _coarse(stretches: Sequence[ScheduleSpan], whole: float, columns: int) -> Iterator[ScheduleSpan]:
-    """Yield what filled most of each of so many *columns*: more nobody could see."""
-    wide = whole / columns
+def _coarse(spans: Sequence[ScheduleSpan], total: float, columns: int) -> Iterator[ScheduleSpan]:
+    """Yield what filled most of each of so many *columns*."""
+    wide = total / columns
     shares: dict[int, dict[tuple[SvgTheme, str], float]] = {}
-    for one in stretches:
+    for one in spans:
         for column in range(max(0, int(one.begin / wide)), min(columns - 1, int(one.end / wide)) + 1):
             inside = min(one.end, (column + 1) * wide) - max(one.begin, column * wide)
             filled = shares.setdefault(column, {})
-            filled[one.ink, one.words] = filled.get((one.ink, one.words), 0.0) + inside
+            filled[one.color, one.text] = filled.get((one.color, one.text), 0.0) + inside
     last: ScheduleSpan | None = None
     for column, found in sorted(shares.items()):
-        ink, words = max(found, key=lambda key: found[key])
-        if last is not None and last.ink is ink and column * wide - last.end < wide / 2:
+        color, text = max(found, key=lambda key: found[key])
+        if last is not None and last.color is color and column * wide - last.end < wide / 2:
             last = replace(last, end=(column + 1) * wide)
             continue
         if last is not None:
             yield last
-        last = ScheduleSpan(column * wide, (column + 1) * wide, ink, words)
+        last = ScheduleSpan(column * wide, (column + 1) * wide, color, text)
     if last is not None:
         yield last
 
 
-def _words(profile: JobProfile) -> str:
+def _text(profile: JobProfile) -> str:
     idle = [one.idle_share for one in profile.ranks]
-    told = f"{wording.plural(len(shown(profile)), 'rank')} over {wording.duration(profile.span)}"
+    text = f"{wording.plural(len(shown(profile)), 'rank')} over {wording.duration(profile.span)}"
     waits = f"{wording.share(min(idle))} to {wording.share(max(idle))}"
-    return f"{told}. Ranks wait for {waits} of a usual step. The tables below have all figures."
+    return f"{text}. Ranks wait for {waits} of a typical step. The tables below have all numbers."

@@ -1,0 +1,100 @@
+"""The time of each recovery: a stacked bar of phases per incident."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final
+
+from markupsafe import Markup
+
+from holdfast.report import wording
+from holdfast.report.case import IncidentCase
+from holdfast.report.pages.axes import BarPart, badge, shortened, stacked_bar, time_axis
+from holdfast.report.pages.drawing import Drawing, DrawingBox, SvgTheme, drawing, svg
+from holdfast.report.phases import KINDS, OTHER, PhaseKind, PhasePart, parts
+
+MOST_BARS: Final = 24
+_OUTLIER: Final = 10
+"""A recovery this many times longer than the median is cut at the edge, so that it does not flatten the others."""
+_NAME_CHARACTERS: Final = 26
+
+COLORS: Final = {kind.name: SvgTheme[kind.name.upper().replace("-", "_").replace(" ", "_")] for kind in (*KINDS, OTHER)}
+_DARK: Final = {"detect", "failed attempt", "reschedule", "warm-up", "other"}
+"""Phases whose colour needs light text in both modes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One incident's phases."""
+
+    case: IncidentCase
+    parts: tuple[PhasePart, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Return the length of the bar."""
+        return sum(part.seconds for part in self.parts)
+
+
+def bars(cases: Sequence[IncidentCase]) -> list[Bar]:
+    """Return the bars to draw in order of time: every recovery with a phase, or the longest ones of many."""
+    all_bars = [Bar(case=case, parts=parts(case.phases)) for case in cases if case.phases]
+    longest = sorted(all_bars, key=lambda bar: -bar.seconds)[:MOST_BARS]
+    return sorted(longest, key=lambda bar: bar.case.incident.number)
+
+
+def kinds(drawn: Sequence[Bar]) -> list[PhaseKind]:
+    """Return the kinds of phases that appear, for the legend."""
+    present = {part.kind.name for bar in drawn for part in bar.parts}
+    return [kind for kind in (*KINDS, OTHER) if kind.name in present]
+
+
+def edge(drawn: Sequence[Bar]) -> float:
+    """Return where the axis ends: at the longest bar that is no outlier."""
+    lengths = [bar.seconds for bar in drawn]
+    typical = [length for length in lengths if length <= _OUTLIER * (median(lengths) or 1)]
+    return max(typical or lengths) * 1.02 or 1.0
+
+
+def phase_bars(drawn: Sequence[Bar], box: DrawingBox, name: str, *, wide: bool) -> Markup:
+    """Draw the bars, their names to the left or, on a narrow screen, above."""
+    pitch = 34 if wide else 56
+    on, limit = drawing(replace(box, height=pitch * len(drawn) + box.top + box.bottom)), edge(drawn)
+    time_axis(on, limit)
+    on.axes.set_ylim(len(drawn), 0)
+    on.axes.set_yticks([])
+    on.axes.grid(axis="x")
+    for row, bar in enumerate(drawn):
+        total = f"{'→ ' if bar.seconds > limit else ''}{wording.duration(bar.seconds)}"
+        stacked_bar(on, [_part(part) for part in bar.parts], row + (0.5 if wide else 0.66), height=20 / pitch, total=total)
+        _name(on, bar, row, wide=wide, pitch=pitch)
+    longest = max(drawn, key=lambda bar: bar.seconds)
+    text = (
+        f"{wording.plural(len(drawn), 'recovery', 'recoveries')}; the longest, of incident {longest.case.incident.number}, "
+        f"took {wording.duration(longest.seconds)}. Each incident below has its numbers in a table."
+    )
+    return svg(on, name=name, title="Phase times of each recovery", text=text)
+
+
+def _part(part: PhasePart) -> BarPart:
+    time = wording.duration(part.seconds)
+    return BarPart(
+        size=part.seconds,
+        color=COLORS[part.kind.name],
+        tip=f"{part.label} {part.kind.term}".strip() + f": {time} ({wording.share(part.share)})",
+        label=time,
+        label_color=SvgTheme.ON_DARK if part.kind.name in _DARK else SvgTheme.ON_LIGHT,
+    )
+
+
+def _name(on: Drawing, bar: Bar, row: int, *, wide: bool, pitch: int) -> None:
+    """Write the incident's number and kind to the left of the bar, or above it."""
+    incident, aligned = bar.case.incident, on.axes.get_yaxis_transform()
+    left, height = (-on.box.left / on.box.columns, row + 0.5) if wide else (0.0, row + 12 / pitch)
+    number = f"{incident.number}"
+    badge(on, (left + 11 / on.box.columns, height), number, transform=aligned)
+    left += (22 + 6 * len(number)) / on.box.columns
+    name = shortened(incident.kind, _NAME_CHARACTERS)
+    on.axes.text(left, height, name, transform=aligned, va="center_baseline", fontsize=12, color=SvgTheme.TEXT)

@@ -1,0 +1,162 @@
+"""The plot of the job's states and of the ranks on each node over wall time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from markupsafe import Markup
+
+from holdfast.history.queries import TERMINAL
+from holdfast.report import wording
+from holdfast.report.pages.axes import AxisMark, incident_marks, time_axis
+from holdfast.report.pages.drawing import Drawing, DrawingBox, SvgTheme, drawing, svg
+from holdfast.report.pages.job_history import JobHistory
+
+LANE: Final = 26
+"""Height of a lane in pixels."""
+MOST_LANES: Final = 16
+_NAME_CHARACTERS: Final = 10
+_LETTER_PIXELS: Final = 6.6
+_MERGE_PIXELS: Final = 12
+_STATE_COLORS: Final = {"LAUNCHING": SvgTheme.STARTING, "RUNNING": SvgTheme.TRAINING, "WAITING": SvgTheme.WAITING}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineSpan:
+    """An interval of a lane, in seconds since the job's submission."""
+
+    start: float
+    end: float
+    color: SvgTheme
+    label: str
+    tip: str
+
+
+def lanes(job: JobHistory) -> list[str]:
+    """Return the nodes to draw: all, or of many those that changed, then the first ones."""
+    members: dict[str, set[int]] = {}
+    for generation in job.generations:
+        for node in generation.ranks:
+            members.setdefault(node, set()).add(generation.number)
+    changed = [node for node, numbers in members.items() if len(numbers) != len(job.generations)]
+    chosen = set((changed + [node for node in members if node not in changed])[:MOST_LANES])
+    return [node for node in sorted(members) if node in chosen]
+
+
+def height(job: JobHistory, box: DrawingBox) -> DrawingBox:
+    """Return *box* with the height that the lanes of *job* need."""
+    return replace(box, height=(1 + len(lanes(job))) * LANE + box.top + box.bottom)
+
+
+def timeline(job: JobHistory, box: DrawingBox, name: str) -> Markup:
+    """Draw the job's states and the nodes' ranks."""
+    on, nodes = drawing(height(job, box)), lanes(job)
+    time_axis(on, job.wall_seconds)
+    on.axes.set_ylim(len(nodes) + 1, 0)
+    on.axes.set_yticks([place + 0.5 for place in range(len(nodes) + 1)], ["job", *(_shortened(node) for node in nodes)], fontsize=11.5)
+    on.axes.grid(axis="x")
+    least = _MERGE_PIXELS * job.wall_seconds / box.columns
+    for lane, spans in enumerate([_states(job), *(_node_spans(job, node, least) for node in nodes)]):
+        _draw(on, lane, spans)
+    _mark_status_changes(on, job, nodes)
+    zero = job.job.at
+    marks = [(case.incident, case.incident.fault_at - zero) for case in job.cases]
+    incident_marks(on, [AxisMark(number=one.number, x=max(0.0, x), text=f"incident {one.number}: {one.kind}") for one, x in marks])
+    made, drawn = wording.plural(len(job.transitions), "transition"), wording.plural(len(nodes), "node")
+    text = f"The job made {made}; {drawn} with ranks are drawn. The table below has all transitions."
+    return svg(on, name=name, title="States of the job and ranks of its nodes over wall time", text=text)
+
+
+def _shortened(node: str) -> str:
+    plain = wording.visible(node)
+    return plain if len(plain) <= _NAME_CHARACTERS else f"{plain[: _NAME_CHARACTERS - 4]}…{plain[-3:]}"
+
+
+def _states(job: JobHistory) -> Sequence[TimelineSpan]:
+    ends = [*(one.at for one in job.transitions[1:]), job.end]
+    zero = job.job.at
+    first = job.transitions[0].at if job.transitions else job.end
+    found = [TimelineSpan(start=0, end=first - zero, color=SvgTheme.STARTING, label="", tip="LAUNCHING")]
+    for one, end in zip(job.transitions, ends, strict=True):
+        color = _STATE_COLORS.get(one.after, SvgTheme.RECOVERING)
+        label = one.after.lower() if color is SvgTheme.TRAINING else ""
+        tip = f"{one.after} for {wording.duration(end - one.at)}: {one.reason}"
+        found.append(TimelineSpan(start=one.at - zero, end=end - zero, color=color, label=label, tip=tip))
+    return found
+
+
+def states(job: JobHistory) -> list[tuple[SvgTheme, str]]:
+    """Return the colours of the job's lane with their states, for the legend."""
+    present = {"LAUNCHING", *(one.after for one in job.transitions)} - TERMINAL
+    found = [(color, state.lower()) for state, color in _STATE_COLORS.items() if state in present]
+    return [*found, (SvgTheme.RECOVERING, "recovering")] if present - _STATE_COLORS.keys() else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRanks:
+    """The *ranks* of a node from generation *first* to *last*, in seconds since the job's submission."""
+
+    start: float
+    end: float
+    first: int
+    last: int
+    ranks: str
+
+    def span(self, node: str) -> TimelineSpan:
+        """Return the span in *node*'s lane."""
+        many = self.first != self.last
+        generations = f"generations {self.first} to {self.last}" if many else f"generation {self.first}"
+        label = f"g{self.first}–{self.last} · {self.ranks}" if many else f"g{self.first} · {self.ranks}"  # noqa: RUF001 (a range)
+        tip = f"{node} held ranks {self.ranks} in {generations}"
+        return TimelineSpan(start=self.start, end=self.end, color=SvgTheme.NODE, label=label, tip=tip)
+
+
+def _node_spans(job: JobHistory, node: str, least: float) -> Iterator[TimelineSpan]:
+    """Yield the spans of *node*; a generation shorter than *least* seconds is joined to a neighbour with the same ranks."""
+    last: NodeRanks | None = None
+    for one in _node_ranks(job, node):
+        short = last is not None and min(one.end - one.start, last.end - last.start) < least
+        if last is not None and short and one.ranks == last.ranks and one.first == last.last + 1:
+            last = replace(last, end=one.end, last=one.last)
+            continue
+        if last is not None:
+            yield last.span(node)
+        last = one
+    if last is not None:
+        yield last.span(node)
+
+
+def _node_ranks(job: JobHistory, node: str) -> Iterator[NodeRanks]:
+    ends = [*(one.at for one in job.generations[1:]), job.end]
+    for one, end in zip(job.generations, ends, strict=True):
+        if node in one.ranks:
+            start, until = one.at - job.job.at, (one.ended_at or end) - job.job.at
+            yield NodeRanks(start=start, end=until, first=one.number, last=one.number, ranks=wording.ranks(one.ranks[node]))
+
+
+def _draw(on: Drawing, lane: int, spans: Iterable[TimelineSpan]) -> None:
+    """Draw a lane. No span is thinner than a pixel, and of overlapping ones only the first of a colour is drawn."""
+    pixel = on.axes.get_xlim()[1] / on.box.columns
+    drawn: set[tuple[int, SvgTheme]] = set()
+    for one in spans:
+        start, end = max(0.0, one.start), max(one.end, one.start + pixel)
+        key = (int(start / pixel / 2), one.color)
+        if one.end <= one.start or (end - start <= 2 * pixel and key in drawn):
+            continue
+        drawn.add(key)
+        gap = min(pixel, (end - start) / 4)
+        on.axes.barh(lane + 0.5, end - start - gap, left=start, height=0.62, color=one.color, linewidth=0, zorder=3, gid=on.tip(one.tip))
+        if len(one.label) * _LETTER_PIXELS + 12 < (end - start) / pixel:
+            color = SvgTheme.NODE_TEXT if one.color is SvgTheme.NODE else SvgTheme.PAPER
+            on.axes.text(start + 6 * pixel, lane + 0.5, one.label, color=color, fontsize=10.5, va="center_baseline", ha="left", zorder=5)
+
+
+def _mark_status_changes(on: Drawing, job: JobHistory, nodes: Sequence[str]) -> None:
+    """Mark where a node's status became anything but healthy."""
+    for change in job.status_changes:
+        at = change.at - job.job.at
+        if change.node in nodes and change.status != "healthy" and 0 <= at <= job.wall_seconds:
+            tip, y = on.tip(f"{change.node} {change.status}: {change.reason}"), nodes.index(change.node) + 1.5
+            on.axes.plot(at, y, "X", color=SvgTheme.INCIDENT, markeredgecolor=SvgTheme.PAPER, markersize=10, zorder=6, gid=tip)
