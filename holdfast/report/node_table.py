@@ -24,7 +24,7 @@ MOST_NAMED: Final = 3
 def summary(checkup: Checkup) -> str:
     """Return the last sweep in a sentence: how many nodes, how long it took, and how they are."""
     counted = ", ".join(f"{count} {HEALTH.get(name, name)}" for name, count in checkup.counts().items())
-    return f"{plural(len(checkup.verdicts), 'node')} in {checkup.seconds:.1f} s: {counted}"
+    return f"{plural(len(checkup.assessments), 'node')} in {checkup.seconds:.1f} s: {counted}"
 
 
 def rows(verdict: HealthAssessment) -> list[dict[str, str]]:

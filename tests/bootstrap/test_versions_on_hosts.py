@@ -108,7 +108,7 @@ def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rac
         explain=lambda: f"{talk.lost_reason}",
     )
     assert talk.send_command("about", protocol=PROTOCOL)["job"] == "job", "the connection came back"
-    wait_until(lambda: source.answers("n0"), seconds=60)  # a second look
+    wait_until(lambda: source.is_reachable("n0"), seconds=60)  # a second look
     fleet.bring_up("n1")
     assert [version_of(host, cluster) for host in rack] == ["0.1.0", "0.1.0"]
     heir = fleet_of(cluster, 2)

@@ -14,7 +14,7 @@ from detectors.readings import NodeReading
 from holdfast.cluster.ssh import known_hosts
 from holdfast.cluster.ssh.known_hosts import KnownHosts, name_in_file
 from holdfast.errors import UnusableFile
-from holdfast.probe.remote.errors import ProbeFailed
+from holdfast.probe.remote.program import ProbeFailed
 from tests.ssh.conftest import Site
 from tests.ssh.sshd import key_at
 

@@ -12,8 +12,8 @@ import pytest
 
 from detectors.evidence import Unknown
 from detectors.readings import NodeReading
+from holdfast.cluster.ssh.connector import targets_of
 from holdfast.cluster.ssh.credentials import Keys
-from holdfast.cluster.ssh.endpoints import targets_of
 from holdfast.errors import BadFile, UnusableFile
 from holdfast.prefect import server
 from holdfast.spec import SshCluster, load_cluster

@@ -113,7 +113,7 @@ def test_a_jump_host_that_hangs_speaks_against_no_node(site: Site) -> None:
     site.node("a")
     sweeper = site.sweeper(jump=f"{jump.address}:{jump.port}")
     assert isinstance(sweeper.sweep(LONG, ["a"])["a"].found, NodeReading)
-    sweeper._lines["a"].cut()
+    sweeper._nodes["a"].cut()
     jump.signal(signal.SIGSTOP)
     look = sweeper.sweep(SHORT, ["a"])["a"]
     assert isinstance(look.found, Unknown), look
@@ -265,7 +265,7 @@ def script(site: Site, text: str) -> str:
         ("exec sleep 1000", "gave no look in time"),
         ("while :; do echo noise; sleep 0.01; done", "gave no look in time (noise)"),
         ("exec cat /dev/zero", "more than 4 MiB that is no look"),
-        ("echo 'Welcome to gpu-17'; exit 3", "ended with status 3 and gave no look (Welcome to gpu-17)"),
+        ("echo 'Welcome to gpu-17'; exit 3", "exited with status 3 and gave no reading (Welcome to gpu-17)"),
         ("echo 'cannot allocate memory' >&2; exit 1", "(cannot allocate memory)"),
         ("kill -9 $$", "was ended and gave no look"),
     ],
@@ -390,8 +390,8 @@ def collectors(node: Sshd) -> list[int]:
 
 def is_alive(sweeper: SshSweeper, node: str) -> bool:
     """Tell whether the collector of *node* is believed to live."""
-    line = sweeper._lines[node]
-    return bool(line.collector and line.collector.is_alive)
+    connection = sweeper._nodes[node]
+    return bool(connection.collector and connection.collector.is_alive)
 
 
 def missed(sweeper: SshSweeper, node: str) -> int:

@@ -55,7 +55,7 @@ def test_a_wait_ends_as_soon_as_a_node_comes_back(history: History) -> None:
         cordons.say(history, PLACE, "node-1", lambda one, _: readmit(one, word("new GPU")), now=time.time())
 
     with open_capacity_check(SMALL) as check:
-        found = wait_for(check, 2, timeout_seconds=60, poll_seconds=0.05, tell=tell)
+        found = wait_for(check, 2, timeout_seconds=60, poll_seconds=0.05, report=tell)
     assert found.free == ("node-0", "node-1")
     assert len(told) == 1
     assert told[0].startswith("cluster 'small': 1 of 2 nodes are free; waiting: node-1: quarantined")
