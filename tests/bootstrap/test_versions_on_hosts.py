@@ -89,7 +89,7 @@ def test_hosts_without_holdfast_are_told_of_once_with_the_cure(rack: Rack) -> No
     finally:
         fleet.close(end=False)
     assert told.startswith("n0, n1: there is no Holdfast in hf-never-set-up/env")
-    assert "`holdfast nodes bootstrap CLUSTER_FILE` puts" in told
+    assert "`holdfast nodes bootstrap CLUSTER_FILE` installs" in told
 
 
 def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rack, cluster: SshCluster) -> None:

@@ -59,4 +59,4 @@ def test_a_node_that_goes_away_in_the_middle_is_blind(site: Site, tmp_path: Path
         )
         found = runner.try_out(["one"])["one"]
     assert found.mark is CheckMark.SKIPPED
-    assert "ended or could not be reached" in found.reason
+    assert "exited or could not be reached" in found.reason
