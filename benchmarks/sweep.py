@@ -36,7 +36,7 @@ from benchmarks.ssh_nodes import PORT, address
 from detectors.codec import packed
 from detectors.readings import NodeReading
 from holdfast.cluster.ssh import SshSweeper
-from holdfast.cluster.ssh.sweeper import HANDS
+from holdfast.cluster.ssh.sweeper import MAX_THREADS
 from holdfast.probe.readers.local import read_node
 from holdfast.spec import SshCluster, cluster_of
 from tests.ssh.sshd import Sshd, key_at
@@ -112,7 +112,7 @@ def _cpu() -> float:
 def rounds(cluster: SshCluster, count: int, hands: int) -> dict[str, Any]:
     """Sweep both ways in turn."""
     found: dict[str, Any] = {"kept": [], "fresh": []}
-    with SshSweeper(cluster, hands=hands) as kept, SshSweeper(cluster, hands=hands, keep=False) as fresh:
+    with SshSweeper(cluster, threads=hands) as kept, SshSweeper(cluster, threads=hands, keep=False) as fresh:
         found["first"] = measured(kept)
         for _ in range(count):
             found["fresh"].append(measured(fresh))
@@ -163,7 +163,7 @@ def main() -> int:
         place = Path(tempfile.mkdtemp(prefix="holdfast-sweep-"))
         try:
             with stage(place, count) as cluster:
-                lines += list(figures(name, count, rounds(cluster, given.rounds, SELF if name == "real" else HANDS)))
+                lines += list(figures(name, count, rounds(cluster, given.rounds, SELF if name == "real" else MAX_THREADS)))
         finally:
             with suppress(OSError):
                 shutil.rmtree(place)

@@ -13,7 +13,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from holdfast.prefect_client.ending import ended_in_words
 from holdfast.prefect_client.named_clusters import Choice, chosen, name_of
-from holdfast.probe.health.checkups import open_checkup
+from holdfast.probe.health.checkup import open_checkup
 from holdfast.probe.sweep import DEADLINE
 from holdfast.spec import Cluster
 from tasks.probe import classify, publish, record, sweep

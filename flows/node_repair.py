@@ -11,7 +11,7 @@ from pydantic import PositiveFloat
 from flows.cluster_health import THIS_MACHINE
 from holdfast.prefect_client.ending import ended_in_words
 from holdfast.prefect_client.named_clusters import Choice, chosen, name_of
-from holdfast.probe.burn_in.repairs import open_repair
+from holdfast.probe.burn_in.repair import open_repair
 from holdfast.spec import Cluster
 from tasks.repair import begin, burn_in, conclude, find, publish
 

@@ -21,13 +21,10 @@ from holdfast.errors import BurnInFailed, TooFewHealthyNodes
 from holdfast.evaluation import Evaluation, Program, command_of, evaluate
 from holdfast.history import History, queries
 from holdfast.prefect_client.named_clusters import chosen, name_of
-from holdfast.probe.burn_in.repairs import open_repair
-from holdfast.probe.burn_in.report import BurnInReport
-from holdfast.probe.burn_in.report import run as run_burn_in
+from holdfast.probe.burn_in.repair import BurnInReport, open_repair, run_burn_in
 from holdfast.probe.health.capacity import Capacity, open_capacity_check, wait_for
-from holdfast.probe.health.checkups import open_checkup
-from holdfast.probe.health.report import ClusterHealth
-from holdfast.probe.health.report import cluster_health as health_of
+from holdfast.probe.health.checkup import ClusterHealth, open_checkup
+from holdfast.probe.health.checkup import cluster_health as health_of
 from holdfast.probe.sweep import DEADLINE
 from holdfast.report.wording import listing, plural
 from holdfast.spec import Cluster
@@ -144,7 +141,7 @@ def wait_for_capacity(
     """
     logger, cluster = get_run_logger(), chosen(cluster)
     with open_capacity_check(cluster, labels) as check:
-        found = wait_for(check, nodes, timeout_seconds=timeout_seconds, poll_seconds=poll_seconds, tell=logger.info)
+        found = wait_for(check, nodes, timeout_seconds=timeout_seconds, poll_seconds=poll_seconds, report=logger.info)
     logger.info("cluster '%s': %s free: %s", cluster.name, plural(len(found.free), "node"), ", ".join(found.free))
     return found
 

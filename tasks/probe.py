@@ -13,7 +13,8 @@ from prefect.states import Completed
 from detectors.probe_result import UnansweredProbe
 from detectors.readings import NodeReading
 from holdfast.prefect_client.events import emit_nodes
-from holdfast.probe.health import checkups
+from holdfast.probe.health import Checkup
+from holdfast.probe.registry import registered
 from holdfast.report.node_text import MOST_NAMED, changes_in_short, rows, summary
 from holdfast.report.wording import listing, plural
 
@@ -22,7 +23,7 @@ from holdfast.report.wording import listing, plural
 def sweep(cluster: str, *, deadline: float, at: float = 0.0) -> State[dict[str, int]]:
     """Look at every node once it is *at* (seconds since 1970); return how many were seen, missed, and not to be looked at."""
     time.sleep(max(0.0, at - time.time()))
-    found = {node: look.found for node, look in checkups.of(cluster).sweep(deadline).items()}
+    found = {node: look.found for node, look in registered(Checkup, cluster).sweep(deadline).items()}
     seen = sum(isinstance(one, NodeReading) for one in found.values())
     missed = [node for node, one in found.items() if isinstance(one, UnansweredProbe)]
     blind = [node for node, one in found.items() if not isinstance(one, NodeReading | UnansweredProbe)]
@@ -35,24 +36,24 @@ def sweep(cluster: str, *, deadline: float, at: float = 0.0) -> State[dict[str, 
 @task(task_run_name="judge the nodes of {cluster}", cache_policy=NO_CACHE)
 def classify(cluster: str) -> State[list[str]]:
     """Judge each node by this look and the one before; return what changed, in words."""
-    changes = checkups.of(cluster).classify()
+    changes = registered(Checkup, cluster).classify()
     return Completed(message=changes_in_short(changes), data=[change.words for change in changes])
 
 
 @task(task_run_name="record the nodes of {cluster}", cache_policy=NO_CACHE)
 def record(cluster: str) -> State[None]:
     """Keep looks, verdicts and changes in the history."""
-    checkup = checkups.of(cluster)
+    checkup = registered(Checkup, cluster)
     checkup.record()
-    kept = f"{plural(len(checkup.verdicts), 'node')} and {plural(len(checkup.changes), 'change')}"
+    kept = f"{plural(len(checkup.assessments), 'node')} and {plural(len(checkup.changes), 'change')}"
     return Completed(message=f"{kept} are in the history", data=None)
 
 
 @task(task_run_name="publish the nodes of {cluster}", cache_policy=NO_CACHE)
 def publish(cluster: str) -> State[str]:
     """Show all nodes as a table, and tell of changes only by events; return the sweep in a sentence."""
-    checkup = checkups.of(cluster)
-    table = [row for verdict in checkup.verdicts.values() for row in rows(verdict)]
+    checkup = registered(Checkup, cluster)
+    table = [row for verdict in checkup.assessments.values() for row in rows(verdict)]
     said = summary(checkup)
     _sent(create_table_artifact(table=table, key=artifact_key(cluster), description=f"Nodes of cluster {cluster}: {said}"))
     emit_nodes(cluster, [(change.node, change, {"kinds": [one.kind for one in change.new]}) for change in checkup.changes])

@@ -11,7 +11,8 @@ from prefect.cache_policies import NO_CACHE
 from detectors.burn_in_results import CheckMark
 from holdfast.log import note
 from holdfast.prefect_client.events import emit_nodes
-from holdfast.probe.burn_in import repairs
+from holdfast.probe.burn_in.repair import Repair
+from holdfast.probe.registry import registered
 from holdfast.report.node_text import burn_ins_in_short, burn_ins_markdown
 from policies.burn_in import describe, explain_still_isolated
 from policies.node_states import NodeState
@@ -22,16 +23,16 @@ log = logging.getLogger("holdfast.control")
 @task(task_run_name="find nodes of {cluster} that are due", cache_policy=NO_CACHE)
 def find(cluster: str, named: list[str] | None) -> list[str]:
     """Return the nodes to be tried: those *named*, or those that are due."""
-    repair = repairs.of(cluster)
+    repair = registered(Repair, cluster)
     return list(named) if named else repair.due()
 
 
 @task(task_run_name="begin burn-ins on {cluster}", cache_policy=NO_CACHE)
 def begin(cluster: str, nodes: list[str]) -> list[str]:
     """Begin a burn-in on each of *nodes* that may have one; return those."""
-    repair = repairs.of(cluster)
+    repair = registered(Repair, cluster)
     begun = repair.begin(nodes, busy=repair.jobs())
-    for node, why in repair.left.items():
+    for node, why in repair.skipped.items():
         note(log, "node.burn-in-skipped", node=node, why=why)
     return begun
 
@@ -39,7 +40,7 @@ def begin(cluster: str, nodes: list[str]) -> list[str]:
 @task(task_run_name="burn in nodes of {cluster}", cache_policy=NO_CACHE)
 def burn_in(cluster: str, nodes: list[str]) -> dict[str, str]:
     """Make all checks; return each node's outcome."""
-    found = repairs.of(cluster).try_out(nodes)
+    found = registered(Repair, cluster).try_out(nodes)
     for node, outcome in found.items():
         for check in outcome.checks:
             note(log, "node.burn-in-check", node=node, check=describe(check), seconds=round(check.seconds, 2))
@@ -49,17 +50,17 @@ def burn_in(cluster: str, nodes: list[str]) -> dict[str, str]:
 @task(task_run_name="conclude burn-ins on {cluster}", cache_policy=NO_CACHE)
 def conclude(cluster: str) -> list[str]:
     """Put the outcomes on record; return how nodes moved, in words."""
-    moved = repairs.of(cluster).conclude()
+    moved = registered(Repair, cluster).conclude()
     return [f"{node}: {move.before} -> {move.after}: {move.reason}" for node, move in moved]
 
 
 @task(task_run_name="publish repairs of {cluster}", cache_policy=NO_CACHE)
 def publish(cluster: str) -> str:
     """Publish what was tested as an artifact, and each move as an event; return the run in a sentence."""
-    repair = repairs.of(cluster)
+    repair = registered(Repair, cluster)
     after = repair.known()
     states = {node: one.state for node, one in after.items()}
-    left = {node: why for node, why in repair.left.items() if node not in repair.outcomes}
+    left = {node: why for node, why in repair.skipped.items() if node not in repair.outcomes}
     words = burn_ins_in_short(repair.outcomes, len(left))
     text = burn_ins_markdown(repair.outcomes, left, states)
     _sent(create_markdown_artifact(markdown=text, key=artifact_key(cluster), description=f"Burn-ins on cluster {cluster}: {words}"))

@@ -78,7 +78,7 @@ class SimulatedNodes:
         """Return nothing: there is no training traffic."""
         return None
 
-    def past(self, node: str, job: str) -> list[Message]:  # noqa: ARG002 (no journal is kept)
+    def recent_events(self, node: str, job: str) -> list[Message]:  # noqa: ARG002 (no journal is kept)
         """Return nothing."""
         return []
 
@@ -97,7 +97,7 @@ class SimulatedNodes:
     def close(self) -> None:
         """Do nothing: no connection is kept."""
 
-    def answers(self, node: str) -> bool:
+    def is_reachable(self, node: str) -> bool:
         """Tell whether the node has power."""
         return bool(self.ask(do="answers", of=node)["answers"])
 

@@ -1,6 +1,6 @@
-"""The wheel for nodes: agent, gate and runtime with all that they import, and nothing that has to be installed beside it.
+"""Build the wheel for nodes: agent, proxy and runtime with all modules that they import, and no dependency.
 
-Made from the installed package itself, so that a node has what this machine has. The same sources give the same bytes.
+It is built from the installed package, so that a node has the same version as this machine. The same sources give the same bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import io
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,46 +25,46 @@ from holdfast.source_tree import ROOT
 
 NAME: Final = "holdfast_node"
 ENTRIES: Final = ("holdfast.agent", "holdfast.runtime")
-"""Packages that go whole."""
+"""Packages that are included completely."""
 OURS: Final = frozenset({"holdfast", "detectors"})
-LENT: Final = ("pynvml",)
-"""Goes along where it is installed here: it works with older drivers, while an older one of the node's own may lack what is asked."""
-MOMENT: Final = (1980, 1, 1, 0, 0, 0)
-"""When each file in the archive was written, as far as it tells: the first moment that it can."""
+VENDORED: Final = ("pynvml",)
+"""Included where it is installed here: it works with older drivers, while an older one on the node may lack functions."""
+ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
+"""The time of each file in the archive: the first that the format allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeWheel:
-    """A wheel, whole."""
+    """A wheel."""
 
     version: str
     digest: str
-    """SHA-256 of its list of files with their own digests: what it is, whenever and wherever it was made."""
+    """SHA-256 of its list of files and their digests: the same whenever and wherever it was built."""
     data: bytes
 
     @classmethod
     def read(cls, path: Path) -> NodeWheel:
-        """Return the wheel in a file; raise `NotReadable` when it is none of ours."""
+        """Return the wheel in a file; raise `NotReadable` when it is not one of `holdfast_node`."""
         cure = "Name a wheel that `holdfast nodes bootstrap --write-wheel` has written, or leave `--wheel` out"
         try:
             data = path.read_bytes()
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 record = next(name for name in archive.namelist() if name.startswith(f"{NAME}-") and name.endswith(".dist-info/RECORD"))
                 listed = archive.read(record)
-                _compare(archive, listed, record)
+                _verify(archive, listed, record)
         except OSError as error:
-            raise NotReadable("the wheel", str(path), error.strerror or str(error), "Mend its name or its permissions") from error
+            raise NotReadable("the wheel", str(path), error.strerror or str(error), "Correct its name or its permissions") from error
         except (zipfile.BadZipFile, StopIteration, ValueError, KeyError) as error:
             why = str(error) if isinstance(error, ValueError) else "it is no wheel of `holdfast_node`"
             raise NotReadable("the wheel", str(path), why, cure) from error
         return cls(version=record.removeprefix(f"{NAME}-").partition(".dist-info")[0], digest=hashlib.sha256(listed).hexdigest(), data=data)
 
 
-def _compare(archive: zipfile.ZipFile, listed: bytes, record: str) -> None:
-    """Refuse an archive whose files are not what its list says."""
+def _verify(archive: zipfile.ZipFile, listed: bytes, record: str) -> None:
+    """Raise ``ValueError`` when the files of an archive differ from its list."""
     rows = {name: digest for name, digest, _ in (line.split(",") for line in listed.decode().splitlines())}
     if rows.keys() != set(archive.namelist()):
-        raise ValueError("its files are not those that it lists")
+        raise ValueError("its files differ from its list")
     for name, digest in rows.items():
         if name != record and digest != _digest(archive.read(name)):
             raise ValueError(f"{name} in it is damaged")
@@ -74,19 +74,19 @@ def _compare(archive: zipfile.ZipFile, listed: bytes, record: str) -> None:
 def node_wheel() -> NodeWheel:
     """Return the wheel of this Holdfast."""
     info = f"{NAME}-{__version__}.dist-info"
-    files = {**_sources(), **_about(info)}
+    files = {**_sources(), **_metadata(info)}
     rows = [f"{name},{_digest(data)},{len(data)}" for name, data in sorted(files.items())]
     listed = ("\n".join([*rows, f"{info}/RECORD,,"]) + "\n").encode()
-    taken = io.BytesIO()
-    with zipfile.ZipFile(taken, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in [*sorted(files.items()), (f"{info}/RECORD", listed)]:
-            entry = zipfile.ZipInfo(name, MOMENT)
+            entry = zipfile.ZipInfo(name, ZIP_EPOCH)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
             archive.writestr(entry, data)
-    return NodeWheel(version=__version__, digest=hashlib.sha256(listed).hexdigest(), data=taken.getvalue())
+    return NodeWheel(version=__version__, digest=hashlib.sha256(listed).hexdigest(), data=buffer.getvalue())
 
 
-def _about(info: str) -> dict[str, bytes]:
+def _metadata(info: str) -> dict[str, bytes]:
     metadata = f"Metadata-Version: 2.1\nName: {NAME.replace('_', '-')}\nVersion: {__version__}\nRequires-Python: >=3.11\n"
     summary = "Summary: The part of Holdfast that runs on nodes: agent and runtime.\nLicense: Apache-2.0\n"
     wheel = "Wheel-Version: 1.0\nGenerator: holdfast\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -99,46 +99,35 @@ def _digest(data: bytes) -> str:
 
 
 def _sources() -> dict[str, bytes]:
-    """Return every file that goes along, by its place below site-packages."""
-    known = _known(ROOT)
-    wanted = closure(known)
-    paths = [known[name] for name in wanted]
+    """Return every file of the wheel, by its path below site-packages."""
+    files = [file for top in OURS for file in (ROOT / top).rglob("*.py")]
+    known = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+    paths = [known[name] for name in closure(known)]
     tables = [table for folder in {path.parent for path in paths} for table in folder.glob("*.toml")]  # what the detectors read
-    files = {str(path.relative_to(ROOT)): path.read_bytes() for path in (*paths, *tables)}
-    for name in LENT:
-        found = importlib.util.find_spec(name)
-        if found is not None and found.origin:
-            files[f"{name}.py"] = Path(found.origin).read_bytes()
-    return files
-
-
-def _known(root: Path) -> dict[str, Path]:
-    """Return the file of each of our modules."""
-    files = [file for top in OURS for file in (root / top).rglob("*.py")]
-    return {".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+    found = {str(path.relative_to(ROOT)): path.read_bytes() for path in (*paths, *tables)}
+    for name in VENDORED:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin:
+            found[f"{name}.py"] = Path(spec.origin).read_bytes()
+    return found
 
 
 def closure(known: Mapping[str, Path]) -> list[str]:
-    """Return the modules that a node needs: the entries, and whatever any of them imports, early or late."""
-    left = [name for name in known if name in ENTRIES or name.startswith(tuple(f"{entry}." for entry in ENTRIES))]
+    """Return the modules that a node needs: the entries, and what any of them imports, at import time or later."""
+    pending = [name for name in known if name in ENTRIES or name.startswith(tuple(f"{entry}." for entry in ENTRIES))]
     found: set[str] = set()
-    while left:
-        name = left.pop()
+    while pending:
+        name = pending.pop()
         if name in found:
             continue
         found.add(name)
-        left += {*_above(name), *(() if name in OURS else _imports(known[name], known))} - found
+        packages = {name.rsplit(".", count)[0] for count in range(1, name.count(".") + 1)}  # importing a module imports them
+        pending += (packages | (set() if name in OURS else _imports(known[name], known))) - found
     return sorted(found)
 
 
-def _above(name: str) -> Iterator[str]:
-    """Yield the packages that *name* lies in: importing it imports them."""
-    while name := name.rpartition(".")[0]:
-        yield name
-
-
 def _imports(file: Path, known: Mapping[str, Path]) -> set[str]:
-    """Return our modules that *file* imports, anywhere in it; sources of ours name them from the top."""
+    """Return our modules that *file* imports, anywhere in it; our sources use absolute imports."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):

@@ -1,8 +1,11 @@
-"""Any log in, one verdict a line or traceback out. `Classifier` is the way in; what a line means stands in `detectors.logs`."""
+"""Classify any log: it is read line by line, and each fault, a line or a traceback, is named. `Classifier` is the entry point.
+
+Here: how to read a log and find candidate lines fast. Not here: what a line means, which is in `detectors.logs`.
+"""
 
 from __future__ import annotations
 
 from holdfast.classify.classifier import Classification, Classifier, Page, classify
-from holdfast.classify.line_blocks import blocks
+from holdfast.classify.log_stream import blocks
 
 __all__ = ["Classification", "Classifier", "Page", "blocks", "classify"]

@@ -1,4 +1,4 @@
-"""Failures that nothing in the catalogue knew, out of the history: the most frequent first, ready to become kinds."""
+"""Find the failures in the history that the catalogue has no kind for, most frequent first, as drafts of new kinds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from detectors.log_heuristics import OTHERS, UNKNOWN
 from detectors.outputs import GENERIC, NAMELESS
-from holdfast.classify.classifier import judge_lines
+from holdfast.classify.classifier import classify_text
 from holdfast.history.models import FaultRecord
 
 CATCH_ALL: Final = GENERIC | OTHERS
-"""Kinds that say that something failed, and not what."""
+"""Kinds that say that something failed, but not what."""
 _VARIES: Final = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b|\d+(?:\.\d+)?")
 _LETTERS: Final = re.compile(r"[^a-z0-9]+")
 MOST_CONTEXTS: Final = 3
@@ -22,10 +22,10 @@ MOST_CONTEXTS: Final = 3
 
 @dataclass(slots=True)
 class UnknownFailure:
-    """A failure without a kind of its own, as often as it came."""
+    """A failure without a kind of its own, and its occurrences."""
 
     shape: str
-    """Its words, with numbers and addresses taken out."""
+    """Its text without numbers and addresses."""
     kind: str
     """What it was recorded as."""
     times: int = 0
@@ -37,7 +37,7 @@ class UnknownFailure:
     """The newest outputs or tracebacks around it."""
 
     def add(self, fault: FaultRecord) -> None:
-        """Count one more."""
+        """Count one more occurrence."""
         self.times += 1
         self.jobs.add(fault.job_id)
         self.nodes |= {fault.node} if fault.node else set()
@@ -47,7 +47,7 @@ class UnknownFailure:
             self.contexts = [detail, *(one for one in self.contexts if one != detail)][:MOST_CONTEXTS]
 
     def record(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return it as JSON values."""
         return {
             "kind": self.kind,
             "shape": self.shape,
@@ -75,26 +75,22 @@ class UnknownFailure:
         ))  # fmt: skip
 
 
-def unknown(faults: Iterable[FaultRecord]) -> list[UnknownFailure]:
-    """Return what no kind of the catalogue names in *faults*, the most frequent first."""
+def find_unknown_failures(faults: Iterable[FaultRecord]) -> list[UnknownFailure]:
+    """Return the failures in *faults* without a kind of their own, most frequent first."""
     found: dict[tuple[str, str], UnknownFailure] = {}
-    told = list(faults)
-    with_context = {_end(fault) for fault in told if fault.kind == UNKNOWN}
-    for fault in told:
-        if fault.kind in GENERIC and _end(fault) in with_context:
-            continue  # the same end, recorded with its context beside
-        quote = str(fault.evidence.get("quote", ""))
-        if fault.kind in CATCH_ALL and not _is_known(quote, str(fault.evidence.get("detail", ""))):
+    faults = list(faults)
+    with_context = {_end(fault) for fault in faults if fault.kind == UNKNOWN}
+    for fault in faults:
+        if fault.kind not in CATCH_ALL or (fault.kind in GENERIC and _end(fault) in with_context):
+            continue  # the same end is also recorded with its context
+        quote, detail = str(fault.evidence.get("quote", "")), str(fault.evidence.get("detail", ""))
+        kinds = {one.kind for text in (quote, detail) if text for one in classify_text(text)}
+        if not kinds - NAMELESS:
             shape = _VARIES.sub("N", quote)[:160]
             found.setdefault((fault.kind, shape), UnknownFailure(shape=shape, kind=fault.kind)).add(fault)
     return sorted(found.values(), key=lambda one: (-one.times, -one.last))
 
 
-def _is_known(quote: str, detail: str) -> bool:
-    """Tell whether the words of a failure, or what was printed before it, are of a kind of their own."""
-    said = {verdict.kind for text in (quote, detail) if text for verdict in judge_lines(text)}
-    return bool(said - NAMELESS)
-
-
 def _end(fault: FaultRecord) -> tuple[str, int | None, float]:
+    """Return what identifies the end of a worker."""
     return fault.job_id, fault.rank, fault.at

@@ -1,4 +1,8 @@
-"""Where nodes come from that jobs run on: folders of this machine, machines that one can log in to, or that Slurm lends. One interface."""
+"""The nodes that jobs run on: folders of this machine, machines reached over SSH, or nodes allocated by Slurm, behind one interface.
+
+Here: how to reach a node, start and fence its agent, and get nodes from a scheduler. Not here: what an agent does (`holdfast.agent`), which
+node a job gets (`holdfast.control`), and probes of a node's health (`holdfast.probe`).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ __all__ = ["Logs", "NodeBackend", "NodeView", "names_of", "open_cluster"]
 
 
 def open_cluster(cluster: Cluster) -> NodeBackend:
-    """Return the source of nodes that *cluster* describes; raise `OperatorError` when what it takes to get there is not here."""
+    """Return the backend for *cluster*; raise `OperatorError` when a key, file or program that it needs is missing."""
     if cluster.kind == "local":
-        from holdfast.cluster.local import LocalNodes  # noqa: PLC0415 (each kind brings its own packages)
+        from holdfast.cluster.local import LocalNodes  # noqa: PLC0415 (each kind imports its own packages)
 
         return LocalNodes.of(cluster)
     if cluster.kind == "slurm":
@@ -29,5 +33,5 @@ def open_cluster(cluster: Cluster) -> NodeBackend:
 
 
 def names_of(cluster: Cluster) -> list[str]:
-    """Return the names of all nodes of *cluster*; those of a Slurm cluster only Slurm knows."""
+    """Return the names of all nodes of *cluster*; for a Slurm cluster this runs `sinfo`."""
     return open_cluster(cluster).names() if cluster.kind == "slurm" else cluster.names

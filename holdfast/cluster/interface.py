@@ -1,4 +1,4 @@
-"""What every kind of cluster can do. The control side knows no other way to reach a node."""
+"""The interface of every kind of cluster. The control side has no other way to reach a node."""
 
 from __future__ import annotations
 
@@ -14,131 +14,131 @@ from holdfast.errors import HoldfastError
 from holdfast.protocol import Message
 
 Confirm = Callable[[], FencingToken]
-"""Returns in whose name an order is given, asked when the way to the node is there and the order is about to go; raises a `WorldError`.
+"""Returns the token of the controller that sends a command, or raises a `WorldError`.
 
-Its deadline is in seconds since the boot of this machine.
+It is called when the connection is open and the command is about to be sent. Its deadline is in seconds since the boot of this machine.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """What can be seen of a node from outside: its agent, and the job that holds it."""
+    """A node as seen from outside: its agent, and the job that holds it."""
 
     name: str
     status: str
-    """``up``: its agent serves; ``idle``: it answers and runs no agent; ``off``: it does not answer."""
+    """``up``: its agent serves; ``idle``: it is reachable and runs no agent; ``off``: it is unreachable; ``away``: not allocated to us."""
     job: str | None = None
     agent: str = "down"
     pid: int | None = None
     why: str = ""
-    """Why it does not answer, where that is known."""
+    """Why it is unreachable, where that is known."""
     allocation: str | None = None
-    """What it was given to us with, where nodes are lent: the number of a Slurm job."""
+    """The id of the Slurm job that it is allocated by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationRequest:
-    """What a job needs of a cluster that lends its nodes."""
+    """What a job needs from a cluster that allocates its nodes."""
 
     nodes: int = 0
-    """As many nodes, spare ones included."""
-    out: Mapping[str, str] = field(default_factory=dict)
-    """Nodes that are not to be used, and why."""
-    back: Mapping[str, float] = field(default_factory=dict)
-    """Nodes that are in service again, and since when (seconds since 1970): what was done against them before then may be undone."""
-    lost: Mapping[str, float] = field(default_factory=dict)
-    """Nodes that do not answer, and since when: others are needed in their place, unless they were lent anew since."""
-    used: frozenset[str] = frozenset()
-    """Nodes that hold ranks of it: they are not to be given back."""
-    save: float = 0.0
-    """Seconds that a last save takes."""
+    """Number of nodes, spare nodes included."""
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that must not be used, and why."""
+    returned: Mapping[str, float] = field(default_factory=dict)
+    """Nodes that are back in service, and since when (seconds since 1970): a drain from before that may be undone."""
+    unreachable: Mapping[str, float] = field(default_factory=dict)
+    """Nodes that are unreachable, and since when: they need a replacement, unless they were allocated again since."""
+    in_use: frozenset[str] = frozenset()
+    """Nodes that hold ranks of the job: they must not be released."""
+    final_checkpoint_seconds: float = 0.0
+    """How long a final checkpoint takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
-    """Why a node is to be left, and by when."""
+class DrainReason:
+    """Why a job must leave a node, and by when."""
 
     reason: str
     since: float
-    """When this was known (seconds since 1970)."""
+    """When this became known (seconds since 1970)."""
     by: float | None = None
-    """When it will be gone; empty: nobody has set a time."""
+    """When the node will be lost; empty: no time is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logs:
-    """The logs in one folder, of ranks and standbys."""
+    """The logs in one folder, of ranks and hot spares."""
 
     place: str = ""
-    """What tells the folder from all others, on whatever machine it is seen; empty: nobody knows."""
+    """Identifies the folder on whatever machine it is seen; empty: unknown."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """File to its size in bytes."""
+    """File name to size in bytes."""
 
     def of(self, node: str, held: Mapping[str, Collection[int]]) -> list[str]:
-        """Return the files that *node* may have written, by the ranks that each node has *held*: those of a folder may be shared."""
-        mine = held.get(node, ())
-        others = {f"rank-{rank}.log" for ranks in held.values() for rank in ranks if rank not in mine}
+        """Return the files that *node* may have written; *held* maps each node to the ranks that it has run (nodes may share a folder)."""
+        own = held.get(node, ())
+        others = {f"rank-{rank}.log" for ranks in held.values() for rank in ranks if rank not in own}
         return [name for name in self.sizes if name not in others]
 
 
 class Allocator(Protocol):
-    """What lends nodes to a job for a while, as Slurm does. Asking never waits: what is known is what was last seen."""
+    """Allocates nodes to a job for a limited time, as Slurm does. No method waits: the answers are from the last poll."""
 
     def begin(self, job: str, name: str, directory: Path) -> None:
-        """Keep as many nodes as it wishes for *job* (its id), called *name*, which works in *directory*.
+        """Start to keep as many nodes as requested for *job* (its id), called *name*, which works in *directory*.
 
-        Raise `OperatorError` when that can never be.
+        Raise `OperatorError` when that can never succeed.
         """
         ...
 
     def request(self, request: AllocationRequest) -> None:
-        """Learn what the job needs from now on."""
+        """Set what the job needs from now on."""
         ...
 
     def usable(self, now: float) -> list[str]:
-        """Return the nodes that the job has been given and may go on using."""
+        """Return the nodes that are allocated to the job and that it may go on using."""
         ...
 
     def is_allocated(self, node: str) -> bool:
-        """Tell whether the job has been given *node*, and it was not taken back."""
+        """Tell whether *node* is allocated to the job now."""
         ...
 
     def allocated_since(self, node: str) -> float | None:
-        """Return since when the job has been lent *node* (seconds since 1970), where that is known."""
+        """Return when *node* was allocated to the job (seconds since 1970), where that is known."""
         ...
 
-    def drain_reason(self, node: str, now: float) -> Leaving | None:
-        """Return why *node* is to be left, once that is near."""
+    def drain_reason(self, node: str, now: float) -> DrainReason | None:
+        """Return why the job must leave *node*, once that is near."""
         ...
 
     def ends_at(self) -> float | None:
-        """Return when the time of this very process is over, where it runs on what was lent."""
+        """Return when this process will be ended, where it runs inside an allocation."""
         ...
 
     def scheduler_states(self) -> list[SchedulerNodeState]:
-        """Return what is said of the nodes that the job has."""
+        """Return what the scheduler reports about the nodes that the job has."""
         ...
 
     def describe(self) -> str:
-        """Say what was given, and why not more."""
+        """Return what is allocated, and why there is not more, as text."""
         ...
 
     def new_messages(self) -> list[str]:
-        """Return what there is to tell since the last time."""
+        """Return the messages since the last call."""
         ...
 
     @property
     def refused(self) -> HoldfastError | None:
-        """Return why nothing is given and would not be later, if that is so."""
+        """Return why nothing is allocated and nothing will be, if that is so."""
         ...
 
     def close(self, *, end: bool) -> None:
-        """Look no more; with *end*, give back what was asked for."""
+        """Stop polling; with *end*, release all allocations."""
         ...
 
 
 class NodeBackend(Protocol):
-    """A cluster's nodes. One whose nodes have to be asked for has a `Allocator`, as ``allocator``."""
+    """The nodes of a cluster. A backend whose nodes must be allocated first has an `Allocator` in its attribute ``allocator``."""
 
     @property
     def name(self) -> str:
@@ -147,7 +147,7 @@ class NodeBackend(Protocol):
 
     @property
     def remote(self) -> bool:
-        """Tell whether nodes are other machines: a connection to one may end although nothing on the node has."""
+        """Tell whether nodes are other machines: a connection to one may end although nothing on the node did."""
         ...
 
     def names(self) -> list[str]:
@@ -155,50 +155,51 @@ class NodeBackend(Protocol):
         ...
 
     def start_agent(self, node: str, confirm: Confirm | None = None) -> None:
-        """Start an agent on *node* and wait until it listens; raise `NodeLost` when that cannot be.
+        """Start an agent on *node* and wait until it listens; raise `NodeLost` when that fails.
 
-        This and the orders below that go past agents are refused with `Superseded` where a newer flow than that of *confirm* has been at
-        work, and with another `NodeError` where they come too late to know. Without it nobody claims the job: for tests, and for chaos.
+        This and the other methods with *confirm* bypass the agent. They raise `Superseded` when a newer controller than that of *confirm*
+        has sent commands to the node, and another `NodeError` when *confirm* cannot tell in time. Without *confirm* no controller claims
+        the job: for tests and chaos runs.
         """
         ...
 
     def connect(self, node: str) -> socket.socket:
         """Return a connection to the agent of *node*.
 
-        Raise ``TimeoutError`` when *node* does not answer, another ``OSError`` when it does and nobody listens there, `ProtocolMismatch`
-        when nobody there speaks ours.
+        Raise ``TimeoutError`` when *node* is unreachable, another ``OSError`` when it is reachable and no agent listens, and
+        `ProtocolMismatch` when its Holdfast speaks another protocol.
         """
         ...
 
     def node_settings(self, node: str, job: str) -> dict[str, Any]:
-        """Return what of the plan of *job* (its name) is different on *node*: fields of ``prepare``, ``environment`` to be added."""
+        """Return what of the plan of *job* (its name) differs on *node*: fields of ``prepare``, and an ``environment`` to add."""
         ...
 
-    def answers(self, node: str) -> bool:
-        """Tell whether *node* itself answers, independently of its agent; raise `NodeStateUnknown` when that could not be tried."""
+    def is_reachable(self, node: str) -> bool:
+        """Tell whether *node* itself is reachable, independently of its agent; raise `NodeStateUnknown` when that could not be tried."""
         ...
 
     def any_other_reachable(self, but: Collection[str]) -> bool:
-        """Tell whether anything of the cluster but these nodes answers now: then the way to it is there."""
+        """Tell whether any node of the cluster except these is reachable now: then our own network works."""
         ...
 
     def fence(self, node: str, job: str | None = None, confirm: Confirm | None = None) -> list[int]:
         """Make sure that nothing runs on *node* any more; return the pids that had to be killed.
 
-        With *job* leave a node alone that another job has taken meanwhile: nothing of *job* can be left there. Raise a `NodeError` when
-        nobody could be asked: then what runs there is fenced by its generation alone, until its agent's lease ends.
+        With *job*, leave alone a node that another job has taken meanwhile. Raise a `NodeError` when the node is unreachable: then only
+        the generation number fences what runs there, until the lease of its agent ends.
         """
         ...
 
-    def past(self, node: str, job: str) -> list[Message]:
-        """Return the newest steps and checkpoints of *job* (its id) that agents on *node* have journaled.
+    def recent_events(self, node: str, job: str) -> list[Message]:
+        """Return the newest steps and checkpoints of *job* (its id) in the event logs of agents on *node*.
 
         Raise a `NodeError` or ``OSError``.
         """
         ...
 
     def wipe_memory(self, node: str, job: str, confirm: Confirm | None = None) -> None:
-        """Give back the memory that *job* (its id) has taken on *node* for its state; nothing of the job may run there any more."""
+        """Free the memory on *node* that holds the state of *job* (its id); nothing of the job may run there any more."""
         ...
 
     def domain(self, node: str) -> str:
@@ -206,33 +207,33 @@ class NodeBackend(Protocol):
         ...
 
     def address(self, node: str) -> str:
-        """Return the address under which workers reach *node*."""
+        """Return the address at which workers reach *node*."""
         ...
 
     def logs(self, node: str, job: str) -> Logs:
-        """Return the logs of the ranks of *job* (its name) in the folder where *node* writes its own, which nodes may share.
+        """List the logs of the ranks of *job* (its name) in the log folder of *node*, which nodes may share.
 
         Raise a `NodeError` or ``OSError``.
         """
         ...
 
     def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:
-        """Return up to *most* bytes of such a log, or of `agent.log`, from byte *at* on or the last ones.
+        """Return up to *most* bytes of such a log, or of `agent.log`: from byte *at*, or the last ones.
 
         Raise a `NodeError` or ``OSError``.
         """
         ...
 
     def interface(self, node: str) -> str | None:
-        """Return the name of the interface of *node* that training traffic takes, where that is known."""
+        """Return the network interface of *node* for training traffic, where that is known."""
         ...
 
     def bandwidth(self, source: str, to: str, seconds: float) -> float:
-        """Return how many bytes per second go from one node to another, by sending for so long; raise a `NodeError` when none do."""
+        """Send from one node to another for *seconds*; return bytes per second, and raise a `NodeError` when nothing gets through."""
         ...
 
     def check_connection(self, source: str, to: str, seconds: float) -> str:
-        """Say why a connection from one node to another does not come about within *seconds*; empty when it does.
+        """Return why one node cannot connect to another within *seconds*; empty when it can.
 
         Raise a `NodeError` when one of them cannot be asked.
         """
@@ -247,11 +248,11 @@ class NodeBackend(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of all connections. Agents and what they started go on."""
+        """Close all connections. Agents and their workers go on."""
         ...
 
 
 def allocator_of(source: NodeBackend) -> Allocator | None:
-    """Return who lends the nodes of *source*, if they are lent."""
+    """Return the allocator of *source*; nothing for a cluster whose nodes are always there."""
     allocator: Allocator | None = getattr(source, "allocator", None)
     return allocator

@@ -1,6 +1,6 @@
-"""Nodes that are folders of this machine, each with an agent process of its own: the embedded default, and the test fleet.
+"""Run nodes as folders of this machine, each with its own agent process: the embedded default, and the test cluster.
 
-A file named ``off`` in a node's folder is its power switch: while it lies there the node does not answer and starts no agent.
+A file named ``off`` in a node's folder is its power switch: while it exists the node is unreachable and starts no agent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def logs_here(job: str) -> Logs:
-    """Return the logs in the folder of *job* (its name), in which all nodes write that see this machine's files."""
+    """Return the logs in the folder of *job* (its name), which all nodes share that see this machine's files."""
     folder = job_directory(job) / "logs"
     return Logs(place=log_files.place_of(folder), sizes=log_files.listed(folder))
 
@@ -46,13 +46,18 @@ class LocalNodes:
     root: Path
     count: int
     domains: Mapping[str, str] = field(default_factory=dict)
-    """Node to failure domain; a node without one fails by itself."""
+    """Node to failure domain; a node without one is its own."""
 
     @classmethod
     def of(cls, cluster: LocalCluster) -> Self:
         """Return the nodes that *cluster* describes."""
         root = Path(cluster.directory) if cluster.directory else cluster_directory(cluster.name)
         return cls(cluster.name, root.expanduser().absolute(), cluster.nodes, cluster.domains)
+
+    @property
+    def remote(self) -> bool:
+        """Return False: nodes are this machine."""
+        return False
 
     def names(self) -> list[str]:
         """Return ``node-0``, ``node-1`` and so on."""
@@ -62,21 +67,12 @@ class LocalNodes:
         """Return the folder that is *node*."""
         return self.root / node
 
-    def address(self, node: str) -> str:  # noqa: ARG002 (all nodes are this machine)
-        """Return the loopback address."""
-        return "127.0.0.1"
-
     def domain(self, node: str) -> str:
-        """Return the failure domain of *node*: by itself it is one."""
+        """Return the failure domain of *node*; by default the node itself."""
         return self.domains.get(node, node)
 
-    @property
-    def remote(self) -> bool:
-        """Tell that nodes are this machine."""
-        return False
-
     def node_settings(self, node: str, job: str) -> dict[str, Any]:  # noqa: ARG002 (all nodes are this machine)
-        """Return nothing: what holds here holds on each node."""
+        """Return nothing: all nodes are alike."""
         return {}
 
     def logs(self, node: str, job: str) -> Logs:  # noqa: ARG002 (the nodes of this machine share a job's folder)
@@ -84,10 +80,19 @@ class LocalNodes:
         return logs_here(job)
 
     def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:
-        """Return up to *most* bytes of such a log, or of the agent's, from byte *at* on or the last ones."""
+        """Return up to *most* bytes of such a log, or of the agent's: from byte *at*, or the last ones."""
         return log_files.piece(self.folder(node) if name == log_files.AGENT else job_directory(job) / "logs", name, at, most)
 
-    def interface(self, node: str) -> str | None:  # noqa: ARG002 (all nodes are this machine)
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+    # -- the network --------------------------------------------------------------------------------------------------
+
+    def address(self, node: str) -> str:  # noqa: ARG002 (all nodes are this machine)
+        """Return the loopback address."""
+        return "127.0.0.1"
+
+    def interface(self, node: str) -> str | None:  # noqa: ARG002 (as above)
         """Return the loopback interface."""
         return "lo"
 
@@ -96,74 +101,70 @@ class LocalNodes:
         raise NodeStateUnknown(source, "its nodes are folders of one machine")
 
     def any_other_reachable(self, but: Collection[str]) -> bool:  # noqa: ARG002 (as the interface has it)
-        """Say that there is a way: folders of one machine have nothing between them."""
+        """Return True: no network lies between folders of one machine."""
         return True
 
     def check_connection(self, source: str, to: str, seconds: float) -> str:  # noqa: ARG002 (as above)
-        """Say that they do: folders of one machine have nothing between them."""
+        """Return nothing: no network lies between folders of one machine."""
         return ""
-
-    def close(self) -> None:
-        """There is nothing to let go of."""
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
     def place(self, node: str) -> AgentDirectory:
-        """Return the folder that is *node*, with all that can be done there."""
+        """Return the agent directory of *node*."""
         gpus = self._gpus(node)
         visible = {} if gpus is None else {gpu_assignment.VISIBLE: ",".join(gpus)}
         return AgentDirectory(self.folder(node), node, self.name, {**source_tree_env(os.environ), **visible})
 
     def _gpus(self, node: str) -> tuple[str, ...] | None:
-        """Return the GPUs that are *node*'s own; None where this machine has none."""
+        """Return the GPUs assigned to *node*; None where this machine has none."""
         gpus = gpu_assignment.visible_gpus()
         return gpu_assignment.shares(gpus, self.count)[self.names().index(node)] if gpus else None
 
-    def _held_by_others(self, node: str) -> str:
-        """Say which of the GPUs of *node* another node holds: its agent was started when the cluster had another number of nodes."""
-        mine = set(self._gpus(node) or ())
-        for other in sorted(self.root.glob("node-*")) if mine else ():
-            seen = AgentDirectory(other, other.name, self.name).seen()
-            if other.name != node and seen is not None and (theirs := mine.intersection(gpu_assignment.gpus_of(seen.pid))):
-                return f"GPU {', '.join(sorted(theirs))} is held by {other.name}, started when the cluster had another number of nodes"
-        return ""
-
     def start_agent(self, node: str, confirm: Confirm | None = None) -> None:
-        """Start an agent that outlives this process, and wait until it listens; raise `NodeLost` when that cannot be."""
-        if not self.answers(node):
+        """Start an agent that outlives this process, and wait until it listens; raise `NodeLost` when that fails."""
+        if not self.is_reachable(node):
             raise NodeLost(node, "it is switched off")
-        if held := self._held_by_others(node):
-            raise NodeLost(node, held)
+        own = set(self._gpus(node) or ())
+        for other in sorted(self.root.glob("node-*")) if own else ():  # started when the cluster had another number of nodes
+            seen = AgentDirectory(other, other.name, self.name).seen()
+            if other.name != node and seen is not None and (taken := own.intersection(gpu_assignment.gpus_of(seen.pid))):
+                gpus = f"GPU {', '.join(sorted(taken))} is held by {other.name}"
+                raise NodeLost(node, f"{gpus}, started when the cluster had another number of nodes")
         try:
-            _in_time(node, "start", self.place(node).start_agent, confirm)
+            _with_token(node, "start", self.place(node).start_agent, confirm)
         except AgentNotStarted as error:
             raise NodeLost(node, str(error)) from error
-        if not self.answers(node):  # switched off meanwhile
+        if not self.is_reachable(node):  # switched off meanwhile
             self.fence(node)
             raise NodeLost(node, "it is switched off")
 
     def connect(self, node: str) -> socket.socket:
         """Connect to the agent's socket."""
-        if not self.answers(node):
+        if not self.is_reachable(node):
             raise ConnectionRefusedError(f"{node} is switched off")
         return connect(self.folder(node) / "agent.sock", seconds=5.0)
 
+    def fence(self, node: str, job: str | None = None, confirm: Confirm | None = None) -> list[int]:
+        """Kill every process with the node's mark, its agent included; with *job*, unless an agent of another job serves there."""
+        return _with_token(node, "fence", lambda token: self.place(node).fence(job, token), confirm)
+
+    def recent_events(self, node: str, job: str) -> list[Message]:
+        """Return the newest steps and checkpoints of *job* in the event logs of agents on *node*."""
+        return self.place(node).past(job)
+
+    def wipe_memory(self, node: str, job: str, confirm: Confirm | None = None) -> None:
+        """Remove the job's memory store, which an agent leaves behind when it is killed."""
+        _with_token(node, "wipe", lambda token: self.place(node).wipe_memory(job, token), confirm)
+
     # -- nodes --------------------------------------------------------------------------------------------------------
 
-    def answers(self, node: str) -> bool:
+    def is_reachable(self, node: str) -> bool:
         """Tell whether the node is switched on, as far as can be seen."""
         try:
             return not (self.folder(node) / "off").exists()
-        except OSError:  # a folder that may not be looked into has reasons of its own, which whoever uses it is told
+        except OSError:  # the folder is not readable: whoever uses the node gets that error
             return True
-
-    def fence(self, node: str, job: str | None = None, confirm: Confirm | None = None) -> list[int]:
-        """Kill everything that carries the node's mark, its agent included; with *job*, unless an agent of another job serves there."""
-        return _in_time(node, "fence", lambda token: self.place(node).fence(job, token), confirm)
-
-    def past(self, node: str, job: str) -> list[Message]:
-        """Return the newest steps and checkpoints of *job* that agents on *node* have journaled."""
-        return self.place(node).past(job)
 
     def power_off(self, node: str) -> None:
         """Take the node away at once, as a power cut would: for chaos runs and the demo."""
@@ -171,29 +172,25 @@ class LocalNodes:
         self.folder(node).mkdir(parents=True, exist_ok=True, mode=0o700)
         (self.folder(node) / "off").touch()
         if agent is not None:
-            kill(agent, signal.SIGKILL)  # first of all: nobody tells of a worker's end when the power is gone
+            kill(agent, signal.SIGKILL)  # first, so that it cannot report the end of its workers
         self.clear(node)
 
+    def power_on(self, node: str) -> None:
+        """Make the node reachable again. It comes back empty: no agent, no worker."""
+        (self.folder(node) / "off").unlink(missing_ok=True)
+
     def clear(self, node: str) -> None:
-        """End whatever runs on the node and take all that it keeps in memory, of every job."""
+        """End every process of the node and remove all that it keeps in memory, of every job."""
         self.fence(node)
         for memory in store_folders.memstores_of(mark_of(self.folder(node))):
             store_folders.wipe(memory)
 
-    def wipe_memory(self, node: str, job: str, confirm: Confirm | None = None) -> None:
-        """Remove the job's memory store: an agent that was killed has left it."""
-        _in_time(node, "wipe", lambda token: self.place(node).wipe_memory(job, token), confirm)
-
-    def power_on(self, node: str) -> None:
-        """Let the node answer again. It comes back empty: no agent, no worker."""
-        (self.folder(node) / "off").unlink(missing_ok=True)
-
     def survey(self, seconds: float | None = None) -> list[NodeView]:  # noqa: ARG002 (as the interface has it)
-        """Look at every node's folder and at the process its agent left its name of."""
+        """Look at every node's folder and at the agent process that it names."""
         return [self._view(node) for node in self.names()]
 
     def _view(self, node: str) -> NodeView:
-        if not self.answers(node):
+        if not self.is_reachable(node):
             return NodeView(name=node, status="off")
         seen = self.place(node).seen()
         if seen is None:
@@ -201,11 +198,11 @@ class LocalNodes:
         return NodeView(name=node, status="up", job=seen.job, agent="up", pid=seen.pid)
 
 
-def _in_time(node: str, order: str, act: Callable[[FencingToken | None], T], confirm: Confirm | None) -> T:
-    """Do *act* in the name of who gives the order; raise a `NodeError` where it is refused."""
+def _with_token(node: str, command: str, act: Callable[[FencingToken | None], T], confirm: Confirm | None) -> T:
+    """Call *act* with the token of the controller; raise a `NodeError` where the node refuses it."""
     try:
         return act(confirm() if confirm is not None else None)
     except errors.StaleEpoch as error:
         raise Superseded(node, error.epoch, str(error)) from error
     except errors.Refused as error:
-        raise CommandRejected(node, order, str(error)) from error
+        raise CommandRejected(node, command, str(error)) from error

@@ -1,7 +1,6 @@
-"""What the gates of nodes answer, checked before anything is built on it: a node in the wrong hands must not end the flow.
+"""Check the answers of node proxies before anything uses them: a compromised node must not end the controller.
 
-Which fields the answer to an order needs, and of what type they are, stands here and nowhere else. What is not named is let through, so
-that a gate may tell more than this version understands.
+This is the only place that says which fields an answer needs, and of what type. Unknown fields are ignored, so a newer proxy may send more.
 """
 
 from __future__ import annotations
@@ -17,31 +16,31 @@ from detectors.codec import MalformedData, unpacked
 from holdfast.agent.workers.log_files import NAME as LOG
 from holdfast.protocol import MAX_LINE_BYTES, Message
 
-MOST: Final = 2**53
-MOST_LOGS: Final = 2**16
+MAX_COUNT: Final = 2**53
+MAX_LOGS: Final = 2**16
 """Logs in one folder: one for each rank of the largest jobs, where nodes share it."""
-MOST_INTERFACES: Final = 4096
+MAX_INTERFACES: Final = 4096
 
 
-def _between(least: int, most: int) -> Callable[[int], int]:
+def _between(low: int, high: int) -> Callable[[int], int]:
     def checked(number: int) -> int:
-        if least <= number <= most:
+        if low <= number <= high:
             return number
-        raise ValueError(f"is not from {least} to {most}")
+        raise ValueError(f"is not from {low} to {high}")
 
     return checked
 
 
-def _at_most(most: int) -> Callable[[Any], Any]:
+def _at_most(limit: int) -> Callable[[Any], Any]:
     def checked(value: Any) -> Any:  # noqa: ANN401 (a text or a collection)
-        if len(value) <= most:
+        if len(value) <= limit:
             return value
-        raise ValueError(f"is longer than {most}")
+        raise ValueError(f"is longer than {limit}")
 
     return checked
 
 
-def _like(pattern: str) -> Callable[[str], str]:
+def _matching(pattern: str) -> Callable[[str], str]:
     compiled = re.compile(pattern)
 
     def checked(text: str) -> str:
@@ -63,13 +62,13 @@ def _is_base64(text: str) -> str:
     return text
 
 
-Count = Annotated[int, _between(0, MOST)]
+Count = Annotated[int, _between(0, MAX_COUNT)]
 Port = Annotated[int, _between(1, 2**16 - 1)]
-Real = Annotated[float, _is_duration]
-Name = Annotated[str, _like(r"[^\x00\r\n]{0,4096}")]
+Seconds = Annotated[float, _is_duration]
+Name = Annotated[str, _matching(r"[^\x00\r\n]{0,4096}")]
 """One line: it goes into messages, environments and paths."""
-Log = Annotated[str, _like(LOG.pattern)]
-"""The name of a log: it becomes a path in a support bundle, and so on the machine of whoever unpacks that."""
+Log = Annotated[str, _matching(LOG.pattern)]
+"""The name of a log: it becomes a path in a support bundle, and so on the machine where that is unpacked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +78,7 @@ class _Agent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Looked:
+class _Look:
     agent: _Agent | None
 
 
@@ -91,16 +90,16 @@ class _Interface:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Entered(_Looked):
+class _Enter(_Look):
     directory: Name
     interpreter: Name
-    interfaces: Annotated[list[_Interface], _at_most(MOST_INTERFACES)]
+    interfaces: Annotated[list[_Interface], _at_most(MAX_INTERFACES)]
     reached: Name | None
-    clock: Real | None = None
+    clock: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Fenced:
+class _Fence:
     killed: list[Count]
 
 
@@ -111,7 +110,7 @@ class _Past:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Logs:
-    logs: Annotated[dict[Log, Count], _at_most(MOST_LOGS)]
+    logs: Annotated[dict[Log, Count], _at_most(MAX_LOGS)]
     place: Name = ""
 
 
@@ -121,57 +120,57 @@ class _Log:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Listens:
+class _Listen:
     port: Port
     token: Name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
+class _Measure:
     bytes: Count
-    seconds: Real
+    seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Met:
+class _Meet:
     why: Annotated[str, _at_most(1000)]
 
 
 ANSWERS: Final[dict[str, type]] = {
-    "enter": _Entered,
-    "look": _Looked,
-    "fence": _Fenced,
+    "enter": _Enter,
+    "look": _Look,
+    "fence": _Fence,
     "past": _Past,
     "logs": _Logs,
     "log": _Log,
-    "listen": _Listens,
-    "measure": _Measured,
-    "meet": _Met,
+    "listen": _Listen,
+    "measure": _Measure,
+    "meet": _Meet,
 }
-"""Orders to the answers that they need; of the others it is enough that they were carried out."""
+"""Commands whose answers need fields; the other commands only succeed or fail."""
 
 
-def complaint(verb: str, answer: Message) -> str:
-    """Say what is wrong with a gate's answer to the order *verb*; empty when it can be used as it is."""
+def problem_of(command: str, answer: Message) -> str:
+    """Return what is wrong with the answer to *command*; empty when it can be used."""
     try:
-        if verb in ANSWERS:
-            unpacked(ANSWERS[verb], answer, where=verb)
+        if command in ANSWERS:
+            unpacked(ANSWERS[command], answer, where=command)
     except MalformedData as error:
         return _printable(str(error)[:300])
     return ""
 
 
-def superseded(answer: Message) -> int:
-    """Return the epoch of the newer flow in whose favour a gate refuses an order; 0 where it has other reasons."""
+def newer_epoch(answer: Message) -> int:
+    """Return the epoch of the newer controller for whose sake a proxy refuses a command; 0 where it has another reason."""
     epoch = answer.get("epoch")
-    return epoch if type(epoch) is int and 0 < epoch < MOST else 0
+    return epoch if type(epoch) is int and 0 < epoch < MAX_COUNT else 0
 
 
 def refusal(answer: Message) -> OSError:
-    """Return why a gate did not carry out an order."""
+    """Return why a proxy refused a command."""
     number, why = answer.get("errno"), answer.get("why")
-    return OSError(number if type(number) is int and 0 <= number < MOST else 0, _printable(str(why)[:1000]) or "it does not say why")
+    return OSError(number if type(number) is int and 0 <= number < MAX_COUNT else 0, _printable(str(why)[:1000]) or "it gives no reason")
 
 
-def _printable(words: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in words)
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

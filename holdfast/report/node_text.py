@@ -36,7 +36,7 @@ _ORDER: Final = (CheckMark.FAILED, CheckMark.SKIPPED, CheckMark.PASSED)
 def summary(checkup: Checkup) -> str:
     """Return the last sweep in one line: how many nodes, how long it took, and their health."""
     counted = ", ".join(f"{count} {HEALTH.get(name, name)}" for name, count in checkup.counts().items())
-    return f"{plural(len(checkup.verdicts), 'node')} in {checkup.seconds:.1f} s: {counted}"
+    return f"{plural(len(checkup.assessments), 'node')} in {checkup.seconds:.1f} s: {counted}"
 
 
 def rows(verdict: HealthAssessment) -> list[dict[str, str]]:

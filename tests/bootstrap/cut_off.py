@@ -1,6 +1,6 @@
 """Cut an installation off before each thing that it does to the disk, by a real death, and have the next one heal what is left.
 
-Runs in an interpreter of its own, since what watches over its deeds cannot be taken off again: SOURCE FOLDER WHEEL VERSION DIGEST PROOF.
+Runs in an interpreter of its own, since what watches over its deeds cannot be taken off again: SOURCE FOLDER WHEEL VERSION DIGEST MODULES.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def found(folder: Path) -> dict[str, tuple[int, str]]:
 
 def main() -> None:
     """Print what came of each cut: the status, what the next installation said, and how what it left differs from what should be."""
-    source, place, wheel, version, digest, proof = sys.argv[1:]
+    source, place, wheel, version, digest, modules = sys.argv[1:]
     installer = ModuleType("installer")
     exec(compile(Path(source).read_text(encoding="utf-8"), source, "exec"), installer.__dict__)  # noqa: S102 (as it comes to a node: as text)
     sent = base64.b64encode(Path(wheel).read_bytes()).decode()
-    asked = {"version": version, "digest": digest, "directory": place, "oldest": [3, 11], "seconds": 60, "proof": proof, "wheel": sent}
+    asked = {"version": version, "digest": digest, "directory": place, "oldest": [3, 11], "seconds": 60, "import": modules, "wheel": sent}
     folder, rows, status = Path(place), [], CUT
     answered(installer, {**asked, "do": "install"}, 1 << 20)
     wanted = found(folder)
@@ -67,11 +67,11 @@ def main() -> None:
     while status == CUT:
         shutil.rmtree(folder)
         status, _ = answered(installer, {**asked, "do": "install"}, last)
-        looked = installer.act({**asked, "do": "look"})["whole"]
+        looked = installer.act({**asked, "do": "look"})["complete"]
         _, healed = answered(installer, {**asked, "do": "install"}, 1 << 20)
         left = found(folder)
         wrong = sorted(name for name in left.keys() | wanted.keys() if left.get(name) != wanted.get(name))
-        rows.append({"status": status, "whole": looked, "healed": healed, "wrong": wrong})
+        rows.append({"status": status, "complete": looked, "healed": healed, "wrong": wrong})
         last += 1
     print(json.dumps(rows))
 

@@ -105,7 +105,7 @@ def test_hosts_are_set_up_once_and_mended_when_damaged(rack: Rack, holdfast: Com
     damaged = next((rack[1].home / "hf/env/lib").glob("*/site-packages/holdfast/protocol.py"))
     damaged.write_text("oops")
     done = holdfast("nodes", "bootstrap", name, "--json")
-    assert [one["done"] for one in rows(done).values()] == ["kept", "mended", "installed"]
+    assert [one["done"] for one in rows(done).values()] == ["kept", "repaired", "installed"]
     assert in_env(rack[1], "import holdfast.protocol; print(holdfast.protocol.PROTOCOL)")
 
 
@@ -235,6 +235,6 @@ def test_an_installation_that_dies_anywhere_is_healed_by_the_next(tmp_path: Path
     assert (ended["status"], ended["healed"]["done"]) == (0, "kept")
     wrong = [(number, row) for number, row in enumerate(cut) if row["wrong"] or "failed" in row["healed"]]
     assert not wrong, wrong
-    assert {row["healed"]["done"] for row in cut if not row["whole"]} == {"installed", "mended"}
+    assert {row["healed"]["done"] for row in cut if not row["complete"]} == {"installed", "repaired"}
     proof = [str(tmp_path / "hf/env/bin/python"), "-I", "-c", "import lent_alone, of_ours"]
     assert subprocess.run(proof, check=False).returncode == 0

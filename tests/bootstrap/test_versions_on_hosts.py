@@ -89,7 +89,7 @@ def test_hosts_without_holdfast_are_told_of_once_with_the_cure(rack: Rack) -> No
     finally:
         fleet.close(end=False)
     assert told.startswith("n0, n1: there is no Holdfast in hf-never-set-up/env")
-    assert "`holdfast nodes bootstrap CLUSTER_FILE` puts" in told
+    assert "`holdfast nodes bootstrap CLUSTER_FILE` installs" in told
 
 
 def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rack, cluster: SshCluster) -> None:
@@ -108,7 +108,7 @@ def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rac
         explain=lambda: f"{talk.lost_reason}",
     )
     assert talk.send_command("about", protocol=PROTOCOL)["job"] == "job", "the connection came back"
-    wait_until(lambda: source.answers("n0"), seconds=60)  # a second look
+    wait_until(lambda: source.is_reachable("n0"), seconds=60)  # a second look
     fleet.bring_up("n1")
     assert [version_of(host, cluster) for host in rack] == ["0.1.0", "0.1.0"]
     heir = fleet_of(cluster, 2)

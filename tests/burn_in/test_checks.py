@@ -54,7 +54,7 @@ def test_a_wrong_power_and_a_wrong_sum_are_seen(monkeypatch: pytest.MonkeyPatch)
 def test_work_stops_at_the_first_wrong_answer() -> None:
     """And says which it was; the rounds before it are counted."""
     answers = iter(["", "", "bad"])
-    found = compute._worked(time.monotonic() + 60, {"adding": lambda: next(answers)})
+    found = compute._work_until(time.monotonic() + 60, {"adding": lambda: next(answers)})
     assert found == {"rounds": 2, "wrong": "adding: bad"}
 
 
@@ -147,8 +147,8 @@ def test_a_byte_that_changed_on_the_disk_is_found(written: disk.Written) -> None
         byte = file.read(1)[0]
         file.seek(disk.BLOCK + 77)
         file.write(bytes([byte ^ 1]))
-    told = disk.told(written, time.monotonic(), free=0)
-    assert (told.mark, told.words) == (CheckMark.FAILED, "block 1 of 3 was read with another sum than it was written with")
+    told = disk.verified(written, time.monotonic(), free=0)
+    assert (told.mark, told.words) == (CheckMark.FAILED, "block 1 of 3 has another checksum than when it was written")
 
 
 def test_blocks_that_changed_places_and_blocks_that_are_gone_are_found(written: disk.Written) -> None:
@@ -175,7 +175,7 @@ def test_a_folder_that_is_not_there_speaks_against_no_disk(tmp_path: Path) -> No
     assert (told.mark, "No such file" in told.words) == (CheckMark.SKIPPED, True)
     full = disk.disk(str(tmp_path), 100, seconds=1)
     assert full.mark is CheckMark.FAILED
-    assert "are the least to try it" in full.words
+    assert "are the minimum for a test" in full.words
 
 
 def test_clocks_that_go_evenly_pass() -> None:
@@ -187,7 +187,7 @@ def test_a_monotonic_clock_that_falls_is_found() -> None:
     """By how much is told."""
     reads = iter([10.0, 10.1, 9.6])
     told = ticking.ticking(60.0, monotonic=lambda: next(reads))
-    assert (told.mark, told.words) == (CheckMark.FAILED, "its monotonic clock fell by 0.500000 s")
+    assert (told.mark, told.words) == (CheckMark.FAILED, "its monotonic clock went back by 0.500000 s")
 
 
 def test_a_clock_that_steps_while_it_is_watched_is_found() -> None:
@@ -196,8 +196,8 @@ def test_a_clock_that_steps_while_it_is_watched_is_found() -> None:
     reads = iter([start, start + 7.0])
     told = ticking.ticking(0.01, wall=lambda: next(reads))
     assert told.mark is CheckMark.FAILED
-    assert "its clock went +6.9" in told.words or "its clock went +7.0" in told.words
-    assert "stood still" in ticking.ticking(0.01, monotonic=lambda: 5.0).words
+    assert "its clock moved by +6.9" in told.words or "its clock moved by +7.0" in told.words
+    assert "did not advance" in ticking.ticking(0.01, monotonic=lambda: 5.0).words
 
 
 def test_strangers_on_its_port_fail_no_nodes_network() -> None:

@@ -70,7 +70,7 @@ def test_a_bit_that_sticks_in_a_device_is_found(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(matrix, "_write", write)
     assert (
         matrix.fill(torch, CPU, time.monotonic() + 60, 1 << 18, found())
-        == "4 word(s) of its memory were read otherwise than they had been written"
+        == "4 word(s) of its memory were read with another value than was written"
     )
 
 
@@ -94,7 +94,7 @@ def test_gpus_of_one_kind_are_held_against_each_other() -> None:
     ]
     assert checks[2].devices == ("0000:02:00.0",)
     assert "differ from those of GPUs [0, 2, 3]" in checks[1].words
-    assert checks[3].words == "it made 30.0 float32 TFLOP/s where GPUs of its kind made 50.0"
+    assert checks[3].words == "it reached 30.0 float32 TFLOP/s, other GPUs of its kind 50.0"
 
 
 def test_a_node_without_gpus_says_so_and_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,10 @@ import pytest
 
 from detectors.burn_in_results import Check, CheckMark
 from holdfast.cluster.local import LocalNodes
-from holdfast.probe.burn_in.connections import LocalBurnInConnections, open_burn_in_connections
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.runner import BurnInRunner
-from holdfast.probe.burn_in.session import BurnInSession
-from holdfast.probe.remote.errors import NoAnswer
+from holdfast.probe.burn_in.session import BurnInSession, LocalBurnInConnections, open_burn_in_connections
+from holdfast.probe.remote.program import NoAnswer
 from holdfast.spec import LocalCluster, cluster_of
 from policies.burn_in import BurnInOutcome
 from tests.burn_in.relay import Relay, Spoil, cut, flip, slow
@@ -73,7 +72,7 @@ def check(outcome: BurnInOutcome, name: str) -> Check:
 def test_a_sound_machine_passes_and_tells_its_figures(cluster: Callable[..., LocalCluster]) -> None:
     """Every check ran for real: each has figures, and is told as it ends."""
     told: list[tuple[str, str]] = []
-    found = tried(cluster(), ["node-1"], ["node-2"], tell=lambda node, one: told.append((node, one.name)))["node-1"]
+    found = tried(cluster(), ["node-1"], ["node-2"], on_check=lambda node, one: told.append((node, one.name)))["node-1"]
     assert found.mark is CheckMark.PASSED, found
     assert told == [("node-1", name) for name in ("compute", "memory", "disk", "clock", "network")]
     assert check(found, "compute").figures["rounds"] >= 1
@@ -158,7 +157,7 @@ def test_a_node_that_is_off_neither_passes_nor_fails(cluster: Callable[..., Loca
 def test_torch_that_is_missing_is_told_and_is_no_pass(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:
     """The node's python has none: the words say so, and the rest decides."""
     hidden = "import sys;sys.modules['torch']=None;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
-    monkeypatch.setattr("holdfast.probe.remote.child.BOOT", hidden)
+    monkeypatch.setattr("holdfast.probe.remote.program.BOOT", hidden)
     found = tried(cluster(burn_in={"torch": True}), ["node-0"], ["node-1"])["node-0"]
     assert check(found, "matrix").mark is CheckMark.SKIPPED
     assert "its python3 has no torch" in check(found, "matrix").words
@@ -206,6 +205,6 @@ def test_a_check_whose_process_is_killed_is_blind(post: BurnInSession) -> None:
 
 def test_a_program_that_does_not_come_up_is_silent(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:
     """With its last words."""
-    monkeypatch.setattr("holdfast.probe.remote.child.BOOT", "raise SystemExit('no room')")
+    monkeypatch.setattr("holdfast.probe.remote.program.BOOT", "raise SystemExit('no room')")
     with pytest.raises(NoAnswer, match="no room"):
         LocalBurnInConnections(cluster()).open("node-0")

@@ -34,8 +34,8 @@ import pytest
 
 from detectors.all_kinds import words_of
 from detectors.catalogue import CATALOGUE
-from holdfast.classify.classifier import judge_lines
-from holdfast.classify.matcher import EveryOne
+from holdfast.classify.classifier import classify_text
+from holdfast.classify.matcher import NaiveMatcher
 
 HERE = Path(__file__).parent
 PUBLIC = ("public.tsv", *(f"public_{number}.tsv" for number in range(3, 11)))
@@ -58,7 +58,7 @@ def rows(name: str) -> list[dict[str, str]]:
 
 def score(lines: list[dict[str, str]]) -> Score:
     """Judge *lines* as one log."""
-    kinds = {one.line: one.kind for one in judge_lines("\n".join(row["line"] for row in lines))}
+    kinds = {one.line: one.kind for one in classify_text("\n".join(row["line"] for row in lines))}
     faults = [(number, row) for number, row in enumerate(lines, 1) if row["verdict"] == "fault"]
     benign = [number for number, row in enumerate(lines, 1) if row["verdict"] == "benign"]
     seen = [(number, row) for number, row in faults if number in kinds]
@@ -90,7 +90,7 @@ def test_lines_from_public_reports_are_judged_right(lot: str) -> None:
 def test_the_fast_matcher_finds_what_the_plain_one_finds() -> None:
     """On lines that neither was made for."""
     text = "\n".join(row["line"] for name in ("held_out.tsv", *PUBLIC) for row in rows(name))
-    assert judge_lines(text) == judge_lines(text, EveryOne())
+    assert classify_text(text) == classify_text(text, NaiveMatcher())
 
 
 def test_the_held_out_lines_are_many_and_of_all_families() -> None:

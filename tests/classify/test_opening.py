@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.classify import classify
-from holdfast.classify.open_log import opened
+from holdfast.classify.log_stream import decoded
 from holdfast.errors import NotReadable
 
 OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen off the bus."
@@ -21,7 +21,7 @@ LOG = f"hello\n{OFF_BUS}\nbye\n"
 def found(log: bytes, *, at_once: int | None = None) -> list[tuple[int, str]]:
     """Return what is found in *log*, of which no more than *at_once* bytes can be had at once."""
     stream = io.BytesIO(log)
-    read = opened(lambda most: stream.read(min(most, at_once or most)), "x.log")
+    read = decoded(lambda most: stream.read(min(most, at_once or most)), "x.log")
     return [(one.line, one.kind) for page in classify(read) for one in page.faults]
 
 
@@ -69,6 +69,6 @@ def test_what_cannot_be_read_as_lines_is_refused_with_the_cure(log: bytes, cure:
 def test_a_first_line_is_not_held_back() -> None:
     """Of a stream that goes on, what is there is judged."""
     chunks = [f"{OFF_BUS}\n".encode()]
-    pages = classify(opened(lambda _: chunks.pop(), "x.log"))
+    pages = classify(decoded(lambda _: chunks.pop(), "x.log"))
     assert [one.kind for one in next(pages).faults] == ["gpu-off-bus"]
     assert not chunks, "no second read was needed"

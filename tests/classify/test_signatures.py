@@ -12,7 +12,7 @@ from detectors.evidence import HangLimits, LogLine
 from detectors.logs import judge, see_line
 from detectors.signatures import SIGNATURES, BadSignature, check, load
 from detectors.signatures.loading import FILES, HERE
-from holdfast.classify.classifier import judge_lines
+from holdfast.classify.classifier import classify_text
 
 IN_LOGS = sorted(name for name, entry in CATALOGUE.items() if isinstance(entry.unhealthy.evidence, LogLine))
 LEAST = {Area.HARDWARE: 200, Area.NETWORK: 40, Area.STORAGE: 30, Area.HOST: 30, Area.SOFTWARE: 60, Area.PROGRESS: 15}
@@ -31,7 +31,7 @@ def test_a_sick_line_is_of_its_kind_and_a_healthy_one_of_none(name: str) -> None
 def test_the_fast_matcher_says_the_same_of_every_sample() -> None:
     """All samples in one log, the unhealthy ones at even places."""
     texts = [text for name in IN_LOGS for text in (words_of(CATALOGUE[name].unhealthy), words_of(CATALOGUE[name].healthy))]
-    assert [(one.line, one.kind) for one in judge_lines("\n".join(texts))] == [(2 * at + 1, name) for at, name in enumerate(IN_LOGS)]
+    assert [(one.line, one.kind) for one in classify_text("\n".join(texts))] == [(2 * at + 1, name) for at, name in enumerate(IN_LOGS)]
 
 
 @pytest.mark.parametrize("name", IN_LOGS)

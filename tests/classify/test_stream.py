@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from detectors.catalogue import CATALOGUE
 from holdfast.classify import Classifier, blocks, classify
-from holdfast.classify.classifier import REMEMBERED, judge_lines
-from holdfast.classify.line_blocks import BLOCK, LONGEST, plain
-from holdfast.classify.matcher import EveryOne, best
-from holdfast.classify.traceback_collector import MOST_LINES, MOST_OPEN
+from holdfast.classify.classifier import MAX_CACHED, classify_text
+from holdfast.classify.log_stream import BLOCK, MAX_LINE, plain
+from holdfast.classify.matcher import NaiveMatcher, best
+from holdfast.classify.traceback_collector import MAX_LINES, MAX_OPEN
 from holdfast.cli.commands.classify import json_lines
 from tests.costs import MOST, growth, seconds
 
@@ -38,7 +38,7 @@ PREFIXES = (
 
 def kinds(text: str) -> list[tuple[int, str]]:
     """Return the faults in *text* by line."""
-    return [(one.line, one.kind) for one in judge_lines(text)]
+    return [(one.line, one.kind) for one in classify_text(text)]
 
 
 @pytest.mark.parametrize("end", ["", "\r", "\x1b[0m", " \r"])
@@ -71,7 +71,7 @@ def test_how_it_is_cut_does_not_matter(lines: list[str], size: int) -> None:
 def test_the_fast_matcher_misses_nothing_that_the_plain_one_sees(text: str) -> None:
     """Hyperscan answers with candidates; what it may not do is to leave one out."""
     log = f"{text}\n{OFF_BUS}\n{text} failed: timeout\n"
-    assert judge_lines(log) == judge_lines(log, EveryOne())
+    assert classify_text(log) == classify_text(log, NaiveMatcher())
 
 
 @pytest.mark.parametrize("filling", ["a", "_", "a.", "0000:", "x/"])
@@ -126,7 +126,7 @@ def test_tracebacks_of_ranks_that_speak_at_once_are_told_apart() -> None:
     """By the tag that torch puts in front of every line."""
     ranks = [[f"[rank{rank}]: {line}" for line in TRACEBACK.format(f"ValueError: of {rank}").split("\n")] for rank in range(3)]
     mixed = "\n".join(line for lines in zip(*ranks, strict=True) for line in lines)
-    found = judge_lines(mixed + "\n" + FINE)
+    found = classify_text(mixed + "\n" + FINE)
     assert [(one.line, one.kind) for one in found] == [(1, "script-value"), (2, "script-value"), (3, "script-value")]
     assert [one.text.splitlines()[-1] for one in found] == ["ValueError: of 0", "ValueError: of 1", "ValueError: of 2"]
 
@@ -140,24 +140,24 @@ def test_memory_is_bounded_whatever_comes() -> None:
     """A line without end, a traceback without end, and more open tracebacks than anybody reads."""
     endless = iter([b"x" * BLOCK] * 8 + [b"\n", OFF_BUS.encode()])
     held = list(blocks(lambda _: next(endless, b"")))
-    assert max(map(len, held)) <= LONGEST + BLOCK
+    assert max(map(len, held)) <= MAX_LINE + BLOCK
     classifier = Classifier()
-    classifier.feed(b"Traceback (most recent call last):\n" + b'  File "a.py", line 1, in f\n' * 10 * MOST_LINES)
-    for rank in range(4 * MOST_OPEN):
+    classifier.feed(b"Traceback (most recent call last):\n" + b'  File "a.py", line 1, in f\n' * 10 * MAX_LINES)
+    for rank in range(4 * MAX_OPEN):
         classifier.feed(f"[rank{rank}]: Traceback (most recent call last):\n".encode())
-    assert len(classifier._gatherer._open) <= MOST_OPEN
-    assert all(len(one.lines) <= MOST_LINES for one in classifier._gatherer._open.values())
-    for number in range(REMEMBERED + 10):
+    assert len(classifier._collector._open) <= MAX_OPEN
+    assert all(len(one.lines) <= MAX_LINES for one in classifier._collector._open.values())
+    for number in range(MAX_CACHED + 10):
         classifier._kind(f"error {number}".encode(), (0,))
-    assert len(classifier._known) <= REMEMBERED
+    assert len(classifier._known) <= MAX_CACHED
 
 
 def test_a_long_line_is_cut_wherever_it_stands_in_a_block() -> None:
     """In the middle of a block, too: what is kept of it is judged, and so is what follows."""
-    lines = [FINE, "NVRM: " + "x" * 900_000, "y" * LONGEST, OFF_BUS, ""]
+    lines = [FINE, "NVRM: " + "x" * 900_000, "y" * MAX_LINE, OFF_BUS, ""]
     once = iter(["\n".join(lines).encode()])
     (block,) = blocks(lambda _: next(once, b""))
-    assert [len(line) for line in block.split(b"\n")] == [len(FINE), LONGEST, LONGEST, len(OFF_BUS), 0]
+    assert [len(line) for line in block.split(b"\n")] == [len(FINE), MAX_LINE, MAX_LINE, len(OFF_BUS), 0]
 
 
 @pytest.mark.parametrize("piece", [b"\x1b]", b"\x1b[", b"\x1b]0;title", b"\x1b[0;1;", b"\x1b"])

@@ -153,10 +153,10 @@ def test_one_that_is_broken_off_leaves_nothing_open(here: Command, book: History
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(BurnInRunner, "_alone", interrupted)
+    monkeypatch.setattr(BurnInRunner, "_check_node", interrupted)
     assert here("burn-in", "node-1", *QUICK).returncode == 130
     last = service_moves(book, "small", "node-1")[-1]
-    assert (last.event, last.reason) == ("untried", "the burn-in was broken off")
+    assert (last.event, last.reason) == ("untried", "the burn-in was aborted")
 
 
 REFUSED = {

@@ -89,10 +89,10 @@ REFUSED = {
     "no hosts": ("kind: ssh\n", "hosts: is missing", "Add it"),
     "no such kind": ("kind: kubernetes\n", "no kind of cluster is called 'kubernetes'", "This version knows: local, ssh, slurm"),
     "a shell's word": (BASE + "python: 'python3; reboot'\n", "cannot stand here", "a shell reads it"),
-    "key that is not there": (BASE + "key: gone\n", "the private key", "there is no such file. Mend `key`"),
-    "key that cannot be read": (BASE + "key: .\n", "Is a directory", "Mend its permissions"),
+    "key that is not there": (BASE + "key: gone\n", "the private key", "there is no such file. Correct `key`"),
+    "key that cannot be read": (BASE + "key: .\n", "Is a directory", "Fix its permissions"),
     "key that is none": (BASE + "key: cluster.yaml\n", "it is no private key", "Name the private half"),
-    "known_hosts that is not there": (BASE + "known_hosts: gone\n", "the known_hosts file", "Name the right one in `known_hosts`"),
+    "known_hosts that is not there": (BASE + "known_hosts: gone\n", "the known_hosts file", "Correct `known_hosts`"),
 }
 
 
@@ -112,9 +112,9 @@ UNSEEN = {
     "name that does not resolve": (
         "kind: ssh\nhosts: [no-such-host.invalid]\n",
         "no-such-host.invalid does not resolve",
-        "Mend the address",
+        "Correct the address",
     ),
-    "ports that refuse": (BASE, "all 2 nodes missed at once, so our own network is suspected", "Connection refused"),
+    "ports that refuse": (BASE, "all 2 nodes failed at once, so our own network is suspect", "Connection refused"),
 }
 
 

@@ -6,26 +6,22 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.cluster.remote import RemoteCluster
 from holdfast.errors import NodeLost
 
 ROOT = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True)
-class Boxes:
-    """What a user writes about the cluster."""
+class Boxes(RemoteCluster):
+    """The settings of a cluster of nodes that are children of the tests."""
 
-    directory: str
-    name: str = "boxes"
-    interface: str | None = None
-    names: list[str] = field(default_factory=lambda: ["box-0", "box-1"])
-    domains: dict[str, str] = field(default_factory=dict)
-    directories: dict[str, str] = field(default_factory=dict)
-    interfaces: dict[str, str] = field(default_factory=dict)
+    def __init__(self, directory: str, *, interface: str | None = None, names: Sequence[str] = ("box-0", "box-1")) -> None:
+        super().__init__("boxes", directory, interface, names=list(names))
 
 
 class ChildPipe:

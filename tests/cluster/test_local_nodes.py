@@ -164,7 +164,7 @@ def test_a_node_that_is_switched_off_is_gone_with_all_it_ran(nodes: LocalNodes) 
     nodes.power_off("node-0")
     assert not is_alive(pids["node-0"], None)
     assert is_alive(pids["node-1"], None)
-    assert not nodes.answers("node-0")
+    assert not nodes.is_reachable("node-0")
     assert [view.status for view in nodes.survey()] == ["off", "up", "idle"]
     with pytest.raises(ConnectionRefusedError, match="switched off"):
         nodes.connect("node-0")

@@ -99,7 +99,7 @@ def test_a_node_is_looked_at_started_and_fenced_through_its_gate(nodes: RemoteNo
     nodes.start_agent("box-0")
     assert nodes.folder("box-0") == tmp_path / "hf/nodes/box-0"
     assert [(view.name, view.status) for view in nodes.survey()] == [("box-0", "up"), ("box-1", "idle")]
-    assert nodes.answers("box-0")
+    assert nodes.is_reachable("box-0")
     with pytest.raises(ConnectionRefusedError):
         nodes.connect("box-1")
     killed = nodes.fence("box-0")
@@ -252,7 +252,7 @@ def test_what_an_agent_journaled_is_heard_through_the_gate_when_it_is_gone(nodes
     event_log = EventLog(folder / EVENT_LOG)
     event_log.hold("job")
     event_log.add({"event": "steps", "generation": 1, "steps": [[5, 1.0, 0.1, 0.5]]}, milestone=False)
-    (event,) = nodes.past("box-0", "job")
+    (event,) = nodes.recent_events("box-0", "job")
     assert event["steps"] == [[5, 1.0, 0.1, 0.5]]
-    assert nodes.past("box-0", "another") == []
-    assert nodes.past("box-1", "job") == []
+    assert nodes.recent_events("box-0", "another") == []
+    assert nodes.recent_events("box-1", "job") == []

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from holdfast.cluster.interface import Logs
-from holdfast.cluster.proxy_schema import ANSWERS, MOST_LOGS, complaint
+from holdfast.cluster.proxy_schema import ANSWERS, MAX_LOGS, problem_of
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.errors import NodeError, NodeLost
 from holdfast.protocol import GREETING, PROTOCOL, decode, encode
@@ -42,14 +42,14 @@ ASK: Final[dict[str, Callable[[RemoteNodes], object]]] = {
     "facts": lambda nodes: (nodes.address("n"), nodes.interface("n"), nodes.node_settings("n", "j"), nodes.folder("n")),
     "survey": lambda nodes: [(one.status, one.pid, one.job) for one in nodes.survey(5.0)],
     "fence": lambda nodes: sum(nodes.fence("n", "j")),
-    "past": lambda nodes: [one.get("event") for one in nodes.past("n", "j")],
+    "recent_events": lambda nodes: [one.get("event") for one in nodes.recent_events("n", "j")],
     "logs": lambda nodes: nodes.logs("n", "j").of("n", {"n": [0]}),
     "log": lambda nodes: len(nodes.log("n", "j", "rank-0.log", None, 10)),
     "bandwidth": lambda nodes: nodes.bandwidth("n", "n", 0.1) >= 0,
     "check_connection": lambda nodes: len(nodes.check_connection("n", "n", 0.1)),
     "wipe": lambda nodes: nodes.wipe_memory("n", "j"),
     "start": lambda nodes: nodes.start_agent("n"),
-    "answers": lambda nodes: nodes.answers("n"),
+    "is_reachable": lambda nodes: nodes.is_reachable("n"),
     "connect": lambda nodes: nodes.connect("n").close(),
 }
 """All that is asked of a node, and what is done with the answers."""
@@ -147,7 +147,7 @@ def test_whatever_a_gate_answers_it_is_a_value_or_the_nodes_trouble(told: tuple[
     answer = says(verb, {**facts, "ok": ok})
     for ask in ASK.values():
         asked(ask, answer, interface)
-    if verb == "fence" and (ok is not True or complaint(verb, facts)):
+    if verb == "fence" and (ok is not True or problem_of(verb, facts)):
         assert asked(ASK["fence"], answer), "nobody may take such a node for fenced"
 
 
@@ -170,9 +170,9 @@ def test_a_log_that_is_not_called_like_one_is_the_nodes_trouble(name: str) -> No
 
 def test_a_node_that_names_logs_without_end_is_not_believed() -> None:
     """Each would be asked for."""
-    many = {f"rank-{number}.log": 1 for number in range(MOST_LOGS)}
-    assert complaint("logs", {"logs": many}) == ""
-    assert complaint("logs", {"logs": {**many, "standby-0.log": 1}})
+    many = {f"rank-{number}.log": 1 for number in range(MAX_LOGS)}
+    assert problem_of("logs", {"logs": many}) == ""
+    assert problem_of("logs", {"logs": {**many, "standby-0.log": 1}})
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_a_line_that_is_none_ends_the_connection_and_nobody_waits(line: bytes) -
     nodes = RemoteNodes(Boxes("/d", names=["n"]), FalseReach(lambda order: says("", {})(order) if next(turns) == 0 else line + b"\n"))
     node_proxy = nodes.node_proxy("n")
     for _ in range(2):
-        with pytest.raises(NodeLost, match=r"what its gate says makes no sense"):
-            node_proxy.order("fence", seconds=3600.0)
+        with pytest.raises(NodeLost, match=r"its proxy sent malformed data"):
+            node_proxy.command("fence", seconds=3600.0)
     assert not node_proxy.is_alive
     with suppress(NodeError):
-        nodes.answers("n")
+        nodes.is_reachable("n")
     nodes.close()

@@ -75,7 +75,7 @@ def test_nodes_come_back_by_passing_and_are_retired_by_failing(prefect_server: P
     assert all(message.startswith("1 node, 1 failed; node-0: disk: its disk wrote") for message in messages[1:3])
     assert messages[3] == "no node is due for a burn-in"
     pages = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["mended-burn-ins"]}}, sort="CREATED_DESC")
-    assert "it is held: nothing that a burn-in lifts is held against it" in pages[-1]["data"]
+    assert "it is held, and a burn-in changes nothing about that" in pages[-1]["data"]
     assert "written MB/s" in pages[-1]["data"]
     wait_until(lambda: told(prefect_server) >= {("node-1", "healthy"), ("node-0", "quarantined"), ("node-0", "retired")}, seconds=30)
 

@@ -110,7 +110,7 @@ def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_le
     play = stage.play("plain", args=["--steps", "100000"], nodes=TWO)
     play.steps_to(5)
     (number,) = stage.allocations("plain")
-    assert f"asked Slurm for 2 nodes: job {number}" in job_events(play)
+    assert f"requested 2 nodes from Slurm: job {number}" in job_events(play)
     assert f"Slurm job {number} has " in holdfast(stage, "status", "plain")
     cluster = stage.home / "cluster.json"
     cluster.write_text(json.dumps(stage.described()))
@@ -225,7 +225,7 @@ def test_a_job_that_gives_way_to_a_more_urgent_one_is_saved_and_goes_on_when_tha
     (incident,) = play.incidents()
     assert (incident.kind, incident.action) == ("node-leaving", "wait-for-capacity"), f"{incident.reason}\n{job_events(play)}"
     # Slurm tells when the allocation ends before the signal has come, or after it.
-    told = ("preemption notice" in incident.reason, "which it belongs to, ends at" in incident.reason)
+    told = ("preemption notice" in incident.reason, "its allocation, Slurm job" in incident.reason)
     assert any(told), incident.reason
     assert "was saved out of the nodes' memory" in job_events(play)
     assert (incident.steps_lost or 0) <= 1

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.probe.remote.bundle import program
-from holdfast.probe.remote.child import ChildInterpreter
-from holdfast.probe.remote.errors import ProbeFailed
-from holdfast.probe.remote.program import RemoteProgram
+from holdfast.probe.remote.program import ChildInterpreter, ProbeFailed, RemoteProgram
 from tests.waiting import wait_until
 
 SOURCE = """
@@ -57,10 +55,10 @@ def test_each_question_has_its_own_answer(remote: RemoteProgram) -> None:
 @pytest.mark.parametrize(
     ("do", "why"),
     [
-        ("exit", r"ended with status 3 and gave no answer \(no room\)"),
-        ("killed", "was ended and gave no answer"),
-        ("flood", "more than 4 MiB that is no answer"),
-        ("list", r"its answer makes no sense: '\[5\]'"),
+        ("exit", r"exited with status 3 and gave no answer \(no room\)"),
+        ("killed", "was killed and gave no answer"),
+        ("flood", "more than 4 MiB without a valid answer"),
+        ("list", r"its answer is malformed: '\[5\]'"),
     ],
 )
 def test_what_gives_no_answer_is_told(remote: RemoteProgram, do: str, why: str) -> None:
@@ -73,7 +71,7 @@ def test_what_gives_no_answer_is_told(remote: RemoteProgram, do: str, why: str) 
 
 def test_a_clock_that_is_no_number_is_no_clock(remote: RemoteProgram) -> None:
     """A node may answer anything."""
-    with pytest.raises(ProbeFailed, match="makes no sense"):
+    with pytest.raises(ProbeFailed, match="malformed"):
         remote.clock_offset(3, LONG)
 
 

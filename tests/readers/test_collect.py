@@ -26,8 +26,7 @@ from detectors.readings import (
     ServiceReading,
     StorageReading,
 )
-from holdfast.probe.readers.bundle import program, sources
-from holdfast.probe.readers.local import read_node, reading_of
+from holdfast.probe.readers.local import program, read_node, reading_of, sources
 from holdfast.probe.remote.bundle import BOOT
 
 PARTS = [field.name for field in dataclasses.fields(NodeReading) if field.name not in {"node", "at"}]
@@ -67,12 +66,12 @@ def test_what_travels_is_the_readers_and_what_they_need() -> None:
     carried = set(sources()) - {"pynvml"}
     assert {"detectors.readings", "holdfast.probe.readers.collect", "holdfast.probe.readers.gpus"} <= carried
     assert all(name.startswith(("holdfast.probe.readers.", "detectors.")) for name in carried)
-    assert not carried & {"detectors.catalogue", "holdfast.probe.readers.local", "holdfast.probe.readers.bundle"}
+    assert not carried & {"detectors.catalogue", "holdfast.probe.readers.local"}
 
 
 GATHER = """
 import json, os, sys, time
-from holdfast.probe.readers.collect import gathered
+from holdfast.probe.readers.collect import run_in_children
 kept, other = os.pipe()
 jobs = {
     "quick": lambda: 5,
@@ -82,7 +81,7 @@ jobs = {
     "dies": lambda: os._exit(3),
     "prints": lambda: print("noise") or 6,
 }
-print(json.dumps(gathered(jobs, time.monotonic() + 1.0, "too late")))
+print(json.dumps(run_in_children(jobs, time.monotonic() + 1.0, "too late")))
 """
 
 
@@ -97,7 +96,7 @@ def test_a_source_that_hangs_or_breaks_blinds_only_itself() -> None:
     assert answers["hangs"] == {"blind": "too late"}
     assert "ZeroDivisionError" in answers["raises"]["blind"]
     assert answers["refused"] == {"blind": "/nowhere/at/all: No such file or directory"}
-    assert answers["dies"] == {"blind": "its reader ended without an answer"}
+    assert answers["dies"] == {"blind": "its reader exited without an answer"}
 
 
 def test_a_file_that_hangs_leaves_all_others_seen(tmp_path: Path) -> None:

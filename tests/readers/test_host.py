@@ -18,10 +18,8 @@ import pytest
 from detectors.evidence import Unknown
 from detectors.health import judge
 from detectors.readings import ClockReading, HostReading, NodeReading, ServiceState
-from holdfast.probe.readers.clock import read_clock
-from holdfast.probe.readers.host import read_host
-from holdfast.probe.readers.processes import ALL_OF_THE_NODE, read_processes, sees_the_whole_node
-from holdfast.probe.readers.services import read_services
+from holdfast.probe.readers.host import read_clock, read_host
+from holdfast.probe.readers.services import HOST_PID_NAMESPACE, read_processes, read_services, sees_all_processes
 from holdfast.process import state_of
 from tests.waiting import wait_until
 
@@ -230,4 +228,4 @@ def test_a_service_that_is_not_seen_from_inside_a_container_is_blind(tree: Tree)
 
 def test_whether_all_processes_are_seen_is_known_here() -> None:
     """As the kernel numbers its namespaces."""
-    assert sees_the_whole_node(Path("/")) is (Path("/proc/self/ns/pid").stat().st_ino == ALL_OF_THE_NODE)
+    assert sees_all_processes(Path("/")) is (Path("/proc/self/ns/pid").stat().st_ino == HOST_PID_NAMESPACE)

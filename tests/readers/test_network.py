@@ -10,8 +10,7 @@ import pytest
 from detectors.evidence import Unknown
 from detectors.health import judge
 from detectors.readings import Counters, IbPort, NetworkReading, Nic, NodeReading
-from holdfast.probe.readers.ethtool import driver_counters
-from holdfast.probe.readers.network import read_network
+from holdfast.probe.readers.network import driver_counters, read_network
 
 Tree = Callable[[dict[str, str]], Path]
 

@@ -14,7 +14,7 @@ from detectors.catalogue import Fault
 from detectors.evidence import Unknown
 from detectors.health import judge
 from detectors.readings import Mount, NodeReading, StorageReading
-from holdfast.probe.readers.storage import filled, mounted, read_disks
+from holdfast.probe.readers.storage import mounted, read_disks, with_space
 
 Tree = Callable[[dict[str, str]], Path]
 
@@ -56,7 +56,7 @@ def test_this_machines_disks_and_mounts_are_read() -> None:
     """The file system of this file is among them, with as much space as the system says."""
     mounts = mounted()
     assert not isinstance(mounts, Unknown)
-    root = filled(next(mount for mount in mounts if mount.path == "/"))
+    root = with_space(next(mount for mount in mounts if mount.path == "/"))
     told = os.statvfs("/")
     assert root.size == told.f_blocks * told.f_frsize
     assert not isinstance(root.free, Unknown)
@@ -81,7 +81,7 @@ def test_disks_are_read_from_what_the_kernel_counts(tree: Tree) -> None:
 
 def test_a_mount_that_went_away_is_blind(tmp_path: Path) -> None:
     """Between the table and the look; its name stays known."""
-    gone = filled(Mount(path="/gone", kind="nfs4", source="server:/data", options=("rw",), own_options=("rw",)), tmp_path)
+    gone = with_space(Mount(path="/gone", kind="nfs4", source="server:/data", options=("rw",), own_options=("rw",)), tmp_path)
     assert isinstance(gone.size, Unknown)
     assert "No such file" in gone.size.why
     assert gone.failed == 0
@@ -111,7 +111,7 @@ def the_mount(place: Path) -> Mount:
     """Return what the readers see of *place*."""
     found = mounted()
     assert not isinstance(found, Unknown)
-    return filled(next(mount for mount in found if mount.path == str(place)))
+    return with_space(next(mount for mount in found if mount.path == str(place)))
 
 
 def test_a_full_disk_and_a_broken_one_are_seen(small_disk: Path) -> None:

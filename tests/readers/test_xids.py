@@ -19,9 +19,9 @@ from tests.readers.conftest import StandIn
 ROOT = Path(__file__).parent.parent.parent
 LISTEN = """
 import json, sys
-from holdfast.probe.readers.xids import listening
+from holdfast.probe.readers.nvml import listening
 with listening() as watch:
-    print(json.dumps(sorted(watch.deaf)), flush=True)
+    print(json.dumps(sorted(watch.unwatched)), flush=True)
     for line in sys.stdin:
         print(json.dumps(repr(watch.wait(float(line)))), flush=True)
 """

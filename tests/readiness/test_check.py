@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast.probe.readiness.finding import Facts, ReadinessState
+from holdfast.probe.readiness.findings import Facts, ReadinessState
 from holdfast.probe.readiness.inspection import probe
 from holdfast.probe.readiness.judge import judge
 from holdfast.probe.remote.bundle import BOOT
@@ -95,12 +95,12 @@ def test_each_fault_is_named_on_its_host(rack: Rack, holdfast: Command, tmp_path
         "n2": {"clock", "disk", "limits", "checkpoints"},
         "n3": {"login"},
     }, done.stdout
-    assert "3600" in found["n2"]["clock"]["words"]
-    assert "n0 wrote" in found["n2"]["checkpoints"]["words"]
-    assert "Read-only file system" in found["n1"]["checkpoints"]["words"]
-    assert "nofile is 512" in found["n2"]["limits"]["words"]
-    assert spoilt.address in found["n1"]["ports"]["words"]
-    assert "holdfast nodes trust" in found["n3"]["login"]["words"]
+    assert "3600" in found["n2"]["clock"]["message"]
+    assert "n0 wrote" in found["n2"]["checkpoints"]["message"]
+    assert "Read-only file system" in found["n1"]["checkpoints"]["message"]
+    assert "nofile is 512" in found["n2"]["limits"]["message"]
+    assert spoilt.address in found["n1"]["ports"]["message"]
+    assert "holdfast nodes trust" in found["n3"]["login"]["message"]
     assert all(one["cure"] for node in ("n1", "n2") for one in found[node].values())
     assert list((tmp_path / "ckpt").iterdir()) == [], "nothing is left there"
 
@@ -113,10 +113,10 @@ def test_a_job_whose_interpreter_has_no_torch_is_not_ready(rack: Rack, holdfast:
     (tmp_path / cluster).write_text(yaml.safe_dump(rack.cluster(directory="hf", gpus=64)))
     done = holdfast("nodes", "check", cluster, job, "--nodes", "n0", "--json")
     found = wrong(done)["n0"]
-    assert "No module named 'torch'" in found["torch"]["words"]
+    assert "No module named 'torch'" in found["torch"]["message"]
     assert "checkpoints can be written" in done.stdout, "no other host has looked"
-    assert "the cluster file says 64" in found["gpus"]["words"]
-    assert str(tmp_path / "missing.py") in found["files"]["words"]
+    assert "the cluster file says 64" in found["gpus"]["message"]
+    assert str(tmp_path / "missing.py") in found["files"]["message"]
     assert done.returncode == 1
 
 
@@ -155,7 +155,7 @@ def test_a_host_whose_user_is_another_one_cannot_save_with_the_others(open_folde
         one.shared = {"seen": True, "alone": False, "by": "n0", **left, why: "Permission denied"}
         (found,) = [found for found in judge([one]) if found.check == "checkpoints"]
         assert found.state is ReadinessState.MISSING
-        assert "Permission denied" in found.words
+        assert "Permission denied" in found.message
         assert "`id -u`" in found.cure
 
 
@@ -169,7 +169,7 @@ def _node(name: str, **told: Any) -> Facts:
         "infiniband": [],
     }
     facts = Facts(node=name, probe={**probe, **told.pop("probe", {})}, gpus={**gpu, **told.pop("gpus", {})}, clock=(0.0, 0.1))
-    facts.environment = {"in_use": "0.1.0-a-b", "whole": True, "path": "/x/env"}
+    facts.environment = {"in_use": "0.1.0-a-b", "complete": True, "path": "/x/env"}
     facts.torch = {"version": "2.13.0", "cuda": "13.0", "hip": None, "gloo": True, "devices": 2, "why": "", **told.pop("torch", {})}
     facts.node_proxy = {"interface": "eth0", "address": "10.0.0.1"}
     return facts
@@ -183,14 +183,14 @@ def _node(name: str, **told: Any) -> Facts:
         ({"torch": {"cuda": None, "hip": "6.4"}}, "torch", ReadinessState.MISSING),
         ({"torch": {"devices": 0, "why": "The NVIDIA driver on your system is too old"}}, "torch", ReadinessState.MISSING),
         ({"torch": {"gloo": False}}, "torch", ReadinessState.MISSING),
-        ({"probe": {"python": "3.11.2"}}, "python", ReadinessState.DOUBTFUL),
+        ({"probe": {"python": "3.11.2"}}, "python", ReadinessState.DEGRADED),
         ({"gpus": {"gpus": [{"index": 0}]}}, "gpus", ReadinessState.MISSING),
         ({"gpus": {"gpus": {"blind": "no NVML"}}}, "gpus", ReadinessState.MISSING),
         ({"gpus": {"gpus": [{"index": 0}, {"index": 1, "failed": 15}]}}, "gpus", ReadinessState.MISSING),
-        ({"gpus": {"driver_version": "570.2"}}, "gpus", ReadinessState.DOUBTFUL),
-        ({"probe": {"infiniband": ["mlx5_0"]}}, "limits", ReadinessState.DOUBTFUL),
-        ({"probe": {"shm": {"free": 10**7, "total": 6 * 10**7}}}, "memory", ReadinessState.DOUBTFUL),
-        ({"probe": {"shm": None}}, "memory", ReadinessState.DOUBTFUL),
+        ({"gpus": {"driver_version": "570.2"}}, "gpus", ReadinessState.DEGRADED),
+        ({"probe": {"infiniband": ["mlx5_0"]}}, "limits", ReadinessState.DEGRADED),
+        ({"probe": {"shm": {"free": 10**7, "total": 6 * 10**7}}}, "memory", ReadinessState.DEGRADED),
+        ({"probe": {"shm": None}}, "memory", ReadinessState.DEGRADED),
     ],
 )
 def test_who_has_something_else_than_most_is_told(told: dict[str, Any], check: str, state: ReadinessState) -> None:
@@ -217,7 +217,7 @@ ROCM = {"cuda": None, "hip": "6.4", "devices": 8}
         ([{"gpus": NONE, "torch": ROCM}, {"gpus": NONE, "torch": ROCM}], {"a": 8, "b": 8}, []),
         ([{"gpus": NONE, "torch": CPU}, {}], {"a": 0, "b": 2}, []),
         ([{"gpus": NONE, "torch": CPU}, {"gpus": NONE, "torch": CPU}], {}, []),
-        ([{"torch": CPU}, {"torch": CPU}], {"a": 2}, [("a", "torch", "built without CUDA"), ("b", "torch", "has 2 GPUs of NVIDIA")]),
+        ([{"torch": CPU}, {"torch": CPU}], {"a": 2}, [("a", "torch", "built without CUDA"), ("b", "torch", "has 2 NVIDIA GPUs")]),
     ],
 )
 def test_a_node_is_held_against_what_the_cluster_file_says_of_it(
@@ -228,5 +228,5 @@ def test_a_node_is_held_against_what_the_cluster_file_says_of_it(
     found = [one for one in judge(facts, gpus=declared) if one.state is not ReadinessState.OK]
     assert [(one.node, one.check) for one in found] == [(node, check) for node, check, _ in wrong]
     for one, (_, _, words) in zip(found, wrong, strict=True):
-        assert words in one.words
+        assert words in one.message
         assert one.cure

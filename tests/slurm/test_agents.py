@@ -39,7 +39,7 @@ def test_agents_outlive_who_asked_for_them_know_no_secrets_and_end_with_their_al
     first.start_agent(node)
     (number,) = [one.id for one in first.allocator.present]
     assert (tmp_path / f"slurm-{number}.log").exists()
-    assert f"asked Slurm for 1 node: job {number}" in first.allocator.new_messages()
+    assert f"requested 1 node from Slurm: job {number}" in first.allocator.new_messages()
     first.allocator.close(end=False)
     first.close()
 
@@ -48,7 +48,7 @@ def test_agents_outlive_who_asked_for_them_know_no_secrets_and_end_with_their_al
     assert second.allocator.usable(time.time()) == [node]
     views = {view.name: (view.status, view.allocation) for view in second.survey()}
     assert views == {name: ("up", number) if name == node else ("away", None) for name in slurm.names}
-    assert (second.answers(node), second.address(node)) == (True, "127.0.0.1")
+    assert (second.is_reachable(node), second.address(node)) == (True, "127.0.0.1")
     agent = next(iter(marked("HOLDFAST_NODE_MARK", str(second.folder(node)))))
     words = dict(one.partition("=")[::2] for one in Path(f"/proc/{agent}/environ").read_text().split("\0"))
     assert words["LAB_FOLDER"] == "/shared"

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.interface import AllocationRequest
-from holdfast.cluster.slurm.allocation_request import SbatchRequest
 from holdfast.cluster.slurm.allocations import Allocations
-from holdfast.cluster.slurm.commands import asked
+from holdfast.cluster.slurm.commands import SbatchRequest, run_command
 from holdfast.cluster.slurm.drains import Drains
 from holdfast.cluster.slurm.parsing import node_states
 from holdfast.spec import SlurmCluster
@@ -50,7 +49,7 @@ def test_only_what_we_drained_is_ours_and_given_back(slurm: SlurmServer) -> None
     allocations = Allocations(CLUSTER)
     allocations.begin("j1", "drained", Path("/"))
     try:
-        allocations.request(AllocationRequest(out={ours: "gpu-off-bus: it fell off the bus", theirs: "ecc"}))
+        allocations.request(AllocationRequest(excluded={ours: "gpu-off-bus: it fell off the bus", theirs: "ecc"}))
         wait_until(lambda: slurm.state(ours).startswith("drain"), seconds=60, explain=allocations.describe)
         assert slurm.run("sinfo", "-h", "-n", ours, "-o", "%E").endswith("/slurm: gpu-off-bus: it fell off the bus")
         allocations.request(AllocationRequest())
@@ -70,22 +69,22 @@ def test_a_node_that_another_flow_has_drained_is_given_back_only_by_one_that_kno
     wait_until(lambda: slurm.state(node).startswith("drain"), seconds=60, explain=slurm.logs)
 
     def told(back: dict[str, float]) -> list[str]:
-        return list(Drains(CLUSTER).keep_up({}, back, node_states(asked("sinfo", "--json"))))
+        return list(Drains(CLUSTER).update({}, back, node_states(run_command("sinfo", "--json"))))
 
     try:
         assert told({}) == []
         assert told({node: drained - 60.0}) == []
         assert slurm.state(node).startswith("drain")
     finally:
-        assert told({node: drained + 60.0}) == [f"{node} is given back to Slurm"]
+        assert told({node: drained + 60.0}) == [f"{node} is resumed in Slurm"]
     wait_until(lambda: slurm.state(node) == "idle", seconds=60, explain=slurm.logs)
 
 
 def test_where_draining_is_not_permitted_the_node_is_excluded_from_what_is_asked_for(slurm: SlurmServer, nobody: None) -> None:
     """The next allocation comes without it."""
     node = slurm.names[0]
-    states = node_states(asked("sinfo", "--json"))
-    (said,) = Drains(CLUSTER).keep_up({node: "gpu-off-bus"}, {}, states)
-    assert said.startswith(f"{node} is excluded from what Slurm is asked for: Slurm does not let this user drain nodes"), said
+    states = node_states(run_command("sinfo", "--json"))
+    (said,) = Drains(CLUSTER).update({node: "gpu-off-bus"}, {}, states)
+    assert said.startswith(f"{node} is excluded from requests to Slurm: Slurm does not let this user drain nodes"), said
     assert slurm.state(node) == "idle"
-    assert f"--exclude={node}" in SbatchRequest(CLUSTER, "j2", "excluded", Path("/")).words(1, {node})
+    assert f"--exclude={node}" in SbatchRequest(CLUSTER, "j2", "excluded", Path("/")).command(1, {node})

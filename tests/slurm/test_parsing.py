@@ -101,6 +101,6 @@ def test_an_allocation_that_slurm_has_a_new_word_for_is_not_over() -> None:
     """It is still to come; and a comment may hold anything."""
     lines = "7|REQUEUE_FED|Resources||N/A|N/A|4|holdfast:a|b\n8|RUNNING|None|n[1-2]|1795337112|1795337712|2|\nslurm_load_jobs error\n"
     coming, here = allocations(lines)
-    assert (coming.is_coming, coming.is_here, coming.count, coming.comment, coming.ends) == (True, False, 4, "holdfast:a|b", None)
-    assert (here.is_here, here.nodes, here.began, here.ends) == (True, ("n1", "n2"), 1795337112.0, 1795337712.0)
+    assert (coming.is_pending, coming.is_running, coming.count, coming.comment, coming.ends) == (True, False, 4, "holdfast:a|b", None)
+    assert (here.is_running, here.nodes, here.began, here.ends) == (True, ("n1", "n2"), 1795337112.0, 1795337712.0)
     assert coming.describe() == "Slurm job 7 is requeue_fed (Resources)"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster.slurm.queue import in_queue
+from holdfast.cluster.slurm.commands import in_queue
 from tests.slurm.slurm_server import SlurmServer
 from tests.waiting import wait_until
 
@@ -32,7 +32,7 @@ def test_the_own_allocation_is_found_by_the_number_that_slurm_gives_its_processe
         wait_until(lambda: len(begun()) == (2 if options == ARRAY else 1), seconds=60, explain=slurm.logs)
         for told in begun():
             (one,) = in_queue("none", "", told.name)
-            assert (one.id, one.nodes, one.is_here) == (told.name, (told.read_text().strip(),), True)
+            assert (one.id, one.nodes, one.is_running) == (told.name, (told.read_text().strip(),), True)
             assert one.ends is not None
     finally:
         slurm.run("scancel", number)

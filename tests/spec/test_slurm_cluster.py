@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster.slurm.allocation_request import SbatchRequest
+from holdfast.cluster.slurm.commands import SbatchRequest
 from holdfast.errors import BadFile
 from holdfast.spec import SlurmCluster, cluster_of, load_cluster
 
@@ -57,7 +57,7 @@ def test_every_field_becomes_an_option_and_no_word_is_two(tmp_path: Path) -> Non
     text = "partition: a,b\naccount: lab\nqos: high\nconstraint: h200&ib\ngpus: 8\ntime: 90s\nexclude: ['n[1-2]']\n"
     made = cluster(tmp_path, text + "options: ['--comment-like=a; b $(c)', --mail-type=FAIL]\n".replace("--comment-like", "--mail-user"))
     assert cluster_of(made.model_dump(mode="json")) == made
-    request = SbatchRequest(made, "j1", "big", tmp_path).words(3)
+    request = SbatchRequest(made, "j1", "big", tmp_path).command(3)
     assert request[:2] == ["sbatch", "--parsable"]
     wanted = ["--nodes=3", "--no-kill", "--requeue", "--exclusive", "--time=2", "--partition=a,b", "--account=lab", "--qos=high"]
     wanted += ["--constraint=h200&ib", "--gpus-per-node=8", "--exclude=n1,n2", "--mail-user=a; b $(c)", "--mail-type=FAIL"]

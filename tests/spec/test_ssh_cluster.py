@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from prefect.settings import get_current_settings
 
-from holdfast.cluster.ssh.endpoints import Endpoint, targets_of
+from holdfast.cluster.ssh.connection import Endpoint
+from holdfast.cluster.ssh.connector import targets_of
 from holdfast.errors import BadFile
 from holdfast.spec import LocalCluster, SshCluster, SshHop, cluster_of, load_cluster, load_job
 

@@ -52,9 +52,11 @@ def test_a_node_that_goes_away_in_the_middle_is_blind(site: Site, tmp_path: Path
     node = site.node("one")
     cluster = site.cluster(burn_in=settings(tmp_path))
     with SshBurnInConnections(cluster) as posts:
-        bench = BurnInRunner(
-            posts, BurnInPlan.of(cluster.burn_in, seconds=0.05), tell=lambda *_: node.signal(signal.SIGKILL) if node.children() else None
+        runner = BurnInRunner(
+            posts,
+            BurnInPlan.of(cluster.burn_in, seconds=0.05),
+            on_check=lambda *_: node.signal(signal.SIGKILL) if node.children() else None,
         )
-        found = bench.try_out(["one"])["one"]
+        found = runner.try_out(["one"])["one"]
     assert found.mark is CheckMark.SKIPPED
-    assert "ended or could not be reached" in found.reason
+    assert "exited or could not be reached" in found.reason

@@ -14,7 +14,7 @@ from detectors.readings import NodeReading
 from holdfast.cluster.ssh import known_hosts
 from holdfast.cluster.ssh.known_hosts import KnownHosts, name_in_file
 from holdfast.errors import UnusableFile
-from holdfast.probe.remote.errors import ProbeFailed
+from holdfast.probe.remote.program import ProbeFailed
 from tests.ssh.conftest import Site
 from tests.ssh.sshd import key_at
 
@@ -147,9 +147,9 @@ def test_the_sites_own_file_counts_as_well(tmp_path: Path, keys: tuple[PKey, PKe
         found.check("mine", keys[1])
     site.write_text(line("gpu-01", keys[0]))
     found = known(tmp_path, "")
-    with pytest.raises(ProbeFailed, match=f"changed host key.*stands in {site}.*have whoever keeps {site} mend it"):
+    with pytest.raises(ProbeFailed, match=f"changed host key.*{site} has another one.*have {site} corrected"):
         found.check("gpu-01", keys[1])
-    with pytest.raises(ProbeFailed, match=f"unknown host key: in {tmp_path}/known and {site} is no key of gpu-02"):
+    with pytest.raises(ProbeFailed, match=f"unknown host key: {tmp_path}/known and {site} has no key of gpu-02"):
         found.check("gpu-02", keys[1])
     before = site.read_text()
     found.add([("gpu-02", keys[1])])
@@ -179,7 +179,7 @@ def test_an_authority_vouches_for_the_hosts_that_it_names(tmp_path: Path) -> Non
     for shown, name, why in (
         (tampered, "a.lab", "its signature is wrong"),
         (signed(key, authority, "-h", "-n", "b.lab"), "a.lab", "it is for b.lab"),
-        (signed(key, authority, "-h", "-n", "a.lab", "-V", "20200101Z:20200102Z"), "a.lab", "it is good 2020-01-01 00:00Z to 2020-01-02"),
+        (signed(key, authority, "-h", "-n", "a.lab", "-V", "20200101Z:20200102Z"), "a.lab", "it is valid 2020-01-01 00:00Z to 2020-01-02"),
         (signed(key, authority, "-n", "a.lab"), "a.lab", "it is a user's"),
         (signed(key, other, "-h", "-n", "a.lab"), "a.lab", "no @cert-authority of a.lab has signed it"),
         (signed(key, authority, "-h", "-n", "a.org"), "a.org", "no @cert-authority of a.org has signed it"),

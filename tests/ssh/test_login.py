@@ -12,8 +12,8 @@ import pytest
 
 from detectors.evidence import Unknown
 from detectors.readings import NodeReading
+from holdfast.cluster.ssh.connector import targets_of
 from holdfast.cluster.ssh.credentials import Keys
-from holdfast.cluster.ssh.endpoints import targets_of
 from holdfast.errors import BadFile, UnusableFile
 from holdfast.prefect import server
 from holdfast.spec import SshCluster, load_cluster
@@ -123,7 +123,7 @@ def test_of_an_agents_many_keys_one_may_be_named(site: Site, tmp_path: Path, mon
     node.start()
     gone = sweeper.sweep()["a"].found
     assert isinstance(gone, Unknown)
-    assert "no more. `ssh-add` it" in gone.why
+    assert "no longer has the key" in gone.why
     with pytest.raises(UnusableFile, match="it has a passphrase, and the SSH agent does not have it"):
         site.sweeper()
 
@@ -143,8 +143,8 @@ def test_a_passphrase_is_had_from_where_the_cluster_says(
         assert isinstance(site.sweeper(key=key, passphrase=passphrase).sweep()["a"].found, NodeReading)
     assert node.logins() == 2
     refusals: tuple[tuple[str | None, str], ...] = (
-        (None, r"it has a passphrase, and there is no SSH agent for its private half\. Say in `passphrase` where that is"),
-        ("env:WRONG", r"the passphrase env:WRONG cannot be used: it does not open the private key .*\. Mend `passphrase`"),
+        (None, r"it has a passphrase, and there is no SSH agent for its private half\. Name it in `passphrase`"),
+        ("env:WRONG", r"the passphrase env:WRONG cannot be used: it does not open the private key .*\. Correct `passphrase`"),
         ("env:GONE", r"the passphrase env:GONE cannot be used: there is no such variable"),
         (str(tmp_path / "gone"), r"gone cannot be used: No such file"),
     )

@@ -113,7 +113,7 @@ def test_a_jump_host_that_hangs_speaks_against_no_node(site: Site) -> None:
     site.node("a")
     sweeper = site.sweeper(jump=f"{jump.address}:{jump.port}")
     assert isinstance(sweeper.sweep(LONG, ["a"])["a"].found, NodeReading)
-    sweeper._lines["a"].cut()
+    sweeper._nodes["a"].cut()
     jump.signal(signal.SIGSTOP)
     look = sweeper.sweep(SHORT, ["a"])["a"]
     assert isinstance(look.found, Unknown), look
@@ -232,7 +232,7 @@ def test_a_server_that_hangs_is_given_up_at_the_deadline(site: Site) -> None:
     assert isinstance(looks["well"].found, NodeReading)
     assert isinstance(looks["hung"].found, UnansweredProbe), looks
     assert looks["hung"].found.times == 2
-    assert "did not speak SSH in time" in looks["hung"].found.why
+    assert "no SSH handshake followed in time" in looks["hung"].found.why
     hung.signal(signal.SIGCONT)
     assert isinstance(sweeper.sweep(LONG)["hung"].found, NodeReading)
 
@@ -262,12 +262,12 @@ def script(site: Site, text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("exec sleep 1000", "gave no look in time"),
-        ("while :; do echo noise; sleep 0.01; done", "gave no look in time (noise)"),
-        ("exec cat /dev/zero", "more than 4 MiB that is no look"),
-        ("echo 'Welcome to gpu-17'; exit 3", "ended with status 3 and gave no look (Welcome to gpu-17)"),
+        ("exec sleep 1000", "gave no reading in time"),
+        ("while :; do echo noise; sleep 0.01; done", "gave no reading in time (noise)"),
+        ("exec cat /dev/zero", "more than 4 MiB without a valid reading"),
+        ("echo 'Welcome to gpu-17'; exit 3", "exited with status 3 and gave no reading (Welcome to gpu-17)"),
         ("echo 'cannot allocate memory' >&2; exit 1", "(cannot allocate memory)"),
-        ("kill -9 $$", "was ended and gave no look"),
+        ("kill -9 $$", "was killed and gave no reading"),
     ],
     ids=["hangs", "endless lines", "flood", "banner", "complaint", "killed"],
 )
@@ -344,7 +344,7 @@ def test_when_all_nodes_miss_at_once_it_is_ours(site: Site) -> None:
     looks = site.sweeper().sweep(LONG)
     for look in looks.values():
         assert isinstance(look.found, Unknown)
-        assert "all 2 nodes missed at once, so our own network is suspected" in look.found.why
+        assert "all 2 nodes failed at once, so our own network is suspect" in look.found.why
         assert "refused" in look.found.why
 
 
@@ -390,8 +390,8 @@ def collectors(node: Sshd) -> list[int]:
 
 def is_alive(sweeper: SshSweeper, node: str) -> bool:
     """Tell whether the collector of *node* is believed to live."""
-    line = sweeper._lines[node]
-    return bool(line.collector and line.collector.is_alive)
+    connection = sweeper._nodes[node]
+    return bool(connection.collector and connection.collector.is_alive)
 
 
 def missed(sweeper: SshSweeper, node: str) -> int:

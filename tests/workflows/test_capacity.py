@@ -55,7 +55,7 @@ def test_a_wait_ends_as_soon_as_a_node_comes_back(history: History) -> None:
         cordons.apply(history, PLACE, "node-1", lambda one, _: readmit(one, word("new GPU")), now=time.time())
 
     with open_capacity_check(SMALL) as check:
-        found = wait_for(check, 2, timeout_seconds=60, poll_seconds=0.05, tell=tell)
+        found = wait_for(check, 2, timeout_seconds=60, poll_seconds=0.05, report=tell)
     assert found.free == ("node-0", "node-1")
     assert len(told) == 1
     assert told[0].startswith("cluster 'small': 1 of 2 nodes are free; waiting: node-1: quarantined")
@@ -92,7 +92,7 @@ def test_a_machine_without_holdfast_or_without_an_answer_is_not_free(site: Site,
     site.node("down").stop()
     cluster = site.cluster(name="racked", misses=1, directory=str(tmp_path))
     with open_capacity_check(cluster) as check:
-        assert "`holdfast nodes bootstrap CLUSTER_FILE` puts Holdfast there" in check.now().unavailable["up"]
+        assert "`holdfast nodes bootstrap CLUSTER_FILE` installs it" in check.now().unavailable["up"]
     python = tmp_path / "env/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')

@@ -17,8 +17,7 @@ from detectors.codec import packed
 from detectors.evidence import Unknown
 from holdfast.agent.monitor.child_reaper import ChildReaper
 from holdfast.log import note
-from holdfast.probe.readers.nvml import NoNvml
-from holdfast.probe.readers.xids import XidWatch, listening
+from holdfast.probe.readers.nvml import NoNvml, XidWatch, listening
 from holdfast.process import die_with_parent
 from holdfast.protocol import Message
 
@@ -126,7 +125,7 @@ def _listen(pipe: int) -> None:
         try:
             with listening() as watch:
                 said = ""
-                for blind in watch.deaf.values():
+                for blind in watch.unwatched.values():
                     _say(pipe, {"deaf": blind.why})
                 _hear(pipe, watch)
         except NoNvml as error:

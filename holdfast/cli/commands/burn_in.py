@@ -36,7 +36,7 @@ def burn_in(nodes: Sequence[str], cluster_file: Path | None, *, short: bool, sec
         tell = _ProgressLines(max(len(node) for node in wanted))
         with Repair(cluster, history, Owner(name=signature(), person=True), plan) as repair:
             if not as_json:
-                repair.tell = tell
+                repair.on_check = tell
             repair.check_names(wanted)
             if not short:
                 _begin(repair, wanted)
@@ -61,8 +61,8 @@ def _begin(repair: Repair, nodes: Sequence[str]) -> None:
     testable = [node for node in nodes if known[node].of_kind(*TESTABLE) and known[node].state is not NodeState.RETIRED]
     repair.begin(testable)
     for node in testable:
-        if node in repair.left:
-            raise NodeNotChanged(node, repair.cluster.name, repair.left[node].rstrip("."))
+        if node in repair.skipped:
+            raise NodeNotChanged(node, repair.cluster.name, repair.skipped[node].rstrip("."))
 
 
 class _ProgressLines:

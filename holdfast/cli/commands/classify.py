@@ -13,7 +13,7 @@ from typing import IO, Final
 
 from detectors.catalogue import CATALOGUE
 from holdfast.classify import Classification, Page, classify
-from holdfast.classify.open_log import opened
+from holdfast.classify.log_stream import decoded
 from holdfast.cli.output import hint, say
 from holdfast.errors import NotReadable
 from holdfast.report.wording import count, plural, visible
@@ -46,7 +46,7 @@ def _tell(log: IO[bytes], name: str, *, as_json: bool) -> None:
     read: Callable[[int], bytes] = log.read1 if isinstance(log, io.BufferedReader) else log.read
     found: Counter[str] = Counter()
     lines = 0
-    for page in classify(opened(read, name)):
+    for page in classify(decoded(read, name)):
         lines += page.count
         found.update(fault.kind for fault in page.faults)
         if as_json:

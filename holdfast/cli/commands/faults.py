@@ -124,13 +124,13 @@ def record(one: FaultKind) -> dict[str, Any]:
 
 def list_unknown(*, limit: int, draft: bool, as_json: bool) -> int:
     """List what failed and has no kind of its own, out of the history."""
-    from holdfast.classify.unknown_failures import CATCH_ALL, unknown  # noqa: PLC0415 (the history: the catalogue alone does without a database)
+    from holdfast.classify.unknown_failures import CATCH_ALL, find_unknown_failures  # noqa: PLC0415 (the history: the catalogue alone does without a database)
     from holdfast.history import queries  # noqa: PLC0415
     from holdfast.history.store import History  # noqa: PLC0415
 
     book = History.open(create=False)
     try:
-        found = unknown(queries.faults_of_kinds(book, CATCH_ALL))[:limit]
+        found = find_unknown_failures(queries.faults_of_kinds(book, CATCH_ALL))[:limit]
     finally:
         book.close()
     if as_json:

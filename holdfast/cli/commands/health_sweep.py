@@ -32,12 +32,12 @@ def check_up(cluster_file: Path, *, deadline: float, as_json: bool) -> int:
         say_json(_record(checkup))
     else:
         _tell(checkup)
-    return int(any(told.status != NodeHealthState.OK for told in checkup.verdicts.values()))
+    return int(any(told.status != NodeHealthState.OK for told in checkup.assessments.values()))
 
 
 def _tell(checkup: Checkup) -> None:
-    say_rows(("NODE", "VERDICT", "SINCE", "EVIDENCE"), [_row(told) for told in checkup.verdicts.values()], coloured=1, last="folded")
-    say(f"\n{checkup.describe}.")
+    say_rows(("NODE", "VERDICT", "SINCE", "EVIDENCE"), [_row(told) for told in checkup.assessments.values()], coloured=1, last="folded")
+    say(f"\n{checkup.describe()}.")
     known = [change for change in checkup.changes if change.before]
     if known:
         say("\nNew since the look before:")
@@ -45,7 +45,7 @@ def _tell(checkup: Checkup) -> None:
             say(f"  {_news(change)}")
     if len(known) < len(checkup.changes):
         say(f"\nNever looked at before: {', '.join(one.node for one in checkup.changes if not one.before)}.")
-    for kind in dict.fromkeys(one.kind for told in checkup.verdicts.values() for one in told.findings):
+    for kind in dict.fromkeys(one.kind for told in checkup.assessments.values() for one in told.findings):
         say(f"\n{kind}: {_action(kind)}")
 
 
@@ -64,7 +64,7 @@ def _row(told: HealthAssessment) -> list[str]:
 
 
 def _record(checkup: Checkup) -> dict[str, Any]:
-    nodes = [_node(checkup, told) for told in checkup.verdicts.values()]
+    nodes = [_node(checkup, told) for told in checkup.assessments.values()]
     changes = [_change(one) for one in checkup.changes]
     return {"cluster": checkup.cluster, "at": checkup.at, "seconds": checkup.seconds, "nodes": nodes, "changes": changes}
 
@@ -76,8 +76,8 @@ def _node(checkup: Checkup, told: HealthAssessment) -> dict[str, Any]:
         "since": told.since,
         "reason": told.reason,
         "evidence": [_finding(one) for one in told.findings],
-        "blind": checkup.blind(told.node),
-        "seconds": checkup.looks[told.node].seconds,
+        "blind": checkup.unseen(told.node),
+        "seconds": checkup.probes[told.node].seconds,
     }
 
 

@@ -101,7 +101,7 @@ class _BootstrapProgress:
             self._bar.update(self._task, completed=len(self._stages) - len(open_ones), now=", ".join(at_work[:3]))
 
 
-ENDS: Final = frozenset({"kept", "installed", "mended", "failed", "looked at"})
+ENDS: Final = frozenset({"kept", "installed", "repaired", "failed", "inspected"})
 
 
 @contextmanager

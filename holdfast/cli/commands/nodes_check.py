@@ -40,7 +40,7 @@ def inspect(cluster_file: Path, job_file: Path | None, only: Sequence[str], *, a
 
 def _worst(found: Sequence[ReadinessFinding], node: str) -> ReadinessState:
     order = list(ReadinessState)
-    return max((one.state for one in found if one.node == node), key=order.index, default=ReadinessState.UNSEEN)
+    return max((one.state for one in found if one.node == node), key=order.index, default=ReadinessState.UNKNOWN)
 
 
 def _records(found: Sequence[ReadinessFinding], node: str) -> list[dict[str, str]]:
@@ -52,8 +52,8 @@ def _tell(nodes: Sequence[str], found: Sequence[ReadinessFinding]) -> None:
     for node in nodes:
         ours = [one for one in found if one.node == node]
         wrong = [one for one in ours if one.state is not ReadinessState.OK]
-        fine = ", ".join(one.words for one in ours if one.state is ReadinessState.OK)
-        rows += [(node, one.check, str(one.state), f"{one.words}\n-> {one.cure}" if one.cure else one.words) for one in wrong]
+        fine = ", ".join(one.message for one in ours if one.state is ReadinessState.OK)
+        rows += [(node, one.check, str(one.state), f"{one.message}\n-> {one.cure}" if one.cure else one.message) for one in wrong]
         rows += [(node, "the rest" if wrong else "all", str(ReadinessState.OK), fine)] if fine else []
     say_rows(HEAD, rows, coloured=2, last="folded")
     ready = [node for node in nodes if _worst(found, node) is not ReadinessState.MISSING]

@@ -106,9 +106,9 @@ def _facts(outlook: JobView) -> list[tuple[str, str]]:
         facts += [("generation", f"{outlook.generation.number}: {size} on {placed(outlook.members)}")]
     cluster = recorded_cluster(outlook.job)
     if cluster.kind == "slurm" and not outlook.ended:
-        from holdfast.cluster.slurm.nodes import told_of  # noqa: PLC0415 (most clusters are not Slurm's)
+        from holdfast.cluster.slurm.nodes import describe_allocations  # noqa: PLC0415 (most clusters are not Slurm's)
 
-        facts += [("slurm", told_of(cluster, outlook.job.id, outlook.job.name))]
+        facts += [("slurm", describe_allocations(cluster, outlook.job.id, outlook.job.name))]
     facts += [("memory", words) for words in _memory(outlook)]
     if saved := outlook.checkpoint:
         facts += [("checkpoint", f"step {count(saved.step)}, {duration(max(0.0, outlook.at - saved.at))} ago, {saved.path}")]

@@ -1,4 +1,4 @@
-"""The nodes that Slurm has given to a job: reached through steps of their allocations, with agents that live as long as these."""
+"""Reach the nodes that Slurm has allocated to a job: through steps of their allocations, with agents that live as long as these."""
 
 from __future__ import annotations
 
@@ -7,52 +7,39 @@ import subprocess
 import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from holdfast.agent.workers import log_files
 from holdfast.cluster.interface import Confirm, Logs, NodeView
 from holdfast.cluster.local import logs_here
-from holdfast.cluster.remote import HANDS, REACH_SECONDS, RemoteNodes
-from holdfast.cluster.slurm.allocation_request import IDLE
+from holdfast.cluster.remote import CONNECT_SECONDS, MAX_THREADS, RemoteCluster, RemoteNodes
 from holdfast.cluster.slurm.allocations import Allocations
+from holdfast.cluster.slurm.commands import IDLE_SECONDS, directory_of, launcher_command, node_environment
 from holdfast.cluster.slurm.parsing import SlurmNodeState
-from holdfast.cluster.slurm.step_launcher import NONE
-from holdfast.cluster.slurm.transport import SlurmTransport, directory_of, handed_on, python_of, step
+from holdfast.cluster.slurm.step_launcher import NO_LAUNCHER
+from holdfast.cluster.slurm.transport import SlurmTransport, step
 from holdfast.errors import HoldfastError, NodeLost
 from holdfast.paths import job_directory
 from holdfast.protocol import BadLine, decode
 from holdfast.spec import SlurmCluster
 
 START_SECONDS: Final = 40.0
-"""How long an agent may take to listen: a step has to begin, and perhaps a warden before it."""
-SOON: Final = 0.25
-"""Seconds between two attempts at a warden that was begun a moment ago."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlurmPlace:
-    """What a cluster's description says about what is done on its nodes."""
-
-    name: str
-    directory: str
-    interface: str | None
-    domains: dict[str, str]
-    names: list[str] = field(default_factory=list)
-    directories: dict[str, str] = field(default_factory=dict)
-    interfaces: dict[str, str] = field(default_factory=dict)
+"""Time for an agent to listen: a step has to start, and perhaps a step launcher before it."""
+RETRY_SECONDS: Final = 0.25
+"""Time between two requests to a step launcher that is starting."""
 
 
 class SlurmNodes(RemoteNodes):
-    """Nodes of allocations. Others are only named, with what Slurm says of them."""
+    """The nodes of a job's allocations. Slurm's other nodes are only listed, with their state in Slurm."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self.allocator = Allocations(cluster)
         self._spec = cluster
-        self._wardens: list[subprocess.Popen[bytes]] = []
-        reach = SlurmTransport(cluster, self._allocation_of, self._state_of)
-        super().__init__(SlurmPlace(cluster.name, directory_of(cluster), cluster.interface, cluster.domains), reach)
+        self._launchers: list[subprocess.Popen[bytes]] = []
+        transport = SlurmTransport(cluster, self._allocation_of, self._state_of)
+        super().__init__(RemoteCluster(cluster.name, directory_of(cluster), cluster.interface, cluster.domains), transport)
         self._domains = dict(cluster.domains)
 
     def _allocation_of(self, node: str) -> str | None:
@@ -64,57 +51,47 @@ class SlurmNodes(RemoteNodes):
 
     def names(self) -> list[str]:
         """Return the names of the cluster's nodes, in Slurm's order."""
-        if not self.allocator.states:
-            self._learn()
+        if not self.allocator.states and not self.allocator.is_followed:
+            self.allocator.poll()
         return list(dict.fromkeys([*self.allocator.states, *self.allocator.nodes()]))
-
-    def _learn(self) -> None:
-        """Ask now, where nobody has begun to follow what Slurm says."""
-        if not self.allocator.is_followed:
-            self.allocator.look()
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
     def start_agent(self, node: str, confirm: Confirm | None = None) -> None:
-        """Have the node's warden start an agent; start a warden first where none came with the allocation."""
-        if confirm is not None:
-            self._admit(node, confirm)
+        """Have the node's step launcher start an agent; start a launcher first where none came with the allocation."""
+        if confirm is not None:  # step launchers know nothing of controllers: the node's proxy checks the token
+            try:
+                self.fenced_command(node, "admit", confirm)
+            except OSError as error:
+                raise NodeLost(node, f"no agent may be started there: {error.strerror or error}") from error
         until = time.monotonic() + START_SECONDS
-        told = self._ask_warden(node)
-        if told is None:
-            self._begin_warden(node)
-            while told is None and time.monotonic() < until:
-                time.sleep(SOON)
-                told = self._ask_warden(node)
-        if told is None:
-            raise NodeLost(node, "no warden could be started in its allocation")
-        if not told.get("ready"):
-            raise NodeLost(node, f"its agent did not come up: {told.get('why', 'no word from it')}")
+        answer = self._request_agent(node)
+        if answer is None:
+            self._start_launcher(node)
+            while answer is None and time.monotonic() < until:
+                time.sleep(RETRY_SECONDS)
+                answer = self._request_agent(node)
+        if answer is None:
+            raise NodeLost(node, "could not start the Holdfast step launcher in its allocation")
+        if not answer.get("ready"):
+            raise NodeLost(node, f"its agent did not start: {answer.get('why', 'no reason is known')}")
 
-    def _admit(self, node: str, confirm: Confirm) -> None:
-        """See that the node takes orders of this flow; wardens know nothing of flows."""
-        try:
-            self.command(node, "admit", confirm)
-        except OSError as error:
-            raise NodeLost(node, f"no agent may be started there: {error.strerror or error}") from error
-
-    def _step(self, node: str, *words: str) -> list[str]:
+    def _launcher_step(self, node: str, *options: str) -> list[str]:
         allocation = self._allocation_of(node)
         if allocation is None:
             raise NodeLost(node, "it is in no allocation of this job")
-        program = [python_of(self._spec), "-m", "holdfast.cluster.slurm.step_launcher", "--directory", directory_of(self._spec)]
-        return step(allocation, node, *program, *words)
+        return step(allocation, node, *launcher_command(self._spec, *options))
 
-    def _ask_warden(self, node: str) -> dict[str, Any] | None:
-        """Return what the agent or its warden says; None where there is no warden."""
-        command = self._step(node, "--start", node, "--cluster", self.name)
+    def _request_agent(self, node: str) -> dict[str, Any] | None:
+        """Return the answer of the agent or of its step launcher; None where there is no launcher."""
+        command = self._launcher_step(node, "--start", node, "--cluster", self.name)
         try:
             done = subprocess.run(
-                command, env=handed_on(), stdin=subprocess.DEVNULL, capture_output=True, timeout=START_SECONDS, cwd="/", check=False
+                command, env=node_environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=START_SECONDS, cwd="/", check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NodeLost(node, f"no step could be run there: {error}") from error
-        if done.returncode == NONE:
+        if done.returncode == NO_LAUNCHER:
             return None
         try:
             return decode(done.stdout.splitlines()[-1])
@@ -122,12 +99,12 @@ class SlurmNodes(RemoteNodes):
             why = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
             raise NodeLost(node, f"no step could be run there: {why or f'status {done.returncode}'}") from None
 
-    def _begin_warden(self, node: str) -> None:
-        """Begin a warden in a step that outlives this process, if not what it runs on: for an allocation that is not ours."""
-        self._wardens.append(
+    def _start_launcher(self, node: str) -> None:
+        """Start a step launcher that outlives this process, but not this host: for an allocation that is not ours."""
+        self._launchers.append(
             subprocess.Popen(
-                self._step(node, "--idle", str(IDLE)),
-                env=handed_on(),
+                self._launcher_step(node, "--idle", str(IDLE_SECONDS)),
+                env=node_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -137,7 +114,7 @@ class SlurmNodes(RemoteNodes):
         )
 
     def node_settings(self, node: str, job: str) -> dict[str, Any]:
-        """Return what of a job's plan is this node's own. Logs go where the job's are: the nodes of a Slurm cluster share homes."""
+        """Return what of a job's plan is this node's own. Logs go to the job's folder: the nodes of a Slurm cluster share homes."""
         return {name: value for name, value in super().node_settings(node, job).items() if name != "log_directory"}
 
     def logs(self, node: str, job: str) -> Logs:  # noqa: ARG002 (as above)
@@ -145,57 +122,55 @@ class SlurmNodes(RemoteNodes):
         return logs_here(job)
 
     def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:
-        """Return up to *most* bytes of such a log, or of the agent's, from byte *at* on or the last ones."""
-        if name == log_files.AGENT:
-            return self._log_of_agent(node, job, at, most)
-        return log_files.piece(job_directory(job) / "logs", name, at, most)
+        """Return up to *most* bytes of such a log, or of the agent's: from byte *at*, or the last ones.
 
-    def _log_of_agent(self, node: str, job: str, at: int | None, most: int) -> bytes:
-        """Return a piece of what agents of *node* wrote on its own disk; when its allocation is over, only where that is shared."""
+        The agent's is on the node's own disk: once the allocation has ended, it is readable only where that is shared.
+        """
+        if name != log_files.AGENT:
+            return log_files.piece(job_directory(job) / "logs", name, at, most)
         if self._allocation_of(node) is not None:
-            return super().log(node, job, log_files.AGENT, at, most)
+            return super().log(node, job, name, at, most)
         folder = Path(directory_of(self._spec)).expanduser().absolute() / "nodes" / node
-        if folder.is_dir() and folder.stat().st_uid == os.geteuid():  # /tmp is everybody's
-            return log_files.piece(folder, log_files.AGENT, at, most)
-        raise NodeLost(node, f"it is in no allocation of this job any more: what its agents wrote is there, in {folder.parent}")
+        if folder.is_dir() and folder.stat().st_uid == os.geteuid():  # everybody can write to /tmp
+            return log_files.piece(folder, name, at, most)
+        raise NodeLost(node, f"it is in no allocation of this job any more: its agent's log is on that node, in {folder.parent}")
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
-    def answers(self, node: str) -> bool:
-        """Tell whether *node* answers now, by a step of its own."""
-        return self.allocator.is_allocated(node) and super().answers(node)
+    def is_reachable(self, node: str) -> bool:
+        """Tell whether *node* is allocated and reachable now, by its own step."""
+        return self.allocator.is_allocated(node) and super().is_reachable(node)
 
-    def any_other_reachable(self, but: Collection[str]) -> bool:  # noqa: ARG002 (nodes that are not ours say nothing)
-        """Tell whether Slurm's controller answers now: it is there to say what becomes of nodes."""
-        return self.allocator.answers()
+    def any_other_reachable(self, but: Collection[str]) -> bool:  # noqa: ARG002 (nodes of other jobs say nothing)
+        """Tell whether Slurm's controller is reachable now: it knows what happens to nodes."""
+        return self.allocator.is_slurm_reachable()
 
-    def survey(self, seconds: float | None = None) -> list[NodeView]:  # noqa: ARG002 (as the interface has it)
-        """Look at all nodes that we have; of the others say what Slurm says. Steps take their time to begin; Slurm knows the dead."""
+    def survey(self, seconds: float | None = None) -> list[NodeView]:  # noqa: ARG002 (a step takes its time to start)
+        """Look at all nodes that are allocated; of the others return the state in Slurm."""
         names, ours = self.names(), self.allocator.nodes()
-        with ThreadPoolExecutor(min(HANDS, max(1, len(ours))), thread_name_prefix="survey") as hands:
-            views = dict(zip(ours, hands.map(lambda node: self._view(node, REACH_SECONDS), ours), strict=True))
-        return [self._placed(views[name]) if name in views else self._elsewhere(name) for name in names]
-
-    def _placed(self, view: NodeView) -> NodeView:
-        return replace(view, allocation=self._allocation_of(view.name))
-
-    def _elsewhere(self, node: str) -> NodeView:
-        state = self.allocator.states.get(node)
-        said = "" if state is None else f"Slurm has it {state.describe()}"
-        return NodeView(name=node, status="away", why=said)
+        with ThreadPoolExecutor(min(MAX_THREADS, max(1, len(ours))), thread_name_prefix="survey") as pool:
+            views = dict(zip(ours, pool.map(lambda node: self._view(node, CONNECT_SECONDS), ours), strict=True))
+        found = []
+        for name in names:
+            if name in views:
+                found.append(replace(views[name], allocation=self._allocation_of(name)))
+            else:
+                state = self._state_of(name)
+                found.append(NodeView(name=name, status="away", why="" if state is None else f"in Slurm it is {state.describe()}"))
+        return found
 
     def close(self) -> None:
-        """Let go of all connections. Agents, and the allocations that they are in, go on."""
+        """Close all connections. Agents, and the allocations that they are in, go on."""
         super().close()
-        for warden in self._wardens:
-            warden.poll()
+        for launcher in self._launchers:
+            launcher.poll()
 
 
-def told_of(cluster: SlurmCluster, job: str, name: str) -> str:
-    """Return how the allocations of a job (its id, and what it is called) stand, in words."""
-    seen = Allocations(cluster, job, name)
+def describe_allocations(cluster: SlurmCluster, job: str, name: str) -> str:
+    """Return the states of the allocations of *job* (its id), called *name*, as text."""
+    found = Allocations(cluster, job, name)
     try:
-        seen.look()
+        found.poll()
     except HoldfastError as error:
         return str(error)
-    return "\n".join(one.describe() for one in seen.present) or "it has no allocation"
+    return "\n".join(one.describe() for one in found.present) or "it has no allocation"

@@ -1,4 +1,4 @@
-"""What Slurm's commands print, read: lists of nodes, jobs, states of nodes. Tolerant of versions: 22.05 to those of today."""
+"""Parse the output of Slurm's commands, from 22.05 on: node lists, jobs, states of nodes."""
 
 from __future__ import annotations
 
@@ -17,62 +17,49 @@ FORMAT: Final = "%A|%T|%r|%N|%S|%e|%D|%k"
 
 The id is that of `SLURM_JOB_ID`: each element of an array and each part of a heterogeneous job has its own (`%i` names them otherwise).
 """
-MOST: Final = 100_000
-"""Names that one list of nodes may stand for."""
-
-HERE: Final = frozenset({"RUNNING"})
-GONE: Final = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "COMPLETING",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "TIMEOUT",
-    }
+MAX_NODES: Final = 100_000
+"""Names that one node list may expand to."""
+RUNNING: Final = "RUNNING"
+ENDED: Final = frozenset(
+    "BOOT_FAIL CANCELLED COMPLETED COMPLETING DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()  # noqa: SIM905 (a list takes a line each)
 )
-"""States of an allocation that gives us no nodes, and will not. Every other word than these and `RUNNING` means that it is to come."""
+"""States of an allocation that has no nodes for us and will have none. Every other state except `RUNNING` counts as pending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """An allocation: a job of Slurm's."""
+    """A Slurm job that allocates nodes."""
 
     id: str
     state: str
     reason: str = ""
-    """Why it has not begun."""
+    """Why it has not started."""
     nodes: tuple[str, ...] = ()
     began: float | None = None
-    """When it began, or is meant to."""
+    """When it started, or is expected to."""
     ends: float | None = None
-    """When its time is over (seconds since 1970); empty: nobody knows."""
+    """When its time is over (seconds since 1970); empty: unknown."""
     count: int = 0
     comment: str = ""
 
     @property
-    def is_here(self) -> bool:
+    def is_running(self) -> bool:
         """Tell whether its nodes can be used."""
-        return self.state in HERE
+        return self.state == RUNNING
 
     @property
-    def is_coming(self) -> bool:
-        """Tell whether it waits for its nodes: for the first time, or after Slurm has put it back into the queue."""
-        return self.state not in HERE and self.state not in GONE
+    def is_pending(self) -> bool:
+        """Tell whether it waits for nodes: for the first time, or after Slurm has requeued it."""
+        return self.state != RUNNING and self.state not in ENDED
 
     @property
-    def is_ending(self) -> bool:
-        """Tell whether Slurm cleans up after it: it is over, or was put back into the queue."""
+    def is_completing(self) -> bool:
+        """Tell whether Slurm cleans up after it: it has ended, or was requeued."""
         return self.state == "COMPLETING"
 
     def describe(self) -> str:
-        """Say how it stands."""
-        if self.is_here:
+        """Return its state as text."""
+        if self.is_running:
             return f"Slurm job {self.id} has {', '.join(self.nodes)}"
         why = f" ({self.reason})" if self.reason not in ("", "None") else ""
         return f"Slurm job {self.id} is {self.state.lower()}{why}"
@@ -80,20 +67,20 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmNodeState:
-    """A node as Slurm has it."""
+    """A node as Slurm reports it."""
 
     name: str
     address: str = ""
     port: int = 0
-    """That slurmd listens on there; 0: not known."""
+    """The port of slurmd; 0: unknown."""
     states: tuple[str, ...] = ()
     reason: str = ""
     since: float = 0.0
-    """When the reason was given (seconds since 1970, whole ones); 0: not known."""
+    """When the reason was set (whole seconds since 1970); 0: unknown."""
 
     @property
     def is_dead(self) -> bool:
-        """Tell whether Slurm does not count on it."""
+        """Tell whether Slurm considers it down."""
         return bool(DEAD & set(self.states))
 
     @property
@@ -102,90 +89,86 @@ class SlurmNodeState:
         return bool(LEAVING & set(self.states))
 
     def describe(self) -> str:
-        """Say how it stands, as sinfo would."""
+        """Return its state as sinfo shows it."""
         return "+".join(one.lower() for one in self.states) + (f" ({self.reason})" if self.reason else "")
 
 
 def allocations(text: str) -> list[Allocation]:
     """Return the jobs that squeue has printed in `FORMAT`."""
-    return [_allocation(line) for line in text.splitlines() if line.count("|") >= FORMAT.count("|")]
-
-
-def _allocation(line: str) -> Allocation:
-    number, state, reason, nodes, began, ends, count, comment = line.split("|", FORMAT.count("|"))
-    return Allocation(
-        id=number.strip(),
-        state=state.strip().upper(),
-        reason=reason.strip(),
-        nodes=tuple(names(nodes.strip())),
-        began=float(began) if began.strip().isdigit() else None,
-        ends=float(ends) if ends.strip().isdigit() else None,
-        count=int(count) if count.strip().isdigit() else 0,
-        comment=comment.strip(),
-    )
+    found = []
+    for line in text.splitlines():
+        if line.count("|") < FORMAT.count("|"):  # an error message between the rows
+            continue
+        job_id, state, reason, nodes, began, ends, count, comment = (part.strip() for part in line.split("|", FORMAT.count("|")))
+        found.append(
+            Allocation(
+                id=job_id,
+                state=state.upper(),
+                reason=reason,
+                nodes=tuple(names(nodes)),
+                began=float(began) if began.isdigit() else None,
+                ends=float(ends) if ends.isdigit() else None,
+                count=int(count) if count.isdigit() else 0,
+                comment=comment,
+            )
+        )
+    return found
 
 
 def node_states(text: str, partitions: str | None = None) -> dict[str, SlurmNodeState]:
-    """Return the nodes that `sinfo --json` tells of, in its order: all, or those of *partitions*, whatever it was asked for.
+    """Return the nodes in the output of `sinfo --json`, in its order: all, or those of *partitions*.
 
-    Raise `SlurmUnavailable` when that is not what it printed.
+    Raise `SlurmUnavailable` for any other text.
     """
     wanted = set((partitions or "").split(",")) - {""}
     try:
-        told = json.loads(text)
-        rows = told["nodes"] if "nodes" in told else _of_groups(told["sinfo"])
-        found = [_node(row) for row in rows if not wanted or not row.get("partitions") or wanted & set(row["partitions"])]
+        document = json.loads(text)
+        rows = document["nodes"] if "nodes" in document else _rows_of_groups(document["sinfo"])
+        found = [_node_state(row) for row in rows if not wanted or not row.get("partitions") or wanted & set(row["partitions"])]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SlurmUnavailable("sinfo --json", f"what it printed cannot be read ({error})") from error
+        raise SlurmUnavailable("sinfo --json", f"its output cannot be read ({error})") from error
     return {node.name: node for node in found}
 
 
-def _of_groups(groups: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the nodes of groups that are alike, as newer versions print them."""
+def _rows_of_groups(groups: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the nodes of groups of like nodes, as newer versions print them."""
     for group in groups:
         reason, nodes = group.get("reason"), group["nodes"]
-        told, at = (reason.get("description", ""), reason.get("time")) if isinstance(reason, dict) else (reason, None)
+        why, at = (reason.get("description", ""), reason.get("time")) if isinstance(reason, dict) else (reason, None)
         for name, address in zip_longest(nodes["nodes"], nodes.get("addresses") or []):
             node = {"name": name, "address": address, "port": group.get("port"), "state": group["node"]["state"]}
-            yield {**node, "reason": told, "reason_changed_at": at}
+            yield {**node, "reason": why, "reason_changed_at": at}
 
 
-def _node(row: Mapping[str, Any]) -> SlurmNodeState:
-    states = [*_words(row["state"]), *_words(row.get("state_flags"))]
+def _node_state(row: Mapping[str, Any]) -> SlurmNodeState:
     return SlurmNodeState(
         name=str(row["name"]),
         address=str(row.get("address") or row["name"]),
         port=_number(row.get("port")),
-        states=tuple(dict.fromkeys(states)),
+        states=tuple(dict.fromkeys([*_state_names(row["state"]), *_state_names(row.get("state_flags"))])),
         reason=str(row.get("reason") or ""),
         since=float(_number(row.get("reason_changed_at"))),
     )
 
 
 def _number(value: object) -> int:
-    """Return a number, which newer versions wrap: 0 where there is none."""
+    """Return a number, which newer versions wrap in an object; 0 where there is none."""
     value = value.get("number") if isinstance(value, dict) else value
     return int(value) if isinstance(value, int | str) and str(value).isdigit() else 0
 
 
-def _words(value: object) -> list[str]:
-    """Return states as a list of words in capitals: 22.05 has one word, and flags beside it; later versions have lists."""
+def _state_names(value: object) -> list[str]:
+    """Return states in capitals: 22.05 prints one word and separate flags, later versions print lists."""
     if isinstance(value, str):
         value = re.split(r"[+,\s]+", value)
     return [str(one).upper() for one in value or () if one] if isinstance(value, list | tuple) else []
 
 
 def names(text: str) -> list[str]:
-    """Return the nodes that a list of Slurm's stands for, e.g. ``n[1-3,7],gpu-a``."""
-    found = [name for part in _parts(text) for name in islice(_expanded(part), MOST)]
-    return found[:MOST]
-
-
-def _parts(text: str) -> Iterator[str]:
-    """Yield what the commas outside of brackets separate."""
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
-        if part.strip() and part.strip() != "(null)":
-            yield part.strip()
+    """Expand a node list of Slurm, e.g. ``n[1-3,7],gpu-a``."""
+    parts = (part.strip() for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text))  # split at commas outside brackets
+    found = [name for part in parts if part and part != "(null)" for name in islice(_expanded(part), MAX_NODES)]
+    return found[:MAX_NODES]
 
 
 def _expanded(part: str) -> Iterator[str]:
@@ -193,8 +176,8 @@ def _expanded(part: str) -> Iterator[str]:
     if found is None:
         yield part
         return
-    for piece in found[1].split(","):
-        first, _, last = piece.partition("-")
+    for item in found[1].split(","):
+        first, _, last = item.partition("-")
         span = range(int(first), int(last or first) + 1) if first.isdigit() and (last or first).isdigit() else ()
         for number in span:
             yield from _expanded(f"{part[: found.start()]}{number:0{len(first)}}{part[found.end() :]}")

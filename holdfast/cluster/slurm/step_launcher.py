@@ -1,7 +1,7 @@
-"""``python -m holdfast.cluster.slurm.step_launcher``: a step of Slurm's on each node, which starts agents there.
+"""``python -m holdfast.cluster.slurm.step_launcher``: a job step on each node of an allocation that starts agents there.
 
-What is started in a step ends with it, and a step ends with the `srun` that began it. An agent must outlive the flow: so a warden that
-came with the allocation starts it. It needs the standard library only, as agents do.
+A process started in a step ends with the step, and a step ends with its `srun`. An agent must outlive the controller, so a launcher that
+came with the allocation starts it. Standard library only, as agents are.
 """
 
 from __future__ import annotations
@@ -24,103 +24,102 @@ from holdfast.process import NODE_MARK, mark_of, reset_signals
 from holdfast.protocol import BadLine, LineBuffer, Message, connect, encode, listen
 from holdfast.source_tree import python_path_env
 
-SOCKET: Final = "warden.sock"
-HEAR: Final = 5.0
-"""Seconds in which whoever has connected has to say what is wanted."""
-START: Final = 30.0
-"""Seconds that an agent may take to listen."""
-NONE: Final = 4
-"""Exit status of who asked and met no warden."""
-KEPT: Final = frozenset({"SLURM_CONF", "SLURM_JOB_ID", "SLURMD_NODENAME"})
-"""What agents, and so the scripts, keep of Slurm's variables. The others tell of this step: one task, rank 0 of 1, which would mislead."""
+SOCKET: Final = "launcher.sock"
+REQUEST_SECONDS: Final = 5.0
+"""Time for a client to send its request."""
+START_SECONDS: Final = 30.0
+"""Time for an agent to listen."""
+NO_LAUNCHER: Final = 4
+"""Exit status of a client that found no launcher."""
+KEPT_VARIABLES: Final = frozenset({"SLURM_CONF", "SLURM_JOB_ID", "SLURMD_NODENAME"})
+"""Slurm's variables that agents, and so the scripts, keep. The others describe this step (one task, rank 0 of 1) and would mislead."""
 
 
 class StepLauncher:
-    """Starts agents on a node, and ends when there has been none for a while: then nobody needs the allocation any more."""
+    """Starts agents on a node, and ends after a time without any: then nobody needs the allocation any more."""
 
-    def __init__(self, folder: Path, idle: float) -> None:
-        self._folder, self._idle = folder, idle
+    def __init__(self, folder: Path, idle_seconds: float) -> None:
+        self._folder, self._idle_seconds = folder, idle_seconds
         self._agents: list[subprocess.Popen[bytes]] = []
-        self.told_to_go = False
-        """Its allocation is being taken back: it ends with its last agent."""
-        own(folder)
-        self._door = listen(folder / SOCKET)
+        self.stop_requested = False
+        """The allocation is being revoked: end with the last agent."""
+        make_private(folder)
+        self._listener = listen(folder / SOCKET)
 
     def serve(self) -> None:
-        """Start what is asked for until nobody asks any more."""
+        """Start agents on request, until there has been none for too long."""
         since = time.monotonic()
         with selectors.DefaultSelector() as selector:
-            selector.register(self._door, selectors.EVENT_READ)
-            while self._agents or (not self.told_to_go and time.monotonic() - since < self._idle):
+            selector.register(self._listener, selectors.EVENT_READ)
+            while self._agents or (not self.stop_requested and time.monotonic() - since < self._idle_seconds):
                 ready = selector.select(1.0)
                 self._agents = [agent for agent in self._agents if agent.poll() is None]
                 if ready:
-                    guest, _ = self._door.accept()
-                    with guest, suppress(OSError, BadLine):
-                        self._hear(guest)
+                    client, _ = self._listener.accept()
+                    with client, suppress(OSError, BadLine):
+                        self._handle(client)
                 if self._agents or ready:
                     since = time.monotonic()
 
-    def _hear(self, guest: socket.socket) -> None:
-        guest.settimeout(HEAR)
-        request = _line(guest)
+    def _handle(self, client: socket.socket) -> None:
+        """Start an agent, which reports to *client* itself when it listens."""
+        client.settimeout(REQUEST_SECONDS)
+        request = _read_line(client)
         try:
-            self._agents.append(self._start(str(request["node"]), str(request["cluster"]), guest))
+            names = ["--node", str(request["node"]), "--cluster", str(request["cluster"])]
+            with (self._folder / "agent.log").open("ab") as log:
+                agent = subprocess.Popen(
+                    [sys.executable, "-m", "holdfast.agent", "--directory", str(self._folder), *names, "--ready-fd", str(client.fileno())],
+                    env=environment(self._folder),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[client.fileno()],
+                    start_new_session=True,
+                    cwd="/",
+                )
         except (OSError, KeyError, ValueError) as error:
-            guest.sendall(encode({"ready": False, "why": f"its warden cannot start an agent: {error}"}))
-
-    def _start(self, node: str, cluster: str, guest: socket.socket) -> subprocess.Popen[bytes]:
-        """Start an agent, which tells *guest* itself when it listens."""
-        words = ["--directory", str(self._folder), "--node", node, "--cluster", cluster, "--ready-fd", str(guest.fileno())]
-        with (self._folder / "agent.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "holdfast.agent", *words],
-                env=environment(self._folder),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[guest.fileno()],
-                start_new_session=True,
-                cwd="/",
-            )
+            client.sendall(encode({"ready": False, "why": f"its step launcher cannot start an agent: {error}"}))
+        else:
+            self._agents.append(agent)
 
 
-def own(folder: Path) -> None:
-    """Make a node's folder, `BASE/nodes/NAME`; raise ``OSError`` when somebody else's lies in its place, as /tmp is everybody's."""
+def make_private(folder: Path) -> None:
+    """Make a node's folder, `BASE/nodes/NAME`; raise ``OSError`` when another user's is there, as everybody can write to /tmp."""
     base = folder.parents[1]
     for place in (base, folder.parent, folder):
         with suppress(FileExistsError):
             place.mkdir(parents=place == base, mode=0o700)
-        seen = place.lstat()
-        if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():
+        found = place.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "is not a folder of yours; remove it, or name another `directory`", str(place))
         place.chmod(0o700)
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of an agent: ours, without what is true of this step alone."""
-    kept = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(("SLURM", "SRUN"))}
+    """Return the environment of an agent: ours without the variables of this step."""
+    kept = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES or not name.startswith(("SLURM", "SRUN"))}
     return {**kept, **python_path_env(os.environ), NODE_MARK: mark_of(folder)}  # for the workers, whatever their interpreter
 
 
-def ask(folder: Path, node: str, cluster: str) -> int:
-    """Have the warden start an agent, and print what that says once it listens."""
+def request_agent(folder: Path, node: str, cluster: str) -> int:
+    """Have the launcher start an agent, and print the answer once that listens; return the exit status."""
     try:
-        door = connect(folder / SOCKET, seconds=HEAR)
+        launcher = connect(folder / SOCKET, seconds=REQUEST_SECONDS)
     except OSError:
-        return NONE
-    with door:
-        door.settimeout(START)
+        return NO_LAUNCHER
+    with launcher:
+        launcher.settimeout(START_SECONDS)
         try:
-            door.sendall(encode({"node": node, "cluster": cluster}))
-            told = _line(door)
+            launcher.sendall(encode({"node": node, "cluster": cluster}))
+            answer = _read_line(launcher)
         except (OSError, BadLine) as error:
-            told = {"ready": False, "why": f"its warden gave no answer: {error}"}
-    sys.stdout.buffer.write(encode(told or {"ready": False, "why": "its agent ended without a word"}))
+            answer = {"ready": False, "why": f"its step launcher gave no answer: {error}"}
+    sys.stdout.buffer.write(encode(answer or {"ready": False, "why": "its agent exited before it was ready"}))
     return 0
 
 
-def _line(sock: socket.socket) -> Message:
+def _read_line(sock: socket.socket) -> Message:
     lines = LineBuffer()
     while data := sock.recv(4096):
         for message in lines.feed(data):
@@ -129,28 +128,28 @@ def _line(sock: socket.socket) -> Message:
 
 
 def main() -> int:
-    """Be the warden of a node, or ask it."""
+    """Run the launcher of a node, or send it a request."""
     parser = argparse.ArgumentParser(
         prog="python -m holdfast.cluster.slurm.step_launcher", description="Start agents on a node of an allocation."
     )
-    parser.add_argument("--directory", type=Path, required=True, help="the folder with those of the nodes, `nodes/NAME`")
-    parser.add_argument("--idle", type=float, default=300.0, help="seconds without an agent after which it ends")
-    parser.add_argument("--start", metavar="NODE", help="ask the warden that is there for an agent of this name")
+    parser.add_argument("--directory", type=Path, required=True, help="the folder that contains the node folders, `nodes/NAME`")
+    parser.add_argument("--idle", type=float, default=300.0, help="seconds without an agent after which the launcher ends")
+    parser.add_argument("--start", metavar="NODE", help="ask the running launcher for an agent of this name")
     parser.add_argument("--cluster", default="slurm", help="the cluster's name")
     args = parser.parse_args()
     node = args.start or os.environ["SLURMD_NODENAME"]
     folder = args.directory.expanduser().absolute() / "nodes" / node
     if args.start:
-        return ask(folder, args.start, args.cluster)
+        return request_agent(folder, args.start, args.cluster)
     reset_signals()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # they are for agents, who take them for notices of their end
+        signal.signal(number, signal.SIG_IGN)  # they are for the agents, which take them as preemption notices
     try:
-        warden = StepLauncher(folder, args.idle)
-        signal.signal(signal.SIGTERM, lambda *_: setattr(warden, "told_to_go", True))
-        warden.serve()
+        launcher = StepLauncher(folder, args.idle)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(launcher, "stop_requested", True))
+        launcher.serve()
     except OSError as error:
-        parser.exit(2, f"holdfast warden of {node}: {error}\n")
+        parser.exit(2, f"holdfast step launcher of {node}: {error}\n")
     return 0
 
 

@@ -1,4 +1,7 @@
-"""Nodes that one can log in to: strict host keys, jump hosts, deadlines that hold, and looks that cost a node little."""
+"""Nodes reached over SSH by paramiko: strict host keys, jump hosts, deadlines that hold, sweeps over open connections.
+
+Here: everything about an SSH connection. Not here: the programs that run on a node (`holdfast.probe`, `holdfast.agent`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An interpreter on a node, over a connection to it."""
+"""Run a Python interpreter on a node over an SSH connection."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ import paramiko
 
 from holdfast.cluster.ssh.connection import Connection
 from holdfast.probe.remote.bundle import BOOT
-from holdfast.probe.remote.errors import NodeUnreachable, ProbeFailed
+from holdfast.probe.remote.program import NodeUnreachable, ProbeFailed
 
 
 class SshInterpreter:
-    """An interpreter that takes a program over a channel of its own. Others may run over the same connection."""
+    """An interpreter that takes a program over its own channel. Others may run over the same connection."""
 
     def __init__(self, connection: Connection, python: str, until: float) -> None:
-        """Start *python* by *until* (monotonic); raise `NoAnswer`. Its calls know no deadline for starting: a watchdog has to end them."""
+        """Start *python* by *until* (monotonic); raise `NoAnswer`. Starting may hang: the caller needs a watchdog."""
         self.python, self._connection = python, connection
-        done = "opened no session"
+        failed = "could not open a session"
         try:
             self._channel = connection.transport.open_session(timeout=max(0.01, until - time.monotonic()))
-            done = f"did not start {python}"
+            failed = f"could not start {python}"
             self._channel.settimeout(max(0.01, until - time.monotonic()))
-            # A shell of the node's own reads this line: the interpreter's name is of letters that no shell takes for its own (`Program`).
+            # The node's shell reads this line: the interpreter's name has no letter that is special to a shell (`Program`).
             self._channel.exec_command(f"exec {python} -I -c '{BOOT}'")
         except (paramiko.SSHException, EOFError, OSError) as error:
             if lost := self.connection_error():
                 raise NodeUnreachable(lost) from error
-            raise ProbeFailed(f"it let us in, and {done}: {str(error) or type(error).__name__}. See `MaxSessions` of its sshd") from error
+            why = str(error) or type(error).__name__
+            raise ProbeFailed(f"login succeeded, but {failed}: {why}. See `MaxSessions` of its sshd") from error
 
     @property
     def is_alive(self) -> bool:
@@ -47,15 +48,15 @@ class SshInterpreter:
             raise BrokenPipeError(str(error)) from error
 
     def recv(self, size: int) -> bytes:
-        """Return what has come of its output; nothing at the end."""
+        """Return output that has arrived; nothing at the end."""
         return self._channel.recv(size)
 
     def stderr(self) -> bytes:
-        """Return what it wrote to its standard error, as far as that was not returned yet."""
-        said = bytearray()
+        """Return what it wrote to its standard error since the last call."""
+        received = bytearray()
         while self._channel.recv_stderr_ready():
-            said += self._channel.recv_stderr(1 << 16)
-        return bytes(said)
+            received += self._channel.recv_stderr(1 << 16)
+        return bytes(received)
 
     def exit_status(self) -> int | None:
         """Return its exit status after waiting for a moment; nothing where a signal ended it, or it runs."""
@@ -63,7 +64,7 @@ class SshInterpreter:
         return self._channel.exit_status if self._channel.exit_status_ready() else None
 
     def connection_error(self) -> str:
-        """Say that the connection ended; nothing where it lives."""
+        """Return that the connection has ended; nothing while it is alive."""
         return "" if self._connection.is_alive else f"the connection to {self._connection.endpoint} ended before it answered"
 
     def close(self) -> None:

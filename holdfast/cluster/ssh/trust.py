@@ -1,4 +1,4 @@
-"""The keys that the machines of a cluster show, before anybody trusts them."""
+"""Collect the host keys of a cluster's machines, for an operator to check and trust."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Final, Self
 
 from paramiko import PKey
 
+from holdfast.cluster.ssh.connection import Endpoint
 from holdfast.cluster.ssh.connector import Connector
-from holdfast.cluster.ssh.endpoints import Endpoint
 from holdfast.cluster.ssh.known_hosts import HostKeyStatus, KnownHosts
-from holdfast.probe.remote.errors import NoAnswer
+from holdfast.probe.remote.program import NoAnswer
 from holdfast.spec import SshCluster
 
-HANDS: Final = 64
+MAX_THREADS: Final = 64
 """Machines that are asked at once."""
-DEADLINE: Final = 15.0
-"""Seconds that one of them may take to show its key."""
+KEY_SECONDS: Final = 15.0
+"""Time for a machine to show its key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A node, or a jump host: who it is in known_hosts, and the way to it."""
+    """A node, or a jump host."""
 
     endpoint: Endpoint
     jump_hosts: tuple[Endpoint, ...]
     nodes: tuple[str, ...]
-    """The node that it is, or those that lie behind it."""
+    """The node that it is, or those behind it."""
     is_node: bool
 
 
@@ -42,7 +42,7 @@ class ShownKey:
     status: HostKeyStatus | None = None
     """What is known of the key; empty where none was shown."""
     why: str = ""
-    """What stands against trusting it, in words."""
+    """Why it must not be trusted."""
 
     @property
     def name(self) -> str:
@@ -51,24 +51,24 @@ class ShownKey:
 
 
 class Trust:
-    """Asks the machines of a cluster for their keys, and adds those that a person has checked to the file of known hosts."""
+    """Reads the keys of a cluster's machines, and adds those that a person has checked to known_hosts."""
 
     def __init__(self, cluster: SshCluster) -> None:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
         self.known = KnownHosts.read(cluster.known_hosts, create=True)
-        self._ways = Connector(cluster, self.known)
+        self._connector = Connector(cluster, self.known)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ways.close()
+        self._connector.close()
 
     def machines(self, nodes: Collection[str] = ()) -> list[Machine]:
-        """Return the *nodes* (default: all) and the jump hosts on the way to them, those that others are reached by first."""
+        """Return the *nodes* (default: all) after the jump hosts on the way to them, in the order in which they are reached."""
         behind: dict[tuple[Endpoint, tuple[Endpoint, ...]], list[str]] = {}
         found = []
-        for target in self._ways.targets:
+        for target in self._connector.targets:
             if not nodes or target.node in nodes:
                 for place, endpoint in enumerate(target.jump_hosts):
                     behind.setdefault((endpoint, target.jump_hosts[:place]), []).append(target.node)
@@ -80,22 +80,22 @@ class Trust:
         return sorted(jumps, key=lambda one: len(one.jump_hosts)) + found
 
     def ask(self, machines: Iterable[Machine]) -> list[ShownKey]:
-        """Return what each of *machines* shows. Those behind a jump host that is not trusted show nothing."""
+        """Return the key of each of *machines*. Those behind an untrusted jump host show none."""
         machines = list(machines)
-        with ThreadPoolExecutor(max(1, min(HANDS, len(machines))), thread_name_prefix="trust") as hands:
-            return list(hands.map(self._ask, machines))
+        with ThreadPoolExecutor(max(1, min(MAX_THREADS, len(machines))), thread_name_prefix="trust") as pool:
+            return list(pool.map(self._ask, machines))
 
     def _ask(self, machine: Machine) -> ShownKey:
         endpoint = machine.endpoint
         try:
-            key = self._ways.key_of(endpoint, machine.jump_hosts, time.monotonic() + DEADLINE)
+            key = self._connector.key_of(endpoint, machine.jump_hosts, time.monotonic() + KEY_SECONDS)
         except NoAnswer as error:
             return ShownKey(machine=machine, why=str(error))
         status = self.known.status(endpoint.known_as, key)
-        why = "" if status in {HostKeyStatus.TRUSTED, HostKeyStatus.UNKNOWN} else self.known.complaint(status, endpoint.known_as, key)
-        return ShownKey(machine=machine, key=key, status=status, why=why)
+        is_fine = status in {HostKeyStatus.TRUSTED, HostKeyStatus.UNKNOWN}
+        return ShownKey(machine=machine, key=key, status=status, why="" if is_fine else self.known.problem(status, endpoint.known_as, key))
 
     def add(self, shown: Iterable[ShownKey]) -> None:
         """Trust these machines' keys from now on; raise `UnusableFile` when the file cannot be written."""
         self.known.add({one.name: one.key for one in shown if one.key is not None}.items())
-        self._ways.jumps.forget()
+        self._connector.jumps.forget_failures()

@@ -117,7 +117,7 @@ class AgentPool:
         self.unusable_nodes: dict[str, str] = {}
         """Nodes that the job could not use when free ones were last looked for, and why."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agents")
-        self._attempts = ReconnectAttempts(self._threads, source.answers)
+        self._attempts = ReconnectAttempts(self._threads, source.is_reachable)
         self._closed = False
 
     def each(self, nodes: Iterable[str], act: Callable[[str], T]) -> dict[str, T | WorldError]:
@@ -324,7 +324,7 @@ class AgentPool:
 
     def _replay(self, node: str) -> None:
         try:
-            events = self.source.past(node, self.plan["job"])
+            events = self.source.recent_events(node, self.plan["job"])
         except OSError as error:
             note(log, "replay.failed", node=node, why=error)
             return
@@ -587,7 +587,7 @@ class AgentPool:
         self.memory.pop(node, None)
         self.unseen.pop(node, None)
         self.without_agent.setdefault(node, "no agent since it was checked again")
-        if node in self.leaving or not (self.source.answers(node) if answers is None else answers):
+        if node in self.leaving or not (self.source.is_reachable(node) if answers is None else answers):
             return False
         try:
             self.fence(node)

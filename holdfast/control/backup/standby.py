@@ -128,7 +128,7 @@ def _why_unreachable(cluster: Cluster) -> str:
             some = random.sample(names, min(PROBED, len(names)))
             for node in some:
                 try:
-                    if source.answers(node):
+                    if source.is_reachable(node):
                         return ""
                 except NodeStateUnknown as error:
                     why = str(error)
@@ -199,6 +199,6 @@ def _some(nodes: Sequence[str]) -> list[str]:
 
 def _answers(source: NodeBackend, node: str) -> bool:
     try:
-        return source.answers(node)
+        return source.is_reachable(node)
     except NodeStateUnknown:  # its key is unknown here, for example: then no job can be run from here
         return False

@@ -80,7 +80,11 @@ class AllocatedNodes:
         alive = set(self.agents.alive())
         self._lost = {node: at for node, at in self._lost.items() if node not in alive}
         wanted, back = nodes.wanted + nodes.spare, self.eligibility.back_in_service()
-        allocator.request(AllocationRequest(nodes=wanted, out=out, back=back, lost=dict(self._lost), used=used, save=save))
+        allocator.request(
+            AllocationRequest(
+                nodes=wanted, excluded=out, returned=back, unreachable=dict(self._lost), in_use=used, final_checkpoint_seconds=save
+            )
+        )
         self._record_messages(allocator)
         self._record_faults(allocator)
 

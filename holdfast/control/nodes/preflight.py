@@ -15,9 +15,9 @@ from holdfast.errors import HoldfastError
 from holdfast.history import History
 from holdfast.history.health_samples import health_by_node
 from holdfast.log import note
-from holdfast.probe.burn_in.connections import open_burn_in_connections
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.runner import BurnInRunner
+from holdfast.probe.burn_in.session import open_burn_in_connections
 from holdfast.probe.sweep import Sweeper, open_sweeper
 from holdfast.spec import Cluster
 from policies.node_health import HealthAssessment, NodeHealthState, assess_health

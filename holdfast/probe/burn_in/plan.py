@@ -1,4 +1,4 @@
-"""How hard nodes are tried: what the cluster's settings, and who asks, come to."""
+"""The amounts and thresholds of a burn-in, from the cluster's settings and the caller's options."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from policies.burn_in import BurnInThresholds
 if TYPE_CHECKING:
     from holdfast.spec.burn_in import BurnInSettings
 
-MB: Final = 10**6
-SHORT: Final = 0.4
-"""Seconds of work of a short burn-in: enough to see what is dead, not what is weak."""
+SHORT_SECONDS: Final = 0.4
+"""The work of a short burn-in: enough to find what is dead, not what is weak."""
+SHORT_MEMORY, SHORT_SIZE = 64_000_000, 8_000_000
+"""Bytes of memory, and of disk and network, in a short burn-in."""
+ROUNDS: Final = 3
+"""Rounds in which nodes are paired for the network check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurnInPlan:
-    """Amounts and limits of one burn-in."""
+    """Amounts and thresholds of one burn-in."""
 
     seconds: float
-    """All checks of one node together, but the network."""
+    """All checks of one node together, without the network."""
     memory_share: float
     memory_most: int
     """Bytes."""
@@ -30,7 +33,6 @@ class BurnInPlan:
     network_size: int
     """Bytes in each direction."""
     rounds: int
-    """Of pairing."""
     port: int
     torch: bool
     limits: BurnInThresholds
@@ -40,35 +42,22 @@ class BurnInPlan:
 
     @classmethod
     def of(cls, settings: BurnInSettings, *, seconds: float | None = None, short: bool = False) -> Self:
-        """Return what *settings* ask for; with other *seconds*, or *short*: in well under a second, and too little to lift a quarantine."""
-        wanted = settings.seconds.total_seconds() if seconds is None else seconds
-        limits = settings.limits.limits
-        if short:
-            return cls(
-                seconds=SHORT if seconds is None else seconds,
-                memory_share=settings.memory_share,
-                memory_most=min(settings.memory_most, 64 * MB),
-                disk_size=min(settings.disk_size, 8 * MB),
-                network_size=min(settings.network_size, 8 * MB),
-                rounds=1,
-                port=settings.port,
-                torch=False,
-                limits=limits,
-                short=True,
-            )
+        """Return the plan of *settings*, or one of other *seconds*; *short*: under a second, not enough to lift a quarantine."""
+        default = SHORT_SECONDS if short else settings.seconds.total_seconds()
         return cls(
-            seconds=wanted,
+            seconds=default if seconds is None else seconds,
             memory_share=settings.memory_share,
-            memory_most=settings.memory_most,
-            disk_size=settings.disk_size,
-            network_size=settings.network_size,
-            rounds=3,
+            memory_most=min(settings.memory_most, SHORT_MEMORY) if short else settings.memory_most,
+            disk_size=min(settings.disk_size, SHORT_SIZE) if short else settings.disk_size,
+            network_size=min(settings.network_size, SHORT_SIZE) if short else settings.network_size,
+            rounds=1 if short else ROUNDS,
             port=settings.port,
-            torch=settings.torch,
-            limits=limits,
+            torch=settings.torch and not short,
+            limits=settings.limits.limits,
+            short=short,
         )
 
     @property
-    def at_most(self) -> float:
-        """Return after how many seconds a burn-in on one node is surely over, if it is not stuck: what it tells counts until then."""
+    def max_seconds(self) -> float:
+        """Return the time after which a burn-in of one node has ended, or is stuck: its result counts until then."""
         return 4 * self.seconds + 600.0

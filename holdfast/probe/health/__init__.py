@@ -1,4 +1,7 @@
-"""The health of a cluster's nodes, from outside: looks, what is thought of each node, and what changed."""
+"""The health of a cluster's nodes, from outside: sweeps, assessments, changes, and the nodes that a job could start on.
+
+Not here: how one node is probed (`holdfast.probe.readers`), and what the evidence means (`policies.node_health`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes of a cluster a job could start on now, and waiting until there are enough of them."""
+"""Find the nodes of a cluster that a job could start on now, and wait until there are enough."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from pydantic import BaseModel, ConfigDict
 
 from holdfast.cluster import NodeBackend, NodeView, names_of, open_cluster
 from holdfast.errors import AllocationRequired, CapacityTimeout, NotEnoughNodes
-from holdfast.history import History, Job
+from holdfast.history import History, Job, cordons
 from holdfast.history.cordons import CordonTable
-from holdfast.history.cordons import nodes as held_nodes
-from holdfast.probe.health.checkup import Checkup
-from holdfast.probe.health.report import node_health
+from holdfast.probe.health.checkup import Checkup, node_health
 from holdfast.probe.sweep import DEADLINE, open_sweeper
 from holdfast.report.wording import duration, moment
 from holdfast.spec import Cluster
@@ -56,8 +54,8 @@ class CapacityCheck:
 
     def __post_init__(self) -> None:
         names = names_of(self.cluster)
-        fit = set(self.cluster.labelled(self.labels)) if self.labels else set(names)
-        self._names = [name for name in names if name in fit]
+        labelled = set(self.cluster.labelled(self.labels)) if self.labels else set(names)
+        self._names = [name for name in names if name in labelled]
 
     @property
     def size(self) -> int:
@@ -65,21 +63,23 @@ class CapacityCheck:
         return len(self._names)
 
     def now(self, deadline: float = DEADLINE) -> Capacity:
-        """Look at every node once; one attempt to reach a node takes *deadline* seconds at most."""
+        """Examine every node once; one attempt to reach a node takes *deadline* seconds at most."""
         self.checkup.sweep(deadline)
         self.checkup.classify()
         self.checkup.record()
         views = {view.name: view for view in self.source.survey(deadline)}
-        place = CordonTable(cluster=self.cluster.name, names=names_of(self.cluster), rules=self.cluster.quarantine.rules)
+        table = CordonTable(cluster=self.cluster.name, names=names_of(self.cluster), rules=self.cluster.quarantine.rules)
         now = time.time()
-        held = held_nodes(self.history, place, now=now)
+        held = cordons.nodes(self.history, table, now=now)
+        with self.history.session() as session:
+            jobs = {name: session.get(Job, views[name].job) for name in self._names if views[name].job}
         found = {
             name: obstacle(
                 views[name],
-                self._job_on(views[name]),
+                job.name if (job := jobs.get(name)) is not None else views[name].job or "",
                 held.get(name, Node(name=name)),
                 maintenance_of(self.cluster.windows, name, now),
-                self.checkup.verdicts[name],
+                self.checkup.assessments[name],
             )
             for name in self._names
         }
@@ -88,14 +88,6 @@ class CapacityCheck:
             free=tuple(name for name, why in found.items() if not why),
             unavailable={name: why for name, why in found.items() if why},
         )
-
-    def _job_on(self, view: NodeView) -> str:
-        """Return the name of the job that holds the node; empty when none does."""
-        if not view.job:
-            return ""
-        with self.history.session() as session:
-            job = session.get(Job, view.job)
-        return job.name if job is not None else view.job
 
 
 def obstacle(view: NodeView, job: str, node: Node, maintenance: PlannedOutage | None, found: HealthAssessment) -> str:
@@ -109,12 +101,12 @@ def obstacle(view: NodeView, job: str, node: Node, maintenance: PlannedOutage | 
     health = node_health(found)
     if not health.can_train:
         return f"{health.health}: {'; '.join(health.reasons[:2]) or 'no reason is known'}"
-    return "" if view.status in {"idle", "up"} else f"its agent cannot be reached: {view.why or 'it does not answer'}"
+    return "" if view.status in {"idle", "up"} else f"its agent cannot be reached: {view.why or 'the node is unreachable'}"
 
 
 @contextmanager
 def open_capacity_check(cluster: Cluster, labels: Mapping[str, str] | None = None) -> Iterator[CapacityCheck]:
-    """Have the capacity of *cluster* examined while the block runs; with *labels*, that of the nodes which have them all."""
+    """Yield a check of the capacity of *cluster*; with *labels*, only of the nodes that have them all."""
     if cluster.kind == "slurm":
         raise AllocationRequired("waiting for free nodes", cluster.name)
     with closing(History.open()) as history, closing(open_cluster(cluster)) as source, open_sweeper(cluster) as sweeper:
@@ -122,16 +114,16 @@ def open_capacity_check(cluster: Cluster, labels: Mapping[str, str] | None = Non
 
 
 def wait_for(
-    check: CapacityCheck, nodes: int, *, timeout_seconds: float, poll_seconds: float, tell: Callable[[str], None] = lambda _: None
+    check: CapacityCheck, nodes: int, *, timeout_seconds: float, poll_seconds: float, report: Callable[[str], None] = lambda _: None
 ) -> Capacity:
-    """Return the capacity once it holds at least *nodes* free nodes; raise `CapacityTimeout` when that takes too long.
+    """Return the capacity once at least *nodes* nodes are free; raise `CapacityTimeout` when that takes too long.
 
-    *tell* gets a line whenever the answer changes. Raise `NotEnoughNodes` at once when the cluster does not have so many nodes at all.
+    *report* gets a line whenever the answer changes. Raise `NotEnoughNodes` at once when the cluster has fewer nodes altogether.
     """
     if nodes > check.size:
         labels = f"only {check.size} node(s) have the labels {dict(check.labels)}" if check.labels else f"it has {check.size} in all"
         raise NotEnoughNodes(nodes, check.size, check.cluster.name, labels)
-    begun, told = time.monotonic(), ""
+    begun, reported = time.monotonic(), ""
     while True:
         found = check.now()
         waited = time.monotonic() - begun
@@ -139,8 +131,8 @@ def wait_for(
             return found.model_copy(update={"waited_seconds": waited})
         if waited >= timeout_seconds:
             raise CapacityTimeout(check.cluster.name, nodes, len(found.free), duration(timeout_seconds), found.reasons)
-        words = f"cluster '{check.cluster.name}': {len(found.free)} of {nodes} nodes are free; waiting: {found.reasons}"
-        if words != told:
-            tell(words)
-            told = words
+        text = f"cluster '{check.cluster.name}': {len(found.free)} of {nodes} nodes are free; waiting: {found.reasons}"
+        if text != reported:
+            report(text)
+            reported = text
         time.sleep(min(poll_seconds, max(0.0, timeout_seconds - waited)))

@@ -1,10 +1,14 @@
-"""Checking a cluster up: sweep, judge each node by the look before, and remember. The same for a flow and for the command line."""
+"""Check up on a cluster: sweep its nodes, assess each by the probe before, and keep the result. The same for flows and commands."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from detectors.evidence import Unknown
 from detectors.health import unknown_signals
@@ -12,68 +16,143 @@ from detectors.probe_result import NodeProbe
 from detectors.readings import NodeReading
 from holdfast.history import History
 from holdfast.history.health_samples import KnownHealth, latest_health, save_sweep
-from holdfast.probe.sweep import DEADLINE, Sweeper
+from holdfast.probe.registry import register
+from holdfast.probe.sweep import DEADLINE, Sweeper, open_sweeper
 from holdfast.report.wording import plural
+from holdfast.spec import Cluster
 from policies.node_health import HealthAssessment, HealthChange, NodeHealthState, assess_health, health_change
+
+Health = Literal["healthy", "degraded", "unhealthy", "unreachable", "unknown"]
+NAMES: Final[Mapping[str, Health]] = {
+    NodeHealthState.OK: "healthy",
+    NodeHealthState.DEGRADED: "degraded",
+    NodeHealthState.UNHEALTHY: "unhealthy",
+    NodeHealthState.UNREACHABLE: "unreachable",
+    NodeHealthState.UNKNOWN: "unknown",
+}
 
 
 @dataclass(slots=True)
 class Checkup:
-    """One cluster being checked up, sweep after sweep over the same connections."""
+    """Sweep after sweep of one cluster, over the same connections."""
 
     cluster: str
     sweeper: Sweeper
     history: History
-    looks: dict[str, NodeProbe] = field(default_factory=dict)
-    """What the last sweep found."""
-    verdicts: dict[str, HealthAssessment] = field(default_factory=dict)
+    probes: dict[str, NodeProbe] = field(default_factory=dict)
+    """The result of the last sweep."""
+    assessments: dict[str, HealthAssessment] = field(default_factory=dict)
     changes: list[HealthChange] = field(default_factory=list)
     at: float = 0.0
-    """When the last sweep began."""
+    """When the last sweep began (seconds since 1970)."""
     seconds: float = 0.0
-    """What it took."""
+    """How long it took."""
     _known: dict[str, KnownHealth] | None = None
 
     def sweep(self, deadline: float = DEADLINE) -> Mapping[str, NodeProbe]:
-        """Look at all nodes."""
+        """Probe all nodes."""
         self.at, begun = time.time(), time.monotonic()
-        self.looks = self.sweeper.sweep(deadline)
+        self.probes = self.sweeper.sweep(deadline)
         self.seconds = time.monotonic() - begun
-        return self.looks
+        return self.probes
 
     def classify(self) -> list[HealthChange]:
-        """Judge each node, by what is known from the look before, and return what changed."""
+        """Assess each node, with what is known from the probe before; return what changed."""
         if self._known is None:
             self._known = latest_health(self.history, self.cluster)
-        before = {node: self._known.get(node, KnownHealth()) for node in self.looks}
-        self.verdicts = {node: assess_health(look, before[node].verdict, before[node].reading) for node, look in self.looks.items()}
-        self.changes = [change for node, told in self.verdicts.items() if (change := health_change(before[node].verdict, told)) is not None]
-        self._known |= {node: KnownHealth(verdict=told, reading=self._reading(node, before[node])) for node, told in self.verdicts.items()}
+        before = {node: self._known.get(node, KnownHealth()) for node in self.probes}
+        self.assessments = {node: assess_health(probe, before[node].verdict, before[node].reading) for node, probe in self.probes.items()}
+        self.changes = []
+        for node, found in self.assessments.items():
+            if (change := health_change(before[node].verdict, found)) is not None:
+                self.changes.append(change)
+            reading = self.probes[node].found
+            self._known[node] = KnownHealth(verdict=found, reading=reading if isinstance(reading, NodeReading) else before[node].reading)
         return self.changes
 
     def record(self) -> None:
-        """Write what the sweep found into the history."""
-        readings = {node: look.found for node, look in self.looks.items() if isinstance(look.found, NodeReading)}
-        save_sweep(self.history, self.cluster, self.verdicts, self.changes, readings)
+        """Write the result of the sweep into the history."""
+        readings = {node: probe.found for node, probe in self.probes.items() if isinstance(probe.found, NodeReading)}
+        save_sweep(self.history, self.cluster, self.assessments, self.changes, readings)
 
-    def blind(self, node: str) -> dict[str, str]:
-        """Return what the last sweep could not see of *node*, and why."""
-        found = self.looks[node].found
+    def unseen(self, node: str) -> dict[str, str]:
+        """Return what the last sweep could not read of *node*, and why."""
+        found = self.probes[node].found
         if isinstance(found, Unknown):
             return {"node": found.why}
         return dict(unknown_signals(found)) if isinstance(found, NodeReading) else {}
 
     def counts(self) -> dict[str, int]:
-        """Return how many nodes have which standing, best first; those that none has are left out."""
-        standings = [told.status for told in self.verdicts.values()]
-        return {str(one): standings.count(one) for one in NodeHealthState if one in standings}
+        """Return the number of nodes by health, best first; a health that no node has is left out."""
+        found = [one.status for one in self.assessments.values()]
+        return {str(one): found.count(one) for one in NodeHealthState if one in found}
 
-    @property
     def describe(self) -> str:
         """Return the last sweep in a sentence."""
         counted = ", ".join(f"{count} {name}" for name, count in self.counts().items())
-        return f"{plural(len(self.verdicts), 'node')} in {self.seconds:.1f} s: {counted}"
+        return f"{plural(len(self.assessments), 'node')} in {self.seconds:.1f} s: {counted}"
 
-    def _reading(self, node: str, before: KnownHealth) -> NodeReading | None:
-        found = self.looks[node].found
-        return found if isinstance(found, NodeReading) else before.reading
+
+@contextmanager
+def open_checkup(cluster: Cluster) -> Iterator[Checkup]:
+    """Yield a checkup of *cluster*, which tasks find by `registered`; raise `OperatorError` when there can be none."""
+    with (
+        closing(History.open()) as history,
+        open_sweeper(cluster) as sweeper,
+        register(cluster.name, Checkup(cluster.name, sweeper, history)) as checkup,
+    ):
+        yield checkup
+
+
+class NodeHealth(BaseModel):
+    """The health of one node from outside, for a user's own flow."""
+
+    model_config = ConfigDict(frozen=True)
+
+    node: str
+    health: Health
+    """`degraded`: it works, with a fault worth watching. `unknown`: it could not be examined, for reasons that are not its own."""
+    reasons: tuple[str, ...] = ()
+    """What was found, the most serious first; empty for a healthy node."""
+
+    @property
+    def can_train(self) -> bool:
+        """Tell whether it is healthy, or only degraded."""
+        return self.health in {"healthy", "degraded"}
+
+    def __str__(self) -> str:
+        return f"{self.node} {self.health}" + (f" ({'; '.join(self.reasons[:2])})" if self.reasons else "")
+
+
+class ClusterHealth(BaseModel):
+    """The health of all nodes of a cluster from outside, for a user's own flow."""
+
+    model_config = ConfigDict(frozen=True)
+
+    cluster: str
+    nodes: tuple[NodeHealth, ...]
+    """In the cluster's order."""
+    summary: str
+    """The result in one sentence."""
+
+    def of(self, *healths: Health) -> list[str]:
+        """Return the names of the nodes that have one of these *healths*."""
+        return [one.node for one in self.nodes if one.health in healths]
+
+    @property
+    def can_train(self) -> list[str]:
+        """Return the names of the nodes that are healthy or only degraded."""
+        return [one.node for one in self.nodes if one.can_train]
+
+
+def node_health(found: HealthAssessment) -> NodeHealth:
+    """Return the health of one node."""
+    return NodeHealth(node=found.node, health=NAMES.get(found.status, "unknown"), reasons=found.evidence)
+
+
+def cluster_health(checkup: Checkup) -> ClusterHealth:
+    """Return the result of the newest sweep of *checkup*."""
+    nodes = tuple(node_health(one) for one in checkup.assessments.values())
+    counted = [(name, sum(one.health == name for one in nodes)) for name in NAMES.values()]
+    text = ", ".join(f"{count} {name}" for name, count in counted if count)
+    return ClusterHealth(cluster=checkup.cluster, nodes=nodes, summary=f"cluster '{checkup.cluster}': {text or 'no nodes'}")

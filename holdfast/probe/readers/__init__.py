@@ -1,4 +1,5 @@
-"""Readers look at a node and return evidence; they judge nothing. Standard library only, and pynvml where there is one.
+"""Read evidence about the node that this process runs on. Standard library only, and pynvml where it is installed.
 
-Everything that a reader opens lies below a root that it is given, so that tests give it trees of their own.
+Every file that a reader opens is below a root that it is given, so that tests can use their own trees. Not here: what the evidence means
+(`detectors`).
 """

@@ -1,29 +1,33 @@
-"""NVIDIA GPUs: what NVML tells of each, and what the kernel knows on its bus whatever NVML says."""
+"""Read NVIDIA GPUs: what NVML reports of each, and what the kernel sees on the PCI bus without it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from detectors.evidence import Unknown
 from detectors.gpu_readings import Clocks, Ecc, Fabric, Gpu, GpuProcess, GpuReading, Heat, NvLink, Pcie, Power, RemappedRows, RetiredPages
 from holdfast.probe.readers import files
 from holdfast.probe.readers.nvml import Device, NoNvml, bus_of, nvml
 
+T = TypeVar("T")
+
 NVIDIA: Final = 0x10DE
 DISPLAYS: Final = frozenset({0x0300, 0x0302})
-"""PCI classes of a GPU, with and without a screen."""
+"""PCI classes of a GPU, with and without a display."""
 JOB: Final = "HOLDFAST_JOB="
-"""What an agent puts into the environment of each worker."""
+"""The start of a variable that an agent sets for each worker."""
 
 
 def read_gpus(root: Path = Path("/")) -> GpuReading:
-    """Return all that can be known of this node's GPUs."""
+    """Return the state of this node's GPUs and their driver."""
     on_bus, module = gpus_on_bus(root), files.text(root / "sys/module/nvidia/version")
     try:
         with nvml() as asked:
-            driver = _system(asked, "nvmlSystemGetDriverVersion")
-            return GpuReading(on_bus=on_bus, module_version=module, driver_version=driver, gpus=_all(asked, root))
+            driver, count = _system(asked, "nvmlSystemGetDriverVersion"), _system(asked, "nvmlDeviceGetCount")
+            gpus = count if isinstance(count, Unknown) else tuple(_gpu(asked, index, root) for index in range(count))
+            return GpuReading(on_bus=on_bus, module_version=module, driver_version=driver, gpus=gpus)
     except NoNvml as error:
         return GpuReading(on_bus=on_bus, module_version=module, failed=error.code, gpus=Unknown(error.why))
 
@@ -33,24 +37,20 @@ def gpus_on_bus(root: Path) -> tuple[str, ...] | Unknown:
     devices = files.entries(root / "sys/bus/pci/devices")
     if isinstance(devices, Unknown):
         return devices
-    return tuple(device.name for device in devices if _is_gpu(device))
+    return tuple(device.name for device in devices if files.number(device / "vendor") == NVIDIA and pci_class(device) in DISPLAYS)
 
 
-def _is_gpu(device: Path) -> bool:
-    vendor, kind = files.number(device / "vendor"), files.number(device / "class")
-    return vendor == NVIDIA and not isinstance(kind, Unknown) and kind >> 8 in DISPLAYS
+def pci_class(device: Path) -> int | None:
+    """Return the class of a PCI device without its programming interface; None where it cannot be read."""
+    found = files.number(device / "class")
+    return None if isinstance(found, Unknown) else found >> 8
 
 
-def _system(asked: Any, function: str, *arguments: object) -> Any:  # noqa: ANN401 (pynvml ships no types)
+def _system(asked: Any, function: str) -> Any:  # noqa: ANN401 (pynvml has no types)
     try:
-        return getattr(asked, function)(*arguments)
+        return getattr(asked, function)()
     except asked.NVMLError as error:
         return Unknown(f"{function}: {error}")
-
-
-def _all(asked: Any, root: Path) -> tuple[Gpu, ...] | Unknown:  # noqa: ANN401
-    count = _system(asked, "nvmlDeviceGetCount")
-    return count if isinstance(count, Unknown) else tuple(_gpu(asked, index, root) for index in range(count))
 
 
 def _gpu(asked: Any, index: int, root: Path) -> Gpu:  # noqa: ANN401
@@ -58,41 +58,31 @@ def _gpu(asked: Any, index: int, root: Path) -> Gpu:  # noqa: ANN401
         device = Device(asked, asked.nvmlDeviceGetHandleByIndex(index))
     except asked.NVMLError as error:
         return Gpu(index=index, bus=Unknown(f"nvmlDeviceGetHandleByIndex: {error}"), failed=int(error.value))
-    place = device.ask("nvmlDeviceGetPciInfo")
     parts: dict[str, Any] = {
-        "bus": place if isinstance(place, Unknown) else bus_of(str(place.busId)),
+        "bus": _known(device.ask("nvmlDeviceGetPciInfo"), lambda place: bus_of(str(place.busId))),
         "uuid": device.ask("nvmlDeviceGetUUID"),
         "name": device.ask("nvmlDeviceGetName"),
         "recovery_action": device.field("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"),
-        "ecc_on": _pair(device.ask("nvmlDeviceGetEccMode")),
+        "ecc_on": _known(device.ask("nvmlDeviceGetEccMode"), lambda mode: bool(mode[0])),
         "ecc": _ecc(device),
         "rows": _rows(device),
         "pages": _pages(device),
         "heat": _heat(device),
         "power": _power(device),
         "clocks": _clocks(device),
-        "utilization": _attribute(device.ask("nvmlDeviceGetUtilizationRates"), "gpu"),
-        "memory_used": _attribute(device.ask("nvmlDeviceGetMemoryInfo"), "used"),
+        "utilization": _known(device.ask("nvmlDeviceGetUtilizationRates"), lambda rates: int(rates.gpu)),
+        "memory_used": _known(device.ask("nvmlDeviceGetMemoryInfo"), lambda memory: int(memory.used)),
         "pcie": _pcie(device),
         "links": _links(device),
         "fabric": _fabric(device),
-        "persistence": _switch(device.ask("nvmlDeviceGetPersistenceMode")),
+        "persistence": _known(device.ask("nvmlDeviceGetPersistenceMode"), bool),
         "processes": _processes(device, root),
     }
     return Gpu(index=index, failed=device.failed, **parts)
 
 
-def _attribute(answer: Any, name: str) -> int | Unknown:  # noqa: ANN401
-    return answer if isinstance(answer, Unknown) else int(getattr(answer, name))
-
-
-def _switch(answer: Any) -> bool | Unknown:  # noqa: ANN401
-    return answer if isinstance(answer, Unknown) else bool(answer)
-
-
-def _pair(answer: Any) -> bool | Unknown:  # noqa: ANN401
-    """Return what holds now of a mode that is told with what holds after the next reset."""
-    return answer if isinstance(answer, Unknown) else bool(answer[0])
+def _known(answer: Any, convert: Callable[[Any], T]) -> T | Unknown:  # noqa: ANN401
+    return answer if isinstance(answer, Unknown) else convert(answer)
 
 
 def _ecc(device: Device) -> Ecc:
@@ -114,7 +104,7 @@ def _rows(device: Device) -> RemappedRows | Unknown:
     if isinstance(answer, Unknown):
         return answer
     corrected, uncorrected, pending, failed = answer
-    banks = _attribute(device.ask("nvmlDeviceGetRowRemapperHistogram"), "none")
+    banks = _known(device.ask("nvmlDeviceGetRowRemapperHistogram"), lambda histogram: int(histogram.none))
     return RemappedRows(
         corrected=corrected, uncorrected=uncorrected, pending=bool(pending), failed=bool(failed), banks_without_spares=banks
     )
@@ -196,20 +186,20 @@ def _link(device: Device, link: int, *, active: bool) -> NvLink:
 
 
 def _fabric(device: Device) -> Fabric | Unknown:
-    """Ask with the newest form of the question, whose buffer the caller brings."""
+    """Ask with the newest version of the call, which fills a buffer of the caller."""
     try:
-        told = device.constant("c_nvmlGpuFabricInfoV_t")()
+        buffer = device.constant("c_nvmlGpuFabricInfoV_t")()
     except AttributeError:
         return Unknown("nvmlDeviceGetGpuFabricInfoV: this pynvml does not have it")
-    answer = device.ask("nvmlDeviceGetGpuFabricInfoV", device.constant("byref")(told))
-    return answer if isinstance(answer, Unknown) else Fabric(state=int(told.state), status=int(told.status))
+    answer = device.ask("nvmlDeviceGetGpuFabricInfoV", device.constant("byref")(buffer))
+    return answer if isinstance(answer, Unknown) else Fabric(state=int(buffer.state), status=int(buffer.status))
 
 
 def _processes(device: Device, root: Path) -> tuple[GpuProcess, ...] | Unknown:
     answer = device.ask("nvmlDeviceGetComputeRunningProcesses")
     if isinstance(answer, Unknown):
         return answer
-    unknown = Unknown("the driver does not tell")
+    unknown = Unknown("the driver does not report it")
     return tuple(
         GpuProcess(
             pid=int(one.pid), memory=unknown if one.usedGpuMemory is None else int(one.usedGpuMemory), job=job_of(root, int(one.pid))
@@ -219,7 +209,7 @@ def _processes(device: Device, root: Path) -> tuple[GpuProcess, ...] | Unknown:
 
 
 def job_of(root: Path, pid: int) -> str | Unknown:
-    """Return the job that a process got from its agent; empty for a process that got none."""
+    """Return the job of a process, from its environment; empty for a process that is no worker."""
     found = files.text(root / "proc" / str(pid) / "environ")
     if isinstance(found, Unknown):
         return found

@@ -1,68 +1,74 @@
-"""Processors, memory, clock and life of a node, from /proc and /sys."""
+"""Read processors, memory, clock and uptime of a node, from /proc, /sys and `adjtimex`."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 from pathlib import Path
 from typing import Final
 
 from detectors.evidence import Number, Unknown
-from detectors.readings import HostReading, Pressure
+from detectors.readings import ClockReading, HostReading, Pressure
 from holdfast.probe.readers import files
 
 CLOCKS: Final = "sys/devices/system/clocksource/clocksource0"
-
+UNSYNCHRONIZED: Final = 0x0040
+NANOSECONDS: Final = 0x2000
+"""Bits of the status of adjtimex: nothing synchronizes the clock; its offset is in nanoseconds rather than microseconds."""
 _AVERAGE: Final = re.compile(r"^(some|full) .*avg60=([\d.]+)", re.MULTILINE)
 
 
+class _Timex(ctypes.Structure):
+    """`struct timex` of 64-bit Linux, with spare room after the fields that are read; see adjtimex(2)."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("frequency", ctypes.c_long),
+        ("worst", ctypes.c_long),
+        ("estimated", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_long * 64),
+    )
+
+
+def read_clock() -> ClockReading | Unknown:
+    """Return whether this node's clock is synchronized, and its possible error. The clock is read, never set."""
+    asked = _Timex()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.adjtimex(ctypes.byref(asked)) < 0:
+        return Unknown(f"adjtimex: {os.strerror(ctypes.get_errno())}")
+    status = int(asked.status)
+    return ClockReading(
+        synchronized=not status & UNSYNCHRONIZED, offset=asked.offset / (1e9 if status & NANOSECONDS else 1e6), worst=asked.worst / 1e6
+    )
+
+
 def read_host(root: Path = Path("/")) -> HostReading:
-    """Return how a node is."""
-    clocks = files.text(root / CLOCKS / "available_clocksource")
+    """Return the state of a node's processors, memory and clock source."""
+    clocks, open_files = files.text(root / CLOCKS / "available_clocksource"), root / "proc/sys/fs/file-nr"
     return HostReading(
         boot=files.text(root / "proc/sys/kernel/random/boot_id"),
-        uptime=_real(root / "proc/uptime", 0),
-        processors=_processors(root),
-        load_5m=_real(root / "proc/loadavg", 1),
+        uptime=files.parsed(root / "proc/uptime", lambda found: float(found.split()[0]), "number"),
+        processors=files.parsed(root / "sys/devices/system/cpu/online", _count_processors, "list of processors"),
+        load_5m=files.parsed(root / "proc/loadavg", lambda found: float(found.split()[1]), "load"),
         memory_total=_named(root / "proc/meminfo", "MemTotal:", 1024),
         memory_available=_named(root / "proc/meminfo", "MemAvailable:", 1024),
-        memory_pressure=_pressure(root / "proc/pressure/memory"),
+        memory_pressure=files.parsed(root / "proc/pressure/memory", _pressure, "pressure"),
         oom_kills=_named(root / "proc/vmstat", "oom_kill"),
         memory_errors_corrected=_sum(root / "sys/devices/system/edac/mc", "mc*/ce_count"),
         memory_errors_uncorrected=_sum(root / "sys/devices/system/edac/mc", "mc*/ue_count"),
         throttled=_sum(root / "sys/devices/system/cpu", "cpu[0-9]*/thermal_throttle/*_throttle_count"),
         clock_source=files.text(root / CLOCKS / "current_clocksource"),
         clock_sources=clocks if isinstance(clocks, Unknown) else tuple(clocks.split()),
-        files_open=_column(root / "proc/sys/fs/file-nr", 0),
-        files_most=_column(root / "proc/sys/fs/file-nr", 2),
+        files_open=files.parsed(open_files, lambda found: int(found.split()[0]), "number"),
+        files_most=files.parsed(open_files, lambda found: int(found.split()[2]), "number"),
     )
 
 
-def _word(path: Path, number: int) -> str | Unknown:
-    found = files.text(path)
-    if isinstance(found, Unknown):
-        return found
-    words = found.split()
-    return words[number] if number < len(words) else Unknown(f"{path}: too short")
-
-
-def _real(path: Path, number: int) -> float | Unknown:
-    """Return the word *number* of a file as a number with a fraction."""
-    word = _word(path, number)
-    try:
-        return word if isinstance(word, Unknown) else float(word)
-    except ValueError:
-        return Unknown(f"{path}: {str(word)[:40]!r} is no number")
-
-
-def _column(path: Path, number: int) -> Number:
-    word = _word(path, number)
-    if isinstance(word, Unknown):
-        return word
-    return int(word) if word.isdigit() else Unknown(f"{path}: {word[:40]!r} is no number")
-
-
 def _named(path: Path, name: str, unit: int = 1) -> Number:
-    """Return the number behind *name* at the begin of a line, in units of *unit*."""
+    """Return the number after *name* at the start of a line, times *unit*."""
     found = files.text(path)
     if isinstance(found, Unknown):
         return found
@@ -73,28 +79,18 @@ def _named(path: Path, name: str, unit: int = 1) -> Number:
     return Unknown(f"{path}: has no {name.rstrip(':')}")
 
 
-def _processors(root: Path) -> Number:
-    found = files.text(root / "sys/devices/system/cpu/online")
-    if isinstance(found, Unknown):
-        return found
-    try:
-        spans = [span.partition("-") for span in found.split(",")]
-        return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
-    except ValueError:
-        return Unknown(f"{root / 'sys/devices/system/cpu/online'}: {found[:40]!r} is no list of processors")
+def _count_processors(found: str) -> int:
+    """Count a list such as ``0-3,8``."""
+    spans = [span.partition("-") for span in found.split(",")]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
 
 
-def _pressure(path: Path) -> Pressure | Unknown:
-    found = files.text(path)
-    if isinstance(found, Unknown):
-        return found
-    shares = {word: float(share) for word, share in _AVERAGE.findall(found)}
-    if "some" not in shares:
-        return Unknown(f"{path}: {found[:40]!r} is no pressure")
+def _pressure(found: str) -> Pressure:
+    shares = {name: float(share) for name, share in _AVERAGE.findall(found)}
     return Pressure(some_60s=shares["some"], full_60s=shares.get("full", 0.0))
 
 
 def _sum(place: Path, pattern: str) -> Number:
-    """Return the sum of all files below *place* that *pattern* names; Blind where there is none to read."""
+    """Return the sum of the numbers in all files below *place* that match *pattern*; `Unknown` where there is none."""
     numbers = [value for path in place.glob(pattern) if not isinstance(value := files.number(path), Unknown)]
-    return sum(numbers) if numbers else Unknown(f"{place}: nothing counts there")
+    return sum(numbers) if numbers else Unknown(f"{place}: no counter can be read")

@@ -1,34 +1,72 @@
-"""A look at the node that this process runs on, by the same program that travels to others."""
+"""Probe the node that this process runs on, by the same program that runs on other nodes."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 from detectors.codec import MalformedData, unpacked
 from detectors.evidence import Unknown
 from detectors.readings import NodeReading
-from holdfast.probe.readers.bundle import program
-from holdfast.probe.remote.child import ChildInterpreter
-from holdfast.probe.remote.errors import NoAnswer
-from holdfast.probe.remote.program import RemoteProgram
+from holdfast.probe.remote import bundle
+from holdfast.probe.remote.program import ChildInterpreter, NoAnswer, RemoteProgram
 
-START: Final = 20.0
-"""Seconds that an interpreter may need to start and to end on a busy node, beyond the deadline of the look itself."""
+START_SECONDS: Final = 20.0
+"""Time for an interpreter to start and to end on a busy node, in addition to the deadline of the probe."""
+EVIDENCE: Final = ("detectors.evidence", "detectors.gpu_readings", "detectors.codec", "detectors.readings")
+"""The modules of detectors that readers need."""
+NOT_CARRIED: Final = frozenset({"local", "__init__"})
+"""Modules of this package that do not run on the node."""
+ENTRY: Final = "holdfast.probe.readers.collect"
+
+
+@cache
+def program() -> str:
+    """Return the source of a program that probes its node once for each question, whose fields are those of `collect.answer`.
+
+    Starting an interpreter and unpacking the readers takes some tenths of a second of a core, a probe itself a fraction of that.
+    """
+    return bundle.program(sources(), ENTRY)
+
+
+def sources() -> dict[str, str]:
+    """Return the source of each module that the readers need.
+
+    pynvml is one of them where it is installed here: it works with older drivers, while an older one on the node may lack functions.
+    """
+    readers = [f"holdfast.probe.readers.{file.stem}" for file in sorted(Path(__file__).parent.glob("*.py")) if file.stem not in NOT_CARRIED]
+    found = importlib.util.find_spec("pynvml")
+    pynvml = {"pynvml": Path(found.origin).read_text(encoding="utf-8")} if found is not None and found.origin else {}
+    return {**{name: bundle.source_of(name) for name in (*EVIDENCE, *readers)}, **pynvml}
 
 
 def read_node(node: str, *, seconds: float = 10.0, root: Path = Path("/"), python: str = sys.executable) -> NodeReading:
-    """Return one look at this node within *seconds*; where none could be had, every part says why."""
-    found = seen(node, seconds=seconds, root=root, python=python)
-    return dark(node, found.why) if isinstance(found, Unknown) else found
+    """Return one reading of this node within *seconds*; where none could be made, every part says why."""
+    found = probe_here(node, seconds=seconds, root=root, python=python)
+    if not isinstance(found, Unknown):
+        return found
+    return NodeReading(
+        node=node,
+        at=time.time(),
+        gpus=found,
+        kernel=found,
+        network=found,
+        storage=found,
+        host=found,
+        clock=found,
+        services=found,
+        processes=found,
+    )
 
 
-def seen(node: str, *, seconds: float = 10.0, root: Path = Path("/"), python: str = sys.executable) -> NodeReading | Unknown:
-    """Return one look at this node within *seconds*, or why there is none."""
-    until = time.monotonic() + seconds + START
+def probe_here(node: str, *, seconds: float = 10.0, root: Path = Path("/"), python: str = sys.executable) -> NodeReading | Unknown:
+    """Return one reading of this node within *seconds*, or why there is none."""
+    until = time.monotonic() + seconds + START_SECONDS
     try:
         with closing(ChildInterpreter(python)) as interpreter:
             answer = RemoteProgram(interpreter, program(), until).ask(until, node=node, root=str(root.absolute()), seconds=seconds)
@@ -40,25 +78,8 @@ def seen(node: str, *, seconds: float = 10.0, root: Path = Path("/"), python: st
 
 
 def reading_of(answer: object) -> NodeReading | Unknown:
-    """Return the look that a program of readers answered with, wherever it ran; where it is none, why."""
+    """Return the reading that a program of readers answered with, wherever it ran, or why it is none."""
     try:
         return unpacked(NodeReading, answer)
     except MalformedData as error:
         return Unknown(f"the readers gave no answer: {error}")
-
-
-def dark(node: str, why: str) -> NodeReading:
-    """Return a look that saw nothing."""
-    not_seen = Unknown(why)
-    return NodeReading(
-        node=node,
-        at=time.time(),
-        gpus=not_seen,
-        kernel=not_seen,
-        network=not_seen,
-        storage=not_seen,
-        host=not_seen,
-        clock=not_seen,
-        services=not_seen,
-        processes=not_seen,
-    )

@@ -1,4 +1,4 @@
-"""Mounted file systems and disks. Each mount is filled in on its own: one that hangs says nothing about the others."""
+"""Read mounted file systems and disks. Each mount is read by itself: one that hangs does not affect the others."""
 
 from __future__ import annotations
 
@@ -14,30 +14,14 @@ from detectors.readings import Counters, Disk, Mount
 from holdfast.probe.readers import files
 
 NO_FILES: Final = frozenset(
-    {
-        *(
-            "autofs",
-            "binfmt_misc",
-            "bpf",
-            "cgroup",
-            "cgroup2",
-            "configfs",
-            "debugfs",
-            "devpts",
-            "devtmpfs",
-            "efivarfs",
-            "fusectl",
-            "hugetlbfs",
-        ),
-        *("hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "ramfs", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs"),
-        *("fuse.gvfsd-fuse", "fuse.lxcfs", "iso9660", "squashfs"),
-    }
+    "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fuse.gvfsd-fuse fuse.lxcfs fusectl hugetlbfs iso9660 "  # noqa: SIM905 (a list takes a line each)
+    "mqueue nsfs proc pstore ramfs rpc_pipefs securityfs selinuxfs squashfs sysfs tracefs".split()
 )
-"""File systems that keep no files of ours: views of the kernel, and images that are full and read-only by nature."""
+"""File systems without files of ours: views of the kernel, and images, which are always full and read-only."""
 NO_DISKS: Final = re.compile(r"(loop|ram|zram|sr|fd|dm-|md)\d*")
 """Block devices without hardware of their own."""
 BROKEN: Final = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.ESHUTDOWN})
-"""What a file system says of which nothing can be reached; forbidden or removed meanwhile are other matters."""
+"""Errors of a file system that has failed; others mean that it is forbidden, or was removed meanwhile."""
 
 
 def mounted(root: Path = Path("/")) -> tuple[Mount, ...] | Unknown:
@@ -45,9 +29,9 @@ def mounted(root: Path = Path("/")) -> tuple[Mount, ...] | Unknown:
     table = files.text(root / "proc/self/mountinfo")
     if isinstance(table, Unknown):
         return table
-    on_top = {mount.path: (device, mount) for device, mount in map(_mount, table.splitlines())}  # a later mount hides what lies below it
+    visible = {mount.path: (device, mount) for device, mount in map(_mount, table.splitlines())}  # a later mount hides an earlier one
     found: dict[str, Mount] = {}
-    for device, mount in on_top.values():
+    for device, mount in visible.values():
         if mount.kind not in NO_FILES:
             found.setdefault(device, mount)
     return tuple(found.values())
@@ -59,37 +43,41 @@ def _mount(line: str) -> tuple[str, Mount]:
     _id, _parent, device, _root, path, options = mine.split(" ")[:6]
     kind, source, own_options = [*theirs.split(" "), "", ""][:3]
     return device, Mount(
-        path=_plain(path), kind=kind, source=_plain(source), options=tuple(options.split(",")), own_options=tuple(own_options.split(","))
+        path=_unescaped(path),
+        kind=kind,
+        source=_unescaped(source),
+        options=tuple(options.split(",")),
+        own_options=tuple(own_options.split(",")),
     )
 
 
-def _plain(text: str) -> str:
-    r"""Undo what the kernel does to blanks: `\040` and the like."""
+def _unescaped(text: str) -> str:
+    r"""Replace the kernel's escapes of blanks: `\040` and the like."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
-def filled(mount: Mount, root: Path = Path("/")) -> Mount:
-    """Return *mount* with its space; this is what a hung server makes wait."""
+def with_space(mount: Mount, root: Path = Path("/")) -> Mount:
+    """Return *mount* with its size and free space; this is the call that a dead server blocks."""
     errors = files.number(root / "sys/fs/ext4" / Path(mount.source).name / "errors_count") if mount.kind == "ext4" else NOT_REQUESTED
     try:
-        told = os.statvfs(root / mount.path.lstrip("/"))
+        space = os.statvfs(root / mount.path.lstrip("/"))
     except OSError as error:
         failed = error.errno if error.errno in BROKEN else 0
-        return dataclasses.replace(emptied(mount, f"{mount.path}: {error.strerror or error}"), errors=errors, failed=failed or 0)
+        return dataclasses.replace(without_space(mount, f"{mount.path}: {error.strerror or error}"), errors=errors, failed=failed or 0)
     return dataclasses.replace(
         mount,
-        size=told.f_blocks * told.f_frsize,
-        free=told.f_bavail * told.f_frsize,
-        inodes=told.f_files,
-        inodes_free=told.f_favail,
+        size=space.f_blocks * space.f_frsize,
+        free=space.f_bavail * space.f_frsize,
+        inodes=space.f_files,
+        inodes_free=space.f_favail,
         errors=errors,
     )
 
 
-def emptied(mount: Mount, why: str) -> Mount:
-    """Return *mount* as one that could not be looked into."""
-    dark = Unknown(why)
-    return dataclasses.replace(mount, size=dark, free=dark, inodes=dark, inodes_free=dark)
+def without_space(mount: Mount, why: str) -> Mount:
+    """Return *mount* with unknown size and free space."""
+    unknown = Unknown(why)
+    return dataclasses.replace(mount, size=unknown, free=unknown, inodes=unknown, inodes_free=unknown)
 
 
 def read_disks(root: Path = Path("/")) -> tuple[Disk, ...] | Unknown:
@@ -98,20 +86,13 @@ def read_disks(root: Path = Path("/")) -> tuple[Disk, ...] | Unknown:
     if isinstance(found, Unknown):
         return found
     return tuple(
-        Disk(name=disk.name, read_only=files.flag(disk / "ro"), counters=_requests(disk / "stat"))
+        Disk(name=disk.name, read_only=files.flag(disk / "ro"), counters=files.parsed(disk / "stat", _requests, "statistics"))
         for disk in found
         if not NO_DISKS.fullmatch(disk.name)
     )
 
 
-def _requests(path: Path) -> Counters | Unknown:
-    """Return what a disk has done; its form: https://docs.kernel.org/block/stat.html ."""
-    found = files.text(path)
-    if isinstance(found, Unknown):
-        return found
-    numbers = found.split()
-    try:
-        reads, _, _, read_ms, writes, _, _, write_ms = map(int, numbers[:8])
-    except ValueError:
-        return Unknown(f"{path}: {found[:40]!r} is no statistics")
+def _requests(found: str) -> Counters:
+    """Return the request counters of a disk; format: https://docs.kernel.org/block/stat.html ."""
+    reads, _, _, read_ms, writes, _, _, write_ms = map(int, found.split()[:8])
     return {"reads": reads, "read_ms": read_ms, "writes": writes, "write_ms": write_ms}

@@ -1,177 +1,161 @@
-"""From what nodes told of themselves to what is missing, and the cure. Pure."""
+"""Judge what nodes reported: what is missing on each, and the cure. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from holdfast.probe.readiness.accelerators import gpus_work, torch_fits
-from holdfast.probe.readiness.baseline import Baseline, minor
-from holdfast.probe.readiness.finding import Facts, Found, ReadinessFinding, ReadinessState, blind
+from holdfast.probe.readiness.findings import Baseline, Facts, Found, ReadinessFinding, ReadinessState, blind, gpus_of, minor
+from holdfast.report.wording import plural
 
 MB, GB = 10**6, 10**9
-DISK_LEAST, DISK_ENOUGH = 50 * MB, 1 * GB
-SHM_LEAST: Final = 65 * MB
-"""What a container is given that was not given more."""
-SHM_SHARE: Final = 0.1
-FILES_LEAST, FILES_ENOUGH = 1024, 4096
-TASKS_LEAST, TASKS_ENOUGH = 512, 4096
-CLOCK_ENOUGH, CLOCK_WRONG = 0.5, 10.0
-"""Seconds that two clocks may be apart before times of faults can hardly be compared, and before they are nonsense."""
+DISK_MIN, DISK_ENOUGH = 50 * MB, 1 * GB
+SHM_MIN: Final = 65 * MB
+"""The default of a container."""
+SHM_FREE_SHARE: Final = 0.1
+FILES_MIN, FILES_ENOUGH = 1024, 4096
+TASKS_MIN, TASKS_ENOUGH = 512, 4096
+CLOCK_OK, CLOCK_WRONG = 0.5, 10.0
+"""Seconds that two clocks may differ before times of faults can hardly be compared, and before they are meaningless."""
 MEMORY: Final = "/dev/shm"  # noqa: S108 (the file system in memory itself)
 UNLIMITED: Final = -1
 ONE_USER: Final = (
-    "Mount it for writing, and have the same user (by number: `id -u`) log in on all nodes: each writes its part of a save there"
+    "Mount it for writing, and log in as the same user (by number: `id -u`) on all nodes: each writes its part of a checkpoint there"
 )
-BOOTSTRAP: Final = "`holdfast nodes bootstrap CLUSTER_FILE` puts it there"
+BOOTSTRAP: Final = "`holdfast nodes bootstrap CLUSTER_FILE` installs it"
+INTERPRETER: Final = "the interpreter that `python` of the cluster or the job names"
+GPUS_FIELD: Final = "`gpus` of the cluster file"
 
 
 def judge(facts: Sequence[Facts], *, gpus: Mapping[str, int] | None = None, snapshots: bool = False) -> list[ReadinessFinding]:
-    """Return what is to be said of each node, check by check, in the order of *facts*; *gpus* are what the cluster file says each has."""
+    """Return the findings of each node, check by check, in the order of *facts*; *gpus* are the numbers in the cluster file."""
     usual = Baseline(facts, gpus or {})
     found = []
     for one in facts:
-        if one.away:
-            found.append(ReadinessFinding(node=one.node, check="login", state=ReadinessState.MISSING, words=one.away, cure=one.cure))
+        if one.unreachable:
+            state, text, cure = ReadinessState.MISSING, one.unreachable, one.cure
+            found.append(ReadinessFinding(node=one.node, check="login", state=state, message=text, cure=cure))
             continue
-        checks: list[tuple[str, Found]] = [(name, check(one, usual)) for name, check in CHECKS.items()]
-        checks.append(("memory", _memory(one, snapshots=snapshots)))
-        found += [
-            ReadinessFinding(node=one.node, check=name, state=state, words=words, cure=cure)
-            for name, each in checks
-            for state, words, cure in each
-        ]
+        for name, (source, check) in {**CHECKS, "memory": ("probe", _with_snapshots if snapshots else _without_snapshots)}.items():
+            why = blind(getattr(one, source)) if source else ""
+            for state, text, cure in [(ReadinessState.UNKNOWN, why, "")] if why else check(one, usual):
+                found.append(ReadinessFinding(node=one.node, check=name, state=state, message=text, cure=cure))
     return found
 
 
 def _python(one: Facts, usual: Baseline) -> Found:
-    if why := blind(one.probe):
-        yield ReadinessState.UNSEEN, why, ""
-        return
     assert one.probe is not None
     version = str(one.probe["python"])
     if tuple(int(part) for part in version.split(".")[:2]) < (3, 11):
         yield ReadinessState.MISSING, f"Python {version}, jobs need 3.11 or newer", "Name a newer one in `python` of the cluster file"
     elif minor(version) != usual.python:
-        yield ReadinessState.DOUBTFUL, f"Python {version}, most nodes have {usual.python}", "Have one version on all nodes"
+        yield ReadinessState.DEGRADED, f"Python {version}, most nodes have {usual.python}", "Use one version on all nodes"
     else:
         yield ReadinessState.OK, f"Python {version}", ""
 
 
 def _holdfast(one: Facts, _usual: Baseline) -> Found:
-    if why := blind(one.environment):
-        yield ReadinessState.UNSEEN, why, ""
-        return
-    assert one.environment is not None
     environment = one.environment
+    assert environment is not None
     if "failed" in environment:
         yield ReadinessState.MISSING, str(environment["failed"]), "Name another interpreter in `python` of the cluster file"
     elif not environment["in_use"]:
         yield ReadinessState.MISSING, f"there is no Holdfast in {environment['path']}", BOOTSTRAP
-    elif not environment["whole"]:
-        words = f"its Holdfast ({environment['in_use']}) is damaged, another version's, or made for another interpreter"
-        yield ReadinessState.MISSING, words, BOOTSTRAP.replace("puts it", "puts this one")
+    elif not environment["complete"]:
+        text = f"its Holdfast ({environment['in_use']}) is damaged, of another version, or made for another interpreter"
+        yield ReadinessState.MISSING, text, BOOTSTRAP.replace("installs it", "installs this one")
     elif why := blind(one.node_proxy):
-        yield ReadinessState.MISSING, f"its gate does not answer: {why}", ""
+        yield ReadinessState.MISSING, f"its proxy does not answer: {why}", ""
     else:
         yield ReadinessState.OK, f"Holdfast {str(environment['in_use']).split('-')[0]}", ""
 
 
 def _clock(one: Facts, _usual: Baseline) -> Found:
     if one.clock is None:
-        yield ReadinessState.UNSEEN, "it did not tell the time", ""
+        yield ReadinessState.UNKNOWN, "it did not report its time", ""
         return
-    off, doubt = one.clock
-    apart = max(0.0, abs(off) - doubt)
-    words = f"its clock is {abs(off):.3f} s {'ahead of' if off > 0 else 'behind'} this machine's (to {doubt:.3f} s)"
-    cure = "Keep it in step: `chronyc makestep`, or `timedatectl set-ntp true`; or mend this machine's"
-    state = ReadinessState.OK if apart <= CLOCK_ENOUGH else ReadinessState.DOUBTFUL if apart <= CLOCK_WRONG else ReadinessState.MISSING
-    yield state, words, "" if state is ReadinessState.OK else cure
+    off, uncertain = one.clock
+    certain = max(0.0, abs(off) - uncertain)
+    text = f"its clock is {abs(off):.3f} s {'ahead of' if off > 0 else 'behind'} this machine's (±{uncertain:.3f} s)"
+    cure = "Synchronize it: `chronyc makestep`, or `timedatectl set-ntp true`; or correct this machine's"
+    state = ReadinessState.OK if certain <= CLOCK_OK else ReadinessState.DEGRADED if certain <= CLOCK_WRONG else ReadinessState.MISSING
+    yield state, text, "" if state is ReadinessState.OK else cure
 
 
 def _disk(one: Facts, _usual: Baseline) -> Found:
-    if why := blind(one.probe):
-        yield ReadinessState.UNSEEN, why, ""
-        return
     disk = (one.probe or {})["disk"]
-    words = f"{_size(disk['free'])} free in {disk['path']}"
+    text, cure = f"{_size(disk['free'])} free in {disk['path']}", "name another `directory` in the cluster file"
     if not disk["writable"]:
-        yield (
-            ReadinessState.MISSING,
-            f"{disk['path']} cannot be written",
-            "Mend its permissions, or name another `directory` in the cluster file",
-        )
+        yield ReadinessState.MISSING, f"{disk['path']} is not writable", f"Fix its permissions, or {cure}"
     elif disk["free"] < DISK_ENOUGH:
-        state = ReadinessState.MISSING if disk["free"] < DISK_LEAST else ReadinessState.DOUBTFUL
-        yield state, words, "Free some, or name another `directory` in the cluster file"
+        yield ReadinessState.MISSING if disk["free"] < DISK_MIN else ReadinessState.DEGRADED, text, f"Free some space, or {cure}"
     else:
-        yield ReadinessState.OK, words, ""
+        yield ReadinessState.OK, text, ""
 
 
-def _memory(one: Facts, *, snapshots: bool) -> Found:
-    if why := blind(one.probe):
-        yield ReadinessState.UNSEEN, why, ""
-        return
+def _memory(one: Facts, worst: ReadinessState) -> Found:
     shm = (one.probe or {})["shm"]
-    worst = ReadinessState.MISSING if snapshots else ReadinessState.DOUBTFUL
     if shm is None:
-        yield worst, f"{MEMORY} is no file system in memory: snapshots have no place", "Mount a tmpfs there"
-    elif shm["total"] < SHM_LEAST:
+        yield worst, f"{MEMORY} is no file system in memory: snapshots cannot be stored", "Mount a tmpfs there"
+    elif shm["total"] < SHM_MIN:
         cure = f"Give the container more (`--shm-size`), or `mount -o remount,size=50% {MEMORY}`"
-        yield worst, f"{MEMORY} has {_size(shm['total'])}: snapshots need the size of a rank's state several times", cure
-    elif shm["free"] < SHM_SHARE * shm["total"]:
-        yield (
-            ReadinessState.DOUBTFUL,
-            f"{_size(shm['free'])} free of {_size(shm['total'])} in {MEMORY}",
-            f"See `ls -l {MEMORY}`, and remove what nobody uses",
-        )
+        yield worst, f"{MEMORY} has {_size(shm['total'])}: snapshots need several times the size of a rank's state", cure
+    elif shm["free"] < SHM_FREE_SHARE * shm["total"]:
+        text = f"{_size(shm['free'])} free of {_size(shm['total'])} in {MEMORY}"
+        yield ReadinessState.DEGRADED, text, f"See `ls -l {MEMORY}`, and remove what is not used"
     else:
         yield ReadinessState.OK, f"{_size(shm['free'])} free in {MEMORY}", ""
 
 
+def _with_snapshots(one: Facts, _usual: Baseline) -> Found:
+    return _memory(one, ReadinessState.MISSING)
+
+
+def _without_snapshots(one: Facts, _usual: Baseline) -> Found:
+    return _memory(one, ReadinessState.DEGRADED)
+
+
 def _limits(one: Facts, _usual: Baseline) -> Found:
-    if why := blind(one.probe):
-        yield ReadinessState.UNSEEN, why, ""
-        return
     probe = one.probe or {}
-    wrong = [*_least("nofile", probe, FILES_LEAST, FILES_ENOUGH), *_least("nproc", probe, TASKS_LEAST, TASKS_ENOUGH)]
+    is_fine = True
+    for name, minimum, enough in (("nofile", FILES_MIN, FILES_ENOUGH), ("nproc", TASKS_MIN, TASKS_ENOUGH)):
+        soft = probe["limits"][name][0]
+        if soft != UNLIMITED and soft < enough:
+            state = ReadinessState.MISSING if soft < minimum else ReadinessState.DEGRADED
+            yield state, f"{name} is {soft}, a job needs {enough}", _raise_limit(name, str(enough))
+            is_fine = False
     soft = probe["limits"]["memlock"][0]
     if probe["infiniband"] and soft != UNLIMITED:
-        wrong.append((ReadinessState.DOUBTFUL, f"memlock is {_size(soft)}: InfiniBand needs it unlimited", _limit("memlock", "unlimited")))
-    yield from wrong or [(ReadinessState.OK, f"nofile {_count(probe['limits']['nofile'][0])}", "")]
+        text = f"memlock is {_size(soft)}: InfiniBand needs it unlimited"
+        yield ReadinessState.DEGRADED, text, _raise_limit("memlock", "unlimited")
+        is_fine = False
+    if is_fine:
+        files = probe["limits"]["nofile"][0]
+        yield ReadinessState.OK, f"nofile {'unlimited' if files == UNLIMITED else files}", ""
 
 
-def _least(name: str, probe: Mapping[str, Any], least: int, enough: int) -> Found:
-    soft = probe["limits"][name][0]
-    if soft != UNLIMITED and soft < enough:
-        state = ReadinessState.MISSING if soft < least else ReadinessState.DOUBTFUL
-        yield state, f"{name} is {soft}, a job wants {enough}", _limit(name, str(enough))
-
-
-def _limit(name: str, value: str) -> str:
+def _raise_limit(name: str, value: str) -> str:
     return f"Set `* - {name} {value}` in /etc/security/limits.conf there (and `UsePAM yes` for its sshd), or raise that of its sshd"
 
 
 def _interface(one: Facts, _usual: Baseline) -> Found:
     if one.node_proxy is None or blind(one.node_proxy):
-        yield ReadinessState.UNSEEN, "it can be looked at once Holdfast runs there", ""
+        yield ReadinessState.UNKNOWN, "it can be examined once Holdfast is installed there", ""
         return
     name, address = one.node_proxy["interface"], one.node_proxy["address"]
     if name is None:
         cure = "Name one in `interface` of the cluster file: its name, or its network"
-        yield ReadinessState.DOUBTFUL, f"no interface of it has the address {address} by which it is reached", cure
+        yield ReadinessState.DEGRADED, f"none of its interfaces has the address {address} at which it is reached", cure
     else:
         yield ReadinessState.OK, f"{name} {address}", ""
 
 
 def _links(one: Facts, _usual: Baseline) -> Found:
     link = one.link
-    if link is None:
-        return
-    if "why" in link:
+    if link is not None and "why" in link:
         cure = "Let nodes connect to each other on all TCP ports in their own network: workers listen on free ones"
-        yield ReadinessState.MISSING, f"no way to {link['to']} ({link['address']}): {link['why']}", cure
-    else:
+        yield ReadinessState.MISSING, f"it cannot connect to {link['to']} ({link['address']}): {link['why']}", cure
+    elif link is not None:
         yield ReadinessState.OK, f"{_size(int(link['rate']))}/s to {link['to']}", ""
 
 
@@ -179,58 +163,134 @@ def _paths(one: Facts, _usual: Baseline) -> Found:
     if not one.paths:
         return
     if why := blind(one.paths):
-        yield ReadinessState.MISSING, f"the job's files could not be looked for: {why}", "Mend the file system that they are on"
-        return
-    missing = [path for path, there in one.paths.items() if not there]
-    if missing:
-        yield ReadinessState.MISSING, f"it does not have {', '.join(missing)}", "Put it there, or mount what it lies on at the same path"
+        yield ReadinessState.MISSING, f"the job's files could not be looked for: {why}", "Fix the file system that they are on"
+    elif missing := [path for path, exists in one.paths.items() if not exists]:
+        yield ReadinessState.MISSING, f"it does not have {', '.join(missing)}", "Copy it there, or mount its file system at the same path"
     else:
-        yield ReadinessState.OK, "the job's files are there", ""
+        yield ReadinessState.OK, "it has the job's files", ""
 
 
 def _shared(one: Facts, _usual: Baseline) -> Found:
     if one.shared is None:
         return
-    told, cure = one.shared, "Mount one file system there on all nodes, or name another folder in `checkpoint.directory` of the job"
-    if why := blind(told):
-        yield (
-            ReadinessState.MISSING,
-            f"the folder of the checkpoints cannot be used: {why}",
-            f"{ONE_USER}; or name another `checkpoint.directory`",
-        )
+    found = one.shared
+    if why := blind(found):
+        yield ReadinessState.MISSING, f"the checkpoint folder cannot be used: {why}", f"{ONE_USER}; or name another `checkpoint.directory`"
         return
-    place = str(told["place"]).rpartition("/")[0]
-    if not told["seen"]:
+    place = str(found["place"]).rpartition("/")[0]
+    written = f"what {found['by']} wrote in {place}"
+    if not found["seen"]:
+        cure = "Mount one file system there on all nodes, or name another folder in `checkpoint.directory` of the job"
+        yield ReadinessState.MISSING, f"it does not see {written}: the checkpoint folder is not shared", cure
+    elif "unread" in found:
+        yield ReadinessState.MISSING, f"it may not read {written}: {found['unread']}", ONE_USER
+    elif "unwritten" in found:
+        yield ReadinessState.MISSING, f"it reads {written}, and cannot write there: {found['unwritten']}", ONE_USER
+    else:
+        yield ReadinessState.OK, "checkpoints can be written" if found["alone"] else "checkpoints are shared", ""
+
+
+# -- GPUs and torch ---------------------------------------------------------------------------------------------------
+
+
+def _torch(one: Facts, usual: Baseline) -> Found:
+    """Judge the torch that the job's interpreter imports: its version, and whether it is built for the node's hardware."""
+    torch = one.torch
+    if (why := blind(torch)) or (torch is not None and "failed" in torch):
+        text = why or str((torch or {})["failed"])
+        yield ReadinessState.MISSING, f"torch cannot be imported: {text}", f"Install it for {INTERPRETER}"
+        return
+    assert torch is not None
+    wrong = list(_wrong_build(one, usual, torch))
+    yield from wrong
+    if torch["version"] != usual.torch:
+        yield ReadinessState.MISSING, f"torch {torch['version']}, most nodes have {usual.torch}", "Install one version on all nodes"
+    elif not wrong:
+        yield ReadinessState.OK, f"torch {torch['version']}", ""
+
+
+def _wrong_build(one: Facts, usual: Baseline, torch: Mapping[str, Any]) -> Found:
+    """Yield what keeps this build of torch from training on that node, whatever other nodes have."""
+    name, cuda, rocm = f"torch {torch['version']}", torch["cuda"], torch["hip"]
+    if not torch["gloo"]:
         yield (
             ReadinessState.MISSING,
-            f"it does not see what {told['by']} wrote in {place}: the folder of the checkpoints is not shared",
-            cure,
+            f"{name} is built without gloo, over which ranks communicate",
+            f"Install one with it for {INTERPRETER}",
         )
-    elif "unread" in told:
-        yield ReadinessState.MISSING, f"it may not read what {told['by']} wrote in {place}: {told['unread']}", ONE_USER
-    elif "unwritten" in told:
-        yield ReadinessState.MISSING, f"it reads what {told['by']} wrote in {place}, and cannot write there: {told['unwritten']}", ONE_USER
-    else:
-        yield ReadinessState.OK, "checkpoints can be written" if told["alone"] else "checkpoints are shared", ""
+    nvidia, count = _nvidia_gpus(one), usual.declared(one.node)
+    if count == 0:  # its GPUs are not to be used
+        return
+    count = nvidia or count or 0
+    if count and cuda is None and (nvidia or rocm is None):
+        what = "is built without CUDA" if rocm is None else "is built for ROCm"
+        kind = "for CUDA" if nvidia else "for CUDA or ROCm"
+        gpus = plural(count, "NVIDIA GPU" if nvidia else "GPU")
+        node = f"the node has {gpus}" if nvidia else f"the cluster file says that it has {gpus}"
+        cure = f"Install a build {kind} for {INTERPRETER}, see https://pytorch.org/get-started/locally"
+        yield ReadinessState.MISSING, f"{name} {what}, and {node}: training would run on its CPU", cure
+    elif cuda is not None and gpus_of(one) and not torch["devices"]:
+        text = f"{name} can use none of {plural(count, 'GPU')}: {torch['why'] or 'CUDA does not say why'}"
+        yield ReadinessState.MISSING, text, f"Install a driver that is new enough for CUDA {cuda}, or a build of torch for an older one"
 
 
-CHECKS: Final[Mapping[str, Callable[[Facts, Baseline], Found]]] = {
-    "python": _python,
-    "holdfast": _holdfast,
-    "torch": torch_fits,
-    "gpus": gpus_work,
-    "clock": _clock,
-    "disk": _disk,
-    "limits": _limits,
-    "interface": _interface,
-    "ports": _links,
-    "files": _paths,
-    "checkpoints": _shared,
+def _nvidia_gpus(one: Facts) -> int:
+    """Return how many NVIDIA GPUs the driver or the PCI bus shows."""
+    on_bus = (one.gpus or {}).get("on_bus")
+    return len(gpus_of(one) or (on_bus if isinstance(on_bus, list) else ()))
+
+
+def _gpus(one: Facts, usual: Baseline) -> Found:
+    """Judge a node's GPUs and their driver."""
+    answer, gpus = one.gpus or {}, gpus_of(one)
+    torch, (wanted, source) = one.torch or {}, usual.gpus_for(one.node)
+    rocm = int(torch.get("devices") or 0) if torch.get("hip") else 0  # NVML knows only NVIDIA's
+    if gpus is None and not rocm:
+        yield _no_usable_gpu(one, wanted, source)
+        return
+    for gpu in gpus or ():
+        if gpu.get("failed"):
+            yield ReadinessState.MISSING, f"GPU {gpu.get('index')} fails (NVML code {gpu['failed']})", "See `holdfast health CLUSTER_FILE`"
+    count, is_declared = rocm if gpus is None else len(gpus), usual.declared(one.node) is not None
+    text = f"{plural(count, 'GPU')}, {source} {wanted}"
+    if count < wanted:
+        cure = (
+            f"See `holdfast health CLUSTER_FILE`: one may have fallen off; if not, {'correct' if is_declared else 'declare'} {GPUS_FIELD}"
+        )
+        yield ReadinessState.MISSING, text, cure
+    elif count > wanted and is_declared:
+        yield ReadinessState.DEGRADED, text, f"Correct {GPUS_FIELD}"
+    driver = answer.get("driver_version")
+    if gpus and driver != usual.driver:
+        yield ReadinessState.DEGRADED, f"driver {driver}, most nodes have {usual.driver}", "Install one driver on all nodes"
+    elif count:
+        yield ReadinessState.OK, f"{plural(count, 'GPU')}{f', driver {driver}' if gpus else ' by ROCm'}", ""
+
+
+def _no_usable_gpu(one: Facts, wanted: int, source: str) -> tuple[ReadinessState, str, str]:
+    on_bus, answer = _nvidia_gpus(one), (one.gpus or {}).get("gpus")
+    if not on_bus and not wanted:
+        return ReadinessState.OK, "no GPU", ""
+    what = f"{on_bus} on the bus" if on_bus else f"{source} {wanted}"
+    why = blind(answer) if isinstance(answer, dict) else ""
+    cure = "Install the NVIDIA driver, or load its module (`modprobe nvidia`)"
+    return ReadinessState.MISSING, f"no GPU can be used, {what}: {why}", cure
+
+
+CHECKS: Final[Mapping[str, tuple[str, Callable[[Facts, Baseline], Found]]]] = {
+    "python": ("probe", _python),
+    "holdfast": ("environment", _holdfast),
+    "torch": ("", _torch),
+    "gpus": ("gpus", _gpus),
+    "clock": ("", _clock),
+    "disk": ("probe", _disk),
+    "limits": ("probe", _limits),
+    "interface": ("", _interface),
+    "ports": ("", _links),
+    "files": ("", _paths),
+    "checkpoints": ("", _shared),
 }
-
-
-def _count(number: int) -> str:
-    return "unlimited" if number == UNLIMITED else str(number)
+"""Check to the fact without which it is unknown (empty: it decides itself), and its function."""
 
 
 def _size(number: int) -> str:

@@ -1,4 +1,4 @@
-"""What runs on a node to see whether it is ready: it looks, and judges nothing."""
+"""The program that examines whether its node is ready; it judges nothing."""
 
 from __future__ import annotations
 
@@ -15,41 +15,45 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.probe.readers.collect import gathered
+from holdfast.probe.readers.collect import run_in_children
 from holdfast.probe.readers.gpus import read_gpus
 
-MARK: Final = ".holdfast-check-"
-"""What begins the names of folders that are made to see whether they can be, and removed at once."""
+PREFIX: Final = ".holdfast-check-"
+"""The prefix of folders that are made as a test and removed at once."""
 TORCH_SECONDS: Final = 90.0
 TORCH: Final = """
 import json, warnings, torch
-with warnings.catch_warnings(record=True) as said:
+with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
 gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
 built = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "gloo": gloo}
-why = str(said[-1].message).strip().splitlines()[0] if said and not devices else ""
+why = str(caught[-1].message).strip().splitlines()[0] if caught and not devices else ""
 print(json.dumps({**built, "devices": devices, "why": why, "path": torch.__file__}))
 """
-"""What the job's interpreter runs: what its torch is built for, and how many GPUs it can use, which an old driver makes none."""
+"""What the job's interpreter runs: what its torch is built for, and how many GPUs it can use (none with an old driver)."""
 LIMITS: Final = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "nproc": resource.RLIMIT_NPROC}
 MEMORY: Final = "/dev/shm"  # noqa: S108 (the file system in memory itself)
 
-ApprovalRequest = Mapping[str, Any]
+Question = Mapping[str, Any]
 
 
-def answer(asked: ApprovalRequest) -> Any:  # noqa: ANN401 (any JSON)
-    """Answer one question, in a child where that may hang: on a driver, or on the server of a file system."""
-    verb = asked["do"]
-    if verb == "time":
+def answer(asked: Question) -> Any:  # noqa: ANN401 (any JSON)
+    """Answer one question, in a child because a driver or a file server may hang."""
+    name, seconds = asked["do"], asked["seconds"]
+    if name == "time":
         return {"time": time.time()}
-    late = f"it did not answer within {asked['seconds']:g} s"
-    (told,) = gathered({verb: lambda: VERBS[verb](asked)}, time.monotonic() + asked["seconds"], late).values()
-    return told
+    late = f"no answer within {seconds:g} s"
+    (found,) = run_in_children({name: lambda: QUESTIONS[name](asked)}, time.monotonic() + seconds, late).values()
+    return found
 
 
-def _facts(asked: ApprovalRequest) -> dict[str, Any]:
-    directory = _there(Path(asked["directory"]).expanduser().absolute())
+def _facts(asked: Question) -> dict[str, Any]:
+    directory = _nearest_folder(Path(asked["directory"]).expanduser().absolute())
+    infiniband: list[str] = []
+    with suppress(OSError):
+        infiniband = sorted(path.name for path in Path("/sys/class/infiniband").iterdir())
+    memory = shutil.disk_usage(MEMORY) if os.path.ismount(MEMORY) else None
     return {
         "python": platform.python_version(),
         "executable": sys.executable,
@@ -57,59 +61,46 @@ def _facts(asked: ApprovalRequest) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "disk": {"path": str(directory), "free": shutil.disk_usage(directory).free, "writable": os.access(directory, os.W_OK)},
-        "shm": _memory(),
+        "shm": None if memory is None else {"free": memory.free, "total": memory.total},
         "limits": {name: list(resource.getrlimit(which)) for name, which in LIMITS.items()},
-        "infiniband": _entries("/sys/class/infiniband"),
+        "infiniband": infiniband,
     }
 
 
-def _there(path: Path) -> Path:
-    """Return the nearest folder on the way to *path* that is there."""
+def _nearest_folder(path: Path) -> Path:
+    """Return *path*, or the nearest folder above it that exists."""
     while not path.is_dir() and path != path.parent:
         path = path.parent
     return path
 
 
-def _memory() -> dict[str, int] | None:
-    if not os.path.ismount(MEMORY):
-        return None
-    used = shutil.disk_usage(MEMORY)
-    return {"free": used.free, "total": used.total}
-
-
-def _entries(folder: str) -> list[str]:
-    with suppress(OSError):
-        return sorted(path.name for path in Path(folder).iterdir())
-    return []
-
-
-def _torch(asked: ApprovalRequest) -> dict[str, Any]:
-    """Ask the job's interpreter for its torch: importing it is the proof that it can be."""
-    words = [str(Path(asked["python"]).expanduser()), "-c", TORCH]
+def _torch(asked: Question) -> dict[str, Any]:
+    """Import torch with the job's interpreter, which proves that it can be imported."""
+    command = [str(Path(asked["python"]).expanduser()), "-c", TORCH]
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=TORCH_SECONDS, check=False, cwd="/")
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TORCH_SECONDS, check=False, cwd="/")
     except subprocess.TimeoutExpired:
         return {"failed": f"importing it and counting its GPUs took more than {TORCH_SECONDS:g} s"}
     with suppress(ValueError, IndexError):
         return dict(json.loads(done.stdout.decode().strip().splitlines()[-1]))
-    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return {"failed": said[-1] if said else f"it ended with status {done.returncode}"}
+    errors = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    return {"failed": errors[-1] if errors else f"it exited with status {done.returncode}"}
 
 
-def _paths(asked: ApprovalRequest) -> dict[str, Any]:
-    """Tell which paths are there."""
+def _paths(asked: Question) -> dict[str, Any]:
+    """Return which paths are readable."""
     return {path: os.access(path, os.R_OK) for path in asked["paths"]}
 
 
-def _leave(asked: ApprovalRequest) -> dict[str, Any]:
-    """Make a folder in a folder, or in the nearest one above that is there, as a save does, and a file in it; say where."""
-    folder = _there(Path(asked["folder"]))
-    place = folder / f"{MARK}{asked['token']}"
+def _leave(asked: Question) -> dict[str, Any]:
+    """Make a folder in *folder*, or in the nearest one above that exists, as a save does, and a file in it; return where."""
+    folder = _nearest_folder(Path(asked["folder"]))
+    place = folder / f"{PREFIX}{asked['token']}"
     try:
         place.mkdir()
         _write(place / asked["name"], asked["token"])
     except OSError as error:
-        return {"blind": f"nothing can be written in {folder}: {error.strerror}"}
+        return {"blind": f"{folder} is not writable: {error.strerror}"}
     return {"place": str(place)}
 
 
@@ -120,8 +111,8 @@ def _write(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _join(asked: ApprovalRequest) -> dict[str, Any]:
-    """Look for the file of another node's, and write one beside it as each rank of a save does; tell what came of both."""
+def _join(asked: Question) -> dict[str, Any]:
+    """Read another node's file, and write one next to it as each rank of a save does; return the result of both."""
     place = Path(asked["place"])
     try:
         if not _sees(place / asked["by"], asked["token"], asked["patience"]):
@@ -138,28 +129,28 @@ def _join(asked: ApprovalRequest) -> dict[str, Any]:
 
 
 def _sees(file: Path, text: str, patience: float) -> bool:
-    """Tell whether a file is there, and holds what it should: within a second or so, as network file systems remember.
+    """Tell whether a file appears within *patience* seconds, and contains *text*: network file systems cache folders.
 
-    Raise ``PermissionError`` where it is there and may not be read.
+    Raise ``PermissionError`` where it exists and may not be read.
     """
     deadline = time.monotonic() + patience
     while True:
         with suppress(FileNotFoundError, NotADirectoryError):
-            os.listdir(file.parent)  # noqa: PTH208 (what a network file system remembers of the folder is asked for anew)
+            os.listdir(file.parent)  # noqa: PTH208 (makes a network file system refresh its cache of the folder)
             return file.read_text() == text
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
 
 
-def _remove(asked: ApprovalRequest) -> dict[str, Any]:
+def _remove(asked: Question) -> dict[str, Any]:
     place = Path(asked["place"])
-    if place.name.startswith(MARK):
+    if place.name.startswith(PREFIX):
         shutil.rmtree(place)
     return {}
 
 
-VERBS: Final[Mapping[str, Callable[[ApprovalRequest], Any]]] = {
+QUESTIONS: Final[Mapping[str, Callable[[Question], Any]]] = {
     "facts": _facts,
     "gpus": lambda _asked: read_gpus(),
     "torch": _torch,

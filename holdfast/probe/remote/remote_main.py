@@ -1,6 +1,6 @@
-"""The first lines of every program that a node without Holdfast runs: the modules that it carries become importable, and one answers.
+"""The first lines of every program that runs on a node without Holdfast: make the carried modules importable, and let one answer.
 
-Its source is sent as text, so it may use nothing that Python 3.7 does not have, and no module of ours.
+Its source is sent as text, so it may use only what Python 3.7 has, and no module of ours.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import types
 import zlib
 from typing import Any, Callable  # noqa: UP035 (what Python 3.7 has)
 
-IDLE = 900
-"""Seconds without a question after which it ends: the connection of a machine that lost its power is never closed."""
+IDLE_SECONDS = 900
+"""Time without a question after which the program ends: the connection of a machine that lost power is never closed."""
 
 
-class Carried(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Modules whose sources travelled with the program; every name that others lie below is a package."""
+class CarriedModules(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Imports the modules that are part of the program; a name that is the prefix of another is a package."""
 
     def __init__(self, sources: dict[str, str]) -> None:
         self._sources = sources
@@ -31,7 +31,7 @@ class Carried(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return importlib.util.spec_from_loader(name, self) if name in self._sources else None
 
     def is_package(self, fullname: str) -> bool:
-        """Say whether modules lie below *fullname*."""
+        """Tell whether a module's name begins with *fullname* and a dot."""
         return any(other.startswith(fullname + ".") for other in self._sources)
 
     def get_source(self, fullname: str) -> str:
@@ -44,9 +44,9 @@ class Carried(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
 
 def start(packed: str, entry: str, arguments: list[str] | None) -> None:
-    """Unpack what is carried; run `main` of the module *entry* with *arguments*, or without any answer each question by its `answer`."""
+    """Unpack the modules; call `main` of the module *entry* with *arguments*, or without any answer each question by its `answer`."""
     sources = json.loads(zlib.decompress(base64.b64decode(packed)))
-    sys.meta_path.insert(0, Carried(sources))
+    sys.meta_path.insert(0, CarriedModules(sources))
     module = importlib.import_module(entry)
     if arguments is None:
         serve(module.answer)
@@ -55,12 +55,12 @@ def start(packed: str, entry: str, arguments: list[str] | None) -> None:
 
 
 def serve(answer: Callable[[dict[str, Any]], Any]) -> None:
-    """Answer questions until there are no more: a line of JSON asks, and one that begins with the question's `mark` answers.
+    """Answer questions until the input ends: each is a line of JSON, and the line of its answer begins with the question's `mark`.
 
-    Whatever hangs, the alarm ends this process. An *answer* that has a deadline may set it anew.
+    Whatever hangs, the alarm ends this process. An *answer* with its own deadline may set it anew.
     """
     while True:
-        signal.alarm(IDLE)
+        signal.alarm(IDLE_SECONDS)
         line = sys.stdin.buffer.readline()
         if not line:
             return

@@ -1,4 +1,4 @@
-"""What is tried on a node. Standard library only, and torch where the node's python3 has it: these modules travel to nodes as text.
+"""The checks of a burn-in. Standard library only, and torch where the node's python3 has it: these modules are sent to nodes as text.
 
-Each check answers with a `detectors.burn_in_results.Check`. What was measured is held against limits by who asked.
+Each check returns a `detectors.burn_in_results.Check`. Not here: the thresholds, which the caller applies to the measurements.
 """

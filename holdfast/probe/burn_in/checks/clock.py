@@ -1,4 +1,4 @@
-"""Whether this node's clocks go, and go alike."""
+"""Check that this node's clocks advance, and at the same rate."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Final
 from detectors.burn_in_results import Check, CheckMark
 
 NAME: Final = "clock"
-STEP: Final = 0.05
-"""Seconds by which the two clocks may part while they are watched: a step by hand or by a time server."""
+MAX_DRIFT: Final = 0.05
+"""Seconds by which the two clocks may diverge while they are watched; more is a step by hand or by a time server."""
 
 Clock = Callable[[], float]
 
 
 def ticking(seconds: float, monotonic: Clock = time.monotonic, wall: Clock = time.time) -> Check:
-    """Read both clocks for *seconds*: the one may never fall, and the other must keep up with it."""
+    """Read both clocks for *seconds*: the monotonic one must never go back, and the wall clock must keep up with it."""
     begun, began_at = monotonic(), wall()
     before, reads = begun, 0
-    real = time.perf_counter() + seconds
-    while time.perf_counter() < real:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
         now = monotonic()
         reads += 1
         if now < before:
-            return Check(name=NAME, mark=CheckMark.FAILED, words=f"its monotonic clock fell by {before - now:.6f} s", seconds=now - begun)
+            words = f"its monotonic clock went back by {before - now:.6f} s"
+            return Check(name=NAME, mark=CheckMark.FAILED, words=words, seconds=now - begun)
         before = now
         time.sleep(0.001)
     passed = monotonic() - begun
     drift = (wall() - began_at) - passed
     figures = {"drift ms": 1000 * drift, "reads": float(reads)}
     if passed <= 0:
-        return Check(
-            name=NAME, mark=CheckMark.FAILED, words=f"its monotonic clock stood still for {seconds:g} s", figures=figures, seconds=seconds
-        )
-    if abs(drift) > STEP:
-        words = f"its clock went {drift:+.3f} s against its monotonic clock within {passed:.2f} s"
+        words = f"its monotonic clock did not advance for {seconds:g} s"
+        return Check(name=NAME, mark=CheckMark.FAILED, words=words, figures=figures, seconds=seconds)
+    if abs(drift) > MAX_DRIFT:
+        words = f"its clock moved by {drift:+.3f} s against its monotonic clock within {passed:.2f} s"
         return Check(name=NAME, mark=CheckMark.FAILED, words=words, figures=figures, seconds=passed)
-    return Check(name=NAME, mark=CheckMark.PASSED, words="it goes evenly", figures=figures, seconds=passed)
+    return Check(name=NAME, mark=CheckMark.PASSED, words="it runs evenly", figures=figures, seconds=passed)

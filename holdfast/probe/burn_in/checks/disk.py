@@ -1,4 +1,4 @@
-"""A file written, flushed to the disk, and read back: each block carries its number and a sum over it."""
+"""Write a file, flush it to the disk, and read it back: each block carries its number, and its checksum is known."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ BLOCK: Final = 4 << 20
 MB: Final = 1e6
 BUS: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 """A PCI address, as a folder of sysfs."""
-SPARED: Final = 0.5
-"""Of the space that is free a test takes no more than this share: who works on the node may need the rest."""
-THEIRS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
-"""Errors that say that somebody named the wrong folder: they speak against no disk."""
+MAX_SHARE: Final = 0.5
+"""Share of the free space that a test may use: who works on the node may need the rest."""
+NOT_THE_DISKS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
+"""Errors that mean a wrong folder in the cluster file, and are no fault of a disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A file, and what it has to hold."""
+    """A file, and the content that it must have."""
 
     path: Path
     sums: tuple[bytes, ...]
-    """Of each block."""
+    """Checksum of each block."""
     seconds: float
 
 
@@ -43,21 +43,21 @@ def disk(folder: str, size: int, *, seconds: float) -> Check:
     place = Path(folder).expanduser()
     try:
         free = shutil.disk_usage(place).free
-        blocks = int(min(size, free * SPARED)) // BLOCK
+        blocks = int(min(size, free * MAX_SHARE)) // BLOCK
         if not blocks:
-            words = f"{place} has {free / MB:.0f} MB free, and {BLOCK / MB / SPARED:.0f} MB are the least to try it"
+            words = f"{place} has {free / MB:.0f} MB free, and {BLOCK / MB / MAX_SHARE:.0f} MB are the minimum for a test"
             return Check(name=NAME, mark=CheckMark.FAILED, words=words, seconds=time.monotonic() - begun)
         with tempfile.TemporaryDirectory(prefix="holdfast-burn-in-", dir=place) as scratch:
             written = write(Path(scratch) / "blocks", blocks, until=begun + seconds)
-            return replace(told(written, begun, free), devices=names_of(place))
+            return replace(verified(written, begun, free), devices=devices_of(place))
     except OSError as error:
-        mark = CheckMark.SKIPPED if error.errno in THEIRS else CheckMark.FAILED
+        mark = CheckMark.SKIPPED if error.errno in NOT_THE_DISKS else CheckMark.FAILED
         words = f"{error.filename or place}: {error.strerror or error}"
         return Check(name=NAME, mark=mark, words=words, seconds=time.monotonic() - begun)
 
 
-def names_of(folder: Path) -> tuple[str, ...]:
-    """Return by which names the node knows the file system that holds *folder*: its mount point, and the disks and partitions below it."""
+def devices_of(folder: Path) -> tuple[str, ...]:
+    """Return the node's names of the file system that holds *folder*: its mount point, and the disks and partitions below it."""
     number = folder.stat().st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     try:
@@ -69,17 +69,33 @@ def names_of(folder: Path) -> tuple[str, ...]:
 
 
 def _disks(device: Path) -> list[str]:
-    """Return a block device, the disk that it is a partition of, its PCI address, and what it is made of (RAID, LVM)."""
+    """Return a block device, the disk that it is a partition of, its PCI address, and its members (RAID, LVM)."""
     if not device.exists():
         return []  # no block device: an overlay, a network file system
     place = device.resolve()
-    below = [name for slave in sorted(place.glob("slaves/*")) for name in _disks(slave)]
-    whole = [place.parent.name] if (place / "partition").exists() else []
-    return [place.name, *whole, *[part for part in place.parts if BUS.fullmatch(part)][-1:], *below]
+    members = [name for member in sorted(place.glob("slaves/*")) for name in _disks(member)]
+    parent = [place.parent.name] if (place / "partition").exists() else []
+    return [place.name, *parent, *[part for part in place.parts if BUS.fullmatch(part)][-1:], *members]
 
 
-def told(written: Written, begun: float, free: int) -> Check:
-    """Read back what was *written* and tell what came of it."""
+def write(path: Path, blocks: int, *, until: float) -> Written:
+    """Write that many blocks, at least one and none after *until* (monotonic), and flush them to the disk."""
+    begun, body, sums = time.monotonic(), os.urandom(BLOCK - 8), []
+    with path.open("wb", buffering=0) as file:
+        for number in range(blocks):
+            block = number.to_bytes(8, "little") + body
+            sums.append(hashlib.blake2b(block, digest_size=16).digest())
+            file.write(block)
+            if time.monotonic() > until:
+                break
+        os.fsync(file.fileno())
+        with suppress(OSError):  # without it the file is read from memory, and the disk's content is not checked
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return Written(path=path, sums=tuple(sums), seconds=time.monotonic() - begun)
+
+
+def verified(written: Written, begun: float, free: int) -> Check:
+    """Read back what was *written*; return the check."""
     read_from = time.monotonic()
     wrong = read_back(written)
     size, read_seconds = len(written.sums) * BLOCK, time.monotonic() - read_from
@@ -93,22 +109,6 @@ def told(written: Written, begun: float, free: int) -> Check:
     return Check(name=NAME, mark=mark, words=words, figures=figures, seconds=time.monotonic() - begun)
 
 
-def write(path: Path, blocks: int, *, until: float) -> Written:
-    """Write that many blocks, one at least and none more after *until* (monotonic), and have the disk take them."""
-    begun, body, sums = time.monotonic(), os.urandom(BLOCK - 8), []
-    with path.open("wb", buffering=0) as file:
-        for number in range(blocks):
-            block = number.to_bytes(8, "little") + body
-            sums.append(hashlib.blake2b(block, digest_size=16).digest())
-            file.write(block)
-            if time.monotonic() > until:
-                break
-        os.fsync(file.fileno())
-        with suppress(OSError):  # a file system without it reads from memory: what the disk holds is then not looked at
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return Written(path=path, sums=tuple(sums), seconds=time.monotonic() - begun)
-
-
 def read_back(written: Written) -> str:
     """Return what is wrong with the file, or nothing."""
     with written.path.open("rb", buffering=0) as file:
@@ -117,5 +117,5 @@ def read_back(written: Written) -> str:
             if len(block) != BLOCK:
                 return f"block {number} of {len(written.sums)} ends after {len(block)} bytes"
             if hashlib.blake2b(block, digest_size=16).digest() != wanted:
-                return f"block {number} of {len(written.sums)} was read with another sum than it was written with"
+                return f"block {number} of {len(written.sums)} has another checksum than when it was written"
     return ""

@@ -1,7 +1,7 @@
-"""Products of matrices by torch, where the node's python3 has it: on the processors' vector units, and on each GPU.
+"""Multiply matrices with torch, where the node's python3 has it: on the vector units of the cores, and on each GPU.
 
-A GPU is burnt by one large product over and over; each has to be equal to the first bit for bit, the first to that of the other GPUs of its
-kind, and products of whole numbers to what the processors make of them. Its memory is filled with patterns.
+A GPU computes one large product over and over: each result must equal the first bit for bit, the first that of the other GPUs of its kind,
+and products of whole numbers those of the CPU. Its memory is filled with patterns.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from detectors.burn_in_results import Check, CheckMark
 MATRIX: Final = "matrix"
 GPU: Final = "gpu"
 SMALL: Final = 256
-"""Rows and columns of a product of whole numbers below 64: each sum is below 2**20, so that float32 holds it exactly."""
+"""Rows and columns of a product of whole numbers below 64: each sum is below 2**20, so float32 holds it exactly."""
 LARGE: Final = 4096
 SHARE: Final = 0.8
-"""Of the median speed of the GPUs of one kind on a node that each must reach: one that throttles or lost clocks does less."""
+"""Share of the median speed of the node's GPUs of one kind that each must reach: one that throttles is slower."""
 SEED: Final = 20261
 CHUNK: Final = 256 << 20
 """Bytes of one tensor of patterns."""
 
 
 def matrix(seconds: float) -> Check:
-    """Multiply on the processors for *seconds*, and compare with integers."""
+    """Multiply on the CPU for *seconds*, and compare with integers."""
     begun = time.monotonic()
     torch = _torch()
     if isinstance(torch, str):
         return Check(name=MATRIX, mark=CheckMark.SKIPPED, words=torch, needed=False)
-    a, b, wanted = _whole(torch)
+    a, b, wanted = _whole_numbers(torch)
     rounds, wrong = 0, ""
     while not wrong and (not rounds or time.monotonic() < begun + seconds):
         for kind in (torch.float32, torch.float64):
@@ -45,9 +45,9 @@ def matrix(seconds: float) -> Check:
 
 
 def gpu(seconds: float, memory_share: float, expected: int = 0) -> list[Check]:
-    """Burn each GPU for its part of *seconds*: half of it products, half of it *memory_share* of what is free in its memory.
+    """Test each GPU for its part of *seconds*: half with products, half with *memory_share* of its free memory.
 
-    *expected*: how many GPUs the cluster file says the node has; 0: it says nothing.
+    *expected* is the number of GPUs in the cluster file; 0: it does not say.
     """
     devices = sorted(Path("/dev").glob("nvidia[0-9]*"))
     if not devices:
@@ -63,8 +63,8 @@ def gpu(seconds: float, memory_share: float, expected: int = 0) -> list[Check]:
         words = f"it has {len(devices)} NVIDIA device(s), and its torch {torch.__version__} can use none of them"
         return [Check(name=GPU, mark=CheckMark.SKIPPED, words=words)]
     count = torch.cuda.device_count()
-    burnt = [_burnt(torch, number, seconds / count, memory_share) for number in range(count)]
-    return _compared(burnt, missing=len(devices) - count)
+    tested = [_test_gpu(torch, number, seconds / count, memory_share) for number in range(count)]
+    return _compared(tested, missing=len(devices) - count)
 
 
 def addresses(torch: Any, number: int) -> tuple[str, ...]:  # noqa: ANN401
@@ -85,15 +85,15 @@ def _torch() -> Any:  # noqa: ANN401 (torch, or why there is none)
         return f"its torch cannot be used: {error}"
 
 
-def _whole(torch: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 (torch's own)
+def _whole_numbers(torch: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 (torch's own)
     """Return two matrices of whole numbers, and their product in integers."""
     source = torch.Generator().manual_seed(SEED)
     a, b = (torch.randint(-63, 64, (SMALL, SMALL), generator=source, dtype=torch.int64) for _ in range(2))
     return a, b, a @ b
 
 
-def _burnt(torch: Any, number: int, seconds: float, memory_share: float) -> dict[str, Any]:  # noqa: ANN401
-    """Burn one GPU, and return what it is, what was wrong, its first products and its speed."""
+def _test_gpu(torch: Any, number: int, seconds: float, memory_share: float) -> dict[str, Any]:  # noqa: ANN401
+    """Test one GPU; return what it is, what was wrong, its first products and its speed."""
     found: dict[str, Any] = {"number": number, "name": torch.cuda.get_device_name(number), "wrong": "", "figures": {}, "products": []}
     found["devices"] = addresses(torch, number)
     begun = time.monotonic()
@@ -104,17 +104,17 @@ def _burnt(torch: Any, number: int, seconds: float, memory_share: float) -> dict
             if not found["wrong"]:
                 free, _ = torch.cuda.mem_get_info(device)
                 found["wrong"] = fill(torch, device, begun + seconds, int(free * memory_share), found)
-    except RuntimeError as error:  # CUDA's own: an illegal access, an uncorrectable error of its memory, a device that is lost
+    except RuntimeError as error:  # from CUDA: an illegal access, an uncorrectable memory error, a lost device
         found["wrong"] = str(error).splitlines()[0]
     found["seconds"] = time.monotonic() - begun
     return found
 
 
 def multiply(torch: Any, device: Any, until: float, found: dict[str, Any]) -> str:  # noqa: ANN401
-    """Multiply on *device* until it is *until* (monotonic); return what was wrong, and leave first products and speeds in *found*."""
-    small_a, small_b, wanted = _whole(torch)
+    """Multiply on *device* until *until* (monotonic); return what was wrong, and add first products and speeds to *found*."""
+    small_a, small_b, wanted = _whole_numbers(torch)
     if not torch.equal(_product(small_a.double().to(device), small_b.double().to(device)).long().cpu(), wanted):
-        return "a product of whole numbers differs from the same on the processors"
+        return "a product of whole numbers differs from the same on the CPU"
     for name, ends in (("float32", (time.monotonic() + until) / 2), ("bfloat16", until)):
         source = torch.Generator().manual_seed(SEED)
         a, b = (torch.randn(LARGE, LARGE, generator=source).to(device, getattr(torch, name)) for _ in range(2))
@@ -133,17 +133,17 @@ def multiply(torch: Any, device: Any, until: float, found: dict[str, Any]) -> st
 
 
 def fill(torch: Any, device: Any, until: float, size: int, found: dict[str, Any]) -> str:  # noqa: ANN401
-    """Fill *size* bytes of memory with words that hold their own place, then with the inverse, and compare; return what was wrong."""
+    """Fill *size* bytes of memory with words that hold their own index, then with the inverse, and compare; return what was wrong."""
     words = CHUNK // 8
     parts = [torch.empty(words, dtype=torch.int64, device=device) for _ in range(max(1, size // CHUNK))]
     places, passes = torch.arange(words, dtype=torch.int64, device=device), 0
     while not passes or time.monotonic() < until:
-        for turn in (torch.clone, torch.bitwise_not):
+        for transform in (torch.clone, torch.bitwise_not):
             for place, part in enumerate(parts):
-                _write(part, turn(places + place * words))
-            bad = sum(int((part != turn(places + place * words)).sum()) for place, part in enumerate(parts))
+                _write(part, transform(places + place * words))
+            bad = sum(int((part != transform(places + place * words)).sum()) for place, part in enumerate(parts))
             if bad:
-                return f"{bad} word(s) of its memory were read otherwise than they had been written"
+                return f"{bad} word(s) of its memory were read with another value than was written"
         passes += 1
     found["figures"] |= {"GPU MiB": len(parts) * CHUNK / (1 << 20), "passes": float(passes)}
     return ""
@@ -162,12 +162,12 @@ def _wait_for(torch: Any, device: Any) -> None:  # noqa: ANN401
         torch.cuda.synchronize(device)
 
 
-def _compared(burnt: list[dict[str, Any]], *, missing: int) -> list[Check]:
-    """Hold GPUs of one kind against each other, and make a check of each."""
+def _compared(tested: list[dict[str, Any]], *, missing: int) -> list[Check]:
+    """Compare GPUs of one kind with each other; return a check of each."""
     checks = []
-    for one in burnt:
-        peers = [other for other in burnt if other["name"] == one["name"] and not other["wrong"]]
-        wrong = one["wrong"] or _strange(one, peers) or _slow(one, peers)
+    for one in tested:
+        peers = [other for other in tested if other["name"] == one["name"] and not other["wrong"]]
+        wrong = one["wrong"] or _different(one, peers) or _slow(one, peers)
         mark, words = (CheckMark.FAILED, wrong) if wrong else (CheckMark.PASSED, f"{one['name']}: every product is the same")
         facts = {name: one[name] for name in ("figures", "seconds", "devices")}
         checks.append(Check(name=f"{GPU} {one['number']}", mark=mark, words=words, **facts))
@@ -176,18 +176,20 @@ def _compared(burnt: list[dict[str, Any]], *, missing: int) -> list[Check]:
     return checks
 
 
-def _strange(one: dict[str, Any], peers: list[dict[str, Any]]) -> str:
-    """Say how its products differ from those of most GPUs of its kind."""
+def _different(one: dict[str, Any], peers: list[dict[str, Any]]) -> str:
+    """Return how its products differ from those of most GPUs of its kind."""
     unequal = [
-        peer["number"] for peer in peers if not all(mine.equal(its) for mine, its in zip(one["products"], peer["products"], strict=True))
+        peer["number"]
+        for peer in peers
+        if not all(own.equal(theirs) for own, theirs in zip(one["products"], peer["products"], strict=True))
     ]
     return f"its products differ from those of GPUs {unequal}" if len(unequal) > len(peers) / 2 else ""
 
 
 def _slow(one: dict[str, Any], peers: list[dict[str, Any]]) -> str:
-    """Say by how much it is slower than the median of its kind."""
+    """Return by how much it is slower than the median of its kind."""
     for name, speed in one["figures"].items():
         median = statistics.median(peer["figures"][name] for peer in peers)
         if name.endswith("TFLOP/s") and speed < SHARE * median:
-            return f"it made {speed:.1f} {name} where GPUs of its kind made {median:.1f}"
+            return f"it reached {speed:.1f} {name}, other GPUs of its kind {median:.1f}"
     return ""

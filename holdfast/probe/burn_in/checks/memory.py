@@ -1,7 +1,7 @@
-"""Patterns through memory: written over all of a region, read back, and turned over; bounded by what is free.
+"""Write patterns to all of a memory region, read them back, and invert them; bounded by the free memory.
 
-A word that holds its own address finds lines that answer for one another, its inverse and the constant patterns bits that stick. The region
-is passed over whole between a write and its reading, so that what is read is what the memory has and not a cache.
+Words that hold their own address find shorted address lines, and their inverse and the constant patterns find stuck bits. Each pattern is
+written to the complete region before it is read, so that the reads come from memory and not from a cache.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ NAME: Final = "memory"
 BLOCK: Final = 1 << 20
 """Bytes that are written or compared at once."""
 SAMPLE: Final = 8 << 20
-"""Bytes by which it is found out how fast this node is."""
+"""Bytes with which the speed of this node is measured."""
 WORD: Final = 8
 MIB: Final = 1 << 20
 INVERSE: Final = bytes(255 - byte for byte in range(256))
-_BASE: Final = int.from_bytes(b"".join(offset.to_bytes(WORD, "little") for offset in range(0, BLOCK, WORD)), "little")
+_OFFSETS: Final = int.from_bytes(b"".join(offset.to_bytes(WORD, "little") for offset in range(0, BLOCK, WORD)), "little")
 _ONES: Final = int.from_bytes((1).to_bytes(WORD, "little") * (BLOCK // WORD), "little")
 
 Pattern = Callable[[int], bytes]
-"""From a block's offset to what it is to hold."""
+"""From a block's offset to its content."""
 
 
 def _addresses(offset: int) -> bytes:
-    """Return words each of which holds its own offset in the region."""
-    return (_BASE + offset * _ONES).to_bytes(BLOCK, "little")
+    """Return words that each hold their own offset in the region."""
+    return (_OFFSETS + offset * _ONES).to_bytes(BLOCK, "little")
 
 
 def _constant(byte: int) -> Pattern:
@@ -51,44 +51,37 @@ PATTERNS: Final[dict[str, Pattern]] = {
 
 
 def memory(seconds: float, share: float, most: int) -> Check:
-    """Fill *share* of what is free with every pattern: *most* bytes at most, and what *seconds* leave time for."""
-    begun, used = time.monotonic(), processors()
+    """Fill *share* of the free memory with every pattern: at most *most* bytes, and no more than *seconds* leave time for."""
+    begun, cores = time.monotonic(), processors()
     free = free_bytes(Path("/"))
-    size = int(min(free * share, most)) // len(used) // BLOCK * BLOCK
+    size = int(min(free * share, most)) // len(cores) // BLOCK * BLOCK
     if size < BLOCK:
-        words = f"too little is free: {free // MIB} MiB, and a share of {share:g} of it leaves nothing for {len(used)} core(s)"
+        words = f"too little is free: {free // MIB} MiB, and a share of {share:g} of it leaves nothing for {len(cores)} core(s)"
         return Check(name=NAME, mark=CheckMark.SKIPPED, words=words, seconds=time.monotonic() - begun)
-    found = on_each(used, lambda place: _tried(size, begun + seconds, place * size))
-    return _told(found, time.monotonic() - begun)
-
-
-def _told(found: dict[int, dict[str, Any] | CoreEnded], spent: float) -> Check:
+    found = on_each(cores, lambda index: _test(size, begun + seconds, index * size))
+    spent = time.monotonic() - begun
     answers = [one for one in found.values() if not isinstance(one, CoreEnded)]
-    size, gone = sum(one["size"] for one in answers), sum(one["bytes"] for one in answers)
+    tested, moved = sum(one["size"] for one in answers), sum(one["bytes"] for one in answers)
     patterns = float(min([one["patterns"] for one in answers], default=0))
-    figures = {"MiB": size / MIB, "patterns": patterns, "MB/s": gone / 1e6 / max(spent, 1e-6)}
+    figures = {"MiB": tested / MIB, "patterns": patterns, "MB/s": moved / 1e6 / max(spent, 1e-6)}
     return judged(NAME, found, figures, fine="every byte was read as it was written", seconds=spent)
 
 
-def _tried(size: int, until: float, base: int) -> dict[str, Any]:
-    with mmap.mmap(-1, _in_time(size, until)) as region:
-        return {**march(region, until, base), "size": len(region)}
-
-
-def _in_time(size: int, until: float) -> int:
-    """Return how much of *size* can be passed over with the first two patterns by *until*, by how long a small part takes."""
+def _test(size: int, until: float, base: int) -> dict[str, Any]:
+    """Test *size* bytes, or as many as the first two patterns can cover by *until*, which a small sample shows."""
     sample = min(SAMPLE, size)
     begun = time.monotonic()
     with mmap.mmap(-1, sample) as region:
         march(region, 0.0)
     now = time.monotonic()
-    fits = sample * max(0.0, until - now) / (2 * max(now - begun, 1e-6))
-    return max(sample, min(size, int(fits) // BLOCK * BLOCK))
+    possible = int(sample * max(0.0, until - now) / (2 * max(now - begun, 1e-6)))
+    with mmap.mmap(-1, max(sample, min(size, possible // BLOCK * BLOCK))) as region:
+        return {**march(region, until, base), "size": len(region)}
 
 
 def march(region: mmap.mmap | bytearray, until: float, base: int = 0) -> dict[str, Any]:
-    """Write each pattern over *region* and read it back, in turn until it is *until* (monotonic); stop at the first wrong byte."""
-    gone = patterns = 0
+    """Write each pattern to *region* and read it back, in turn until *until* (monotonic); stop at the first wrong byte."""
+    moved = patterns = 0
     while True:
         for name, pattern in PATTERNS.items():
             for offset in range(0, len(region), BLOCK):
@@ -96,23 +89,23 @@ def march(region: mmap.mmap | bytearray, until: float, base: int = 0) -> dict[st
             for offset in range(0, len(region), BLOCK):
                 wanted = pattern(base + offset)
                 if region[offset : offset + BLOCK] != wanted:
-                    return {"patterns": patterns, "bytes": gone, "wrong": _difference(name, offset, wanted, region)}
-            gone += 2 * len(region)
+                    return {"patterns": patterns, "bytes": moved, "wrong": _difference(name, offset, wanted, region)}
+            moved += 2 * len(region)
             patterns += 1
             if time.monotonic() >= until:
-                return {"patterns": patterns, "bytes": gone, "wrong": ""}
+                return {"patterns": patterns, "bytes": moved, "wrong": ""}
 
 
 def _difference(name: str, offset: int, wanted: bytes, region: mmap.mmap | bytearray) -> str:
     read = bytes(region[offset : offset + BLOCK])
     first = next((place for place in range(BLOCK) if read[place] != wanted[place]), None)
     if first is None:
-        return f"pattern {name}: a block at {offset:#x} was read wrong once, and right after that"
-    return f"pattern {name}: {read[first]:#04x} was read at {offset + first:#x}, and {wanted[first]:#04x} had been written"
+        return f"pattern {name}: a block at {offset:#x} was read wrong once, and correctly after that"
+    return f"pattern {name}: {read[first]:#04x} was read at {offset + first:#x}, and {wanted[first]:#04x} was written"
 
 
 def free_bytes(root: Path) -> int:
-    """Return how much memory may be taken: what the kernel calls available, or what is left of this container's limit, if less."""
+    """Return the bytes of memory that may be used: the kernel's available memory, or the rest of this container's limit, if less."""
     found = [int(line.split()[1]) * 1024 for line in _lines(root / "proc/meminfo") if line.startswith("MemAvailable:")]
     limit = "".join(_lines(root / "sys/fs/cgroup/memory.max")).strip()
     taken = "".join(_lines(root / "sys/fs/cgroup/memory.current")).strip()

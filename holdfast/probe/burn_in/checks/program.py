@@ -1,7 +1,7 @@
-"""What runs on a node: it takes one order a line, has a child carry it out, and tells what comes of it, line by line.
+"""The program on a node: it takes one command a line, runs each in a child, and sends the results line by line.
 
-It runs at a low priority, so that it takes what a job leaves over. Each order has a child, and a group of processes, of its own: one
-that hangs (a disk, a driver) leaves the others. When who asked goes away, all of them end.
+It runs at a low priority, so that it uses what a job leaves over. Each command has its own child and process group: one that hangs (a disk,
+a driver) does not affect the others. When the connection ends, all of them end.
 """
 
 from __future__ import annotations
@@ -22,120 +22,111 @@ from detectors.codec import packed
 from holdfast.probe.burn_in.checks import clock, compute, disk, matrix, memory, traffic
 from holdfast.probe.burn_in.checks.core_pool import CoreEnded
 
-LINE: Final = 1 << 16
+CHUNK: Final = 1 << 16
 
-Tell = Callable[[Any], None]
-Order = Mapping[str, Any]
+Send = Callable[[Any], None]
+Command = Mapping[str, Any]
 
-
-def _serve(order: Order, tell: Tell) -> Check:
-    told = lambda port: tell({"port": port})  # noqa: E731
-    return traffic.serve(order["token"], order["blocks"], order["seconds"], order["port"], told)
-
-
-ORDERS: Final[Mapping[str, Callable[[Order, Tell], Check | list[Check]]]] = {
-    "compute": lambda order, _: compute.compute(order["seconds"]),
-    "memory": lambda order, _: memory.memory(order["seconds"], order["share"], order["most"]),
-    "disk": lambda order, _: disk.disk(order["folder"], order["size"], seconds=order["seconds"]),
-    "ticking": lambda order, _: clock.ticking(order["seconds"]),
-    "matrix": lambda order, _: matrix.matrix(order["seconds"]),
-    "gpu": lambda order, _: matrix.gpu(order["seconds"], order["share"], order["expected"]),
-    "serve": _serve,
-    "send": lambda order, _: traffic.send(order["token"], order["blocks"], order["seconds"], order["host"], order["port"]),
+COMMANDS: Final[Mapping[str, Callable[[Command, Send], Check | list[Check]]]] = {
+    "compute": lambda asked, _: compute.compute(asked["seconds"]),
+    "memory": lambda asked, _: memory.memory(asked["seconds"], asked["share"], asked["most"]),
+    "disk": lambda asked, _: disk.disk(asked["folder"], asked["size"], seconds=asked["seconds"]),
+    "ticking": lambda asked, _: clock.ticking(asked["seconds"]),
+    "matrix": lambda asked, _: matrix.matrix(asked["seconds"]),
+    "gpu": lambda asked, _: matrix.gpu(asked["seconds"], asked["share"], asked["expected"]),
+    "serve": lambda asked, send: traffic.serve(
+        asked["token"], asked["blocks"], asked["seconds"], asked["port"], lambda port: send({"port": port})
+    ),
+    "send": lambda asked, _: traffic.send(asked["token"], asked["blocks"], asked["seconds"], asked["host"], asked["port"]),
 }
 
 
 @dataclass(slots=True)
 class CheckProcess:
-    """A child that carries out one order, and what it has written so far."""
+    """A child that runs one command, and what it has written so far."""
 
     name: str
     mark: str
     pid: int
     pipe: int
-    told: bytearray = field(default_factory=bytearray)
+    output: bytearray = field(default_factory=bytearray)
     last: str = ""
 
 
 def main(arguments: list[str]) -> None:
-    """Carry out orders until who gives them goes away, at a priority that is lower by the only one of *arguments*."""
+    """Run commands until the input ends, at a priority that is lower by the only one of *arguments*."""
     os.nice(int(arguments[0]))
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    _say("ready", {"pid": os.getpid(), "cores": len(os.sched_getaffinity(0))})
-    heard, children = bytearray(), dict[int, CheckProcess]()
+    _print("ready", {"pid": os.getpid(), "cores": len(os.sched_getaffinity(0))})
+    received, children = bytearray(), dict[int, CheckProcess]()
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
         try:
             while True:
                 for key, _events in selector.select():
                     if key.fd in children:
-                        _hear(selector, children, key.fd)
-                    elif not (data := os.read(0, LINE)):
+                        _forward(selector, children, key.fd)
+                    elif not (data := os.read(0, CHUNK)):
                         return
                     else:
-                        heard += data
-                        _take(heard, selector, children)
+                        received += data
+                        _start_commands(received, selector, children)
         finally:
             for child in children.values():
                 with suppress(OSError):
                     os.killpg(child.pid, signal.SIGKILL)
 
 
-def _take(heard: bytearray, selector: selectors.BaseSelector, children: dict[int, CheckProcess]) -> None:
-    """Begin what whole lines order."""
-    while (end := heard.find(b"\n")) >= 0:
-        order = json.loads(heard[:end])
-        del heard[: end + 1]
-        if order["do"] == "time":  # answered at once, as the way there and back is what limits it
-            _say(order["mark"], {"time": time.time()})
+def _start_commands(received: bytearray, selector: selectors.BaseSelector, children: dict[int, CheckProcess]) -> None:
+    """Start the commands in complete lines."""
+    while (end := received.find(b"\n")) >= 0:
+        asked = json.loads(received[:end])
+        del received[: end + 1]
+        if asked["do"] == "time":  # answered at once: the round trip limits its precision
+            _print(asked["mark"], {"time": time.time()})
             continue
-        child = _begin(order)
-        children[child.pipe] = child
-        selector.register(child.pipe, selectors.EVENT_READ)
+        ours, theirs = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setpgid(0, 0)
+                os.close(ours)
+                _run(asked, theirs)
+            finally:
+                os._exit(0)
+        os.close(theirs)
+        with suppress(OSError):  # parent and child both do it: whichever comes first
+            os.setpgid(pid, pid)
+        children[ours] = CheckProcess(name=asked["do"], mark=asked["mark"], pid=pid, pipe=ours)
+        selector.register(ours, selectors.EVENT_READ)
 
 
-def _begin(order: Order) -> CheckProcess:
-    ours, its = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setpgid(0, 0)
-            os.close(ours)
-            _carry_out(order, its)
-        finally:
-            os._exit(0)
-    os.close(its)
-    with suppress(OSError):  # both do it, as neither knows who comes first
-        os.setpgid(pid, pid)
-    return CheckProcess(name=order["do"], mark=order["mark"], pid=pid, pipe=ours)
-
-
-def _carry_out(order: Order, pipe: int) -> None:
+def _run(asked: Command, pipe: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nowhere, number)
-    signal.alarm(int(order["limit"]) + 1)
+    signal.alarm(int(asked["limit"]) + 1)
     with os.fdopen(pipe, "w", encoding="utf-8") as out:
 
-        def tell(what: Any) -> None:  # noqa: ANN401 (anything that JSON holds)
-            out.write(json.dumps(what) + "\n")
+        def send(value: Any) -> None:  # noqa: ANN401 (any JSON)
+            out.write(json.dumps(value) + "\n")
             out.flush()
 
         try:
-            done = ORDERS[order["do"]](order, tell)
-        except Exception as error:  # noqa: BLE001 (what nobody foresaw says nothing of the node)
-            done = Check(name=order["do"], mark=CheckMark.SKIPPED, words=f"{type(error).__name__}: {error}")
-        tell([packed(one) for one in (done if isinstance(done, list) else [done])])
+            done = COMMANDS[asked["do"]](asked, send)
+        except Exception as error:  # noqa: BLE001 (an unexpected error says nothing about the node)
+            done = Check(name=asked["do"], mark=CheckMark.SKIPPED, words=f"{type(error).__name__}: {error}")
+        send([packed(one) for one in (done if isinstance(done, list) else [done])])
 
 
-def _hear(selector: selectors.BaseSelector, children: dict[int, CheckProcess], pipe: int) -> None:
-    """Hand on what a child says; say so when it ended without its last word."""
-    child, data = children[pipe], os.read(pipe, LINE)
-    child.told += data
-    while (end := child.told.find(b"\n")) >= 0:
-        child.last = child.told[:end].decode()
-        del child.told[: end + 1]
-        _say(child.mark, json.loads(child.last))
+def _forward(selector: selectors.BaseSelector, children: dict[int, CheckProcess], pipe: int) -> None:
+    """Send on what a child writes; report when it ended without its list of checks."""
+    child, data = children[pipe], os.read(pipe, CHUNK)
+    child.output += data
+    while (end := child.output.find(b"\n")) >= 0:
+        child.last = child.output[:end].decode()
+        del child.output[: end + 1]
+        _print(child.mark, json.loads(child.last))
     if data:
         return
     selector.unregister(pipe)
@@ -146,12 +137,11 @@ def _hear(selector: selectors.BaseSelector, children: dict[int, CheckProcess], p
         os.killpg(child.pid, signal.SIGKILL)  # what it had started
     if not child.last.startswith("["):
         ended = CoreEnded(os.waitstatus_to_exitcode(status))
-        late = -ended.status == signal.SIGALRM
         mark = CheckMark.FAILED if ended.is_fault else CheckMark.SKIPPED
-        words = "it did not end in time" if late else f"its process {ended}"
-        _say(child.mark, [packed(Check(name=child.name, mark=mark, words=words))])
+        words = "it did not end in time" if -ended.status == signal.SIGALRM else f"its process {ended}"
+        _print(child.mark, [packed(Check(name=child.name, mark=mark, words=words))])
 
 
-def _say(mark: str, what: Any) -> None:  # noqa: ANN401 (anything that JSON holds)
-    sys.stdout.write(f"{mark} {json.dumps(what)}\n")
+def _print(mark: str, value: Any) -> None:  # noqa: ANN401 (any JSON)
+    sys.stdout.write(f"{mark} {json.dumps(value)}\n")
     sys.stdout.flush()

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What an allocation runs: the program that is named, once on each node, until all of them have ended. Before it stand two files for what it
-# prints: the first whose folder this node sees is taken. Slurm itself would fail an allocation whose log cannot be made.
+# The batch script of an allocation: it runs the given program once on each node until all of them have ended. The first two arguments are
+# log files: the first whose folder exists on this node is used. Slurm itself would fail an allocation whose log cannot be written.
 for log in "$1" "$2"; do
     log="${log%\%j.log}${SLURM_JOB_ID}.log"
     if touch "$log" 2>/dev/null; then
