@@ -50,7 +50,7 @@ def main() -> None:
         parallel = session.stabilize_ddp(wrapped(model))
         for step in session.steps(until=given.steps):
             mean = torch.zeros(())
-            for share in session.shares():  # one; more while ranks are missing
+            for share in session.micro_batches():  # one; more while ranks are missing
                 loss = parallel(*share.batch) * share.weight
                 loss.backward()
                 mean += loss.detach()
@@ -59,7 +59,7 @@ def main() -> None:
                 mean /= dist.get_world_size()
             optimizer.step()
             optimizer.zero_grad()
-            step.commit(mean)
+            step.end(mean)
             if session.rank == 0 and session.step == step.number and step.number % given.print_every == 0:
                 print(f"step {step.number}: loss {session.loss:.4f}", flush=True)
     if session.rank == 0:

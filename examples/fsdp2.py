@@ -96,7 +96,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             rise.step()
-            step.commit(loss)
+            step.end(loss)
             if session.rank == 0 and session.step == step.number and step.number % given.print_every == 0:
                 print(f"step {step.number}: loss {session.loss:.4f}", flush=True)
 

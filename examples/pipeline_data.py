@@ -176,14 +176,14 @@ def main() -> None:
         loss_of = Loss()
         schedule = SCHEDULES[given.schedule](own if a_rank > 1 else own[0], given.microbatches, loss_fn=loss_of)
         for step in session.steps(until=given.steps):
-            shares = session.shares(group=data, most=given.batch, even=True)
+            shares = session.micro_batches(group=data, max_samples=given.batch, equal_size=True)
             losses = [loss for share in shares for loss in passed_through(schedule, loss_of, share, takes_text=0 in mine)]
             clip(list(part.parameters()), 1.0, pipeline)
             loss = mean_of_last_stage(losses, dist.get_world_size(data))  # before the optimizer: it asks all ranks whether the step counts
             optimizer.step()
             optimizer.zero_grad()
             rise.step()
-            step.commit(loss)
+            step.end(loss)
             if session.rank == 0 and session.step == step.number and step.number % given.print_every == 0:
                 print(f"step {step.number}: loss {session.loss:.4f}", flush=True)
 

@@ -33,7 +33,15 @@ def written(path: Path, *, part: int = 0, parts: int = 1, step: int = 7, seed: i
     dealt = slices_of_part(SIZES, part, parts, SLICE_BYTES)
     slices = [b"".join(tensors[one.tensor][one.begin : one.begin + one.length] for one in met) for met in dealt]
     data = b"".join(slices)
-    facts: dict[str, Any] = {"world": 4, "shard": "p", "part": part, "parts": parts, "size": len(data), "cut": SLICE_BYTES, "time": 1.5}
+    facts: dict[str, Any] = {
+        "world": 4,
+        "shard": "p",
+        "part": part,
+        "parts": parts,
+        "size": len(data),
+        "slice_bytes": SLICE_BYTES,
+        "time": 1.5,
+    }
     label = Label(step=step, lineage=2, rank=3, **facts)
     slot = Slot(path)
     slot.begin(label)
@@ -45,16 +53,16 @@ def written(path: Path, *, part: int = 0, parts: int = 1, step: int = 7, seed: i
     return whole
 
 
-@pytest.mark.parametrize("cut", [1, SLICE_BYTES, shared_memory.SLICE_BYTES])
+@pytest.mark.parametrize("slice_bytes", [1, SLICE_BYTES, shared_memory.SLICE_BYTES])
 @pytest.mark.parametrize("blobs", [{}, {"rng": b"random", "empty": b"", 'a name of "many" lettérs': bytes(100_000)}])
-def test_no_tail_is_longer_than_its_draft_announces(tmp_path: Path, cut: int, blobs: dict[str, bytes]) -> None:
+def test_no_tail_is_longer_than_its_draft_announces(tmp_path: Path, slice_bytes: int, blobs: dict[str, bytes]) -> None:
     """Whoever takes a copy keeps room for so much."""
     data = bytes(sum(SIZES))
-    facts: dict[str, Any] = {"rank": 3, "world": 4, "shard": "p", "part": 0, "parts": 1, "cut": cut, "time": 1.5}
-    limit = shared_memory.tail_limit(len(data), len(json.dumps(ENTRIES)), blobs, cut)
+    facts: dict[str, Any] = {"rank": 3, "world": 4, "shard": "p", "part": 0, "parts": 1, "slice_bytes": slice_bytes, "time": 1.5}
+    limit = shared_memory.tail_limit(len(data), len(json.dumps(ENTRIES)), blobs, slice_bytes)
     slot = Slot(tmp_path / "a.snap")
     slot.begin(Label(step=1, lineage=1, size=len(data), tail=limit, **facts))
-    sealed = slot.seal(Label(step=1, lineage=1, size=len(data), tail=limit, **facts), [0] * -(-len(data) // cut), ENTRIES, blobs)
+    sealed = slot.seal(Label(step=1, lineage=1, size=len(data), tail=limit, **facts), [0] * -(-len(data) // slice_bytes), ENTRIES, blobs)
     slot.close()
     assert len(json.dumps(ENTRIES)) + sum(map(len, blobs.values())) < sealed.tail <= limit
 
@@ -211,7 +219,17 @@ def test_a_copy_is_sealed_only_with_the_tail_that_its_label_names(tmp_path: Path
 
 @pytest.mark.parametrize(
     "change",
-    [{"step": -1}, {"size": -1}, {"parts": 0}, {"part": 1}, {"cut": 0}, {"rank": "3"}, {"digest": 5}, {"surprise": 1}, {"step": None}],
+    [
+        {"step": -1},
+        {"size": -1},
+        {"parts": 0},
+        {"part": 1},
+        {"slice_bytes": 0},
+        {"rank": "3"},
+        {"digest": 5},
+        {"surprise": 1},
+        {"step": None},
+    ],
 )
 def test_a_label_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     """It comes from other nodes too."""

@@ -61,7 +61,7 @@ def rewrite(folder: Path, change: Change) -> None:
     change(tensors, trees)
     tensors |= {f"tree.{rank:05d}": tree.to_bytes(told) for rank, told in trees.items()}
     shutil.rmtree(folder)
-    (part,) = write(tensors, folder, World.present(), lowest=frozenset(), own="")
+    (part,) = write(tensors, folder, World.current(), lowest=frozenset(), own="")
     files = {**part.files, **write_metadata(part.chunks, folder)}
     whole = manifest.manifest(one.manifest.step, one.manifest.generation, one.manifest.world_size, files)
     (folder / manifest.MANIFEST).write_text(whole.text())
@@ -77,6 +77,6 @@ def reseal(path: Path, change: Callable[[bytearray, dict[str, bytes], dict[str, 
     slot = Slot(path)
     slot.begin(Label(**label))
     slot.data[:] = bytes(data)
-    sums = [word_sum(data[begin : begin + label["cut"]]) for begin in range(0, len(data), label["cut"])]
+    sums = [word_sum(data[begin : begin + label["slice_bytes"]]) for begin in range(0, len(data), label["slice_bytes"])]
     slot.seal(Label(**label), sums, entries, blobs)
     slot.close()

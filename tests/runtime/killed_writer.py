@@ -14,10 +14,10 @@ from holdfast.memstore import write_requests
 from holdfast.memstore.write_requests import WriteRequest
 from holdfast.runtime.agent_client import AgentLink
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.checkpoint.storage import WritePace
+from holdfast.runtime.checkpoint.storage import WriteRate
 from holdfast.runtime.checkpoint.storage_errors import StorageErrorReporter
 from holdfast.runtime.checkpoint_writer import rendezvous
-from holdfast.runtime.checkpoint_writer.write_task import WriteTask
+from holdfast.runtime.checkpoint_writer.service import WriteTask
 
 EVENTS = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"})
 rendezvous.STALL = 10.0  # type: ignore[misc]  # who waits in vain says so: then the checkpoint is missing
@@ -52,7 +52,7 @@ def begun(request: WriteRequest, memstore: Path, directory: Path, *, until: int 
                 seen += 1
 
         sys.addaudithook(hook)
-        WriteTask(request, memstore, AgentLink(None), WritePace(None), StorageErrorReporter()).run()
+        WriteTask(request, memstore, AgentLink(None), WriteRate(None), StorageErrorReporter()).run()
         os._exit(0)
     return pid
 

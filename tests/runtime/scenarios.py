@@ -106,7 +106,7 @@ def train(
             loss = _learn(used, optimizer, next(batches))
             schedule.step()
             time.sleep(seconds_a_step)
-            step.commit(loss)
+            step.end(loss)
             losses[str(step.number)] = session.loss
             if step.number == dies_after:
                 _die(losses)
@@ -178,7 +178,7 @@ def half_precision(directory: str) -> dict[str, Any]:
                     optimizer.step()
                     for state in optimizer.state.values():
                         state["exp_avg"] = state["exp_avg"].float() + 1e-6
-                    step.commit()
+                    step.end()
             moment = optimizer.state[model.weight]["exp_avg"]
             told[turn] = [str(moment.dtype), moment.tolist()]
     return told
@@ -278,7 +278,7 @@ def save_for_ever(directory: str) -> None:
         for step in session.steps():
             with torch.no_grad():
                 model.weight.fill_(step.number)
-            step.commit()
+            step.end()
 
 
 def restore(directory: str) -> dict[str, Any]:

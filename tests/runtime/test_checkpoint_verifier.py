@@ -56,7 +56,7 @@ def test_what_was_saved_and_left_alone_is_proven(made: Made) -> None:
     assert f"all counters of optimizer.0 say {STEP} applied steps" in told["proven"]
     assert "the random generators of all 2 ranks are there" in told["proven"]
     assert any(line.startswith("all positions in the data are the same: epoch") for line in told["proven"])
-    assert any(line.startswith("tensors carry no step of their own") for line in told["unproven"])
+    assert any(line.startswith("tensors contain no step number") for line in told["unproven"])
     both = memory(made, twin=True)
     assert both["broken"] == []
     assert any(f"tensors of the checkpoint of step {STEP} and of the snapshots are equal to the bit" in line for line in both["proven"])
@@ -81,15 +81,18 @@ CHANGES: dict[str, tuple[Change, str]] = {
         lambda _, trees: trees[1]["progress"].update(step=4),
         f"the tree of rank 1 is of step 4, the manifest of step {STEP}",
     ),
-    "a missing tree": (lambda _, trees: trees.pop(1), "the tree of rank 1 cannot be read: it is not there"),
+    "a missing tree": (lambda _, trees: trees.pop(1), "the tree of rank 1 cannot be read: it is missing"),
     "a rank elsewhere in the data": (lambda _, trees: trees[1]["data"].update(consumed=1), "the position in the data of rank"),
     "another epoch": (lambda _, trees: trees[0]["data"].update(epoch=9), "the position in the data of rank"),
-    "no generators": (lambda _, trees: trees[1].update(rng=None), "the random generators of rank 1 are not there"),
-    "empty generators": (lambda _, trees: trees[0]["rng"].update(torch=torch.zeros(0, dtype=torch.uint8)), "generators of rank 0 are not"),
+    "no generators": (lambda _, trees: trees[1].update(rng=None), "the random generators of rank 1 are missing"),
+    "empty generators": (
+        lambda _, trees: trees[0]["rng"].update(torch=torch.zeros(0, dtype=torch.uint8)),
+        "generators of rank 0 are missing",
+    ),
     "a scheduler elsewhere": (lambda _, trees: trees[1]["schedulers"][0].update(last_epoch=3), "the schedulers' last_epoch of rank"),
     "a tensor of NaN": (lambda tensors, _: tensors[moment(tensors)].fill_(torch.nan), "is filled with NaN"),
-    "a tensor that is not there": (lambda tensors, _: tensors.pop(moment(tensors)), "which the tree of rank 0 names, is not there"),
-    "a tensor too many": (lambda tensors, _: tensors.update({"model.strange": torch.ones(3)}), "'model.strange' is there and no rank's"),
+    "a tensor that is not there": (lambda tensors, _: tensors.pop(moment(tensors)), "named in the tree of rank 0, is missing"),
+    "a tensor too many": (lambda tensors, _: tensors.update({"model.strange": torch.ones(3)}), "'model.strange' is stored but not named"),
     "a moment in another shape": (
         lambda tensors, _: tensors.update({moment(tensors): torch.ones(2, 3)}),
         "has the shape (2, 3), and its parameter",
@@ -145,13 +148,13 @@ def relight(change: Callable[[dict[str, Any]], object]) -> Callable[[bytearray, 
 
 
 SNAPSHOTS: dict[str, tuple[Callable[[bytearray, dict[str, bytes], dict[str, Any]], object], str]] = {
-    "another step": (lambda _data, _blobs, label: label.update(step=10), "the snapshots are of several moments"),
-    "another lineage": (lambda _data, _blobs, label: label.update(lineage=3), "the snapshots are of several moments"),
-    "no own state": (lambda _data, blobs, _label: blobs.pop("rank_state"), "('light') cannot be read: KeyError"),
-    "an outline that is none": (lambda _data, blobs, _label: blobs.update(static=b"qx"), "('static') cannot be read"),
-    "small values that are none": (lambda _data, blobs, _label: blobs.update(dynamic=b""), "('dynamic') cannot be read"),
+    "another step": (lambda _data, _blobs, label: label.update(step=10), "the snapshots are of several steps or lineages"),
+    "another lineage": (lambda _data, _blobs, label: label.update(lineage=3), "the snapshots are of several steps or lineages"),
+    "no own state": (lambda _data, blobs, _label: blobs.pop("rank_state"), "'rank_state' of rank 1 cannot be read: KeyError"),
+    "an outline that is none": (lambda _data, blobs, _label: blobs.update(static=b"qx"), "'static' of rank 1 cannot be read"),
+    "small values that are none": (lambda _data, blobs, _label: blobs.update(dynamic=b""), "'dynamic' of rank 1 cannot be read"),
     "elsewhere in the data": (relight(lambda rank_state: rank_state["data"].update(consumed=1)), "the position in the data of rank"),
-    "no generators": (relight(lambda rank_state: rank_state.update(rng={})), "the random generators of rank 1 are not there"),
+    "no generators": (relight(lambda rank_state: rank_state.update(rng={})), "the random generators of rank 1 are missing"),
 }
 
 
@@ -169,7 +172,7 @@ def test_a_missing_rank_is_named(made: Made) -> None:
     """Its own state is gone, and what only it had of a piece."""
     first, _ = made.snapshots()
     told = "\n".join(findings({"memory": [str(first)], "world": 2}).broken)
-    assert "the own state of rank 1 is not there" in told
+    assert "the per-rank state of rank 1 is missing" in told
 
 
 def test_a_tampered_tensor_in_memory_is_found_by_comparing(made: Made) -> None:

@@ -21,14 +21,14 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from holdfast.memstore import write_requests
 from holdfast.memstore.shared_memory import PAGE, labels
 from holdfast.memstore.write_requests import WriteRequest
-from holdfast.runtime.agent_client import AgentLink, Leave
+from holdfast.runtime.agent_client import AgentAnswer, AgentLink
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.checkpoint.save import Keeping, Saver
-from holdfast.runtime.checkpoint.storage import CheckpointReader, WritePace
+from holdfast.runtime.checkpoint.save import CheckpointSettings, Saver
+from holdfast.runtime.checkpoint.storage import CheckpointReader, WriteRate
 from holdfast.runtime.checkpoint.storage_errors import StorageErrorReporter
 from holdfast.runtime.checkpoint_writer import rendezvous
-from holdfast.runtime.checkpoint_writer.chunks import boxes
-from holdfast.runtime.checkpoint_writer.write_task import WriteTask
+from holdfast.runtime.checkpoint_writer.rank_shard import boxes
+from holdfast.runtime.checkpoint_writer.service import WriteTask
 from holdfast.runtime.snapshots.config import SnapshotPlace
 from holdfast.runtime.world import World
 from tests.runtime.trainer import FIRST, Trainer, opened, same
@@ -62,7 +62,7 @@ class Told(AgentLink):
     def __init__(self) -> None:
         super().__init__(None)
         self.saves: list[int] = []
-        self.troubles: list[tuple[str, str]] = []
+        self.storage_errors: list[tuple[str, str]] = []
         self.over = False
 
     def saved(self, step: int, path: Path, seconds: float, size: int, **more: float) -> None:
@@ -71,13 +71,13 @@ class Told(AgentLink):
         assert size > 0
         self.saves.append(step)
 
-    def trouble(self, kind: str, step: int | None, path: Path, why: str, *, rank: int | None = None) -> None:
+    def storage_error(self, kind: str, step: int | None, path: Path, why: str, *, rank: int | None = None) -> None:
         """Take note."""
-        self.troubles.append((kind, why))
+        self.storage_errors.append((kind, why))
 
-    def may_commit(self, step: int, seconds: float = 1.0, *, generation: int | None = None) -> Leave:
+    def may_commit(self, step: int, seconds: float = 1.0, *, generation: int | None = None) -> AgentAnswer:
         """Answer as the agent would."""
-        return Leave(ok=not self.over, why="generation 1 is over" if self.over else "")
+        return AgentAnswer(ok=not self.over, why="generation 1 is over" if self.over else "")
 
 
 def trained(folder: Path, places: list[SnapshotPlace], step: int = STEP) -> list[Trainer]:
@@ -113,7 +113,7 @@ def request_for(
 def carried_out(folder: Path, requests: list[WriteRequest]) -> Told:
     """Carry *requests* out, each as if on its own node; return what was told."""
     told = Told()
-    jobs = [WriteTask(request, store_of(folder, request.rank), told, WritePace(None), StorageErrorReporter(told)) for request in requests]
+    jobs = [WriteTask(request, store_of(folder, request.rank), told, WriteRate(None), StorageErrorReporter(told)) for request in requests]
     threads = [threading.Thread(target=job.run) for job in jobs]
     for thread in threads:
         thread.start()
@@ -149,13 +149,13 @@ def test_it_is_the_checkpoint_that_ranks_write_themselves(tmp_path: Path, copies
     wanted = trainers[0].state()
     torch.manual_seed(1)  # the generators are part of the state
     by_ranks = tmp_path / "by-ranks"
-    saver = Saver(Keeping(directory=by_ranks, every=1, keep=2), World(0, 1, "none"), 1)
+    saver = Saver(CheckpointSettings(directory=by_ranks, every=1, keep=2), World(0, 1, "none"), 1)
     state = trainers[0].training.collect({"step": STEP, "loss": 0.5}, 0)
     assert saver.save(state, STEP, lowest=trainers[0].training.buffers())
     ours = tmp_path / "ours"
     requests = [request_for(one, store_of(tmp_path, rank), ours, rank, copies) for rank, one in enumerate(trainers)]
     told = carried_out(tmp_path, requests)
-    assert (told.saves, told.troubles) == ([STEP], [])
+    assert (told.saves, told.storage_errors) == ([STEP], [])
     assert manifest.read(ours / f"step-{STEP:08d}").world_size == copies
     assert not leftovers(ours)
 
@@ -212,7 +212,7 @@ def test_a_flipped_bit_in_memory_never_gets_a_digest(tmp_path: Path) -> None:
         file.write(bytes([byte ^ 4]))
     told = carried_out(tmp_path, requests)
     assert not told.saves
-    ((kind, why),) = told.troubles
+    ((kind, why),) = told.storage_errors
     assert kind == "snapshot-spoiled"
     assert "was changed in memory" in why
     assert not ours.exists() or not list(ours.iterdir())
@@ -227,7 +227,7 @@ def test_another_snapshot_in_its_place_is_not_taken(tmp_path: Path) -> None:
     newer.replace(store_of(tmp_path, 1) / requests[1].snapshot)
     told = carried_out(tmp_path, requests)
     assert not told.saves
-    assert [kind for kind, _ in told.troubles] == ["snapshot-spoiled"]
+    assert [kind for kind, _ in told.storage_errors] == ["snapshot-spoiled"]
 
 
 def test_nothing_is_put_in_place_for_a_generation_that_is_over(tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ def test_nothing_is_put_in_place_for_a_generation_that_is_over(tmp_path: Path) -
     ours = tmp_path / "ours"
     request, told = request_for(trainer, store_of(tmp_path, 0), ours, 0, 1), Told()
     told.over = True
-    WriteTask(request, store_of(tmp_path, 0), told, WritePace(None), StorageErrorReporter(told)).run()
-    assert (told.saves, told.troubles, list(ours.iterdir())) == ([], [], [])
+    WriteTask(request, store_of(tmp_path, 0), told, WriteRate(None), StorageErrorReporter(told)).run()
+    assert (told.saves, told.storage_errors, list(ours.iterdir())) == ([], [], [])
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     requests[1].remove(store_of(tmp_path, 1))
     told = carried_out(tmp_path, [requests[0], requests[2]])
     assert not told.saves
-    assert any("rank 1 has written nothing" in why for _, why in told.troubles)
+    assert any("rank 1 has written nothing" in why for _, why in told.storage_errors)
     assert not list(ours.iterdir())
 
 
@@ -260,11 +260,11 @@ def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, disk: Path) -> None:
     free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
     filler.write_bytes(bytes(free - 500_000))
     told = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), disk / "c", 0, 1)])
-    assert [kind for kind, _ in told.troubles] == ["checkpoint-disk-full"]
+    assert [kind for kind, _ in told.storage_errors] == ["checkpoint-disk-full"]
     assert not list((disk / "c").iterdir())
     filler.unlink()
     told = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), disk / "c", 0, 1, step=STEP + 1)])
-    assert (told.saves, told.troubles) == ([STEP + 1], [])
+    assert (told.saves, told.storage_errors) == ([STEP + 1], [])
 
 
 def test_a_place_that_may_not_be_written_is_told_as_that(tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ def test_a_place_that_may_not_be_written_is_told_as_that(tmp_path: Path) -> None
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     (tmp_path / "file").write_text("")
     told = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), tmp_path / "file" / "c", 0, 1)])
-    assert [kind for kind, _ in told.troubles] == ["checkpoint-write-failed"]
-    assert "Not a directory" in told.troubles[0][1]
+    assert [kind for kind, _ in told.storage_errors] == ["checkpoint-write-failed"]
+    assert "Not a directory" in told.storage_errors[0][1]
 
 
 @pytest.mark.parametrize("killed", [(0, 1), (1, 0)], ids=["the leader", "another"])

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoints.checksum import fast_sum
+from holdfast.checkpoints.verify import fast_sum
 from holdfast.memstore.shared_memory import PAGE, SLICE_BYTES, Snapshot, UnusableSnapshot, labels, word_sum
 from holdfast.runtime.snapshots.checksum import device_sum, sum_of
 from tests.runtime.trainer import FIRST, Trainer, opened

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.agent_client import Leave
-from holdfast.runtime.checkpoint import fencing, manifest
-from holdfast.runtime.checkpoint.publish import put_in_place
+from holdfast.runtime.agent_client import AgentAnswer
+from holdfast.runtime.checkpoint import manifest, publish
+from holdfast.runtime.checkpoint.publish import begin_generation, put_in_place
 
-YES = Leave(ok=True, why="")
+YES = AgentAnswer(ok=True, why="")
 
 
 def written(directory: Path, step: int, generation: int) -> tuple[manifest.Manifest, Path]:
     """Return a checkpoint that is whole but for its name."""
-    partial = manifest.beside(directory, step, "partial", generation)
+    partial = manifest.staging_folder(directory, step, "partial", generation)
     partial.mkdir(parents=True)
     return manifest.manifest(step, generation, 1, {}), partial
 
 
-def put(directory: Path, step: int, generation: int) -> Leave:
+def put(directory: Path, step: int, generation: int) -> AgentAnswer:
     """Put a checkpoint in place, as an agent that was cut off lets it be."""
     return put_in_place(*written(directory, step, generation), manifest.folder_of(directory, step), lambda: YES)
 
@@ -28,24 +28,24 @@ def put(directory: Path, step: int, generation: int) -> Leave:
 def test_a_generation_that_others_have_taken_over_from_puts_nothing_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was given leave, and did not know."""
     monkeypatch.setenv("HOLDFAST_TOKEN", "a secret")
-    fencing.begin(tmp_path, 3)
+    begin_generation(tmp_path, 3)
     assert put(tmp_path, 10, 3).ok
-    fencing.begin(tmp_path, 4)
+    begin_generation(tmp_path, 4)
     late = put(tmp_path, 20, 3)
     assert (late.ok, late.why) == (False, "generation 3 is over: generation 4 has begun")
     assert not manifest.folder_of(tmp_path, 20).exists()
-    fencing.begin(tmp_path, 3)  # a rank that comes back late takes nothing back
+    begin_generation(tmp_path, 3)  # a rank that comes back late takes nothing back
     assert not put(tmp_path, 30, 3).ok
     assert put(tmp_path, 40, 4).ok
-    assert "a secret" not in (tmp_path / fencing.FENCE).read_text()
+    assert "a secret" not in (tmp_path / publish.FENCE).read_text()
 
 
 def test_a_new_job_in_the_same_folder_counts_from_one_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job before may have got to any number; what is left of it writes nothing any more."""
     monkeypatch.setenv("HOLDFAST_TOKEN", "first")
-    fencing.begin(tmp_path, 9)
+    begin_generation(tmp_path, 9)
     monkeypatch.setenv("HOLDFAST_TOKEN", "second")
-    fencing.begin(tmp_path, 1)
+    begin_generation(tmp_path, 1)
     assert put(tmp_path, 10, 1).ok
     monkeypatch.setenv("HOLDFAST_TOKEN", "first")
     assert "belongs to another job" in put(tmp_path, 20, 9).why
@@ -55,15 +55,15 @@ def test_a_new_job_in_the_same_folder_counts_from_one_again(tmp_path: Path, monk
 def test_a_note_that_cannot_be_read_keeps_nobody_from_saving(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be torn by a full disk."""
     monkeypatch.setenv("HOLDFAST_TOKEN", "a secret")
-    (tmp_path / fencing.FENCE).write_text(text)
+    (tmp_path / publish.FENCE).write_text(text)
     assert put(tmp_path, 10, 1).ok
-    fencing.begin(tmp_path, 2)
+    begin_generation(tmp_path, 2)
     assert not put(tmp_path, 20, 1).ok
 
 
 def test_a_script_without_an_agent_leaves_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody could take over from it."""
     monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
-    fencing.begin(tmp_path, 1)
-    assert not (tmp_path / fencing.FENCE).exists()
+    begin_generation(tmp_path, 1)
+    assert not (tmp_path / publish.FENCE).exists()
     assert put(tmp_path, 10, 1).ok

@@ -68,7 +68,7 @@ model = torch.nn.Linear(2, 1)
 with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as session:
     for step in session.steps(until=3):
         holdfast.heartbeat(100 + step.number, 1.0)
-        step.commit(0.5)
+        step.end(0.5)
 """
     places = {"WORLD_SIZE": "1", "LOCAL_RANK": "0", "RANK": "0", "HOLDFAST_CHECKPOINT_DIR": str(tmp_path)}
     done = run(script, {**agent.environment, **places})

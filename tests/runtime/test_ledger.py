@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 
 from holdfast.memstore.shared_memory import labels
-from holdfast.runtime.snapshots import stats_reporter
-from holdfast.runtime.snapshots.stats_reporter import SUMS, StatsReporter
+from holdfast.runtime.snapshots import reports
+from holdfast.runtime.snapshots.reports import SUMS, StatsReporter
 from tests.runtime.trainer import FIRST, Trainer
 
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have costs told each time, however fast the machine is."""
-    monkeypatch.setattr(stats_reporter, "PAUSE", 0.0)
+    monkeypatch.setattr(reports, "REPORT_SECONDS", 0.0)
 
 
 def test_the_newest_snapshot_told_is_the_newest_whole_one_in_the_memory_store(tmp_path: Path) -> None:
     """With the moment at which its state was the present one."""
     trainer, told = Trainer(tmp_path), StatsReporter()
-    assert "step" not in told.said(trainer.snapshotter, 1)
+    assert "step" not in told.stats(trainer.snapshotter, 1)
     trainer.to(FIRST + 3)
     newest = max(labels(tmp_path).values(), key=lambda label: label.step)
-    said = told.said(trainer.snapshotter, 1)
+    said = told.stats(trainer.snapshotter, 1)
     assert (said["step"], said["at"]) == (newest.step, newest.time) == (FIRST + 2, newest.time)
     assert (said["every"], said["taken"]) == (1, 3)
     assert said["size"] == newest.size
@@ -35,29 +35,29 @@ def test_the_newest_snapshot_told_is_the_newest_whole_one_in_the_memory_store(tm
 def test_accounts_of_generations_add_up_to_that_of_the_process(tmp_path: Path) -> None:
     """A process that lives on into another generation counts nothing twice."""
     trainer, told = Trainer(tmp_path), StatsReporter()
-    told.said(trainer.snapshotter, 1)
+    told.stats(trainer.snapshotter, 1)
     trainer.to(FIRST + 4)
-    first = told.said(trainer.snapshotter, 1)
-    assert told.said(trainer.snapshotter, 2) | dict.fromkeys(SUMS, 0) == told.said(trainer.snapshotter, 2)
+    first = told.stats(trainer.snapshotter, 1)
+    assert told.stats(trainer.snapshotter, 2) | dict.fromkeys(SUMS, 0) == told.stats(trainer.snapshotter, 2)
     trainer.to(FIRST + 9)
-    second = told.said(trainer.snapshotter, 2)
+    second = told.stats(trainer.snapshotter, 2)
     for name in SUMS:
         assert first[name] + second[name] == pytest.approx(getattr(trainer.snapshotter.counts, name))
 
 
 def test_costs_are_told_now_and_then_and_the_newest_step_always(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A beat stays small; a new generation begins with all of it."""
-    monkeypatch.setattr(stats_reporter, "PAUSE", math.inf)
+    monkeypatch.setattr(reports, "REPORT_SECONDS", math.inf)
     trainer, told = Trainer(tmp_path), StatsReporter()
-    assert set(told.said(trainer.snapshotter, 1)) == {"every", "size", *SUMS}
+    assert set(told.stats(trainer.snapshotter, 1)) == {"every", "size", *SUMS}
     trainer.to(FIRST + 2)
-    assert set(told.said(trainer.snapshotter, 1)) == {"step", "at"}
-    assert set(told.said(trainer.snapshotter, 2)) == {"step", "at", "every", "size", *SUMS}
+    assert set(told.stats(trainer.snapshotter, 1)) == {"step", "at"}
+    assert set(told.stats(trainer.snapshotter, 2)) == {"step", "at", "every", "size", *SUMS}
 
 
 def test_a_rank_that_takes_none_says_why_where_that_is_its_own_doing() -> None:
     """Where the node or the job has none, there is nothing for a rank to say."""
     told = StatsReporter()
-    assert told.said(None, 1) == {}
+    assert told.stats(None, 1) == {}
     told.why = "no optimizer"
-    assert told.said(None, 1) == {"why": "no optimizer"}
+    assert told.stats(None, 1) == {"why": "no optimizer"}

@@ -13,9 +13,8 @@ from statistics import mean
 
 import pytest
 
-from holdfast.runtime.snapshots.contention import RunDelay
-from holdfast.runtime.snapshots.copy_schedule import Terms
-from holdfast.runtime.snapshots.measurements import ENOUGH, StepMeasurements
+from holdfast.runtime.snapshots.copy_schedule import SnapshotLimits
+from holdfast.runtime.snapshots.measurements import ENOUGH, RunDelay, StepMeasurements
 from holdfast.runtime.snapshots.overhead import FIRST, GAP, OFTEN, SELDOM, Overhead, is_control
 
 STEP = 0.27
@@ -121,7 +120,7 @@ def test_nothing_follows_from_few_steps_and_nothing_is_left_of_what_was_forgotte
     assert (found.every, found.cycle) == (1, FIRST)
     found = Job().run(400, 0.25).found
     assert found.every > 1
-    found.forget()
+    found.reset()
     assert (found.every, found.cycle, found.measured) == (1, FIRST, None)
 
 
@@ -138,10 +137,10 @@ def test_control_steps_are_the_same_on_all_ranks(every: int, cycle: int, left_ou
 
 def planning(copy_seconds: float, *, policy: str = "skip", step: float = STEP) -> StepMeasurements:
     """Return the plans of a rank whose copies take so long."""
-    made = StepMeasurements(Terms(policy=policy))
+    made = StepMeasurements(SnapshotLimits(policy=policy))
     for _ in range(ENOUGH + 1):
-        made.measured(10**6, copy_seconds)
-        made.lived(step, [], copied=True)
+        made.add_copy(10**6, copy_seconds)
+        made.add_step(step, [], copied=True)
     return made
 
 
@@ -159,19 +158,19 @@ def test_a_rank_asks_for_the_interval_that_it_has_measured() -> None:
     assert made.wanted == 1
     for step in range(6 * OFTEN):
         copied = step % made.wanted == 0 and not is_control(step, made.wanted, made.control)
-        made.lived(STEP * (1.2 if copied else 1.0), [], copied=copied)
+        made.add_step(STEP * (1.2 if copied else 1.0), [], copied=copied)
     assert made.wanted == pytest.approx(20, abs=2)
-    made.forget()
+    made.reset()
     assert made.wanted == 1
 
 
 def test_on_saturated_cores_the_copies_alone_make_snapshots_rarer_at_once() -> None:
     """Before any steps were compared, however much they scatter; on free cores, where nobody misses what a copy uses, they do not."""
     for delay, used, wanted in ((0.1, 0.1, 20), (0.1, 0.2, 10), (0.001, 0.1, 1), (0.1, 0.0, 1)):
-        made = StepMeasurements(Terms())
+        made = StepMeasurements(SnapshotLimits())
         for number in range(ENOUGH + 1):
-            made.measured(10**6, 0.02)
-            made.lived(STEP * (1 + number % 2), [], copied=True, delay=delay * STEP * (1 + number % 2), used=used)
+            made.add_copy(10**6, 0.02)
+            made.add_step(STEP * (1 + number % 2), [], copied=True, delay=delay * STEP * (1 + number % 2), used=used)
         assert made.wanted == wanted
 
 

@@ -56,7 +56,7 @@ def test_a_new_rank_takes_the_state_from_all_its_replicas_and_its_light_state_fr
     assert found.rank_states == ((3, 2),)
     assert not found.roll_forward | found.roll_back
     assert not found.fetches
-    assert found.reason == "the ranks that live hold all of step 12"
+    assert found.reason == "the surviving ranks have all of step 12"
 
 
 def test_nobody_moves_anything_when_all_ranks_live() -> None:
@@ -75,7 +75,7 @@ def test_a_lost_shard_that_nobody_keeps_comes_from_the_checkpoint_with_all_the_o
     """Fully sharded, nothing kept in memory: the newest live step is not whole."""
     found = planned([keeps(0, 14, "shard 0", rank_states={1: {14}}), new(1, "shard 1")], (10, 5))
     assert (found.step, found.checkpoint, found.transfers, set(found.roll_back)) == (10, True, (), {0})
-    assert found.reason == "the checkpoint of step 10 is whole; nobody has the state of rank 1 at step 14"
+    assert found.reason == "the checkpoint of step 10 is complete; nobody has the state of rank 1 at step 14"
 
 
 def test_a_lost_shard_comes_from_its_replica_while_the_others_go_back_to_their_own_snapshots() -> None:
@@ -165,9 +165,9 @@ def test_survivors_that_no_vote_explains_are_not_trusted() -> None:
     ranks = [keeps(0, 9), keeps(1, 7)]
     found = planned(ranks, (5,))
     assert (found.step, found.checkpoint, set(found.roll_back)) == (5, True, {0, 1})
-    apart = "the ranks that live are at steps that do not go together: rank 0 at 9 and rank 1 at 7"
-    assert found.reason == f"the checkpoint of step 5 is whole; {apart}"
-    assert plan(ranks) == NoPlan(f"{apart}, and there is no whole checkpoint")
+    apart = "the surviving ranks are at steps that do not match: rank 0 at 9 and rank 1 at 7"
+    assert found.reason == f"the checkpoint of step 5 is complete; {apart}"
+    assert plan(ranks) == NoPlan(f"{apart}, and there is no complete checkpoint")
 
 
 def test_the_reason_why_there_is_no_plan_names_what_is_lacking() -> None:
@@ -175,8 +175,8 @@ def test_the_reason_why_there_is_no_plan_names_what_is_lacking() -> None:
     found = plan([keeps(0, 3, "first"), *(new(rank, "last") for rank in range(1, 7))])
     lost = "ranks 1, 2, 3 and 3 more"
     said = f"nobody has the state of {lost} or the generators and the position in the data of {lost} at step 3"
-    assert found == NoPlan(f"{said}, and there is no whole checkpoint")
-    assert plan([new(0)]) == NoPlan("no rank holds any state, and there is no whole checkpoint")
+    assert found == NoPlan(f"{said}, and there is no complete checkpoint")
+    assert plan([new(0)]) == NoPlan("no rank holds any state, and there is no complete checkpoint")
 
 
 def test_many_targets_share_the_sources_evenly() -> None:
@@ -295,7 +295,7 @@ def test_the_newest_whole_step_is_chosen(ranks: list[RankHolding], checkpoints: 
     possible = {step for step, _ in memory} | checkpoints
     if not possible:
         assert isinstance(found, NoPlan)
-        assert found.why.endswith("there is no whole checkpoint")
+        assert found.why.endswith("there is no complete checkpoint")
         return
     assert isinstance(found, RestorePlan)
     assert found.step == max(possible)

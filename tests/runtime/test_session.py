@@ -37,7 +37,7 @@ def train(until: int | None = 5, **options: Any) -> Any:
     """Train a model that learns nothing; return the session."""
     with holdfast.session(**({"model": nn.Linear(2, 2)} | options)) as session:
         for step in session.steps(until=until):
-            step.commit(step.number / 10)
+            step.end(step.number / 10)
     return session
 
 
@@ -77,7 +77,7 @@ def test_a_loss_is_kept_to_the_bit(loss: Any) -> None:
     """Numbers and tensors of one element, of any type."""
     with holdfast.session(model=nn.Linear(1, 1)) as session:
         for step in session.steps(until=1):
-            step.commit(loss)
+            step.end(loss)
     expected = None if loss is None else float(loss)
     assert session.loss == expected or math.isnan(expected or 0)
 
@@ -86,7 +86,7 @@ def test_leaving_the_loop_early_saves_the_last_step(tmp_path: Path) -> None:
     """Early stopping is a clean end."""
     with holdfast.session(model=nn.Linear(1, 1), checkpoint_dir=tmp_path) as session:
         for step in session.steps():
-            step.commit()
+            step.end()
             if step.number == 7:
                 break
     assert (names(tmp_path), session.saved) == (["step-00000007"], 7)
@@ -112,7 +112,7 @@ def test_what_the_user_keeps_beside_comes_back(tmp_path: Path) -> None:
             before["schedulers"].step()
             session.extra["best"] = step.number / 7
             session.extra["mean"] = torch.full((3,), 0.3)
-            step.commit()
+            step.end()
     after = things()
     with holdfast.session(**after, checkpoint_dir=tmp_path) as session:
         assert session.step == 3
@@ -132,9 +132,9 @@ def test_what_the_user_keeps_beside_comes_back(tmp_path: Path) -> None:
         ({"schedulers": [3]}, r"session\(schedulers=...\) got a int, but must be something with state_dict"),
         ({"data": [1, 2]}, r"session\(data=...\) got a list, but must be something with state_dict"),
         ({"extra": [1]}, r"session\(extra=...\) got a list"),
-        ({"save_every": -1}, "save_every is -1, but must be a whole number of at least 0"),
-        ({"save_every": "often"}, "save_every is 'often', but must be a whole number"),
-        ({"keep": 0}, "keep is 0, but must be a whole number of at least 1"),
+        ({"save_every": -1}, "save_every is -1, but must be an integer of at least 0"),
+        ({"save_every": "often"}, "save_every is 'often', but must be an integer"),
+        ({"keep": 0}, "keep is 0, but must be an integer of at least 1"),
     ],
 )
 def test_a_wrong_argument_is_named_with_what_it_must_be(options: dict[str, Any], words: str) -> None:
@@ -148,17 +148,17 @@ def test_a_wrong_use_of_steps_is_said_at_once() -> None:
     with holdfast.session(model=nn.Linear(1, 1)) as session:
         step = next(session.steps())
         with pytest.raises(TypeError, match=r"tensor of shape \(2,\).*loss.mean"):
-            step.commit(torch.ones(2))
+            step.end(torch.ones(2))
         with pytest.raises(TypeError, match="got a str"):
-            step.commit("low")  # type: ignore[arg-type]
-        step.commit()
-        with pytest.raises(RuntimeError, match="step 1 is committed already"):
-            step.commit()
+            step.end("low")  # type: ignore[arg-type]
+        step.end()
+        with pytest.raises(RuntimeError, match="step 1 has ended already"):
+            step.end()
         with pytest.raises(RuntimeError, match="the session has not begun: use `with"):
             next(holdfast.session(model=nn.Linear(1, 1)).steps())
         with pytest.raises(ValueError, match="cannot be negative"):
             next(session.steps(until=-1))
-        with pytest.raises(RuntimeError, match="step 2 was not committed"):
+        with pytest.raises(RuntimeError, match="step 2 was not ended"):
             for _ in session.steps(until=5):
                 pass
     with pytest.raises(ValueError, match="section 'x': the limit is 0"), holdfast.section("x", limit=0):
@@ -189,7 +189,7 @@ with holdfast.session(model=model) as session:
     for step in session.steps(until=9):
         if step.number == 4:
             raise ArithmeticError("the loss is gone")
-        step.commit(1.0)
+        step.end(1.0)
 """
 
 

@@ -12,7 +12,7 @@ from detectors.evidence import RankProgress
 from detectors.hang_analysis import explain
 from holdfast.control.faults.rank_status import parse_rank_status
 from holdfast.runtime.groups.operations import MAX_PENDING, InFlightOperations
-from holdfast.runtime.telemetry.rank_status import QUESTIONS, answering
+from holdfast.runtime.telemetry.rank_status import QUERIES, answer_queries
 from tests.runtime.flow_double import FlowDouble, Job
 
 
@@ -65,8 +65,8 @@ def test_a_trail_counts_each_way_by_itself_and_forgets_what_nobody_waits_for() -
 def test_a_question_that_cannot_be_answered_leaves_the_hearing_of_orders_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong in an answer, the next order must be heard."""
     heard: list[Any] = []
-    monkeypatch.setitem(QUESTIONS, "sums", lambda question: heard.append(1 // question["step"]))
-    hear = answering(heard.append)
+    monkeypatch.setitem(QUERIES, "sums", lambda question: heard.append(1 // question["step"]))
+    hear = answer_queries(heard.append)
     for order in ({"do": "sums", "step": 0}, {"do": "sums", "step": 1}, {"do": "abandon"}):
         hear(order)
     assert heard == [1, {"do": "abandon"}]

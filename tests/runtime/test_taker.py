@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from holdfast.memstore import store_folders
-from holdfast.memstore.replication_progress import ReplicationProgress
+from holdfast.memstore.notification import ReplicationProgress
 from holdfast.memstore.shared_memory import Snapshot, labels
-from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace, WriteWish
-from holdfast.runtime.snapshots.copy_schedule import Terms
+from holdfast.runtime.snapshots.config import PendingWrite, SnapshotConfig, SnapshotPlace
+from holdfast.runtime.snapshots.copy_schedule import SnapshotLimits
 from holdfast.runtime.snapshots.restore import RestoreError, Restorer, SnapshotSource
 from holdfast.runtime.snapshots.restore_planner import Fetch
-from holdfast.runtime.snapshots.snapshotter import HELD, SLOTS, Snapshotter
+from holdfast.runtime.snapshots.snapshotter import REPORT_SKIPPED, SLOTS, Snapshotter
 from holdfast.runtime.state.training import Training
 from tests.runtime.trainer import FIRST, Trainer, opened, restore, same, stored
 
@@ -151,7 +151,7 @@ def test_copying_goes_on_in_windows_and_nowhere_else(tmp_path: Path) -> None:
     """A step that waits long enough has its snapshot before its optimizer asks for it."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 1)
-    trainer.snapshotter.planning.profile.forget()  # as one that has just come in: it copies whenever it waits
+    trainer.snapshotter.planning.profile.clear()  # as one that has just come in: it copies whenever it waits
     trainer.begin()
     assert FIRST + 1 not in stored(tmp_path)
     assert trainer.idle.enter("pipeline")
@@ -215,9 +215,11 @@ def test_whatever_an_optimizer_keeps_comes_back_to_its_parameter(tmp_path: Path)
         trainer.optimizer = Counting(trainer.net.parameters(), lr=0.01, momentum=0.9)  # type: ignore[assignment]
         trainer.scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 2, 0.5)
         trainer.training = Training(model=trainer.net, optimizers=[trainer.optimizer], schedulers=[trainer.scheduler], extra=trainer.extra)
-        trainer.snapshotter = Snapshotter(trainer.training, SnapshotConfig(memstore=tmp_path, limit=0, terms=Terms()), windows=trainer.idle)
+        trainer.snapshotter = Snapshotter(
+            trainer.training, SnapshotConfig(memstore=tmp_path, limit=0, limits=SnapshotLimits()), windows=trainer.idle
+        )
         opened.append(trainer.snapshotter)
-        trainer.snapshotter.sit(SnapshotPlace(0, 1, "net"), 1)
+        trainer.snapshotter.set_place(SnapshotPlace(0, 1, "net"), 1)
         trainers.append(trainer)
     trainers[0].to(FIRST + 2)
     wanted = trainers[0].state()
@@ -231,16 +233,16 @@ def test_only_who_is_waited_for_tells_that_replicas_are_behind(tmp_path: Path, c
     """Snapshots are left out by all ranks, for the sake of those whose own are not on the other node; once is enough."""
     trainer, sender = Trainer(tmp_path), ReplicationProgress(tmp_path, 0)
     trainer.to(FIRST + 2)
-    sender.whole(FIRST, 1)
+    sender.complete(FIRST, 1)
     trainer.snapshotter.held = True  # for another rank's sake
-    trainer.to(FIRST + 2 + HELD)
-    assert trainer.snapshotter.counts.held >= HELD
+    trainer.to(FIRST + 2 + REPORT_SKIPPED)
+    assert trainer.snapshotter.counts.held >= REPORT_SKIPPED
     assert "replica-behind" not in caplog.text
     trainer.snapshotter.held = False
-    trainer.to(FIRST + 4 + HELD)
+    trainer.to(FIRST + 4 + REPORT_SKIPPED)
     assert trainer.snapshotter.behind()
     trainer.snapshotter.held = True
-    trainer.to(FIRST + 7 + HELD)
+    trainer.to(FIRST + 7 + REPORT_SKIPPED)
     assert caplog.text.count("replica-behind") == 1
 
 
@@ -249,9 +251,9 @@ def test_no_snapshot_takes_the_place_of_the_last_one_that_is_replicated(tmp_path
     trainer, sender = Trainer(tmp_path), ReplicationProgress(tmp_path, 0)
     trainer.to(FIRST + 2)
     assert not trainer.snapshotter.behind()
-    sender.moves()  # something is on its way, and nothing whole there
+    sender.sent()  # something is on its way, and nothing whole there
     assert trainer.snapshotter.behind()
-    sender.whole(FIRST, 1)
+    sender.complete(FIRST, 1)
     assert not trainer.snapshotter.behind()
     trainer.begin()
     trainer.end()
@@ -260,7 +262,7 @@ def test_no_snapshot_takes_the_place_of_the_last_one_that_is_replicated(tmp_path
     trainer.to(FIRST + 5)
     assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2]
     assert trainer.snapshotter.counts.held == 2
-    trainer.snapshotter.wish(WriteWish(step=FIRST + 5, directory=tmp_path, keep=2, loss=None, stood=0.0))
+    trainer.snapshotter.request_write(PendingWrite(step=FIRST + 5, directory=tmp_path, keep=2, loss=None, paused=0.0))
     trainer.begin()
     trainer.end()
     assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2, FIRST + 5]  # what the other node has stays

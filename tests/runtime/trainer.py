@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace
-from holdfast.runtime.snapshots.copy_schedule import PROFILE, Terms
+from holdfast.runtime.snapshots.copy_schedule import PROFILE, SnapshotLimits
 from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource
 from holdfast.runtime.snapshots.restore_planner import Fetch, SnapshotRef
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
@@ -52,9 +52,11 @@ class Trainer:
         self.extra: dict[str, Any] = {"seen": 0, "mean": torch.zeros(5)}
         self.training = Training(model=self.net, optimizers=[self.optimizer], schedulers=[self.scheduler], extra=self.extra)
         self.idle = WaitWindows()
-        self.snapshotter = Snapshotter(self.training, SnapshotConfig(memstore=memstore, limit=limit, terms=Terms()), windows=self.idle)
+        self.snapshotter = Snapshotter(
+            self.training, SnapshotConfig(memstore=memstore, limit=limit, limits=SnapshotLimits()), windows=self.idle
+        )
         opened.append(self.snapshotter)
-        self.snapshotter.sit(place or SnapshotPlace(0, 1, "net"), 1)
+        self.snapshotter.set_place(place or SnapshotPlace(0, 1, "net"), 1)
         self.step = 0
 
     def begin(self) -> None:
