@@ -102,7 +102,7 @@ def parts_that_count(path: Path, label: Label) -> Iterator[int]:
     yield from range(PAGE, PAGE + label.size + label.tail)
 
 
-def test_every_flipped_byte_is_seen(tmp_path: Path) -> None:
+def test_every_flipped_byte_is_detected(tmp_path: Path) -> None:
     """Label, data, sums, index, blobs: one bit, or all of them."""
     path = tmp_path / "a.snap"
     label = written(path)
@@ -114,7 +114,7 @@ def test_every_flipped_byte_is_seen(tmp_path: Path) -> None:
     assert is_whole(path)
 
 
-def test_every_lost_stretch_is_seen(tmp_path: Path) -> None:
+def test_every_lost_range_is_detected(tmp_path: Path) -> None:
     """Zeroes where something was, and a file that ends early."""
     path = tmp_path / "a.snap"
     label = written(path)
@@ -136,7 +136,7 @@ def parts_that_count_in(right: bytes, label: Label) -> list[int]:
     return [*range(head), *range(PAGE, PAGE + label.size + label.tail)]
 
 
-def test_a_writer_that_dies_between_any_two_writes_leaves_what_was_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_killed_between_any_two_writes_leaves_the_old_snapshot_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that it did to the file is done again, up to each write, and up to each byte of the short ones."""
     path = tmp_path / "a.snap"
     written(path, step=7)
@@ -177,7 +177,7 @@ def cuts(shard: bytes) -> list[int]:
     return [0] if len(shard) <= 8 else [0, *range(8, len(shard), max(8, len(shard) // 40 // 8 * 8))]
 
 
-def test_nobody_reads_what_is_being_written_and_nobody_writes_what_is_being_read(tmp_path: Path) -> None:
+def test_a_file_is_not_read_while_written_and_not_written_while_read(tmp_path: Path) -> None:
     """Not even between a look and the first byte."""
     path = tmp_path / "a.snap"
     label = written(path)
@@ -198,7 +198,7 @@ def test_nobody_reads_what_is_being_written_and_nobody_writes_what_is_being_read
     slot.close()
 
 
-def test_a_copy_is_sealed_only_with_the_tail_that_its_label_names(tmp_path: Path) -> None:
+def test_a_copy_is_sealed_only_with_the_tail_in_its_label(tmp_path: Path) -> None:
     """Another one, or one for other sizes, is none."""
     label = written(tmp_path / "a.snap")
     raw = (tmp_path / "a.snap").read_bytes()
@@ -231,7 +231,7 @@ def test_a_copy_is_sealed_only_with_the_tail_that_its_label_names(tmp_path: Path
         {"step": None},
     ],
 )
-def test_a_label_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_an_invalid_label_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     """It comes from other nodes too."""
     label = written(tmp_path / "a.snap")
     assert shared_memory.label_of(asdict(label)) == label
@@ -262,7 +262,7 @@ def test_shares_cover_every_byte_once(sizes: list[int], parts: int, cut: int) ->
 
 @given(st.binary(max_size=3000))
 @settings(deadline=None)
-def test_a_sum_is_what_it_is_said_to_be(data: bytes) -> None:
+def test_a_checksum_follows_its_definition(data: bytes) -> None:
     """Every half word of 32 bits times an odd weight of its own, modulo 2**64."""
     first, second = (struct.unpack(f"<{shared_memory.SLICE_BYTES // 8}Q", row) for row in shared_memory.weights())
     assert {weight % 2 for weight in first + second} == {1}
@@ -275,7 +275,7 @@ def test_a_sum_is_what_it_is_said_to_be(data: bytes) -> None:
     assert word_sum(data) == sum(half * weight for half, weight in zip(halves, by_half, strict=True)) % 2**64
 
 
-def test_stretches_of_what_is_longer_are_told_apart() -> None:
+def test_ranges_longer_than_a_slice_are_distinguished() -> None:
     """The same two stretches, the other way round."""
     one, other = bytes(shared_memory.SLICE_BYTES - 8) + b"one half", bytes(shared_memory.SLICE_BYTES - 8) + b"other ha"
     assert word_sum(one + other) == (word_sum(one) * shared_memory.SPREAD + word_sum(other)) % 2**64
@@ -330,7 +330,7 @@ DAMAGE: dict[str, Callable[[bytes, Callable[[int], int]], bytes]] = {
 @pytest.mark.parametrize("kind", DAMAGE)
 @given(seed=st.integers(0, 2**32))
 @settings(deadline=None, max_examples=25)
-def test_damage_changes_the_sum(kind: str, seed: int) -> None:
+def test_damage_changes_the_checksum(kind: str, seed: int) -> None:
     """Whatever a bad cell, a bad line or a wrong address does to a slice."""
     order = random.Random(seed)
     data = order.randbytes(PAGES * PAGE)
@@ -348,7 +348,7 @@ def test_a_snapshot_of_an_older_format_is_refused_by_its_format(tmp_path: Path) 
         Snapshot(tmp_path / "a.snap")
 
 
-def test_memory_stores_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_memory_stores_are_separate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By node and job; a node finds its own."""
     monkeypatch.setenv("HOLDFAST_MEMSTORE_ROOT", str(tmp_path))
     places = [store_folders.memstore_of(node, job) for node in ("a", "b") for job in ("x", "y")]
@@ -363,7 +363,7 @@ def test_memory_stores_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
-def test_a_folder_that_somebody_else_made_first_keeps_nobody_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_created_first_by_another_user_does_not_prevent_memory_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does a link, nor many with names like ours; all processes find the same folder, and nothing of theirs is touched."""
     monkeypatch.setenv("HOLDFAST_MEMSTORE_ROOT", str(tmp_path))
     tmp_path.chmod(0o1777)

@@ -15,8 +15,8 @@ import torch
 from holdfast.runtime.checkpoint_verifier.__main__ import findings, main
 from holdfast.runtime.state import tree
 from tests.runtime.damage import biggest, flip_a_bit
-from tests.runtime.kept import STEP, Change, Made, make, reseal, rewrite
 from tests.runtime.ranks import ROOT, Ranks
+from tests.runtime.saved_run import STEP, Change, Made, make, reseal, rewrite
 
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp"])
@@ -48,7 +48,7 @@ def broken_by(made: Made, change: Change) -> str:
     return "\n".join(disk(made)["broken"])
 
 
-def test_what_was_saved_and_left_alone_is_proven(made: Made) -> None:
+def test_an_unchanged_checkpoint_is_proven(made: Made) -> None:
     """The disk, the memory, and both compared; what cannot be proven is said."""
     told = disk(made)
     assert told["broken"] == []
@@ -63,7 +63,7 @@ def test_what_was_saved_and_left_alone_is_proven(made: Made) -> None:
     assert "every rank's random generators are the same in memory and on the disk" in both["proven"]
 
 
-def test_writing_anew_without_a_change_passes(made: Made) -> None:
+def test_rewriting_without_a_change_passes(made: Made) -> None:
     """So what the other tests find is their change, not the way it was made."""
     assert broken_by(made, lambda _tensors, _trees: None) == ""
     for path in made.snapshots():
@@ -102,13 +102,13 @@ CHANGES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_what_does_not_belong_together_is_named(made: Made, case: str) -> None:
+def test_what_does_not_match_is_reported(made: Made, case: str) -> None:
     """The checkpoint's digests are right, so that nothing else would notice."""
     change, words = CHANGES[case]
     assert words in broken_by(made, change)
 
 
-def test_counters_of_ranks_that_do_not_agree_are_named(made: Made) -> None:
+def test_counters_that_differ_between_ranks_are_reported(made: Made) -> None:
     """Rank 1 says that it has applied 7 steps of one parameter."""
 
     def change(tensors: dict[str, torch.Tensor], trees: dict[int, Any]) -> None:
@@ -121,7 +121,7 @@ def test_counters_of_ranks_that_do_not_agree_are_named(made: Made) -> None:
     assert "' of rank 1 is 7.0, that of the others 11.0" in broken_by(made, change).replace("rank 0 is 11.0, that of the others 7.0", "")
 
 
-def test_a_counter_that_differs_from_its_neighbours_is_told(made: Made) -> None:
+def test_a_counter_that_differs_from_the_others_is_unproven(made: Made) -> None:
     """It may be right, where a parameter got no gradient: it is told as what cannot be proven."""
 
     def change(tensors: dict[str, torch.Tensor], trees: dict[int, Any]) -> None:
@@ -159,7 +159,7 @@ SNAPSHOTS: dict[str, tuple[Callable[[bytearray, dict[str, bytes], dict[str, Any]
 
 
 @pytest.mark.parametrize("case", SNAPSHOTS)
-def test_snapshots_that_do_not_go_together_are_named(made: Made, case: str) -> None:
+def test_snapshots_that_do_not_match_are_reported(made: Made, case: str) -> None:
     """Their sums are right."""
     change, words = SNAPSHOTS[case]
     files = made.snapshots()
@@ -168,7 +168,7 @@ def test_snapshots_that_do_not_go_together_are_named(made: Made, case: str) -> N
     assert words in "\n".join(told.broken)
 
 
-def test_a_missing_rank_is_named(made: Made) -> None:
+def test_a_missing_rank_is_reported(made: Made) -> None:
     """Its own state is gone, and what only it had of a piece."""
     first, _ = made.snapshots()
     told = "\n".join(findings({"memory": [str(first)], "world": 2}).broken)
@@ -196,7 +196,7 @@ def test_a_tampered_tensor_on_the_disk_is_found_by_comparing(made: Made) -> None
     assert all(".exp_avg'" in line for line in broken)
 
 
-def test_by_hand_it_speaks_to_a_person(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_its_findings(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     """Status 0 and what is proven; status 1 and what is broken."""
     folder = str(made.checkpoint)
     assert main([folder]) == 0

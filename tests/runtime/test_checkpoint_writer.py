@@ -130,7 +130,7 @@ def leftovers(directory: Path) -> list[str]:
 
 
 @given(st.lists(st.integers(1, 5), max_size=4), st.data())
-def test_boxes_are_all_elements_once_and_in_order(shape: list[int], data: st.DataObject) -> None:
+def test_boxes_cover_all_elements_once_and_in_order(shape: list[int], data: st.DataObject) -> None:
     """Of any stretch of any tensor, in no more boxes than there must be."""
     size = math.prod(shape)
     begin = data.draw(st.integers(0, size))
@@ -177,7 +177,7 @@ def test_it_is_the_checkpoint_that_ranks_write_themselves(tmp_path: Path, copies
     assert all(torch.equal(plain[0][key], plain[1][key]) for key in moments)
 
 
-def test_what_several_pieces_have_is_written_once(tmp_path: Path) -> None:
+def test_what_several_shards_have_is_written_once(tmp_path: Path) -> None:
     """Ranks with the same model and states of their own: as where an optimizer is split over them."""
     trainers = trained(tmp_path, [SnapshotPlace(0, 2, "a"), SnapshotPlace(1, 2, "b")])
     wanted = trainers[0].state()
@@ -191,7 +191,7 @@ def test_what_several_pieces_have_is_written_once(tmp_path: Path) -> None:
     assert same(other.state(), wanted)
 
 
-def test_only_the_newest_whole_ones_stay(tmp_path: Path) -> None:
+def test_only_the_newest_complete_checkpoints_are_kept(tmp_path: Path) -> None:
     """As many as were asked for."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     ours = tmp_path / "ours"
@@ -218,7 +218,7 @@ def test_a_flipped_bit_in_memory_never_gets_a_digest(tmp_path: Path) -> None:
     assert not ours.exists() or not list(ours.iterdir())
 
 
-def test_another_snapshot_in_its_place_is_not_taken(tmp_path: Path) -> None:
+def test_a_replaced_snapshot_is_not_written(tmp_path: Path) -> None:
     """Whatever happened meanwhile: a checkpoint is of one step."""
     trainers = trained(tmp_path, [SnapshotPlace(rank, 2, "net", rank, 2) for rank in range(2)])
     ours = tmp_path / "ours"
@@ -230,7 +230,7 @@ def test_another_snapshot_in_its_place_is_not_taken(tmp_path: Path) -> None:
     assert [kind for kind, _ in told.storage_errors] == ["snapshot-spoiled"]
 
 
-def test_nothing_is_put_in_place_for_a_generation_that_is_over(tmp_path: Path) -> None:
+def test_nothing_is_published_for_a_generation_that_is_over(tmp_path: Path) -> None:
     """And nobody hears of a fault, as there is none."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     ours = tmp_path / "ours"
@@ -240,7 +240,7 @@ def test_nothing_is_put_in_place_for_a_generation_that_is_over(tmp_path: Path) -
     assert (told.saves, told.storage_errors, list(ours.iterdir())) == ([], [], [])
 
 
-def test_a_rank_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_never_arrives_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others do not wait for it for ever."""
     monkeypatch.setattr(rendezvous, "STALL", 0.2)
     trainers = trained(tmp_path, [SnapshotPlace(rank, 3, "net", rank, 3) for rank in range(3)])
@@ -267,7 +267,7 @@ def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, disk: Path) -> None:
     assert (told.saves, told.storage_errors) == ([STEP + 1], [])
 
 
-def test_a_place_that_may_not_be_written_is_told_as_that(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     """A file where the folder should be, a folder of no one."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     (tmp_path / "file").write_text("")
@@ -277,7 +277,7 @@ def test_a_place_that_may_not_be_written_is_told_as_that(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("killed", [(0, 1), (1, 0)], ids=["the leader", "another"])
-def test_a_checkpoint_writer_killed_anywhere_leaves_whole_checkpoints_alone(tmp_path: Path, killed: tuple[int, ...]) -> None:
+def test_a_checkpoint_writer_killed_anywhere_does_not_harm_complete_checkpoints(tmp_path: Path, killed: tuple[int, ...]) -> None:
     """At every file that it opens, renames or removes in turn: what stood stands, and the next checkpoint writer ends what this one began.
 
     The checkpoint writer of the other node has done its part meanwhile and comes to it no more.
@@ -302,7 +302,7 @@ def test_a_checkpoint_writer_killed_anywhere_leaves_whole_checkpoints_alone(tmp_
     assert not rounds[-1]["killed"]
 
 
-def test_where_no_checkpoint_writer_is_left_ranks_write_themselves(tmp_path: Path) -> None:
+def test_without_a_checkpoint_writer_ranks_write_themselves(tmp_path: Path) -> None:
     """What is ordered there is taken back, so that no slot waits for it; another agent begins anew."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     memstore = store_of(tmp_path, 0)

@@ -88,7 +88,7 @@ with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters(),
         ("1, [1.0]", "TypeError: heartbeat(loss=...): the loss must be a number"),
     ],
 )
-def test_what_is_no_step_and_no_loss_is_the_scripts_error(agent: AgentDouble, call: str, words: str) -> None:
+def test_an_invalid_step_or_loss_is_an_error(agent: AgentDouble, call: str, words: str) -> None:
     """With what is wrong."""
     done = run(f"import holdfast\nholdfast.heartbeat({call})", agent.environment)
     assert words in done.stderr

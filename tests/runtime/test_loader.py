@@ -111,7 +111,7 @@ def kept(loader: holdfast.Loader) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "before"), CASES)
-def test_a_resumed_loader_goes_on_as_an_undisturbed_one(name: str, before: int) -> None:
+def test_a_resumed_loader_continues_as_an_undisturbed_one(name: str, before: int) -> None:
     """Order, noise and the generators themselves are the same, inside an epoch, at its end, and in the second."""
     seeded()
     undisturbed = holdfast.Loader(LOADERS[name]())
@@ -147,7 +147,7 @@ def test_an_epoch_at_a_time_ends_with_each_epoch() -> None:
     assert (len(loader), loader.epoch, loader.consumed) == (7, 3, 0)
 
 
-def test_a_loop_left_early_goes_on_where_it_was() -> None:
+def test_a_loop_left_early_continues_where_it_was() -> None:
     """Breaking out of a loop and looping again misses and repeats nothing."""
     loader = holdfast.Loader(DataLoader(Counted(10, noise=False), 1))
     seen = [int(batch[0, 0]) for _ in range(5) for batch in islice(loader, 3)]
@@ -189,7 +189,7 @@ def _silence(_: int) -> None:
     there.dataset.noise = False  # type: ignore[attr-defined]
 
 
-def test_wrong_use_is_said_clearly() -> None:
+def test_wrong_use_is_reported_clearly() -> None:
     """Something else than a DataLoader, one that gives nothing, and somebody else's position."""
     with pytest.raises(TypeError, match=r"Loader\(...\) got a list"):
         holdfast.Loader([1, 2])  # type: ignore[arg-type]

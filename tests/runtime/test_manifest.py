@@ -127,7 +127,7 @@ def test_every_flipped_bit_of_a_checkpoint_is_caught(tmp_path: Path) -> None:
     usable(folder)
 
 
-def test_with_no_whole_checkpoint_left_training_begins_anew(tmp_path: Path) -> None:
+def test_without_a_complete_checkpoint_training_starts_from_scratch(tmp_path: Path) -> None:
     """All are damaged: nothing is loaded, nothing is removed."""
     save(tmp_path, until=2)
     for folder in manifest.candidates(tmp_path):
@@ -137,7 +137,7 @@ def test_with_no_whole_checkpoint_left_training_begins_anew(tmp_path: Path) -> N
     assert len(names(tmp_path)) == 2
 
 
-def test_what_is_not_named_as_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
+def test_folders_with_other_names_are_ignored(tmp_path: Path) -> None:
     """Other files and folders are no candidates, a file of that name is a torn one."""
     save(tmp_path, until=1)
     for name in ("step-2", "step-00000009.bak", "notes"):
@@ -148,7 +148,7 @@ def test_what_is_not_named_as_a_checkpoint_is_left_alone(tmp_path: Path) -> None
         manifest.read(tmp_path / "step-00000012")
 
 
-def test_the_files_are_shared_out_once_each_and_about_evenly() -> None:
+def test_each_file_is_checked_by_one_rank_and_the_bytes_are_balanced() -> None:
     """Every file is checked by one rank, and no rank has more than its share and the biggest file."""
     chance = random.Random(1)
     files = {f"__{n}_0.distcp": WrittenFile(chance.randrange(10**6), "") for n in range(50)}
@@ -169,7 +169,7 @@ def test_the_files_are_shared_out_once_each_and_about_evenly() -> None:
     ],
     ids=["deep", "deep and whole", "half a character", "a long number", "no number"],
 )
-def test_a_manifest_that_nobody_thought_of_makes_a_checkpoint_unusable(tmp_path: Path, text: str) -> None:
+def test_an_invalid_manifest_makes_a_checkpoint_unusable(tmp_path: Path, text: str) -> None:
     """Not the program that reads it: the one before is still good."""
     folder = manifest.folder_of(tmp_path, 5)
     folder.mkdir()
@@ -209,7 +209,7 @@ class Attribute:
 
 @pytest.mark.parametrize("of", [Path, Metadata, torch.Size, _MEM_FORMAT_ENCODING, _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST, torch.float32])
 @pytest.mark.parametrize("state", [{"exists": 5}, (None, {"exists": 5})], ids=["fields", "slots"])
-def test_metadata_changes_nothing_that_was_there_before(tmp_path: Path, of: object, state: object) -> None:
+def test_metadata_changes_no_existing_object(tmp_path: Path, of: object, state: object) -> None:
     """Pickle sets fields of whatever it has at hand, a class too."""
     here, before = type(Path("/")) if of is Path else of, dir(of)
     said = pickle.dumps((here, state), protocol=4)

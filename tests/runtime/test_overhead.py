@@ -71,7 +71,7 @@ def test_where_snapshots_cost_nothing_they_are_taken_at_nearly_every_step(noise:
     assert job.found.every == 1
 
 
-def test_the_first_cycles_tell_a_large_cost() -> None:
+def test_the_first_cycles_detect_a_large_cost() -> None:
     """It is not paid for long."""
     assert max(Job().run(4 * FIRST, 0.25).every) > 15
 
@@ -92,7 +92,7 @@ def test_single_slow_steps_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("spill", [0.0, 0.5, 1.0])
-def test_what_falls_into_the_step_after_counts(spill: float) -> None:
+def test_the_effect_on_the_next_step_counts(spill: float) -> None:
     """At every step, and at every n-th."""
     job = Job(noise=0.002, spill=spill).run(800, 0.08)
     found = job.found.measured
@@ -102,7 +102,7 @@ def test_what_falls_into_the_step_after_counts(spill: float) -> None:
     assert found.error < 0.01
 
 
-def test_a_trifle_leaves_no_snapshot_out() -> None:
+def test_a_negligible_cost_skips_no_snapshot() -> None:
     """Half a millisecond of a step of two."""
     found = Overhead(LIMIT)
     for step in range(400):
@@ -113,7 +113,7 @@ def test_a_trifle_leaves_no_snapshot_out() -> None:
     assert found.measured.share > LIMIT
 
 
-def test_nothing_follows_from_few_steps_and_nothing_is_left_of_what_was_forgotten() -> None:
+def test_few_steps_give_no_result_and_a_reset_drops_everything() -> None:
     """Another rank, other steps."""
     found = Job().run(2 * FIRST, 0.25).found
     assert found.measured is None
@@ -152,7 +152,7 @@ def test_copies_that_cannot_matter_are_not_measured() -> None:
     assert planning(0.02, policy="pause").control == 0
 
 
-def test_a_rank_asks_for_the_interval_that_it_has_measured() -> None:
+def test_a_rank_requests_the_interval_that_it_has_measured() -> None:
     """Not for less than the job allows."""
     made = planning(0.02)
     assert made.wanted == 1

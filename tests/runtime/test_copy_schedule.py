@@ -24,7 +24,7 @@ def lived(*windows: tuple[int, float, float], step: float = 0.1, steps: int = 8,
     return profile
 
 
-def test_the_longest_window_takes_what_fits_into_it_and_short_ones_are_left_in_peace() -> None:
+def test_the_longest_window_is_used_and_short_ones_are_not_disturbed() -> None:
     """A first stage has one hole in the middle of its step."""
     found = plan(lived((1, 0.0, 0.002), (3, 0.02, 0.05), (7, 0.09, 0.004)), [MEGABYTE] * 20, SPEED, SnapshotLimits())
     assert found.upto == {3: 20}
@@ -39,7 +39,7 @@ def test_a_last_stage_copies_at_both_ends_of_its_step() -> None:
     assert found.gate(2) == 0
 
 
-def test_a_copy_that_does_not_fit_is_taken_seldom_or_pauses_training() -> None:
+def test_a_copy_that_does_not_fit_is_taken_less_often_or_pauses_training() -> None:
     """Both are said with their cost."""
     profile = lived((1, 0.0, 0.01))
     seldom = plan(profile, [MEGABYTE] * 40, SPEED, SnapshotLimits(overhead=0.01))
@@ -54,14 +54,14 @@ def test_a_copy_that_does_not_fit_is_taken_seldom_or_pauses_training() -> None:
     assert plan(profile, [MEGABYTE] * 40, SPEED, SnapshotLimits(), paused=0.0005).every == 1
 
 
-def test_where_no_wait_can_be_seen_the_copy_is_spread_over_the_step() -> None:
+def test_without_visible_waits_the_copy_is_spread_over_the_step() -> None:
     """As of a GPU, and of groups that are torch's own."""
     found = plan(lived(), [MEGABYTE] * 20, SPEED, SnapshotLimits())
     assert (found.every, round(found.spread, 3), dict(found.upto)) == (1, 0.08, {})
     assert plan(lived((1, 0.0, 0.05)), [MEGABYTE], SPEED, SnapshotLimits(concurrent=True)).spread > 0
 
 
-def test_windows_are_counted_on_as_short_as_they_mostly_come() -> None:
+def test_windows_are_predicted_as_short_as_most_of_them_were() -> None:
     """One in ten was missing, another one varies."""
     profile = Profile()
     for number in range(10):
@@ -92,7 +92,7 @@ def test_a_plan_never_promises_more_than_the_windows_hold(
         assert found.overhead <= terms.overhead + 1e-9 or found.every == copy_schedule.MOST_EVERY
 
 
-def test_there_is_a_new_plan_when_the_job_is_no_longer_what_it_was() -> None:
+def test_there_is_a_new_schedule_when_the_steps_have_changed() -> None:
     """Not sooner: a plan is made anew when steps took a fifth longer, and when pauses turned out shorter than was predicted."""
     planning = StepMeasurements(SnapshotLimits())
     planning.profile = lived((1, 0.0, 0.05))
@@ -106,7 +106,7 @@ def test_there_is_a_new_plan_when_the_job_is_no_longer_what_it_was() -> None:
     assert plans[-1].step > first.step
 
 
-def test_what_was_measured_counts_more_than_what_was_predicted() -> None:
+def test_measured_pauses_replace_predicted_ones() -> None:
     """The prediction says that it does not fit; nobody has waited for it."""
     planning = StepMeasurements(SnapshotLimits())
     planning.profile = lived((1, 0.0, 0.01))
@@ -117,14 +117,14 @@ def test_what_was_measured_counts_more_than_what_was_predicted() -> None:
     assert planning.wanted == 1
 
 
-def test_a_process_that_has_just_come_in_copies_whenever_it_waits() -> None:
+def test_a_new_process_copies_whenever_it_waits() -> None:
     """It knows nothing of its steps yet, and the others need its snapshot."""
     planning = StepMeasurements(SnapshotLimits())
     found = planning.plan_for([MEGABYTE] * 3)
     assert [found.gate(number) for number in (1, 2, 99)] == [3, 3, 3]
 
 
-def test_windows_are_noted_once_however_waits_are_nested() -> None:
+def test_nested_waits_are_recorded_as_one_window() -> None:
     """The vote contains waits of its own; short ones are none."""
     idle = WaitWindows()
     assert idle.enter("vote")

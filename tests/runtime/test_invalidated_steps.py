@@ -25,7 +25,7 @@ def train(place: Path, until: int, every: int = 2) -> Any:
     return begun
 
 
-def test_checkpoints_are_passed_over_until_they_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalidated_checkpoints_are_skipped_until_they_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The older ones that count are kept meanwhile."""
     train(tmp_path, until=8)
     monkeypatch.setenv("HOLDFAST_INVALIDATED", "5:7")
@@ -37,7 +37,7 @@ def test_checkpoints_are_passed_over_until_they_are_made_anew(tmp_path: Path, mo
     assert list(manifest.complete_steps(tmp_path, InvalidatedSteps.of()))[:2] == [10, 8]
 
 
-def test_snapshots_of_generations_before_do_not_count() -> None:
+def test_invalidated_snapshots_of_earlier_generations_do_not_count() -> None:
     """From the step on; nothing else is touched."""
     memory = SnapshotSource.of({"HOLDFAST_INVALIDATED": "5:7,90:9"})
     told = {"node": "n", "name": "rank-0", "rank": 0, "shard": "p", "part": 0, "parts": 1}
@@ -47,7 +47,7 @@ def test_snapshots_of_generations_before_do_not_count() -> None:
     assert all(isinstance(one, SnapshotRef) for one in kept)
 
 
-def test_steps_in_a_row_are_passed_over_at_their_first() -> None:
+def test_consecutive_steps_are_skipped_at_the_first() -> None:
     """So that each is done with a batch of none of them."""
     off = InvalidatedSteps.of({"HOLDFAST_SKIP_STEPS": "3,4,9"})
     assert [off.skipped_before(step) for step in range(1, 11)] == [0, 0, 2, 0, 0, 0, 0, 0, 1, 0]

@@ -19,7 +19,7 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "REPORT_SECONDS", 0.0)
 
 
-def test_the_newest_snapshot_told_is_the_newest_whole_one_in_the_memory_store(tmp_path: Path) -> None:
+def test_the_newest_snapshot_reported_is_the_newest_complete_one_in_the_memory_store(tmp_path: Path) -> None:
     """With the moment at which its state was the present one."""
     trainer, told = Trainer(tmp_path), StatsReporter()
     assert "step" not in told.stats(trainer.snapshotter, 1)
@@ -32,7 +32,7 @@ def test_the_newest_snapshot_told_is_the_newest_whole_one_in_the_memory_store(tm
     assert 0 <= said["overlapped"] <= said["copied"]
 
 
-def test_accounts_of_generations_add_up_to_that_of_the_process(tmp_path: Path) -> None:
+def test_statistics_of_generations_add_up_to_those_of_the_process(tmp_path: Path) -> None:
     """A process that lives on into another generation counts nothing twice."""
     trainer, told = Trainer(tmp_path), StatsReporter()
     told.stats(trainer.snapshotter, 1)
@@ -45,7 +45,7 @@ def test_accounts_of_generations_add_up_to_that_of_the_process(tmp_path: Path) -
         assert first[name] + second[name] == pytest.approx(getattr(trainer.snapshotter.counts, name))
 
 
-def test_costs_are_told_now_and_then_and_the_newest_step_always(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_are_reported_at_intervals_and_the_newest_step_always(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A beat stays small; a new generation begins with all of it."""
     monkeypatch.setattr(reports, "REPORT_SECONDS", math.inf)
     trainer, told = Trainer(tmp_path), StatsReporter()
@@ -55,7 +55,7 @@ def test_costs_are_told_now_and_then_and_the_newest_step_always(tmp_path: Path, 
     assert set(told.stats(trainer.snapshotter, 2)) == {"step", "at", "every", "size", *SUMS}
 
 
-def test_a_rank_that_takes_none_says_why_where_that_is_its_own_doing() -> None:
+def test_a_rank_that_takes_no_snapshots_reports_why() -> None:
     """Where the node or the job has none, there is nothing for a rank to say."""
     told = StatsReporter()
     assert told.stats(None, 1) == {}

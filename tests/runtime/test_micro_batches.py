@@ -33,7 +33,7 @@ def test_every_sample_is_computed_once_and_weighs_the_same(deal: tuple[int, int,
 
 
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(1, 9))
-def test_parts_of_one_size_are_dealt_whole(units: int, most: int, copies: int) -> None:
+def test_micro_batches_of_one_size_are_not_cut(units: int, most: int, copies: int) -> None:
     """What is built for one size never sees another; each sample counts once, and all copies have equally many parts."""
     values = [float(number) for number in range(units * most)]
     found = [split(values, BatchSplit(place=place, copies=copies, max_samples=most, equal_size=True)) for place in range(copies)]
@@ -44,7 +44,7 @@ def test_parts_of_one_size_are_dealt_whole(units: int, most: int, copies: int) -
     assert mean == pytest.approx(sum(values) / len(values))
 
 
-def test_even_shares_weigh_one() -> None:
+def test_equal_micro_batches_have_the_weight_one() -> None:
     """With all copies there and a batch that they divide nothing is scaled: losses stay what they are to the bit."""
     assert [told.weight for place in range(4) for _, told in split(list(range(32)), BatchSplit(place=place, copies=4, max_samples=8))] == [
         1.0
@@ -87,7 +87,7 @@ def test_a_step_has_its_samples_whoever_computes_them(workers: int) -> None:
     assert (state["epoch"], state["consumed"]) == (0, 2)
 
 
-def test_what_the_epoch_ends_with_is_shared_out_too() -> None:
+def test_the_last_batch_of_an_epoch_is_divided_too() -> None:
     """The last batch has two samples for three copies: one of them computes at a weight of nothing, and none is missing."""
     found = together(*(steps(a_loader(endless=False), BatchSplit(place=place, copies=3), 4) for place in range(3)))
     assert [len(step) for step in found] == [6, 6, 6, 2]
@@ -115,13 +115,13 @@ DATA = TensorDataset(torch.arange(20))
     ],
     ids=["another order on each rank", "shared out already", "no length", "no batch", "out of order"],
 )
-def test_what_cannot_be_shared_out_is_refused(loader: Callable[[], DataLoader[Any]], words: str) -> None:
+def test_a_loader_that_cannot_be_divided_is_refused(loader: Callable[[], DataLoader[Any]], words: str) -> None:
     """The error says what to write instead."""
     with pytest.raises(ValueError, match=words):
         holdfast.Loader(loader()).split_batches(BatchSplit(place=0, copies=2))
 
 
-def test_batches_that_are_shared_out_are_not_given_otherwise() -> None:
+def test_divided_batches_are_not_given_otherwise() -> None:
     """A loop that takes them both ways would see other samples than it thinks."""
     loader = a_loader()
     steps(loader, BatchSplit(place=0, copies=2), 1)

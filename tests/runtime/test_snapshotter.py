@@ -97,7 +97,7 @@ def _assigned(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize("move", [_loaded, _elsewhere, _assigned])
-def test_state_that_moves_is_found_again(tmp_path: Path, move: Callable[[Trainer], None]) -> None:
+def test_tensors_that_move_are_found_again(tmp_path: Path, move: Callable[[Trainer], None]) -> None:
     """What is copied is what trains, and not what did before."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 2)
@@ -111,7 +111,7 @@ def test_state_that_moves_is_found_again(tmp_path: Path, move: Callable[[Trainer
     assert same(other.state(), wanted)
 
 
-def test_a_slot_that_somebody_reads_is_left_alone(tmp_path: Path) -> None:
+def test_a_slot_that_is_being_read_is_not_written(tmp_path: Path) -> None:
     """It is being sent to another node."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 3)
@@ -123,7 +123,7 @@ def test_a_slot_that_somebody_reads_is_left_alone(tmp_path: Path) -> None:
     assert trainer.snapshotter.counts.given_up > 0
 
 
-def test_a_node_without_room_trains_on_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_without_memory_trains_on_and_reports_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The limit would be exceeded by what three slots take."""
     trainer = Trainer(tmp_path, limit=100_000)
     trainer.to(FIRST + 4)
@@ -132,7 +132,7 @@ def test_a_node_without_room_trains_on_and_says_so_once(tmp_path: Path, caplog: 
     assert "Raise checkpoint.memory.limit" in told
 
 
-def test_what_a_script_keeps_beside_its_tensors_counts_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_extra_state_counts_towards_the_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It may grow long after all slots have their size."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 4)
@@ -164,7 +164,7 @@ def test_copying_goes_on_in_windows_and_nowhere_else(tmp_path: Path) -> None:
     assert trainer.snapshotter.counts.copied > before
 
 
-def test_a_spoiled_part_leaves_nothing_taken_for_whole(tmp_path: Path) -> None:
+def test_a_damaged_part_is_reported_and_not_used_again(tmp_path: Path) -> None:
     """It is named, and not used a second time."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 2)
@@ -207,7 +207,7 @@ class Counting(torch.optim.SGD):
         return told
 
 
-def test_whatever_an_optimizer_keeps_comes_back_to_its_parameter(tmp_path: Path) -> None:
+def test_all_optimizer_state_is_restored_to_its_parameter(tmp_path: Path) -> None:
     """Numbers and mappings are told from tensors by what they are."""
     trainers = []
     for _ in range(2):
@@ -229,7 +229,7 @@ def test_whatever_an_optimizer_keeps_comes_back_to_its_parameter(tmp_path: Path)
     assert same(trainers[1].state()["optimizer"], wanted["optimizer"])
 
 
-def test_only_who_is_waited_for_tells_that_replicas_are_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_slow_ranks_report_that_replicas_are_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Snapshots are left out by all ranks, for the sake of those whose own are not on the other node; once is enough."""
     trainer, sender = Trainer(tmp_path), ReplicationProgress(tmp_path, 0)
     trainer.to(FIRST + 2)
@@ -246,7 +246,7 @@ def test_only_who_is_waited_for_tells_that_replicas_are_behind(tmp_path: Path, c
     assert caplog.text.count("replica-behind") == 1
 
 
-def test_no_snapshot_takes_the_place_of_the_last_one_that_is_replicated(tmp_path: Path) -> None:
+def test_no_snapshot_overwrites_the_last_replicated_one(tmp_path: Path) -> None:
     """The older of the newest two must be on the other node before the next begins; where nothing is sent nobody waits."""
     trainer, sender = Trainer(tmp_path), ReplicationProgress(tmp_path, 0)
     trainer.to(FIRST + 2)

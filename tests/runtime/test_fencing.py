@@ -25,7 +25,7 @@ def put(directory: Path, step: int, generation: int) -> AgentAnswer:
     return put_in_place(*written(directory, step, generation), manifest.folder_of(directory, step), lambda: YES)
 
 
-def test_a_generation_that_others_have_taken_over_from_puts_nothing_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generation_that_was_replaced_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was given leave, and did not know."""
     monkeypatch.setenv("HOLDFAST_TOKEN", "a secret")
     begin_generation(tmp_path, 3)
@@ -52,7 +52,7 @@ def test_a_new_job_in_the_same_folder_counts_from_one_again(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"job": 1}', '{"job": "x", "generation": "y"}'])
-def test_a_note_that_cannot_be_read_keeps_nobody_from_saving(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_fence_does_not_prevent_saving(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be torn by a full disk."""
     monkeypatch.setenv("HOLDFAST_TOKEN", "a secret")
     (tmp_path / publish.FENCE).write_text(text)
@@ -61,7 +61,7 @@ def test_a_note_that_cannot_be_read_keeps_nobody_from_saving(text: str, tmp_path
     assert not put(tmp_path, 20, 1).ok
 
 
-def test_a_script_without_an_agent_leaves_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_without_an_agent_writes_no_fence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody could take over from it."""
     monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
     begin_generation(tmp_path, 1)

@@ -29,7 +29,7 @@ def test_any_single_bit_changes_the_sum(dtype: torch.dtype, size: int, offset: i
     assert checksums_of({"w": part}) != before
 
 
-def test_sums_tell_which_tensor_it_was() -> None:
+def test_checksums_identify_the_tensor() -> None:
     """And are the same for the same values wherever they lie."""
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
     before = checksums_of(dict(model.named_parameters()))
@@ -54,7 +54,7 @@ def told(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentD
     ours.mute()
 
 
-def test_digests_are_told_at_their_steps_and_sums_when_asked_for(told: AgentDouble) -> None:
+def test_digests_are_reported_at_their_steps_and_checksums_on_request(told: AgentDouble) -> None:
     """Of the newest checks only: nobody asks for older ones."""
     model = nn.Linear(4, 4)
     checker = ReplicaChecksums(model, {"HOLDFAST_CHECK_EVERY": "4"})
@@ -81,7 +81,7 @@ def test_checks_can_be_turned_off(told: AgentDouble, setting: str, steps: list[i
     assert [one["step"] for one in told.of("check")] == steps
 
 
-def test_parameters_of_a_strange_kind_end_the_checks_and_not_the_training(told: AgentDouble, caplog: pytest.LogCaptureFixture) -> None:
+def test_parameters_of_an_unsupported_kind_end_the_checks_and_not_the_training(told: AgentDouble, caplog: pytest.LogCaptureFixture) -> None:
     """A tensor without values stands for kinds of parameters that nobody thought of."""
     checker = ReplicaChecksums(nn.Linear(2, 2, device="meta"), {})
     for step in range(MIN_INTERVAL, 4 * MIN_INTERVAL, MIN_INTERVAL):
@@ -91,7 +91,7 @@ def test_parameters_of_a_strange_kind_end_the_checks_and_not_the_training(told: 
 
 
 @given(st.floats(1e-6, 10.0), st.floats(1e-3, 60.0))
-def test_checks_keep_within_their_share_and_all_ranks_can_meet(cost: float, seconds: float) -> None:
+def test_checks_stay_below_their_cost_limit_and_all_ranks_can_meet(cost: float, seconds: float) -> None:
     """The least power of two that the cost allows: of two ranks the rarer one's steps are the other's too."""
     checker = ReplicaChecksums(nn.Linear(2, 2), {})
     checker._costs.append(cost)
