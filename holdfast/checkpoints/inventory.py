@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pydantic import BaseModel, ConfigDict
+
 from holdfast.checkpoints.memstores import NODES_AT_ONCE
-from holdfast.errors import NotReadable
+from holdfast.errors import NoCheckpoint, NotReadable
 from holdfast.memstore.reader import MemstoreReader
 from holdfast.memstore.shared_memory import Label, UnusableSnapshot
 from holdfast.runtime.checkpoint import manifest
@@ -35,6 +37,51 @@ def stored_checkpoints(directory: Path, *, verify: bool = False) -> list[StoredC
     except OSError as error:
         raise NotReadable("checkpoint directory", str(directory), error.strerror or str(error)) from error
     return [inspect_checkpoint(folder, verify=verify) for folder in manifest.candidates(directory)]
+
+
+class CheckpointInfo(BaseModel):
+    """A complete checkpoint in the format of `torch.distributed.checkpoint`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    job: str
+    path: Path
+    """The folder, which `torch.distributed.checkpoint` can read."""
+    step: int
+    """The last committed step in it."""
+    world_size: int
+    """Ranks that wrote it."""
+    bytes: int
+    saved_at: float
+    """Seconds since 1970."""
+    verified: bool
+    """Every file was read and has the SHA-256 in the manifest."""
+    rejected: tuple[str, ...] = ()
+    """Newer checkpoints that were rejected, and why."""
+
+
+def latest(directory: Path, job: str, *, verify: bool = True) -> CheckpointInfo:
+    """Return the newest complete checkpoint in *directory*; with *verify* read every byte of it first.
+
+    Raise `NoCheckpoint` when there is none, `NotReadable` when the folder cannot be read.
+    """
+    rejected: list[str] = []
+    for found in stored_checkpoints(directory):
+        one = inspect_checkpoint(found.path, verify=True) if verify and found.complete else found
+        if one.complete:
+            assert one.manifest is not None, "a complete checkpoint has a manifest"
+            return CheckpointInfo(
+                job=job,
+                path=one.path.absolute(),
+                step=one.step,
+                world_size=one.manifest.world_size,
+                bytes=one.manifest.size,
+                saved_at=one.manifest.time,
+                verified=verify,
+                rejected=tuple(rejected),
+            )
+        rejected.append(f"step {one.step} is {one.status}: {one.findings.broken[0]}")
+    raise NoCheckpoint(job, str(directory), "; ".join(rejected))
 
 
 @dataclass(frozen=True, slots=True, order=True)

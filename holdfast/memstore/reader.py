@@ -8,27 +8,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from holdfast.memstore import shared_memory
 from holdfast.memstore.connection import LONGEST_TAIL, connect
 from holdfast.memstore.shared_memory import Label, Slot, Snapshot, UnusableSnapshot
-
-
-class MemstoreReader(Protocol):
-    """The memory store of one node."""
-
-    def labels(self) -> dict[str, Label]:
-        """Return the labels of complete snapshots by file name; raise ``OSError`` or `UnusableSnapshot` when they cannot be read."""
-        ...
-
-    def damaged(self) -> dict[str, str]:
-        """Return the files that are neither complete nor being written, each with the reason, as far as it is visible."""
-        ...
-
-    def fetch(self, name: str, label: Label, into: Path) -> None:
-        """Copy the snapshot with that *label* to the new file *into*; raise ``OSError``, or `UnusableSnapshot` when it is another one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +21,11 @@ class LocalMemstore:
     folder: Path
 
     def labels(self) -> dict[str, Label]:
-        """Return the labels in the files."""
+        """Return the labels of complete snapshots by file name."""
         return {path.name: label for path, label in shared_memory.labels(self.folder).items()}
 
     def damaged(self) -> dict[str, str]:
-        """Return sealed files whose first page was changed."""
+        """Return the files that are neither complete nor being written, each with the reason."""
         found = {}
         for path in sorted(self.folder.glob(f"*{shared_memory.SUFFIX}")):
             with suppress(OSError):
@@ -56,7 +39,10 @@ class LocalMemstore:
         return found
 
     def fetch(self, name: str, label: Label, into: Path) -> None:
-        """Copy the file under a lock; training uses another file meanwhile, so a copy and not the original is read at length."""
+        """Copy the snapshot with that *label* to the new file *into*; raise ``OSError``, or `UnusableSnapshot` when it is another one.
+
+        The file is locked meanwhile and training uses another one, so a copy and not the original is read at length.
+        """
         with Snapshot(self.folder / name) as snapshot:
             if snapshot.label != label:
                 raise UnusableSnapshot(shared_memory.REPLACED)
@@ -77,7 +63,7 @@ class RemoteMemstore:
     """Seconds without a byte after which a transfer fails."""
 
     def labels(self) -> dict[str, Label]:
-        """Request the labels from the server."""
+        """Request the labels from the server; raise ``OSError`` or `UnusableSnapshot` when that fails."""
         until = time.monotonic() + self.labels_seconds
         with connect(self.address, self.token, seconds=self.labels_seconds) as line:
             line.until = until
@@ -91,7 +77,7 @@ class RemoteMemstore:
         return {}
 
     def fetch(self, name: str, label: Label, into: Path) -> None:
-        """Receive the snapshot into a new file, which is sealed last and removed on failure.
+        """Receive the snapshot into the new file *into*, which is sealed last and removed on failure; errors as for `LocalMemstore`.
 
         The data is stored as received; the checksums in the tail detect damage when it is read.
         """
@@ -114,3 +100,7 @@ class RemoteMemstore:
                 raise
             finally:
                 slot.close()
+
+
+MemstoreReader = LocalMemstore | RemoteMemstore
+"""The memory store of one node."""

@@ -249,7 +249,8 @@ class Session(AbstractContextManager["Session"]):
             if recovery.facts:
                 snapshotter.set_place(SnapshotPlace.of(world.rank, world.size, recovery.numbered("shards")), recovery.lineage)
             agreed = recovery.agreed
-            recovery.snapshotter, snapshotter.every, snapshotter.held = snapshotter, agreed.every, agreed.behind
+            recovery.snapshotter = snapshotter
+            snapshotter.every, snapshotter.replicas_behind = agreed.every, agreed.behind
             snapshotter.control = agreed.control
             self._write_profile()
             if snapshotter.due(self.step):

@@ -31,8 +31,8 @@ from tests.cli.conftest import PROGRAM, Command, environment
 from tests.cli.terminal import ESCAPES, Terminal
 from tests.cli.written_history import Author
 from tests.runtime.damage import biggest, cut, flip_a_bit
-from tests.runtime.saved_run import STEP, Made, make, reseal
 from tests.runtime.ranks import Ranks
+from tests.runtime.saved_run import STEP, Made, make, reseal
 from tests.waiting import wait_until
 
 

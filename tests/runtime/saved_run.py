@@ -27,7 +27,7 @@ Change = Callable[[dict[str, Tensor], dict[int, Any]], object]
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What two ranks left: checkpoints of steps 11 and 12, snapshots of steps 9 to 11."""
+    """What two ranks have saved: checkpoints of steps 11 and 12, snapshots of steps 9 to 11."""
 
     directory: Path
     memstore: Path
@@ -55,7 +55,7 @@ def make(ranks: Ranks, base: Path, **more: Any) -> Made:
 
 
 def rewrite(folder: Path, change: Change) -> None:
-    """Write a checkpoint anew, digests and all, with a *change* to its tensors and its ranks' trees."""
+    """Rewrite a checkpoint with valid digests after a *change* to its tensors and its ranks' trees."""
     one = VerifiedCheckpoint(folder)
     tensors, trees = {key: one.read(key) for key in one.shapes}, dict(one.trees)
     change(tensors, trees)
@@ -68,7 +68,7 @@ def rewrite(folder: Path, change: Change) -> None:
 
 
 def reseal(path: Path, change: Callable[[bytearray, dict[str, bytes], dict[str, Any]], object]) -> None:
-    """Write a snapshot anew, sums and all, with a *change* to its data, its blobs and its label."""
+    """Rewrite a snapshot with valid checksums after a *change* to its data, its blobs and its label."""
     with Snapshot(path) as one:
         data, blobs, entries = bytearray(one.data), dict(one.blobs), one.entries
         label = {name: getattr(one.label, name) for name in Label.__dataclass_fields__}

@@ -1,4 +1,4 @@
-"""The worker's line to its agent: says all that matters, and never holds training up."""
+"""The worker's connection to its agent: every message that matters is sent, and training never waits."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_without_an_agent_nothing_happens() -> None:
 
 
 def test_a_connection_that_fails_is_ignored(line_to: Lines, tmp_path: Path) -> None:
-    """Nobody listens there (any more): training goes on, but commits nothing."""
+    """The agent does not listen (any more): training goes on, but commits nothing."""
     line = line_to(tmp_path / "nobody")
     line.beat(1, 1.0, 1.0, 1)
     assert line.may_commit(1).ok is False
@@ -126,7 +126,7 @@ def test_an_agent_that_does_not_read_blocks_nothing_and_loses_only_old_heartbeat
 
 
 def test_queued_messages_are_sent_without_a_new_one(line_to: Lines, deaf: AgentDouble) -> None:
-    """A section that began into a full line reaches the agent although nothing is said after it."""
+    """The begin of a section that did not fit into the socket arrives although no message follows."""
     line = line_to(deaf.path)
     for step in range(2000):
         line.beat(step, 0.5, 0.1, None)
@@ -160,7 +160,7 @@ def test_the_agent_gives_permission_to_commit(line_to: Lines, agent: AgentDouble
 
 @pytest.mark.parametrize(("said", "heard"), [(None, None), (250, 250), (0, None), (-3, None), (True, None), ("7", None), (2.5, None)])
 def test_a_new_checkpoint_interval_arrives_with_the_permission(line_to: Lines, agent: AgentDouble, said: Any, heard: int | None) -> None:
-    """What is no number of steps is no wish."""
+    """Anything but a positive number of steps is ignored."""
     agent.pace = said
     assert line_to(agent.path).may_commit(1).every == heard
 

@@ -1,4 +1,4 @@
-"""The proof that a checkpoint, or the snapshots of a moment, are of one step: whatever is not, is found and named."""
+"""Verification that a checkpoint, or the snapshots of one step, belong together: whatever does not is found and reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.runtime.saved_run import STEP, Change, Made, make, reseal, rewrite
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp"])
 def original(request: pytest.FixtureRequest, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Give what two ranks left, copies of each other or sharded."""
+    """Provide what two ranks have saved, copies of each other or sharded."""
     return make(ranks, tmp_path_factory.mktemp("made"), wrap=request.param)
 
 
@@ -32,24 +32,24 @@ def made(original: Made, tmp_path: Path) -> Made:
 
 
 def disk(made: Made) -> dict[str, list[str]]:
-    """Audit the checkpoint."""
+    """Verify the checkpoint."""
     return asdict(findings({"disk": str(made.checkpoint)}))
 
 
 def memory(made: Made, *, twin: bool = False) -> dict[str, list[str]]:
-    """Audit the snapshots, and compare them with the checkpoint of the same step."""
+    """Verify the snapshots, and compare them with the checkpoint of the same step."""
     files = [str(path) for path in made.snapshots()]
     return asdict(findings({"disk": str(made.checkpoint) if twin else None, "memory": files, "world": 2}))
 
 
 def broken_by(made: Made, change: Change) -> str:
-    """Return what an audit says is broken after a change that no digest shows."""
+    """Return what a verification finds broken after a change that no digest shows."""
     rewrite(made.checkpoint, change)
     return "\n".join(disk(made)["broken"])
 
 
 def test_an_unchanged_checkpoint_is_proven(made: Made) -> None:
-    """The disk, the memory, and both compared; what cannot be proven is said."""
+    """The disk, the memory, and both compared; what cannot be proven is listed."""
     told = disk(made)
     assert told["broken"] == []
     assert f"the progress of every rank says step {STEP}, as the manifest does" in told["proven"]
@@ -109,7 +109,7 @@ def test_what_does_not_match_is_reported(made: Made, case: str) -> None:
 
 
 def test_counters_that_differ_between_ranks_are_reported(made: Made) -> None:
-    """Rank 1 says that it has applied 7 steps of one parameter."""
+    """Rank 1 has applied 7 steps of one parameter, according to its counter."""
 
     def change(tensors: dict[str, torch.Tensor], trees: dict[int, Any]) -> None:
         name, state = next(iter(trees[1]["optimizers"][0]["state"].items()))
@@ -122,7 +122,7 @@ def test_counters_that_differ_between_ranks_are_reported(made: Made) -> None:
 
 
 def test_a_counter_that_differs_from_the_others_is_unproven(made: Made) -> None:
-    """It may be right, where a parameter got no gradient: it is told as what cannot be proven."""
+    """It may be correct, where a parameter had no gradient: it is listed as unproven."""
 
     def change(tensors: dict[str, torch.Tensor], trees: dict[int, Any]) -> None:
         for told in trees.values():
@@ -169,7 +169,7 @@ def test_snapshots_that_do_not_match_are_reported(made: Made, case: str) -> None
 
 
 def test_a_missing_rank_is_reported(made: Made) -> None:
-    """Its own state is gone, and what only it had of a piece."""
+    """Its per-rank state is missing, and what only it had of a shard."""
     first, _ = made.snapshots()
     told = "\n".join(findings({"memory": [str(first)], "world": 2}).broken)
     assert "the per-rank state of rank 1 is missing" in told

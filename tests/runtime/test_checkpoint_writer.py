@@ -1,4 +1,4 @@
-"""Checkpoints written to disk out of snapshots: the same as ranks write themselves, as a whole or not at all, whatever happens."""
+"""Checkpoints written to disk from snapshots: the same as ranks write themselves, complete or absent, whatever happens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STEP = FIRST + 2
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
-    """Close what takes snapshots when a test has ended."""
+    """Close all snapshotters when a test has ended."""
     yield
     while opened:
         opened.pop().close()
@@ -57,7 +57,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class Told(AgentLink):
-    """A line to no agent, which remembers what was said and gives leave until told otherwise."""
+    """A connection without an agent, which records messages and gives permission unless set otherwise."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -111,7 +111,7 @@ def request_for(
 
 
 def carried_out(folder: Path, requests: list[WriteRequest]) -> Told:
-    """Carry *requests* out, each as if on its own node; return what was told."""
+    """Carry *requests* out, each as if on its own node; return the recorded messages."""
     told = Told()
     jobs = [WriteTask(request, store_of(folder, request.rank), told, WriteRate(None), StorageErrorReporter(told)) for request in requests]
     threads = [threading.Thread(target=job.run) for job in jobs]
@@ -125,7 +125,7 @@ def carried_out(folder: Path, requests: list[WriteRequest]) -> Told:
 
 
 def leftovers(directory: Path) -> list[str]:
-    """Return what there is beside whole checkpoints."""
+    """Return the entries that are not complete checkpoints."""
     return sorted(path.name for path in directory.iterdir() if not manifest.looks_complete(path))
 
 
@@ -144,7 +144,7 @@ def test_boxes_cover_all_elements_once_and_in_order(shape: list[int], data: st.D
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
 def test_it_is_the_checkpoint_that_ranks_write_themselves(tmp_path: Path, copies: int) -> None:
-    """To the bit, for Holdfast and for plain PyTorch, whoever of the copies wrote which part of it."""
+    """Bit-identical, for Holdfast and for plain PyTorch, whichever copy wrote which part of it."""
     trainers = trained(tmp_path, [SnapshotPlace(rank, copies, "net", rank, copies) for rank in range(copies)])
     wanted = trainers[0].state()
     torch.manual_seed(1)  # the generators are part of the state
@@ -201,7 +201,7 @@ def test_only_the_newest_complete_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_in_memory_never_gets_a_digest(tmp_path: Path) -> None:
-    """It is found before anything is written, by the rank that has it; the other gives up, and nothing is left."""
+    """The rank that has it finds it before anything is written; the other gives up, and no file is left."""
     trainers = trained(tmp_path, [SnapshotPlace(rank, 2, "net", rank, 2) for rank in range(2)])
     ours = tmp_path / "ours"
     requests = [request_for(one, store_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)]
@@ -231,7 +231,7 @@ def test_a_replaced_snapshot_is_not_written(tmp_path: Path) -> None:
 
 
 def test_nothing_is_published_for_a_generation_that_is_over(tmp_path: Path) -> None:
-    """And nobody hears of a fault, as there is none."""
+    """And no fault is reported, as there is none."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     ours = tmp_path / "ours"
     request, told = request_for(trainer, store_of(tmp_path, 0), ours, 0, 1), Told()
@@ -254,7 +254,7 @@ def test_a_rank_that_never_arrives_is_reported(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, disk: Path) -> None:
-    """It is told as what it is, everything is cleared away, and with room again the next one stands."""
+    """It is reported as what it is, all files are removed, and with room again the next one is complete."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     filler = disk / "filler"
     free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
@@ -297,13 +297,13 @@ def test_a_checkpoint_writer_killed_anywhere_does_not_harm_complete_checkpoints(
     rounds = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rounds) > 10
     assert all(one["killed"] for one in rounds[:-1])
-    assert all(one["whole"] for one in rounds)  # after the kill, before anybody mends
+    assert all(one["whole"] for one in rounds)  # after the kill, before any repair
     assert [one for one in rounds if one["after"] != [STEP + 1]] == []
     assert not rounds[-1]["killed"]
 
 
 def test_without_a_checkpoint_writer_ranks_write_themselves(tmp_path: Path) -> None:
-    """What is ordered there is taken back, so that no slot waits for it; another agent begins anew."""
+    """Pending requests are removed, so that no slot waits for them; another agent accepts requests again."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     memstore = store_of(tmp_path, 0)
     request_for(trainer, memstore, tmp_path / "ours", 0, 1)

@@ -20,7 +20,7 @@ from tests.runtime.trainer import FIRST, Trainer, opened
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
-    """Close what takes snapshots when a test has ended."""
+    """Close all snapshotters when a test has ended."""
     yield
     while opened:
         opened.pop().close()

@@ -1,4 +1,4 @@
-"""When to copy: windows that are predicted, plans that fit, and what is done when nothing fits."""
+"""When to copy: predicted windows, schedules that fit, and what is done when nothing fits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lived(*windows: tuple[int, float, float], step: float = 0.1, steps: int = 8,
 
 
 def test_the_longest_window_is_used_and_short_ones_are_not_disturbed() -> None:
-    """A first stage has one hole in the middle of its step."""
+    """A first stage has one wait in the middle of its step."""
     found = plan(lived((1, 0.0, 0.002), (3, 0.02, 0.05), (7, 0.09, 0.004)), [MEGABYTE] * 20, SPEED, SnapshotLimits())
     assert found.upto == {3: 20}
     assert (found.every, found.pause, found.overhead) == (1, 0.0, 0.0)
@@ -33,14 +33,14 @@ def test_the_longest_window_is_used_and_short_ones_are_not_disturbed() -> None:
 
 
 def test_a_last_stage_copies_at_both_ends_of_its_step() -> None:
-    """It waits for the first activations and, when it is done, for the vote of the others; windows that come too short are made up for."""
+    """It waits for the first activations and, at the end, for the vote of the others; windows that are too short are compensated."""
     found = plan(lived((1, 0.0, 0.02), (9, 0.08, 0.02)), [MEGABYTE] * 20, SPEED, SnapshotLimits())
     assert found.upto == {1: 17, 9: 20}
     assert found.gate(2) == 0
 
 
 def test_a_copy_that_does_not_fit_is_taken_less_often_or_pauses_training() -> None:
-    """Both are said with their cost."""
+    """Both are reported with their cost."""
     profile = lived((1, 0.0, 0.01))
     seldom = plan(profile, [MEGABYTE] * 40, SPEED, SnapshotLimits(overhead=0.01))
     assert seldom.upto == {1: 40}
@@ -55,7 +55,7 @@ def test_a_copy_that_does_not_fit_is_taken_less_often_or_pauses_training() -> No
 
 
 def test_without_visible_waits_the_copy_is_spread_over_the_step() -> None:
-    """As of a GPU, and of groups that are torch's own."""
+    """As on a GPU, and in groups that are torch's own."""
     found = plan(lived(), [MEGABYTE] * 20, SPEED, SnapshotLimits())
     assert (found.every, round(found.spread, 3), dict(found.upto)) == (1, 0.08, {})
     assert plan(lived((1, 0.0, 0.05)), [MEGABYTE], SPEED, SnapshotLimits(concurrent=True)).spread > 0
@@ -77,7 +77,7 @@ WINDOWS = st.lists(st.tuples(st.integers(1, 50), st.floats(0, 0.09), st.floats(0
 def test_a_plan_never_promises_more_than_the_windows_hold(
     windows: list[tuple[int, float, float]], sizes: list[int], speed: float, policy: str
 ) -> None:
-    """What it calls hidden has a place; what has none is a pause, at most as often as the terms allow."""
+    """Overlapped copying has a window; the rest is a pause, at most as often as the limits allow."""
     terms = SnapshotLimits(policy=policy)
     found = plan(lived(*windows), sizes, speed, terms)
     room = sum(length for *_, length in windows)
@@ -93,7 +93,7 @@ def test_a_plan_never_promises_more_than_the_windows_hold(
 
 
 def test_there_is_a_new_schedule_when_the_steps_have_changed() -> None:
-    """Not sooner: a plan is made anew when steps took a fifth longer, and when pauses turned out shorter than was predicted."""
+    """Not sooner: a schedule is replaced when steps took a fifth longer, and when pauses were shorter than predicted."""
     planning = StepMeasurements(SnapshotLimits())
     planning.profile = lived((1, 0.0, 0.05))
     first = planning.plan_for([MEGABYTE] * 20)
@@ -107,7 +107,7 @@ def test_there_is_a_new_schedule_when_the_steps_have_changed() -> None:
 
 
 def test_measured_pauses_replace_predicted_ones() -> None:
-    """The prediction says that it does not fit; nobody has waited for it."""
+    """According to the prediction it does not fit; no pause was measured."""
     planning = StepMeasurements(SnapshotLimits())
     planning.profile = lived((1, 0.0, 0.01))
     planning.add_copy(MEGABYTE, MEGABYTE / SPEED)
@@ -118,14 +118,14 @@ def test_measured_pauses_replace_predicted_ones() -> None:
 
 
 def test_a_new_process_copies_whenever_it_waits() -> None:
-    """It knows nothing of its steps yet, and the others need its snapshot."""
+    """It has no profile of its steps yet, and the others need its snapshot."""
     planning = StepMeasurements(SnapshotLimits())
     found = planning.plan_for([MEGABYTE] * 3)
     assert [found.gate(number) for number in (1, 2, 99)] == [3, 3, 3]
 
 
 def test_nested_waits_are_recorded_as_one_window() -> None:
-    """The vote contains waits of its own; short ones are none."""
+    """The vote contains waits of its own; short ones are not recorded."""
     idle = WaitWindows()
     assert idle.enter("vote")
     assert not idle.enter("pipeline")

@@ -14,7 +14,7 @@ from tests.runtime.flow_double import UNTIL, Ended, FlowDouble, Job, Workers, un
 @pytest.fixture(scope="module")
 def fixed(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> FlowDouble:
     """Give a job of three ranks that nothing has disturbed."""
-    flow = FlowDouble(workers, tmp_path_factory.mktemp("f"), "shares", UNTIL, ranks=3, stride=1)
+    flow = FlowDouble(workers, tmp_path_factory.mktemp("f"), "micro_batches", UNTIL, ranks=3, stride=1)
     undisturbed(flow)
     return flow
 
@@ -49,7 +49,7 @@ def assert_comparable(flow: FlowDouble, fixed: FlowDouble) -> Ended:
 
 @pytest.mark.parametrize("lost", [2, 0])
 def test_two_of_three_ranks_continue_with_the_same_samples(job: Job, fixed: FlowDouble, lost: int) -> None:
-    """The last rank, and rank 0 with the store: nobody starts anew, and no step that counted is lost."""
+    """The last rank, and rank 0 with the store: no process is restarted, and no committed step is lost."""
     flow = job(script="micro_batches", ranks=3, stride=1, chaos=[fault(lost, "backward", 7)])
     left = {rank: pid for rank, pid in flow.pids.items() if rank != lost}
     flow.until_dead(lost)

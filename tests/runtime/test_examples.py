@@ -57,7 +57,7 @@ def test_the_example_runs_under_plain_python(tmp_path: Path) -> None:
 
 
 def test_a_script_without_holdfast_resumes_from_its_own_checkpoint_under_torchrun(ranks: Ranks, tmp_path: Path) -> None:
-    """It knows nothing of Holdfast; its second run goes on after the first."""
+    """It does not use Holdfast; its second run resumes after the first."""
     script, kept = str(EXAMPLES / "plain_ddp.py"), str(tmp_path / "plain_ddp.pt")
     first = ranks.start("script", 2, path=script, argv=["--steps", "20", "--checkpoint", kept]).wait()
     assert [one.status for one in first] == [0, 0], first

@@ -1,4 +1,4 @@
-"""A node that was given up may still reach the storage, and its agent knows no better: the folder itself says whose turn it is."""
+"""A node that was replaced may still reach the storage, and its agent does not know: a file in the folder names the current generation."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ YES = AgentAnswer(ok=True, why="")
 
 
 def written(directory: Path, step: int, generation: int) -> tuple[manifest.Manifest, Path]:
-    """Return a checkpoint that is whole but for its name."""
+    """Return a checkpoint that is complete except for its name."""
     partial = manifest.staging_folder(directory, step, "partial", generation)
     partial.mkdir(parents=True)
     return manifest.manifest(step, generation, 1, {}), partial
 
 
 def put(directory: Path, step: int, generation: int) -> AgentAnswer:
-    """Put a checkpoint in place, as an agent that was cut off lets it be."""
+    """Publish a checkpoint with the permission of a partitioned agent."""
     return put_in_place(*written(directory, step, generation), manifest.folder_of(directory, step), lambda: YES)
 
 
 def test_a_generation_that_was_replaced_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was given leave, and did not know."""
+    """It had permission, and did not know."""
     monkeypatch.setenv("HOLDFAST_TOKEN", "a secret")
     begin_generation(tmp_path, 3)
     assert put(tmp_path, 10, 3).ok
@@ -41,7 +41,7 @@ def test_a_generation_that_was_replaced_publishes_nothing(tmp_path: Path, monkey
 
 
 def test_a_new_job_in_the_same_folder_counts_from_one_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job before may have got to any number; what is left of it writes nothing any more."""
+    """The job before may have reached any number; what remains of it publishes nothing any more."""
     monkeypatch.setenv("HOLDFAST_TOKEN", "first")
     begin_generation(tmp_path, 9)
     monkeypatch.setenv("HOLDFAST_TOKEN", "second")
@@ -62,7 +62,7 @@ def test_an_unreadable_fence_does_not_prevent_saving(text: str, tmp_path: Path, 
 
 
 def test_a_script_without_an_agent_writes_no_fence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody could take over from it."""
+    """No generation could replace it."""
     monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
     begin_generation(tmp_path, 1)
     assert not (tmp_path / publish.FENCE).exists()

@@ -21,7 +21,7 @@ def run(script: str, environment: dict[str, str] | None = None) -> subprocess.Co
 
 
 def test_each_step_is_reported_once_with_the_time_since_the_one_before(agent: AgentDouble) -> None:
-    """A loss may be a number or whatever has an item; what was reported already, and what has not moved, is not told again."""
+    """A loss may be a number or anything with an item; a step that was reported already is not reported again."""
     script = """
 import sys, time, holdfast
 class Scalar:
@@ -61,7 +61,7 @@ holdfast.heartbeat(3)
 
 
 def test_a_session_in_the_same_process_reports_the_steps(agent: AgentDouble, tmp_path: Path) -> None:
-    """Heartbeats beside it are ignored, with one warning: two counts of steps would contradict each other."""
+    """Its heartbeats are ignored, with one warning: two counts of steps would contradict each other."""
     script = """
 import torch, holdfast
 model = torch.nn.Linear(2, 1)

@@ -1,4 +1,4 @@
-"""How a rank comes to its groups: under torchrun, on a host with GPUs, with an NCCL that cannot be given up."""
+"""How a rank joins its groups: under torchrun, on a host with GPUs, with an NCCL that cannot be aborted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.runtime.ranks import ROOT
 
 
 def test_a_script_that_joins_runs_under_plain_torchrun(tmp_path: Path) -> None:
-    """No agent is around: the groups are torch's own."""
+    """Without an agent the groups are torch's own."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -51,7 +51,7 @@ def test_a_rank_uses_the_gpu_with_its_local_rank(environment: dict[str, str], gp
 
 
 def test_more_ranks_than_gpus_are_refused_with_advice() -> None:
-    """Two ranks on one GPU: NCCL would say so much later, in words that nobody understands."""
+    """Two ranks on one GPU: NCCL would report it much later, with an obscure error."""
     with pytest.raises(RuntimeError, match=r"LOCAL_RANK is 2, and this process sees 2 GPUs: start at most 2 ranks"):
         world.device_of({"LOCAL_RANK": "2"}, 2)
 
@@ -73,7 +73,7 @@ def test_a_script_that_joins_on_a_host_with_gpus_gets_the_device_with_its_local_
 
 
 def test_an_nccl_that_cannot_be_aborted_costs_managed_groups_and_one_warning(job: Job) -> None:
-    """All ranks go on in torch's own groups: nobody raises, and the flow, which hears of no managed groups, restarts after a fault."""
+    """All ranks use torch's own groups: no rank raises, and without managed groups the controller restarts after a fault."""
     flow = job("old-nccl", script="joined", ranks=3)
     ended = flow.finish()
     assert ended.status == [0] * 3, flow.logs()
@@ -106,5 +106,5 @@ def test_a_group_that_is_not_complete_within_its_timeout_is_reported(job: Job) -
     """Half a second, as the script has asked for: an error of its own, by which no group counts as broken."""
     flow = job("short", script="skewed", ranks=3)
     told = flow.hear("exception", 0)
-    assert (told["type"], told["peer_lost"]) == ("torch.distributed.DistStoreError", True)  # to whoever looks for the cause it is an echo
+    assert (told["type"], told["peer_lost"]) == ("torch.distributed.DistStoreError", True)  # for the diagnosis it is a secondary failure
     assert flow.of("broken") == []

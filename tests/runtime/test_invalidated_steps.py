@@ -1,4 +1,4 @@
-"""What the flow writes off is gone on from by nobody: on disk and in memory, while the same steps, done again, count."""
+"""No rank resumes from an invalidated state, on disk or in memory; the same steps, done again, count."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_a_state_that_is_handed_over_has_its_bits_and_its_strides(settings: dict
 def test_a_snapshot_has_what_fills_its_memory_as_it_lies_and_pickles_none_of_it(tmp_path: Path) -> None:
     """A network in `channels_last` is copied slice by slice, as any other is: only what has gaps or overlaps goes into the tree."""
     one = training(1, steps=1)
-    snapshotter = Snapshotter(one, SnapshotConfig(memstore=tmp_path, limit=0, limits=SnapshotLimits()))
+    snapshotter = Snapshotter(one, SnapshotConfig(memstore=tmp_path, max_bytes=0, limits=SnapshotLimits()))
     snapshotter.set_place(SnapshotPlace(0, 1, "net"), 1)
     snapshotter.take(1, one.rank_state(), one.copied_buffers())
     snapshotter.finish()

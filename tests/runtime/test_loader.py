@@ -43,7 +43,7 @@ class Counted(Dataset[Tensor]):
 
 
 class Batched(Counted):
-    """A dataset that gives whole batches."""
+    """A dataset that returns complete batches."""
 
     def __getitems__(self, numbers: list[int]) -> list[Tensor]:
         return [self[number] + 100 for number in numbers]
@@ -190,7 +190,7 @@ def _silence(_: int) -> None:
 
 
 def test_wrong_use_is_reported_clearly() -> None:
-    """Something else than a DataLoader, one that gives nothing, and somebody else's position."""
+    """Anything but a DataLoader, one without a batch, and the position of another loader."""
     with pytest.raises(TypeError, match=r"Loader\(...\) got a list"):
         holdfast.Loader([1, 2])  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="smaller than a batch"):
@@ -204,7 +204,7 @@ def test_wrong_use_is_reported_clearly() -> None:
 
 @pytest.mark.parametrize("of_a_step", [1, 3])
 def test_steps_are_done_without_their_batches_and_the_position_counts_them(of_a_step: int) -> None:
-    """As many as the step before took; who resumes later does not pass them over again."""
+    """As many as the step before took; a later resume does not skip them again."""
     loader = holdfast.Loader(DataLoader(Counted(40, noise=False), 1))
     batches, seen = iter(loader), []
     for skip in (0, 0, 2, 0):

@@ -96,7 +96,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, agent: AgentDouble, damage: str) -> None:
-    """The session resumes from the newest whole one, tells of the damaged one with its kind, and removes nothing."""
+    """The session resumes from the newest complete one, reports the damaged one with its kind, and removes nothing."""
     save(tmp_path, until=3)
     kind, words, act = DAMAGES[damage]
     newest = tmp_path / "step-00000003"
@@ -112,7 +112,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, agen
 
 
 def test_every_flipped_bit_of_a_checkpoint_is_caught(tmp_path: Path) -> None:
-    """One bit anywhere in any file, 300 tries: never is the checkpoint taken for whole (`torch.load` takes most)."""
+    """One bit anywhere in any file, 300 attempts: the checkpoint is never accepted (`torch.load` accepts most)."""
     save(tmp_path, until=1)
     folder = tmp_path / "step-00000001"
     usable(folder)
@@ -210,7 +210,7 @@ class Attribute:
 @pytest.mark.parametrize("of", [Path, Metadata, torch.Size, _MEM_FORMAT_ENCODING, _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST, torch.float32])
 @pytest.mark.parametrize("state", [{"exists": 5}, (None, {"exists": 5})], ids=["fields", "slots"])
 def test_metadata_changes_no_existing_object(tmp_path: Path, of: object, state: object) -> None:
-    """Pickle sets fields of whatever it has at hand, a class too."""
+    """Pickle sets fields of any object it can reach, even of a class."""
     here, before = type(Path("/")) if of is Path else of, dir(of)
     said = pickle.dumps((here, state), protocol=4)
     assert said.endswith(pickle.TUPLE2 + pickle.MEMOIZE + pickle.STOP)
@@ -233,13 +233,13 @@ def test_metadata_that_an_early_python_3_11_wrote_is_read(tmp_path: Path) -> Non
 
 
 def test_a_state_that_only_code_could_load_is_refused_before_training(tmp_path: Path) -> None:
-    """It is said at the start, with the cure, and not when the job has to resume."""
+    """It is reported at the start, with the cure, and not when the job has to resume."""
     with pytest.raises(TypeError, match=r"session\(extra=...\).*add_safe_globals"):
         holdfast.session(model=nn.Linear(1, 1), extra={"path": Harm(tmp_path)}, checkpoint_dir=tmp_path).__enter__()
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_the_cure(tmp_path: Path) -> None:
-    """A whole checkpoint that does not fit is the user's to mend: training must not begin anew over it."""
+    """A complete checkpoint that does not fit is a user error: training must not start from scratch because of it."""
     save(tmp_path, until=1)
     cases = {
         "'model.weight' has the shape": nn.Linear(8, 16),

@@ -1,4 +1,4 @@
-"""How a step's batch is shared out: nothing is left out, nothing is done twice, and the weights make one mean of it."""
+"""How a step's batch is divided: each sample is computed once, and the weights give one mean."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ DATA = TensorDataset(torch.arange(20))
     ids=["another order on each rank", "shared out already", "no length", "no batch", "out of order"],
 )
 def test_a_loader_that_cannot_be_divided_is_refused(loader: Callable[[], DataLoader[Any]], words: str) -> None:
-    """The error says what to write instead."""
+    """The error names the cure."""
     with pytest.raises(ValueError, match=words):
         holdfast.Loader(loader()).split_batches(BatchSplit(place=0, copies=2))
 
 
 def test_divided_batches_are_not_given_otherwise() -> None:
-    """A loop that takes them both ways would see other samples than it thinks."""
+    """A loop that takes batches both ways would see wrong samples."""
     loader = a_loader()
     steps(loader, BatchSplit(place=0, copies=2), 1)
     with pytest.raises(RuntimeError, match="take batches only from there"):

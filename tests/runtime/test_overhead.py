@@ -34,7 +34,7 @@ class Job:
     extra: list[float] = field(default_factory=list)
 
     def run(self, steps: int, cost: float, odd: Callable[[int], float] = lambda _step: 0.0) -> Job:
-        """Train so many more steps; *odd*: seconds that a step takes beside."""
+        """Train this many more steps; *odd*: additional seconds of a step."""
         order = random.Random(self.seed + len(self.taken))
         for step in range(len(self.taken), len(self.taken) + steps):
             every, cycle = self.found.every, self.found.cycle
@@ -165,7 +165,7 @@ def test_a_rank_requests_the_interval_that_it_has_measured() -> None:
 
 
 def test_on_saturated_cores_the_copies_alone_make_snapshots_rarer_at_once() -> None:
-    """Before any steps were compared, however much they scatter; on free cores, where nobody misses what a copy uses, they do not."""
+    """Before any steps were compared, however much they vary; not on free cores, where copies take nothing from training."""
     for delay, used, wanted in ((0.1, 0.1, 20), (0.1, 0.2, 10), (0.001, 0.1, 1), (0.1, 0.0, 1)):
         made = StepMeasurements(SnapshotLimits())
         for number in range(ENOUGH + 1):

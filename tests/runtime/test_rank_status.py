@@ -17,7 +17,7 @@ from tests.runtime.flow_double import FlowDouble, Job
 
 
 def standings(flow: FlowDouble) -> dict[int, dict[str, Any]]:
-    """Call the roll; return what each rank says."""
+    """Query all ranks; return the status of each."""
     before = len(flow.of("status"))
     for rank in range(flow.ranks):
         flow.send(rank, {"do": "roll-call"})
@@ -63,7 +63,7 @@ def test_operations_are_counted_by_way_and_dropped_when_nothing_waits_for_them()
 
 
 def test_a_query_that_fails_does_not_end_the_receiving_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong in an answer, the next order must be heard."""
+    """Whatever goes wrong in an answer, the next command must be received."""
     heard: list[Any] = []
     monkeypatch.setitem(QUERIES, "sums", lambda question: heard.append(1 // question["step"]))
     hear = answer_queries(heard.append)

@@ -44,7 +44,7 @@ def test_checksums_identify_the_tensor() -> None:
 
 @pytest.fixture
 def told(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentDouble]:
-    """Give an agent that this process's link speaks to."""
+    """Provide an agent to which this process is connected."""
     for name, value in agent.environment.items():
         monkeypatch.setenv(name, value)
     ours = agent_client.AgentLink.from_env()
@@ -55,7 +55,7 @@ def told(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentD
 
 
 def test_digests_are_reported_at_their_steps_and_checksums_on_request(told: AgentDouble) -> None:
-    """Of the newest checks only: nobody asks for older ones."""
+    """Of the newest checks only: older ones are not requested."""
     model = nn.Linear(4, 4)
     checker = ReplicaChecksums(model, {"HOLDFAST_CHECK_EVERY": "4"})
     for step in range(26):
@@ -72,7 +72,7 @@ def test_digests_are_reported_at_their_steps_and_checksums_on_request(told: Agen
 
 @pytest.mark.parametrize(("setting", "steps"), [("0", []), ("auto", [MIN_INTERVAL]), ("", [MIN_INTERVAL])])
 def test_checks_can_be_turned_off(told: AgentDouble, setting: str, steps: list[int]) -> None:
-    """And are on where nobody says anything."""
+    """And are on by default."""
     checker = ReplicaChecksums(nn.Linear(2, 2), {"HOLDFAST_CHECK_EVERY": setting})
     for step in range(MIN_INTERVAL + 1):
         checker.check(step, "")
@@ -82,7 +82,7 @@ def test_checks_can_be_turned_off(told: AgentDouble, setting: str, steps: list[i
 
 
 def test_parameters_of_an_unsupported_kind_end_the_checks_and_not_the_training(told: AgentDouble, caplog: pytest.LogCaptureFixture) -> None:
-    """A tensor without values stands for kinds of parameters that nobody thought of."""
+    """A tensor without values stands for unsupported kinds of parameters."""
     checker = ReplicaChecksums(nn.Linear(2, 2, device="meta"), {})
     for step in range(MIN_INTERVAL, 4 * MIN_INTERVAL, MIN_INTERVAL):
         checker.check(step, "")
@@ -103,7 +103,7 @@ def test_checks_stay_below_their_cost_limit_and_all_ranks_can_meet(cost: float, 
 
 
 def test_a_step_is_split_into_work_waits_and_data() -> None:
-    """What lies between two steps belongs to neither, and one with a section in it is not told."""
+    """Time between two steps belongs to neither, and a step with a section in it is not reported."""
     windows = WaitWindows()
     pace = StepTimer(windows)
     assert pace.end() is None

@@ -60,7 +60,7 @@ def test_a_new_rank_receives_its_shard_from_all_copies_and_its_rank_state_from_i
 
 
 def test_nothing_is_sent_when_all_ranks_survive() -> None:
-    """Only groups were broken."""
+    """Only process groups were broken."""
     found = planned([keeps(0, 5), keeps(1, 5)])
     assert (found.step, found.transfers, found.rank_states, found.checkpoint) == (5, (), (), False)
 
@@ -72,14 +72,14 @@ def test_a_lost_stage_comes_from_its_replica_and_from_no_other_stage() -> None:
 
 
 def test_a_lost_shard_without_a_copy_comes_from_the_checkpoint_with_all_others() -> None:
-    """Fully sharded, nothing kept in memory: the newest live step is not whole."""
+    """Fully sharded, nothing stored in memory: the newest live step is not complete."""
     found = planned([keeps(0, 14, "shard 0", rank_states={1: {14}}), new(1, "shard 1")], (10, 5))
     assert (found.step, found.checkpoint, found.transfers, set(found.roll_back)) == (10, True, (), {0})
     assert found.reason == "the checkpoint of step 10 is complete; nobody has the state of rank 1 at step 14"
 
 
 def test_a_lost_shard_comes_from_its_replica_while_the_others_go_back_to_their_own_snapshots() -> None:
-    """What was kept in memory is newer than what is on disk; the replica of the lost rank's snapshot has its light state with it."""
+    """Memory is newer than disk; the replica of the lost rank's snapshot contains its per-rank state."""
     ranks = [RankHolding(rank=rank, shard=f"shard {rank}", live=14, node=f"node-{rank}") for rank in (0, 1)]
     stored = (*(kept(rank, 12, f"shard {rank}") for rank in (0, 1)), kept(2, 12, "shard 2", node="node-1"), kept(0, 13, "shard 0"))
     found = planned([*ranks, new(2, "shard 2")], (10,), stored)
@@ -104,7 +104,7 @@ def test_parts_of_copies_are_combined() -> None:
 
 
 def test_each_rank_reads_the_memory_of_its_own_node() -> None:
-    """Own snapshot and replica are the same bytes; the near ones cost no network."""
+    """Own snapshot and replica are the same bytes; the local ones need no network."""
     stored = tuple(kept(rank, 4, f"shard {rank}", node=node) for rank in (0, 1) for node in ("node-0", "node-1"))
     ranks = [RankHolding(rank=rank, shard=f"shard {rank}", node=f"node-{rank}") for rank in (0, 1)]
     found = planned(ranks, (), stored)
@@ -126,7 +126,7 @@ def test_state_of_two_lineages_is_never_mixed() -> None:
 
 
 def test_a_rank_that_receives_its_shard_from_a_survivor_may_read_its_rank_state_from_memory() -> None:
-    """Its buddies were lost with it; its snapshot of the very step is on the node."""
+    """Its backup ranks were lost with it; its snapshot of this step is on the node."""
     stored = (kept(1, 6, "model", node="node-0"),)
     found = planned([keeps(0, 6), new(1)], (), stored)
     assert found.step == 6
@@ -135,33 +135,33 @@ def test_a_rank_that_receives_its_shard_from_a_survivor_may_read_its_rank_state_
 
 
 def test_a_rank_without_the_result_of_the_vote_applies_the_step_that_another_has_applied() -> None:
-    """All have voted for it, or nobody would have applied it."""
+    """All have voted for it, or no rank would have applied it."""
     found = planned([keeps(0, 9), keeps(1, 8, prepared=True, rank_states={2: {8, 9}}), new(2)])
     assert (found.step, set(found.roll_forward), set(found.roll_back)) == (9, {1}, set())
     assert {one.source for one in found.transfers} == {0, 1}
 
 
 def test_a_step_that_only_some_are_prepared_for_is_given_up_by_all() -> None:
-    """One survivor has no gradients of it, and nobody has applied it."""
+    """One survivor has no gradients of it, and no rank has applied it."""
     found = planned([keeps(0, 8, prepared=True), keeps(1, 8, rank_states={2: {8}}), new(2)])
     assert (found.step, set(found.roll_forward), set(found.roll_back)) == (8, set(), {0})
 
 
 def test_a_step_that_all_survivors_are_prepared_for_is_applied() -> None:
-    """Nobody knows the outcome of the vote, and all can go on from here."""
+    """The outcome of the vote is unknown, and all can continue from here."""
     found = planned([keeps(0, 8, prepared=True, rank_states={1: {8, 9}}), new(1)])
     assert (found.step, set(found.roll_forward)) == (9, {0})
 
 
 def test_a_step_with_a_lost_rank_state_is_not_complete() -> None:
-    """The lost rank had not voted for step 9: nobody knows its generators after it."""
+    """The lost rank had not voted for step 9: its generators after it are unknown."""
     found = planned([keeps(0, 8, prepared=True, rank_states={1: {8}}), new(1)])
     assert (found.step, set(found.roll_forward), set(found.roll_back)) == (8, set(), {0})
     assert found.reason.endswith("; nobody has the generators and the position in the data of rank 1 at step 9")
 
 
 def test_survivors_that_no_vote_explains_are_not_trusted() -> None:
-    """Steps 9 and 7 cannot both be the last: whatever happened, the checkpoint is whole."""
+    """Steps 9 and 7 cannot both be the last: whatever happened, the checkpoint is complete."""
     ranks = [keeps(0, 9), keeps(1, 7)]
     found = planned(ranks, (5,))
     assert (found.step, found.checkpoint, set(found.roll_back)) == (5, True, {0, 1})
@@ -171,7 +171,7 @@ def test_survivors_that_no_vote_explains_are_not_trusted() -> None:
 
 
 def test_the_reason_for_no_plan_names_what_is_missing() -> None:
-    """A person reads it in the history."""
+    """People read it in the history."""
     found = plan([keeps(0, 3, "first"), *(new(rank, "last") for rank in range(1, 7))])
     lost = "ranks 1, 2, 3 and 3 more"
     said = f"nobody has the state of {lost} or the generators and the position in the data of {lost} at step 3"
@@ -180,7 +180,7 @@ def test_the_reason_for_no_plan_names_what_is_missing() -> None:
 
 
 def test_many_targets_share_the_sources_evenly() -> None:
-    """Eight newcomers, eight survivors, two sources each: every survivor sends one whole piece."""
+    """Eight new ranks, eight survivors, two sources each: every survivor sends one complete shard."""
     protected_ranks = {rank: {4} for rank in range(8, 16)}
     found = planned([*(keeps(rank, 4, rank_states=protected_ranks) for rank in range(8)), *(new(rank) for rank in range(8, 16))], most=2)
     assert set(Counter(one.source for one in found.transfers).values()) == {2}
@@ -244,7 +244,7 @@ STORED = st.lists(
 
 
 def counts(step: int, ranks: list[RankHolding]) -> bool:
-    """Say whether those who are prepared for *step* may apply it."""
+    """Return whether the ranks that are prepared for *step* may apply it."""
     survivors = [one for one in ranks if one.live is not None]
     return any(one.live == step for one in survivors) or all(one.prepared == step for one in survivors)
 
@@ -309,7 +309,7 @@ def test_the_newest_complete_step_is_chosen(ranks: list[RankHolding], checkpoint
 def test_a_plan_is_possible_and_brings_every_rank_to_its_step(
     ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[SnapshotRef, ...]
 ) -> None:
-    """Nobody sends what it does not hold, and at the end nobody lacks anything."""
+    """No rank sends what it does not hold, and at the end no rank lacks anything."""
     found = plan(ranks, checkpoints, stored)
     if isinstance(found, NoPlan):
         return
@@ -365,7 +365,7 @@ def test_each_shard_comes_from_the_fastest_source_that_has_it(
 def test_every_rank_computes_the_same_plan(
     ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[SnapshotRef, ...], data: st.DataObject
 ) -> None:
-    """Whatever order it has heard the others in."""
+    """In whatever order the holdings arrive."""
     heard = data.draw(st.permutations(ranks)), sorted(checkpoints), data.draw(st.permutations(stored))
     assert plan(*heard) == plan(ranks, checkpoints, stored)
 

@@ -12,7 +12,7 @@ from tests.runtime.ranks import Ranks
 
 
 def interrupted(ranks: Ranks, count: int, directory: Path, **arguments: Any) -> list[dict[str, Any]]:
-    """Run until a kill after step 10, and again from the checkpoint of step 8; return what the second run told."""
+    """Run until a kill after step 10, and again from the checkpoint of step 8; return the result of the second run."""
     ended = ranks.start("train", count, directory=directory, dies_after=10, **arguments).wait()
     assert any(one.status == -9 for one in ended), ended
     return ranks.run("train", count, directory=directory, **arguments)
@@ -64,7 +64,7 @@ def test_a_checkpoint_of_a_wrapped_model_is_one_of_the_plain_model(ranks: Ranks,
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4)])
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
 def test_another_number_of_ranks_resumes_with_the_same_model(ranks: Ranks, tmp_path: Path, wrap: str, before: int, after: int) -> None:
-    """Parameters are whole after the change, and the data goes on after as many samples over all ranks."""
+    """Parameters are complete after the change, and the data continues after as many samples over all ranks."""
     first = ranks.run("train", before, directory=tmp_path, until=2, every=2, wrap=wrap)
     loaded = ranks.run("train", after, directory=tmp_path, until=2, every=2, wrap=wrap)
     assert [rank["model"] for rank in loaded] == [first[0]["model"]] * after
@@ -82,7 +82,7 @@ def test_moments_wider_than_weights_are_restored(ranks: Ranks, tmp_path: Path) -
 
 
 def test_training_that_is_done_stays_done(ranks: Ranks, tmp_path: Path) -> None:
-    """Started once more, a finished run takes no step and tells the same result."""
+    """Started once more, a finished run does no step and returns the same result."""
     first = ranks.run("train", 2, directory=tmp_path)
     again = ranks.run("train", 2, directory=tmp_path)
     assert [rank["losses"] for rank in again] == [{}, {}]

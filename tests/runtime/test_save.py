@@ -1,4 +1,4 @@
-"""A save that fails costs one checkpoint: training goes on, all ranks agree, and it is told once."""
+"""A save that fails costs one checkpoint: training goes on, all ranks agree, and it is reported once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @ROOT_ONLY
 def test_a_full_disk_does_not_stop_training_and_the_next_interval_tries_again(ranks: Ranks, agent: AgentDouble, small_disk: Path) -> None:
-    """Two ranks meet a full disk twice, tell it once, leave nothing behind; when there is room again the next save stands."""
+    """Two ranks get a full disk twice, report it once, and leave no files; with room again the next save succeeds."""
     run = ranks.start("train", 2, agent.environment, directory=small_disk / "c", until=60, every=4, seconds_a_step=0.02)
     agent.wait_for("storage_error")
     agent.wait_for("beat", step=14)
@@ -61,7 +61,7 @@ def test_a_read_only_disk_is_reported(ranks: Ranks, agent: AgentDouble, small_di
 
 
 def test_one_rank_that_cannot_write_fails_the_save_of_all(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
-    """The last of three ranks may write 4 KiB only: no checkpoint stands on any rank's word, none waits for it."""
+    """The last of three ranks may write 4 KiB only: no rank believes that the checkpoint is complete, and none waits for it."""
     told = ranks.run("train_without_room", 3, agent.environment, directory=tmp_path)
     assert [rank["step"] for rank in told] == [12] * 3
     assert [(one["kind"], one["why"]) for one in agent.of("storage_error")] == [("checkpoint-write-failed", "File too large")]
@@ -95,7 +95,7 @@ def test_a_checkpoint_refused_by_the_agent_is_not_published(ranks: Ranks, agent:
 def test_ranks_without_managed_groups_change_the_interval_with_a_save(
     ranks: Ranks, agent: AgentDouble, tmp_path: Path, every: int | None, steps: list[int]
 ) -> None:
-    """The wish that comes with rank 0's leave reaches all ranks in the save; a script that says how often keeps to that."""
+    """The interval that arrives with rank 0's permission reaches all ranks in the save; an interval set in the script stays."""
     agent.pace = 5
     told = ranks.run("train", 2, agent.environment | {"HOLDFAST_SAVE_EVERY": "4"}, directory=tmp_path, every=every)
     assert [rank["step"] for rank in told] == [12, 12]
@@ -118,7 +118,7 @@ def test_the_newest_complete_checkpoints_are_kept(ranks: Ranks, tmp_path: Path) 
 
 
 def test_a_corrupt_checkpoint_is_neither_counted_nor_removed(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
-    """Found corrupt at the start, it is left for a person to look at, and two whole ones stay beside it."""
+    """Found corrupt at the start, it is left for inspection, and two complete ones are kept in addition."""
     ranks.run("train", directory=tmp_path, until=8)
     flip_a_bit(biggest(tmp_path / "step-00000008"))
     run = ranks.run("train", 1, agent.environment, directory=tmp_path, until=20, every=6)
@@ -149,7 +149,7 @@ def test_a_step_saved_again_retires_like_any_other(ranks: Ranks, tmp_path: Path)
 
 
 def test_incomplete_checkpoints_of_older_generations_are_removed(ranks: Ranks, tmp_path: Path) -> None:
-    """Partials of this and older generations go at the start; one of a newer generation belongs to somebody alive."""
+    """Staging folders of this and older generations are removed at the start; one of a newer generation is in use."""
     for name in (".step-00000004.partial-0", ".step-00000004.removing-1", ".step-00000004.partial-7"):
         (tmp_path / name).mkdir()
     ranks.run("train", 1, {"HOLDFAST_GENERATION": "1"}, directory=tmp_path, every=0)
@@ -157,7 +157,7 @@ def test_incomplete_checkpoints_of_older_generations_are_removed(ranks: Ranks, t
 
 
 def test_a_removed_directory_is_created_again(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
-    """Somebody cleans up under a running job: the next save makes the folder anew."""
+    """The folder is removed under a running job: the next save creates it again."""
     run = ranks.start("train", 2, agent.environment, directory=tmp_path / "c", until=40, every=10, seconds_a_step=0.02)
     agent.wait_for("saved", step=10)
     shutil.rmtree(tmp_path / "c")

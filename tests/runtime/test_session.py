@@ -24,7 +24,7 @@ from tests.runtime.ranks import ROOT, Ranks
 
 @pytest.fixture
 def listening(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentDouble]:
-    """Give an agent that this very process speaks to."""
+    """Provide an agent to which this process is connected."""
     for name, value in agent.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(link_module, "_of_this_process", None)
@@ -56,7 +56,7 @@ def test_a_worker_reports_everything_to_its_agent(listening: AgentDouble, tmp_pa
 
 
 def test_the_environment_sets_directory_and_interval(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The agent's variables are the default; what the script says itself wins."""
+    """The agent's variables are the default; arguments of the script take precedence."""
     for name, value in {"CHECKPOINT_DIR": str(tmp_path / "a"), "SAVE_EVERY": "2", "KEEP": "3"}.items():
         monkeypatch.setenv(f"HOLDFAST_{name}", value)
     train(until=9)

@@ -1,4 +1,4 @@
-"""What a rank tells of its snapshots, from a training that really takes them."""
+"""What a rank reports of its snapshots, from a training that really takes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runtime.trainer import FIRST, Trainer
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have costs told each time, however fast the machine is."""
+    """Report costs each time, however fast the machine is."""
     monkeypatch.setattr(reports, "REPORT_SECONDS", 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Snapshots of a training in this process: they hold the very step they name, whatever training does meanwhile."""
+"""Snapshots of a training in this process: each has the state of the step in its label, whatever training does meanwhile."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tests.runtime.trainer import FIRST, Trainer, opened, restore, same, stored
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
-    """Close what takes snapshots when a test has ended."""
+    """Close all snapshotters when a test has ended."""
     yield
     while opened:
         opened.pop().close()
 
 
 def test_a_snapshot_is_the_step_it_names(tmp_path: Path) -> None:
-    """Copied before, between and after other things of the next step; a fresh training that takes it is equal in everything."""
+    """Copied at different times of the next step; a new training that restores it is equal in everything."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 2)
     wanted = trainer.state()
     trainer.begin()
-    trainer.end()  # buffers, counters and generators have gone on; the copy ended before the optimizer
+    trainer.end()  # buffers, counters and generators have changed; the copy ended before the optimizer's step
     other = Trainer(tmp_path)
     assert len(restore(other, tmp_path, FIRST + 2)) == 1
     assert same(other.state(), wanted)
@@ -44,7 +44,7 @@ def test_a_snapshot_is_the_step_it_names(tmp_path: Path) -> None:
 
 
 def test_three_slots_take_turns_and_keep_the_newest_two(tmp_path: Path) -> None:
-    """The third is the one in work."""
+    """The third is the one being written."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 8)
     assert len(list(tmp_path.iterdir())) == SLOTS
@@ -79,7 +79,7 @@ def _entries(memstore: Path) -> Any:
 
 
 def _loaded(trainer: Trainer) -> None:
-    """Have the optimizer load a state: it then has other tensors, in another dict."""
+    """Let the optimizer load a state: it then has other tensors, in another dict."""
     trainer.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
 
 
@@ -90,7 +90,7 @@ def _elsewhere(trainer: Trainer) -> None:
 
 
 def _assigned(trainer: Trainer) -> None:
-    """Have the model take other parameters in place of its own, as a model that was built on `meta` does."""
+    """Let the model replace its own parameters, as a model that was built on `meta` does."""
     trainer.net.load_state_dict(copy.deepcopy(trainer.net.state_dict()), assign=True)
     trainer.optimizer.param_groups[0]["params"] = list(trainer.net.parameters())
     trainer.optimizer.state.clear()
@@ -98,7 +98,7 @@ def _assigned(trainer: Trainer) -> None:
 
 @pytest.mark.parametrize("move", [_loaded, _elsewhere, _assigned])
 def test_tensors_that_move_are_found_again(tmp_path: Path, move: Callable[[Trainer], None]) -> None:
-    """What is copied is what trains, and not what did before."""
+    """The current tensors are copied, not the earlier ones."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 2)
     move(trainer)
@@ -124,7 +124,7 @@ def test_a_slot_that_is_being_read_is_not_written(tmp_path: Path) -> None:
 
 
 def test_a_node_without_memory_trains_on_and_reports_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The limit would be exceeded by what three slots take."""
+    """Three slots would exceed the limit."""
     trainer = Trainer(tmp_path, limit=100_000)
     trainer.to(FIRST + 4)
     assert stored(tmp_path) == {}
@@ -133,7 +133,7 @@ def test_a_node_without_memory_trains_on_and_reports_it_once(tmp_path: Path, cap
 
 
 def test_extra_state_counts_towards_the_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It may grow long after all slots have their size."""
+    """It may grow long after all slots were allocated."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 4)
     limit = store_folders.usage(tmp_path) + 2**20
@@ -148,10 +148,10 @@ def test_extra_state_counts_towards_the_limit(tmp_path: Path, caplog: pytest.Log
 
 
 def test_copying_goes_on_in_windows_and_nowhere_else(tmp_path: Path) -> None:
-    """A step that waits long enough has its snapshot before its optimizer asks for it."""
+    """A step that waits long enough has its snapshot before its optimizer needs it."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 1)
-    trainer.snapshotter.planning.profile.clear()  # as one that has just come in: it copies whenever it waits
+    trainer.snapshotter.planning.profile.clear()  # as in a new process, which copies whenever it waits
     trainer.begin()
     assert FIRST + 1 not in stored(tmp_path)
     assert trainer.idle.enter("pipeline")
@@ -165,7 +165,7 @@ def test_copying_goes_on_in_windows_and_nowhere_else(tmp_path: Path) -> None:
 
 
 def test_a_damaged_part_is_reported_and_not_used_again(tmp_path: Path) -> None:
-    """It is named, and not used a second time."""
+    """It is reported, and not used a second time."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 2)
     (one,) = stored(tmp_path)[FIRST + 1]
@@ -179,7 +179,7 @@ def test_a_damaged_part_is_reported_and_not_used_again(tmp_path: Path) -> None:
 
 
 def test_an_error_in_copying_costs_a_snapshot_and_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training stands in the optimizer's step when the rest is copied: it must not hear of it."""
+    """The rest is copied in the optimizer's step: training must not get the error."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 2)
 
@@ -195,7 +195,7 @@ def test_an_error_in_copying_costs_a_snapshot_and_no_step(tmp_path: Path, monkey
 
 
 class Counting(torch.optim.SGD):
-    """Keeps numbers and a mapping beside its tensors."""
+    """Has numbers and a mapping in its state in addition to tensors."""
 
     def step(self, closure: Any = None) -> Any:
         """Apply a step, and count."""
@@ -208,7 +208,7 @@ class Counting(torch.optim.SGD):
 
 
 def test_all_optimizer_state_is_restored_to_its_parameter(tmp_path: Path) -> None:
-    """Numbers and mappings are told from tensors by what they are."""
+    """Numbers and mappings are distinguished from tensors by their type."""
     trainers = []
     for _ in range(2):
         trainer = Trainer(tmp_path)
@@ -216,7 +216,7 @@ def test_all_optimizer_state_is_restored_to_its_parameter(tmp_path: Path) -> Non
         trainer.scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 2, 0.5)
         trainer.training = Training(model=trainer.net, optimizers=[trainer.optimizer], schedulers=[trainer.scheduler], extra=trainer.extra)
         trainer.snapshotter = Snapshotter(
-            trainer.training, SnapshotConfig(memstore=tmp_path, limit=0, limits=SnapshotLimits()), windows=trainer.idle
+            trainer.training, SnapshotConfig(memstore=tmp_path, max_bytes=0, limits=SnapshotLimits()), windows=trainer.idle
         )
         opened.append(trainer.snapshotter)
         trainer.snapshotter.set_place(SnapshotPlace(0, 1, "net"), 1)
@@ -230,41 +230,41 @@ def test_all_optimizer_state_is_restored_to_its_parameter(tmp_path: Path) -> Non
 
 
 def test_only_slow_ranks_report_that_replicas_are_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Snapshots are left out by all ranks, for the sake of those whose own are not on the other node; once is enough."""
+    """All ranks skip snapshots because some are not replicated yet; those report it, once."""
     trainer, sender = Trainer(tmp_path), ReplicationProgress(tmp_path, 0)
     trainer.to(FIRST + 2)
     sender.complete(FIRST, 1)
-    trainer.snapshotter.held = True  # for another rank's sake
+    trainer.snapshotter.replicas_behind = True  # because of another rank
     trainer.to(FIRST + 2 + REPORT_SKIPPED)
-    assert trainer.snapshotter.counts.held >= REPORT_SKIPPED
+    assert trainer.snapshotter.counts.skipped >= REPORT_SKIPPED
     assert "replica-behind" not in caplog.text
-    trainer.snapshotter.held = False
+    trainer.snapshotter.replicas_behind = False
     trainer.to(FIRST + 4 + REPORT_SKIPPED)
     assert trainer.snapshotter.behind()
-    trainer.snapshotter.held = True
+    trainer.snapshotter.replicas_behind = True
     trainer.to(FIRST + 7 + REPORT_SKIPPED)
     assert caplog.text.count("replica-behind") == 1
 
 
 def test_no_snapshot_overwrites_the_last_replicated_one(tmp_path: Path) -> None:
-    """The older of the newest two must be on the other node before the next begins; where nothing is sent nobody waits."""
+    """The older of the newest two must be on the other node before the next begins; without replication no rank waits."""
     trainer, sender = Trainer(tmp_path), ReplicationProgress(tmp_path, 0)
     trainer.to(FIRST + 2)
     assert not trainer.snapshotter.behind()
-    sender.sent()  # something is on its way, and nothing whole there
+    sender.sent()  # bytes are sent, and no replica is complete
     assert trainer.snapshotter.behind()
     sender.complete(FIRST, 1)
     assert not trainer.snapshotter.behind()
     trainer.begin()
     trainer.end()
     assert trainer.snapshotter.behind()
-    trainer.snapshotter.held = True  # so say all ranks
+    trainer.snapshotter.replicas_behind = True  # as agreed by all ranks
     trainer.to(FIRST + 5)
     assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2]
-    assert trainer.snapshotter.counts.held == 2
+    assert trainer.snapshotter.counts.skipped == 2
     trainer.snapshotter.request_write(PendingWrite(step=FIRST + 5, directory=tmp_path, keep=2, loss=None, paused=0.0))
     trainer.begin()
     trainer.end()
-    assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2, FIRST + 5]  # what the other node has stays
+    assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2, FIRST + 5]  # the replicated one stays
     sender.end()
     assert not trainer.snapshotter.behind()

@@ -13,7 +13,7 @@ from holdfast.runtime import world
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Give a port for the store, named in the environment, on which nobody listens yet."""
+    """Provide a port for the store, set in the environment, on which no process listens yet."""
     number = free_port()
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(number), "RANK": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -45,7 +45,7 @@ def test_an_unreachable_store_is_left_to_torch(port: int, monkeypatch: pytest.Mo
 
 
 def test_an_invalid_address_is_left_to_torch(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is looked for when the environment says nothing that could be."""
+    """Without a valid address in the environment nothing is attempted."""
     monkeypatch.setenv("MASTER_PORT", "soon")
     world._await_store()
     assert port

@@ -17,7 +17,7 @@ class SnapshotConfig:
     """The settings that the agent and the job give through the environment."""
 
     memstore: Path
-    limit: int
+    max_bytes: int
     """Maximum bytes of all snapshots of the node; 0: no limit."""
     limits: SnapshotLimits
     bandwidth: int | None = None
@@ -40,7 +40,7 @@ class SnapshotConfig:
         )
         return cls(
             memstore=Path(place),
-            limit=int(environment.get("HOLDFAST_MEMSTORE_LIMIT") or 0),
+            max_bytes=int(environment.get("HOLDFAST_MEMSTORE_LIMIT") or 0),
             limits=limits,
             bandwidth=int(environment.get("HOLDFAST_SAVE_BANDWIDTH") or 0) or None,
             has_writer=environment.get("HOLDFAST_CHECKPOINT_WRITER") == "1",
@@ -86,8 +86,8 @@ class SnapshotCounts:
     steps: int = 0
     taken: int = 0
     given_up: int = 0
-    held: int = 0
-    """Skipped because replicas were behind."""
+    skipped: int = 0
+    """Not taken because replicas were behind."""
     copied: float = 0.0
     """Seconds of copying."""
     overlapped: float = 0.0

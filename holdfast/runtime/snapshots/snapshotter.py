@@ -100,8 +100,8 @@ class Snapshotter:
         self._not_before = 0
         self._write: PendingWrite | None = None
         self._lag_reported = False
-        self.held = False
-        """Replicas of some rank are behind: the snapshot that they have must not be overwritten, so no other one is begun."""
+        self.replicas_behind = False
+        """Replicas of some rank are behind: the replicated snapshot must not be overwritten, so no other one is begun."""
         self.planning = StepMeasurements(replace(config.limits, concurrent=device.type == "cuda"))
         self.every = max(1, config.limits.every)
         """Steps between two snapshots, agreed by all ranks."""
@@ -168,11 +168,11 @@ class Snapshotter:
 
     def _free_slot(self) -> int | None:
         """Return a slot that holds none of the newest two complete snapshots, and that is neither read nor to be written to disk."""
-        newest = sorted(self._sealed, key=lambda number: self._sealed[number])[-3 if self.held else -2 :]
+        newest = sorted(self._sealed, key=lambda number: self._sealed[number])[-3 if self.replicas_behind else -2 :]
         pending = [number for number, slot in enumerate(self._slots) if number not in newest and write_requests.is_pending(slot.path)]
         free = (number for number, slot in enumerate(self._slots) if number not in (*newest, *pending) and not slot.busy())
         found = next(free, None)
-        if found is None and (pending or self.held) and len(self._slots) == SLOTS:
+        if found is None and (pending or self.replicas_behind) and len(self._slots) == SLOTS:
             assert self._place is not None
             self._open_slot(self._place)
             return SLOTS
@@ -183,7 +183,7 @@ class Snapshotter:
 
         What an earlier process has left in these files counts as used.
         """
-        limit, need = self._config.limit, shared_memory.PAGE + label.size + label.tail
+        limit, need = self._config.max_bytes, shared_memory.PAGE + label.size + label.tail
         growing = [slot for at, slot in enumerate(self._slots) if at == number or not len(slot.data)]
         missing = sum(max(0, need - slot.path.stat().st_size) for slot in growing) if limit else 0
         if not missing:
@@ -228,17 +228,17 @@ class Snapshotter:
             return False
         if (step, self.lineage) in self._sealed.values():  # an attempt that was rejected begins the same step again
             return False
-        if self.held and not requested:
-            self._count_held(step)
+        if self.replicas_behind and not requested:
+            self._count_skipped(step)
             return False
         return True
 
-    def _count_held(self, step: int) -> None:
-        self.counts.held += 1
-        if self.counts.held >= REPORT_SKIPPED and not self._lag_reported and self.behind():  # only the slow ranks report it
+    def _count_skipped(self, step: int) -> None:
+        self.counts.skipped += 1
+        if self.counts.skipped >= REPORT_SKIPPED and not self._lag_reported and self.behind():  # only the slow ranks report it
             self._lag_reported = True
             slow = "replicas do not reach the other node as fast as snapshots are taken"
-            why = f"{self.counts.held} snapshots were skipped by step {step}: {slow}"
+            why = f"{self.counts.skipped} snapshots were skipped by step {step}: {slow}"
             self._reporter.report(StorageError("replica-behind", why), step, self._config.memstore)
 
     def behind(self) -> bool:
@@ -266,7 +266,7 @@ class Snapshotter:
             return "busy"
         if not self._slots:
             return "unable"
-        limit, size = self._config.limit, max(len(slot.data) for slot in self._slots)
+        limit, size = self._config.max_bytes, max(len(slot.data) for slot in self._slots)
         has_room = len(self._slots) > SLOTS or not limit or store_folders.usage(self._config.memstore) + size <= limit
         return "ready" if has_room else "unable"
 
