@@ -27,8 +27,8 @@ from holdfast.protocol import listen
 from holdfast.runtime import agent_client
 from holdfast.runtime.groups.operations import InFlightOperations
 from holdfast.runtime.telemetry import replica_checksums
-from holdfast.runtime.telemetry.replica_checksums import ReplicaChecksums, sums_of
-from holdfast.runtime.telemetry.step_timing import StepTimer
+from holdfast.runtime.telemetry.replica_checksums import ReplicaChecksums, checksums_of
+from holdfast.runtime.telemetry.wait_windows import StepTimer
 
 CALLS: Final = 20_000
 IN_FLIGHT_GOAL_US: Final = 5.0
@@ -92,10 +92,10 @@ def sums(rounds: int) -> dict[str, dict[str, Any]]:
     for name, width in SIZES.items():
         parameters = {"w": torch.randn(width, width)}
         size, times = width * width * 4, []
-        sums_of(parameters)
+        checksums_of(parameters)
         for _ in range(rounds):
             begin = time.perf_counter()
-            sums_of(parameters)
+            checksums_of(parameters)
             times.append(time.perf_counter() - begin)
         found[f"sums of {name}"] = {**figure(times, None, {}, unit="s"), "gb_per_s": round(size / statistics.median(times) / 1e9, 1)}
     return found
@@ -117,7 +117,7 @@ def share(steps: int) -> dict[str, Any]:
             if checked:
                 step += 1
                 before = time.perf_counter()
-                checker.look(step, "p")
+                checker.check(step, "p")
                 spent += time.perf_counter() - before
         took = time.perf_counter() - begin
         blocks[checked].append(took)

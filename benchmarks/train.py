@@ -87,7 +87,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            step.commit(loss)
+            step.end(loss)
             if session.step == step.number:  # not in a warm-up, and not in a step that did not count
                 notes.note(session.rank, session.step, time.perf_counter() - begin)
 

@@ -89,7 +89,7 @@ def main() -> None:
             loss = work(model, dist.get_rank(pipeline), given.stages, pipeline, data)
             optimizer.step()
             optimizer.zero_grad()
-            step.commit(loss)
+            step.end(loss)
             if session.step == step.number:
                 committed, repeated = step.number, False
                 notes.note(session.rank, session.step, time.perf_counter() - begin)

@@ -45,7 +45,7 @@ def main() -> None:
                 dist.all_reduce(together)
             optimizer.step()
             optimizer.zero_grad()
-            step.commit(together)
+            step.end(together)
             if session.step == step.number:  # not in a warm-up, and not in a step that did not count
                 notes.note(session.rank, session.step, time.perf_counter() - begin)
 

@@ -17,15 +17,15 @@ from benchmarks.measuring import ROOT
 from holdfast.runtime.session import Session
 
 SECONDS = float(sys.argv[1])
-_shares = Session.shares
+_shares = Session.micro_batches
 
 
-def _rested(self: Session, **given: Any) -> Iterator[Any]:  # noqa: ANN401 (as `Session.shares` has it)
+def _rested(self: Session, **given: Any) -> Iterator[Any]:  # noqa: ANN401 (as `Session.micro_batches` has it)
     time.sleep(SECONDS)
     yield from _shares(self, **given)
 
 
-Session.shares = _rested  # type: ignore[method-assign]
+Session.micro_batches = _rested  # type: ignore[method-assign]
 sys.path.insert(0, str(ROOT / "examples"))
 sys.argv = [str(ROOT / "examples" / "elastic.py"), *sys.argv[2:]]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -56,7 +56,7 @@ def kept(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Trainin
             nonlocal present
             optimizer.step()
             optimizer.zero_grad()
-            present.commit()
+            present.end()
             present = next(steps)
 
         def told() -> dict[str, Any]:

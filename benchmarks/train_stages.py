@@ -168,7 +168,7 @@ def main() -> None:
                 trace.events.append(("step", begin, time.perf_counter(), 0, 0))
             optimizer.step()
             optimizer.zero_grad()
-            step.commit()
+            step.end()
             after()
 
         snapshotter = session._snapshotter  # noqa: SLF001 (what a user never does: turn it off and on)

@@ -131,7 +131,7 @@ with holdfast.session(model=model, optimizer=optimizer) as session:
         optimizer.zero_grad()
         if not math.isfinite(poison):
             poison = 1.0
-        step.commit(loss)
+        step.end(loss)
         if given.result is not None and session.step == step.number and "HOLDFAST_STANDBY" not in os.environ:
             note_loss(given.result.parent, step.number, loss.item())
     if given.result is not None and session.rank == 0:

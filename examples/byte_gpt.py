@@ -1,10 +1,10 @@
-"""Train a small byte-level GPT on the text of the Python standard library: real input, and nothing to download.
+"""Train a small byte-level GPT on the text of the Python standard library: real input without a download.
 
 - `python examples/byte_gpt.py --steps 50`: one process
 - `torchrun --nproc-per-node 4 examples/byte_gpt.py --steps 200`: four ranks, DDP over gloo
-- `holdfast run examples/byte_gpt.yaml`: the same, and faults do not matter
+- `holdfast run examples/byte_gpt.yaml`: the same under Holdfast, which handles faults
 
-The loss that it reports is the mean over all ranks. Runs are bit-equal: the same arguments give the same loss at every
+The loss that it reports is the mean over all ranks. Runs are bit-identical: the same arguments give the same loss at every
 step and the same parameters at the end, however often training was interrupted and resumed.
 """
 
@@ -32,7 +32,7 @@ BYTES = 256
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding: turn pairs of features by an angle that grows with the position."""
+    """Rotary position embedding: rotate pairs of features by an angle that grows with the position."""
 
     def __init__(self, features: int, context: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Rotary(nn.Module):
         self.cos, self.sin = nn.Buffer(angle.cos(), persistent=False), nn.Buffer(angle.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Turn *x* of shape (batch, heads, positions, features)."""
+        """Rotate *x* of shape (batch, heads, positions, features)."""
         cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]
         left, right = x.chunk(2, dim=-1)
         return torch.cat((left * cos - right * sin, left * sin + right * cos), dim=-1)
@@ -66,19 +66,19 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then a feed-forward net, each added to what came in."""
+    """One layer: attention, then a feed-forward net, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, context: int) -> None:
         super().__init__()
-        self.before_mixing, self.before_thinking = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.mixing = Attention(width, heads, context)
-        self.thinking = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, context)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pass *x* of shape (batch, positions, width) on."""
-        x = x + self.mixing(self.before_mixing(x))
-        thought: Tensor = self.thinking(self.before_thinking(x))
-        return x + thought
+        """Return the output for *x* of shape (batch, positions, width)."""
+        x = x + self.attention(self.attention_norm(x))
+        out: Tensor = self.mlp(self.mlp_norm(x))
+        return x + out
 
 
 class ByteGPT(nn.Module):
@@ -90,21 +90,21 @@ class ByteGPT(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads, context) for _ in range(layers))
         self.last_norm = nn.LayerNorm(width)
         self.readout = nn.Linear(width, BYTES, bias=False)
-        self.apply(self._draw)
-        for name, weight in self.named_parameters():  # keep the sum over layers from growing with their number
-            if name.endswith(("merge.weight", "thinking.2.weight")):
+        self.apply(self._initialise)
+        for name, weight in self.named_parameters():  # so that the sum over layers does not grow with their number
+            if name.endswith(("merge.weight", "mlp.2.weight")):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * layers))
 
     @staticmethod
-    def _draw(module: nn.Module) -> None:
-        """Draw the first weights of *module* as GPT-2 does."""
+    def _initialise(module: nn.Module) -> None:
+        """Initialise *module* as GPT-2 does."""
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
     def forward(self, text: Tensor, following: Tensor) -> Tensor:
-        """Return the mean loss of telling *following* from *text*, both byte codes of shape (batch, positions)."""
+        """Return the mean loss of predicting *following* from *text*, both byte codes of shape (batch, positions)."""
         x = self.embedding(text)
         for block in self.blocks:
             x = block(x)
@@ -113,7 +113,7 @@ class ByteGPT(nn.Module):
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """Cut a text into windows of *context* bytes, each with the byte that follows every position."""
+    """A text as windows of *context* bytes, each with the next byte of every position."""
 
     def __init__(self, text: Tensor, context: int) -> None:
         self.text, self.context = text, context
@@ -127,25 +127,25 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
         return window[:-1], window[1:]
 
 
-def text_of(file: Path, most: int) -> Tensor:
-    """Return up to *most* bytes of *file* as byte codes."""
+def text_of(file: Path, max_bytes: int) -> Tensor:
+    """Return up to *max_bytes* of *file* as byte codes."""
     with file.open("rb") as opened:
-        return torch.frombuffer(bytearray(opened.read(most)), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(opened.read(max_bytes)), dtype=torch.uint8)
 
 
-def library_text(most: int) -> Tensor:
-    """Return up to *most* bytes of the standard library's source as byte codes, files in the order of their names."""
+def library_text(max_bytes: int) -> Tensor:
+    """Return up to *max_bytes* of the standard library's source as byte codes, files in the order of their names."""
     library = Path(sysconfig.get_path("stdlib"))
-    whole = bytearray()
+    text = bytearray()
     for path in sorted(library.glob("*.py")):
-        whole += path.read_bytes()
-        if len(whole) >= most:
+        text += path.read_bytes()
+        if len(text) >= max_bytes:
             break
-    return torch.frombuffer(whole, dtype=torch.uint8)[:most].clone()
+    return torch.frombuffer(text, dtype=torch.uint8)[:max_bytes].clone()
 
 
 def decayed(model: nn.Module, decay: float) -> list[dict[str, object]]:
-    """Split the parameters: matrices decay, biases and gains do not."""
+    """Return parameter groups: matrices have weight decay, biases and gains do not."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     return [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
@@ -161,7 +161,7 @@ def mean_over_ranks(loss: Tensor) -> Tensor:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return the SHA-256 of all parameters, so that two runs can be compared to the bit."""
+    """Return the SHA-256 of all parameters, to compare two runs bit by bit."""
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
         digest.update(name.encode())
@@ -173,7 +173,7 @@ def wrapped(model: nn.Module) -> nn.Module:
     """Wrap *model* for data-parallel training when there is more than one rank."""
     if not dist.is_initialized():
         return model
-    # One bucket that holds the whole model: a model this small has nothing to gain from several.
+    # One bucket with the complete model: one this small gains nothing from several.
     megabytes = 1 + sum(p.numel() * p.element_size() for p in model.parameters()) // 2**20
     return DistributedDataParallel(model, bucket_cap_mb=2 * megabytes)
 
@@ -190,10 +190,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--warmup", type=int, default=20, help="steps until the learning rate is reached")
     parser.add_argument("--text", type=Path, help="train on this file instead of the standard library's source")
-    parser.add_argument("--bytes", type=int, default=2_000_000, help="at most so much text")
+    parser.add_argument("--bytes", type=int, default=2_000_000, help="maximum bytes of text")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--print-every", type=int, default=10, metavar="STEPS", help="steps between two lines about the loss")
-    parser.add_argument("--stock-groups", action="store_true", help="let torch make the groups: a fault is answered by a restart")
+    parser.add_argument("--print-every", type=int, default=10, metavar="STEPS", help="steps between two reports of the loss")
+    parser.add_argument("--stock-groups", action="store_true", help="let torch create the groups: a fault then leads to a restart")
     parser.add_argument("--result", type=Path, help="write the final loss and the parameters' SHA-256 to this JSON file")
     return parser.parse_args()
 
@@ -202,20 +202,20 @@ def main() -> None:
     """Train, and write the result."""
     given = arguments()
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    torch.manual_seed(given.seed)  # the same first weights on every rank
+    torch.manual_seed(given.seed)  # the same initial weights on every rank
     torch.use_deterministic_algorithms(mode=True)
     if not given.stock_groups:
         holdfast.join()
 
     model = ByteGPT(given.width, given.layers, given.heads, given.context)
     optimizer = torch.optim.AdamW(decayed(model, 0.1), lr=given.lr, betas=(0.9, 0.95))
-    rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / given.warmup, total_iters=given.warmup)
-    fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, given.steps - given.warmup), eta_min=given.lr / 10)
-    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, fall], [given.warmup])
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / given.warmup, total_iters=given.warmup)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, given.steps - given.warmup), eta_min=given.lr / 10)
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], [given.warmup])
 
     text = text_of(given.text, given.bytes) if given.text else library_text(given.bytes)
-    kept_back = len(text) // 50
-    windows = Windows(text[:-kept_back], given.context)
+    held_out = len(text) // 50
+    windows = Windows(text[:-held_out], given.context)
     sampler: DistributedSampler[tuple[Tensor, Tensor]] = DistributedSampler(
         windows, num_replicas=ranks, rank=rank, seed=given.seed, drop_last=True
     )
@@ -231,12 +231,12 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-            step.commit(loss)
+            step.end(loss)
             if session.rank == 0 and session.step == step.number and step.number % given.print_every == 0:
                 print(f"step {step.number}: loss {session.loss:.4f}", flush=True)
 
         with session.section("evaluation", limit=600), torch.no_grad():
-            unseen = Windows(text[-kept_back:], given.context)
+            unseen = Windows(text[-held_out:], given.context)
             final = parallel.eval()(*(torch.stack(part) for part in zip(*(unseen[n] for n in range(min(32, len(unseen)))), strict=True)))
     if session.rank == 0:
         print(f"done: {session.step} steps, loss {session.loss}, on unseen text {final.item():.4f}", flush=True)

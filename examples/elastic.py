@@ -1,10 +1,10 @@
-"""Train the byte-level GPT of byte_gpt.py on as many ranks as there are: elastic training.
+"""Train the byte-level GPT of byte_gpt.py on any number of ranks: elastic training.
 
 - `torchrun --nproc-per-node 3 examples/elastic.py --steps 50`: three ranks
 - `holdfast run examples/elastic.yaml`: on three nodes, and on two while one of them is lost
 
-A step has one batch, whose windows the ranks share out anew in each step. So a step has the same windows, and its gradient is the mean over
-them, whatever the number of ranks.
+A step has one batch, whose windows are divided among the ranks in each step. So a step has the same windows, and its gradient is the mean
+over them, at any number of ranks.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=64, help="bytes of a window")
     parser.add_argument("--batch", type=int, default=12, help="windows per step, over all ranks")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--bytes", type=int, default=1_000_000, help="at most so much text")
+    parser.add_argument("--bytes", type=int, default=1_000_000, help="maximum bytes of text")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--print-every", type=int, default=10, metavar="STEPS", help="steps between two lines about the loss")
+    parser.add_argument("--print-every", type=int, default=10, metavar="STEPS", help="steps between two reports of the loss")
     return parser.parse_args()
 
 
 def main() -> None:
     """Train."""
     given = arguments()
-    torch.manual_seed(given.seed)  # the same first weights on every rank
+    torch.manual_seed(given.seed)  # the same initial weights on every rank
     holdfast.join()
     model = ByteGPT(given.width, given.layers, given.heads, given.context)
     optimizer = torch.optim.AdamW(decayed(model, 0.1), lr=given.lr)
@@ -50,8 +50,8 @@ def main() -> None:
         parallel = session.stabilize_ddp(wrapped(model))
         for step in session.steps(until=given.steps):
             mean = torch.zeros(())
-            for share in session.shares():  # one; more while ranks are missing
-                loss = parallel(*share.batch) * share.weight
+            for part in session.micro_batches():  # one; more while ranks are missing
+                loss = parallel(*part.batch) * part.weight
                 loss.backward()
                 mean += loss.detach()
             if dist.is_initialized():
@@ -59,7 +59,7 @@ def main() -> None:
                 mean /= dist.get_world_size()
             optimizer.step()
             optimizer.zero_grad()
-            step.commit(mean)
+            step.end(mean)
             if session.rank == 0 and session.step == step.number and step.number % given.print_every == 0:
                 print(f"step {step.number}: loss {session.loss:.4f}", flush=True)
     if session.rank == 0:

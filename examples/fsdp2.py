@@ -2,9 +2,9 @@
 
 - `torchrun --nproc-per-node 4 examples/fsdp2.py --steps 50`: four shards
 - `torchrun --nproc-per-node 4 examples/fsdp2.py --steps 50 --replicate 2`: two shards, each on two ranks (HSDP)
-- `holdfast run examples/fsdp2.yaml`: the second of these, and faults do not matter
+- `holdfast run examples/fsdp2.yaml`: the second of these under Holdfast, which handles faults
 
-With copies of each shard a lost rank takes its state from the other rank that has it. Without, nobody else has its shard, and
+With copies of each shard a lost rank receives its state from the other rank that has it. Without, no other rank has its shard, and
 all ranks go back to the newest checkpoint.
 """
 
@@ -39,12 +39,12 @@ def sharded(model: ByteGPT, mesh: DeviceMesh) -> nn.Module:
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    whole: nn.Module = model
-    return whole
+    wrapped: nn.Module = model
+    return wrapped
 
 
 def fingerprint_of_all(model: nn.Module, whole: ByteGPT) -> str:
-    """Return the SHA-256 of the parameters, put together from all shards; *whole* takes them."""
+    """Return the SHA-256 of the parameters, gathered from all shards into the model *whole*."""
     values = {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in model.state_dict().items()}
     whole.load_state_dict(values)
     return str(fingerprint(whole))
@@ -61,9 +61,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=64, help="bytes of a window")
     parser.add_argument("--batch", type=int, default=4, help="windows per rank and step")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--bytes", type=int, default=1_000_000, help="at most so much text")
+    parser.add_argument("--bytes", type=int, default=1_000_000, help="maximum bytes of text")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--print-every", type=int, default=10, metavar="STEPS", help="steps between two lines about the loss")
+    parser.add_argument("--print-every", type=int, default=10, metavar="STEPS", help="steps between two reports of the loss")
     parser.add_argument("--result", type=Path, help="write the final loss and the parameters' SHA-256 to this JSON file")
     return parser.parse_args()
 
@@ -71,7 +71,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Train, and write the result."""
     given = arguments()
-    torch.manual_seed(given.seed)  # the same first weights on every rank
+    torch.manual_seed(given.seed)  # the same initial weights on every rank
     torch.use_deterministic_algorithms(mode=True)
     holdfast.join()
     ranks = dist.get_world_size()
@@ -79,24 +79,24 @@ def main() -> None:
     whole = ByteGPT(given.width, given.layers, given.heads, given.context)
     model = sharded(whole, mesh_of(given.replicate))
     optimizer = torch.optim.AdamW(decayed(model, 0.1), lr=given.lr, betas=(0.9, 0.95))
-    rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / 20, total_iters=20)
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / 20, total_iters=20)
 
-    # Every rank draws the batches of all ranks and takes its own part: the same order everywhere, whatever rank this becomes.
+    # Every rank draws the batches of all ranks and uses its own part: the order is the same whatever rank this process becomes.
     windows = Windows(library_text(given.bytes), given.context)
     order = RandomSampler(windows, generator=torch.Generator().manual_seed(given.seed))
     loader = holdfast.Loader(DataLoader(windows, given.batch * ranks, sampler=order, drop_last=True))
 
-    with holdfast.session(model=model, optimizer=optimizer, schedulers=rise, data=loader) as session:
+    with holdfast.session(model=model, optimizer=optimizer, schedulers=warmup, data=loader) as session:
         batches = iter(loader)
         for step in session.steps(until=given.steps):
             loss = model(*(half[session.rank :: ranks] for half in next(batches)))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            loss = mean_over_ranks(loss)  # before the optimizer: it asks all ranks whether the step has come about
+            loss = mean_over_ranks(loss)  # before the optimizer, in whose step all ranks vote
             optimizer.step()
             optimizer.zero_grad()
-            rise.step()
-            step.commit(loss)
+            warmup.step()
+            step.end(loss)
             if session.rank == 0 and session.step == step.number and step.number % given.print_every == 0:
                 print(f"step {step.number}: loss {session.loss:.4f}", flush=True)
 

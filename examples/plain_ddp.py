@@ -1,7 +1,7 @@
-"""A training script as many are: DDP, its own checkpoint by torch.save, and not a word of Holdfast.
+"""A common training script without Holdfast: DDP, and its own checkpoint by torch.save.
 
 Run it by `torchrun --nproc-per-node 2 examples/plain_ddp.py --steps 200`, or by `holdfast run examples/plain_ddp.yaml`:
-then it survives faults, resuming in its own way.
+then it survives faults by resuming from its own checkpoint.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if rank == 0 and (step % given.save_every == 0 or step == given.steps):
-            beside = given.checkpoint.with_suffix(".new")
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, beside)
-            beside.replace(given.checkpoint)
+            temporary = given.checkpoint.with_suffix(".new")
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, temporary)
+            temporary.replace(given.checkpoint)
             print(f"step {step}: loss {loss.item():.6f}", flush=True)
     dist.barrier()
-    # Seen with torch 2.13: gloo's thread frees the barrier a moment after it is over, and needs the interpreter for that. A group that is
-    # taken apart before then waits for that thread with the interpreter held, for ever.
+    # In torch 2.13 gloo's thread frees the barrier shortly after its end, and needs the interpreter lock for that. Destroying the group
+    # before then waits for that thread while holding the lock: a deadlock.
     time.sleep(0.3)
     dist.destroy_process_group()
 

@@ -1,7 +1,7 @@
 """A Prefect flow of your own around a training job: prepare data, check nodes, train, evaluate, publish.
 
-- `python examples/workflow.py`: once, here
-- `prefect deploy --all --prefect-file examples/prefect.yaml`: as a deployment, which a worker runs (docs/workflows.md)
+- `python examples/workflow.py`: once, on this machine
+- `prefect deploy --all --prefect-file examples/prefect.yaml`: as a deployment run by a worker (docs/workflows.md)
 
 Training survives faults as any job does; the flow around it needs no code for that.
 """
@@ -32,7 +32,7 @@ from holdfast.workflows import (
 
 HERE: Final = Path(__file__).resolve().parent
 SHAPE: Final = ["--width", "64", "--layers", "2", "--heads", "4", "--context", "64"]
-"""Of the model: training and evaluation have to agree."""
+"""Size of the model, the same for training and evaluation."""
 
 
 class Data(BaseModel):
@@ -44,7 +44,7 @@ class Data(BaseModel):
 
 @task(task_run_name="prepare data")
 def prepare_data(folder: Path, megabytes: float = 1.0) -> Data:
-    """Collect the source of the Python standard library, and hold a tenth of it out."""
+    """Collect the source of the Python standard library; a tenth of it is held out."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = b"".join(file.read_bytes() for file in files)[: int(megabytes * 1e6)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def prepare_data(folder: Path, megabytes: float = 1.0) -> Data:
 
 @task(task_run_name="describe job {name}")
 def describe_job(name: str, data: Data, capacity: Capacity, nodes: int, steps: int) -> TrainingJob:
-    """Return the job: what a job file says, in Python. A node that is left over is held ready as a spare."""
+    """Return the job: the content of a job file, in Python. A remaining node becomes a spare."""
     return TrainingJob.model_validate(
         {
             "name": name,
@@ -70,9 +70,9 @@ def describe_job(name: str, data: Data, capacity: Capacity, nodes: int, steps: i
 
 @task(task_run_name="publish step {evaluation.step}")
 def publish(trained: TrainingResult, evaluation: Evaluation, folder: Path, max_loss: float) -> Path:
-    """Write the model as one file, unless it is too bad, and describe it in an artifact of the Prefect UI."""
+    """Write the model as one file, unless its loss is too high, and describe it in an artifact of the Prefect UI."""
     loss = float(evaluation.metrics["loss"])
-    if not loss <= max_loss:  # NaN is too bad as well
+    if not loss <= max_loss:  # also refuses NaN
         raise ValueError(f"the loss on held-out text is {loss:.3f}, above {max_loss:g}: not published")
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / f"{trained.job}-step-{evaluation.step}.pt"
@@ -101,11 +101,11 @@ def train_and_publish(  # noqa: PLR0913, PLR0917 (the fields of the run form)
     """Train a small language model and publish it.
 
     Args:
-        name: Of the training job.
-        cluster_file: Cluster to train on; empty: folders of this machine stand for nodes.
+        name: Name of the training job.
+        cluster_file: Cluster to train on; empty: nodes are simulated by folders on this machine.
         nodes: Nodes to train on.
         steps: Training steps.
-        folder: Where data and the published model go.
+        folder: Folder for data and the published model.
         max_loss: A model with a higher loss on held-out text is not published.
     """
     cluster = load_cluster(cluster_file) if cluster_file else LocalCluster(nodes=nodes + 1)

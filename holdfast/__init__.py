@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.data.loader import Loader
     from holdfast.runtime.init import join
     from holdfast.runtime.session import session
-    from holdfast.runtime.telemetry.heartbeat import heartbeat
-    from holdfast.runtime.telemetry.sections import section
+    from holdfast.runtime.telemetry.progress import heartbeat, section
     from holdfast.spec import Cluster, TrainingJob
 
 __version__: Final = "0.1.0"
@@ -22,9 +21,9 @@ _HOMES: Final = {
     "Cluster": "holdfast.spec",
     "Loader": "holdfast.runtime.data.loader",
     "TrainingJob": "holdfast.spec",
-    "heartbeat": "holdfast.runtime.telemetry.heartbeat",
+    "heartbeat": "holdfast.runtime.telemetry.progress",
     "join": "holdfast.runtime.init",
-    "section": "holdfast.runtime.telemetry.sections",
+    "section": "holdfast.runtime.telemetry.progress",
     "session": "holdfast.runtime.session",
 }
 

@@ -19,7 +19,7 @@ from typing import IO, Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
-from holdfast.checkpoints.latest import CheckpointInfo
+from holdfast.checkpoints.inventory import CheckpointInfo
 from holdfast.errors import EvaluationFailed
 from holdfast.process import kill_group
 from holdfast.report.wording import clipped, duration

@@ -1,4 +1,4 @@
-"""The form of snapshots in memory: whatever is not exactly what was written and sealed is no snapshot."""
+"""The format of in-memory snapshots: a file that is not exactly as it was written and sealed is rejected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,15 @@ def written(path: Path, *, part: int = 0, parts: int = 1, step: int = 7, seed: i
     dealt = slices_of_part(SIZES, part, parts, SLICE_BYTES)
     slices = [b"".join(tensors[one.tensor][one.begin : one.begin + one.length] for one in met) for met in dealt]
     data = b"".join(slices)
-    facts: dict[str, Any] = {"world": 4, "shard": "p", "part": part, "parts": parts, "size": len(data), "cut": SLICE_BYTES, "time": 1.5}
+    facts: dict[str, Any] = {
+        "world": 4,
+        "shard": "p",
+        "part": part,
+        "parts": parts,
+        "size": len(data),
+        "slice_bytes": SLICE_BYTES,
+        "time": 1.5,
+    }
     label = Label(step=step, lineage=2, rank=3, **facts)
     slot = Slot(path)
     slot.begin(label)
@@ -45,22 +53,22 @@ def written(path: Path, *, part: int = 0, parts: int = 1, step: int = 7, seed: i
     return whole
 
 
-@pytest.mark.parametrize("cut", [1, SLICE_BYTES, shared_memory.SLICE_BYTES])
+@pytest.mark.parametrize("slice_bytes", [1, SLICE_BYTES, shared_memory.SLICE_BYTES])
 @pytest.mark.parametrize("blobs", [{}, {"rng": b"random", "empty": b"", 'a name of "many" lettérs': bytes(100_000)}])
-def test_no_tail_is_longer_than_its_draft_announces(tmp_path: Path, cut: int, blobs: dict[str, bytes]) -> None:
-    """Whoever takes a copy keeps room for so much."""
+def test_no_tail_is_longer_than_its_draft_announces(tmp_path: Path, slice_bytes: int, blobs: dict[str, bytes]) -> None:
+    """A receiver reserves that much memory."""
     data = bytes(sum(SIZES))
-    facts: dict[str, Any] = {"rank": 3, "world": 4, "shard": "p", "part": 0, "parts": 1, "cut": cut, "time": 1.5}
-    limit = shared_memory.tail_limit(len(data), len(json.dumps(ENTRIES)), blobs, cut)
+    facts: dict[str, Any] = {"rank": 3, "world": 4, "shard": "p", "part": 0, "parts": 1, "slice_bytes": slice_bytes, "time": 1.5}
+    limit = shared_memory.tail_limit(len(data), len(json.dumps(ENTRIES)), blobs, slice_bytes)
     slot = Slot(tmp_path / "a.snap")
     slot.begin(Label(step=1, lineage=1, size=len(data), tail=limit, **facts))
-    sealed = slot.seal(Label(step=1, lineage=1, size=len(data), tail=limit, **facts), [0] * -(-len(data) // cut), ENTRIES, blobs)
+    sealed = slot.seal(Label(step=1, lineage=1, size=len(data), tail=limit, **facts), [0] * -(-len(data) // slice_bytes), ENTRIES, blobs)
     slot.close()
     assert len(json.dumps(ENTRIES)) + sum(map(len, blobs.values())) < sealed.tail <= limit
 
 
 def is_whole(path: Path) -> bool:
-    """Tell whether a reader takes what is in the file."""
+    """Return whether a reader accepts the file."""
     try:
         with Snapshot(path) as snapshot:
             snapshot.verify()
@@ -71,7 +79,7 @@ def is_whole(path: Path) -> bool:
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_what_was_written_is_read(tmp_path: Path, parts: int) -> None:
-    """Every share of it, and together all of it."""
+    """Every part of it, and together all of it."""
     tensors = [bytearray(size) for size in SIZES]
     for part in range(parts):
         label = written(tmp_path / "a.snap", part=part, parts=parts)
@@ -83,18 +91,18 @@ def test_what_was_written_is_read(tmp_path: Path, parts: int) -> None:
                 for one in met:
                     tensors[one.tensor][one.begin : one.begin + one.length] = data[there : there + one.length]
                     there += one.length
-            del data  # who still looks at a snapshot keeps it from being written
+            del data  # a view of a snapshot prevents its file from being written
     assert [bytes(tensor) for tensor in tensors] == [random.Random(at).randbytes(size) for at, size in enumerate(SIZES)]
 
 
 def parts_that_count(path: Path, label: Label) -> Iterator[int]:
-    """Yield the places of all bytes that mean something: the rest of the first page does not."""
+    """Yield the offsets of all bytes with a meaning: the rest of the first page has none."""
     _, _, length, _ = struct.unpack_from("<8sQI32s", path.read_bytes())
     yield from range(struct.calcsize("<8sQI32s") + length)
     yield from range(PAGE, PAGE + label.size + label.tail)
 
 
-def test_every_flipped_byte_is_seen(tmp_path: Path) -> None:
+def test_every_flipped_byte_is_detected(tmp_path: Path) -> None:
     """Label, data, sums, index, blobs: one bit, or all of them."""
     path = tmp_path / "a.snap"
     label = written(path)
@@ -106,7 +114,7 @@ def test_every_flipped_byte_is_seen(tmp_path: Path) -> None:
     assert is_whole(path)
 
 
-def test_every_lost_stretch_is_seen(tmp_path: Path) -> None:
+def test_every_lost_range_is_detected(tmp_path: Path) -> None:
     """Zeroes where something was, and a file that ends early."""
     path = tmp_path / "a.snap"
     label = written(path)
@@ -122,14 +130,14 @@ def test_every_lost_stretch_is_seen(tmp_path: Path) -> None:
 
 
 def parts_that_count_in(right: bytes, label: Label) -> list[int]:
-    """Return the same places, from a file's bytes."""
+    """Return the same offsets, from a file's bytes."""
     _, _, length, _ = struct.unpack_from("<8sQI32s", right)
     head = struct.calcsize("<8sQI32s") + length
     return [*range(head), *range(PAGE, PAGE + label.size + label.tail)]
 
 
-def test_a_writer_that_dies_between_any_two_writes_leaves_what_was_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that it did to the file is done again, up to each write, and up to each byte of the short ones."""
+def test_a_writer_killed_between_any_two_writes_leaves_the_old_snapshot_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All writes to the file are replayed, up to each write, and up to each byte of the short ones."""
     path = tmp_path / "a.snap"
     written(path, step=7)
     before = path.read_bytes()
@@ -165,12 +173,12 @@ def test_a_writer_that_dies_between_any_two_writes_leaves_what_was_or_nothing(tm
 
 
 def cuts(shard: bytes) -> list[int]:
-    """Return how many bytes of a write may have come through: a processor writes eight at once, if they lie so."""
+    """Return how many bytes of a write may have been done: a processor writes eight at once, if they are aligned."""
     return [0] if len(shard) <= 8 else [0, *range(8, len(shard), max(8, len(shard) // 40 // 8 * 8))]
 
 
-def test_nobody_reads_what_is_being_written_and_nobody_writes_what_is_being_read(tmp_path: Path) -> None:
-    """Not even between a look and the first byte."""
+def test_a_file_is_not_read_while_written_and_not_written_while_read(tmp_path: Path) -> None:
+    """Not even between the check and the first byte."""
     path = tmp_path / "a.snap"
     label = written(path)
     slot = Slot(path)
@@ -190,8 +198,8 @@ def test_nobody_reads_what_is_being_written_and_nobody_writes_what_is_being_read
     slot.close()
 
 
-def test_a_copy_is_sealed_only_with_the_tail_that_its_label_names(tmp_path: Path) -> None:
-    """Another one, or one for other sizes, is none."""
+def test_a_copy_is_sealed_only_with_the_tail_in_its_label(tmp_path: Path) -> None:
+    """Another tail, or one for other sizes, is rejected."""
     label = written(tmp_path / "a.snap")
     raw = (tmp_path / "a.snap").read_bytes()
     data, tail = raw[PAGE : PAGE + label.size], raw[PAGE + label.size :]
@@ -211,10 +219,20 @@ def test_a_copy_is_sealed_only_with_the_tail_that_its_label_names(tmp_path: Path
 
 @pytest.mark.parametrize(
     "change",
-    [{"step": -1}, {"size": -1}, {"parts": 0}, {"part": 1}, {"cut": 0}, {"rank": "3"}, {"digest": 5}, {"surprise": 1}, {"step": None}],
+    [
+        {"step": -1},
+        {"size": -1},
+        {"parts": 0},
+        {"part": 1},
+        {"slice_bytes": 0},
+        {"rank": "3"},
+        {"digest": 5},
+        {"surprise": 1},
+        {"step": None},
+    ],
 )
-def test_a_label_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    """It comes from other nodes too."""
+def test_an_invalid_label_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Labels arrive from other nodes, too."""
     label = written(tmp_path / "a.snap")
     assert shared_memory.label_of(asdict(label)) == label
     with pytest.raises(UnusableSnapshot):
@@ -227,7 +245,7 @@ def test_a_label_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any
 @given(st.lists(st.integers(0, 2000), max_size=8), st.integers(1, 6), st.integers(50, 700))
 @settings(deadline=None)
 def test_shares_cover_every_byte_once(sizes: list[int], parts: int, cut: int) -> None:
-    """Whoever holds which, each part in one stretch of no odd bytes, none with more than two units above another."""
+    """Each part is one range of whole elements, and none is more than two units larger than another."""
     dealt = [met for part in range(parts) for met in slices_of_part(sizes, part, parts, cut)]
     slices = [one for met in dealt for one in met]
     for tensor, size in enumerate(sizes):
@@ -244,7 +262,7 @@ def test_shares_cover_every_byte_once(sizes: list[int], parts: int, cut: int) ->
 
 @given(st.binary(max_size=3000))
 @settings(deadline=None)
-def test_a_sum_is_what_it_is_said_to_be(data: bytes) -> None:
+def test_a_checksum_follows_its_definition(data: bytes) -> None:
     """Every half word of 32 bits times an odd weight of its own, modulo 2**64."""
     first, second = (struct.unpack(f"<{shared_memory.SLICE_BYTES // 8}Q", row) for row in shared_memory.weights())
     assert {weight % 2 for weight in first + second} == {1}
@@ -257,8 +275,8 @@ def test_a_sum_is_what_it_is_said_to_be(data: bytes) -> None:
     assert word_sum(data) == sum(half * weight for half, weight in zip(halves, by_half, strict=True)) % 2**64
 
 
-def test_stretches_of_what_is_longer_are_told_apart() -> None:
-    """The same two stretches, the other way round."""
+def test_ranges_longer_than_a_slice_are_distinguished() -> None:
+    """The same two ranges, the other way round."""
     one, other = bytes(shared_memory.SLICE_BYTES - 8) + b"one half", bytes(shared_memory.SLICE_BYTES - 8) + b"other ha"
     assert word_sum(one + other) == (word_sum(one) * shared_memory.SPREAD + word_sum(other)) % 2**64
     assert word_sum(one + other) != word_sum(other + one)
@@ -312,8 +330,8 @@ DAMAGE: dict[str, Callable[[bytes, Callable[[int], int]], bytes]] = {
 @pytest.mark.parametrize("kind", DAMAGE)
 @given(seed=st.integers(0, 2**32))
 @settings(deadline=None, max_examples=25)
-def test_damage_changes_the_sum(kind: str, seed: int) -> None:
-    """Whatever a bad cell, a bad line or a wrong address does to a slice."""
+def test_damage_changes_the_checksum(kind: str, seed: int) -> None:
+    """Whatever a bad memory cell, a bad data line or a wrong address does to a slice."""
     order = random.Random(seed)
     data = order.randbytes(PAGES * PAGE)
     damaged = DAMAGE[kind](data, order.randrange)
@@ -322,7 +340,7 @@ def test_damage_changes_the_sum(kind: str, seed: int) -> None:
 
 
 def test_a_snapshot_of_an_older_format_is_refused_by_its_format(tmp_path: Path) -> None:
-    """Its sums mean something else; it is not damaged."""
+    """Its checksums have another meaning; it is not damaged."""
     written(tmp_path / "a.snap")
     with (tmp_path / "a.snap").open("r+b") as file:
         file.write(b"HFSEALED")
@@ -330,7 +348,7 @@ def test_a_snapshot_of_an_older_format_is_refused_by_its_format(tmp_path: Path) 
         Snapshot(tmp_path / "a.snap")
 
 
-def test_memory_stores_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_memory_stores_are_separate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By node and job; a node finds its own."""
     monkeypatch.setenv("HOLDFAST_MEMSTORE_ROOT", str(tmp_path))
     places = [store_folders.memstore_of(node, job) for node in ("a", "b") for job in ("x", "y")]
@@ -345,8 +363,8 @@ def test_memory_stores_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
-def test_a_folder_that_somebody_else_made_first_keeps_nobody_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does a link, nor many with names like ours; all processes find the same folder, and nothing of theirs is touched."""
+def test_a_folder_created_first_by_another_user_does_not_prevent_memory_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a link, nor many with similar names; all processes find the same folder, and the other user's are not touched."""
     monkeypatch.setenv("HOLDFAST_MEMSTORE_ROOT", str(tmp_path))
     tmp_path.chmod(0o1777)
     theirs = tmp_path / f"holdfast-{os.getuid()}"

@@ -26,7 +26,7 @@ REGROUPED: Final[Message] = {
     "kept": 0,
     "source": "live",
     "replica": False,
-    "reason": "the ranks that live hold all of it",
+    "reason": "the surviving ranks have all of it",
     "bytes": 4096,
     "bandwidth": 1e9,
     "interface": "127.0.0.1",

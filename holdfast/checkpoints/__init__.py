@@ -1,5 +1,5 @@
-"""What a job could go back to, on disk and in its nodes' memory: which checkpoints and snapshots there are, and whether each is whole.
+"""What a job can resume from, on disk and in the memory of its nodes: which checkpoints and snapshots exist, and whether they are complete.
 
-Starts without torch; `verifier_process` has the rest judged by `holdfast.runtime.checkpoint_verifier`. What training writes and reads
-itself lies in `holdfast.runtime`, the format of snapshots in `holdfast.memstore`.
+Starts without torch; `verify` runs `holdfast.runtime.checkpoint_verifier` in a process of its own for what needs torch. What training
+itself writes and reads is in `holdfast.runtime`, the format of snapshots in `holdfast.memstore`.
 """

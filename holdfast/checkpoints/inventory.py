@@ -1,6 +1,6 @@
-"""Which checkpoints lie in a job's folder and which snapshots in the memory of its nodes, and whether each step is whole.
+"""List the checkpoints in a job's folder and the snapshots in the memory of its nodes, and whether each step is complete.
 
-Of a step in memory the recovery's own planner decides that.
+For a step in memory the planner of recoveries decides that.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pydantic import BaseModel, ConfigDict
+
 from holdfast.checkpoints.memstores import NODES_AT_ONCE
-from holdfast.errors import NotReadable
+from holdfast.errors import NoCheckpoint, NotReadable
 from holdfast.memstore.reader import MemstoreReader
 from holdfast.memstore.shared_memory import Label, UnusableSnapshot
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.checkpoint_verifier.files import StoredCheckpoint, inspect_checkpoint
-from holdfast.runtime.checkpoint_verifier.findings import Findings
+from holdfast.runtime.checkpoint_verifier.findings import Findings, StoredCheckpoint, inspect_checkpoint
 from holdfast.runtime.snapshots.restore_planner import NO_CHECKPOINT, NoPlan, RestorePlan, SnapshotRef, new_holdings, plan, shards_by_rank
 
 Tier = Literal["memory", "replicas"]
@@ -27,7 +28,7 @@ Tier = Literal["memory", "replicas"]
 def stored_checkpoints(directory: Path, *, verify: bool = False) -> list[StoredCheckpoint]:
     """Return the checkpoints in *directory*, newest first; with *verify* every byte of them is read.
 
-    Raise `NotReadable` when the folder is there and cannot be looked into.
+    Raise `NotReadable` when the folder exists and cannot be listed.
     """
     try:
         next(directory.iterdir(), None)
@@ -36,6 +37,51 @@ def stored_checkpoints(directory: Path, *, verify: bool = False) -> list[StoredC
     except OSError as error:
         raise NotReadable("checkpoint directory", str(directory), error.strerror or str(error)) from error
     return [inspect_checkpoint(folder, verify=verify) for folder in manifest.candidates(directory)]
+
+
+class CheckpointInfo(BaseModel):
+    """A complete checkpoint in the format of `torch.distributed.checkpoint`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    job: str
+    path: Path
+    """The folder, which `torch.distributed.checkpoint` can read."""
+    step: int
+    """The last committed step in it."""
+    world_size: int
+    """Ranks that wrote it."""
+    bytes: int
+    saved_at: float
+    """Seconds since 1970."""
+    verified: bool
+    """Every file was read and has the SHA-256 in the manifest."""
+    rejected: tuple[str, ...] = ()
+    """Newer checkpoints that were rejected, and why."""
+
+
+def latest(directory: Path, job: str, *, verify: bool = True) -> CheckpointInfo:
+    """Return the newest complete checkpoint in *directory*; with *verify* read every byte of it first.
+
+    Raise `NoCheckpoint` when there is none, `NotReadable` when the folder cannot be read.
+    """
+    rejected: list[str] = []
+    for found in stored_checkpoints(directory):
+        one = inspect_checkpoint(found.path, verify=True) if verify and found.complete else found
+        if one.complete:
+            assert one.manifest is not None, "a complete checkpoint has a manifest"
+            return CheckpointInfo(
+                job=job,
+                path=one.path.absolute(),
+                step=one.step,
+                world_size=one.manifest.world_size,
+                bytes=one.manifest.size,
+                saved_at=one.manifest.time,
+                verified=verify,
+                rejected=tuple(rejected),
+            )
+        rejected.append(f"step {one.step} is {one.status}: {one.findings.broken[0]}")
+    raise NoCheckpoint(job, str(directory), "; ".join(rejected))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,14 +93,14 @@ class StoredSnapshot:
     label: Label = field(compare=False)
 
     @property
-    def stored(self) -> SnapshotRef:
-        """Return it as the planner knows it."""
+    def ref(self) -> SnapshotRef:
+        """Return it in the planner's form."""
         return SnapshotRef.of(self.node, self.name, self.label)
 
     @property
     def tier(self) -> Tier:
-        """Return whether the node's own rank has put it there, or another node as a copy."""
-        return "replicas" if self.stored.is_replica else "memory"
+        """Return ``replicas`` for a copy from another node, ``memory`` for a snapshot of the node's own rank."""
+        return "replicas" if self.ref.is_replica else "memory"
 
 
 @dataclass(slots=True)
@@ -66,13 +112,13 @@ class SnapshotSet:
     snapshots: list[StoredSnapshot]
     plan: RestorePlan | NoPlan
     damaged: list[str] = field(default_factory=list)
-    """Snapshots that are not as they were written; a recovery sees that too, and takes others."""
+    """Damaged snapshots; a recovery detects them too, and uses others."""
     findings: Findings = field(default_factory=Findings)
-    """What else was found by who read them."""
+    """Other results of a verification."""
 
     @property
     def complete(self) -> bool:
-        """Tell whether every rank could go back to it, as far as a recovery can see."""
+        """Whether every rank can resume from it, as far as a recovery can tell."""
         return isinstance(self.plan, RestorePlan)
 
     @property
@@ -82,7 +128,7 @@ class SnapshotSet:
 
     @property
     def broken(self) -> list[str]:
-        """Return all that is wrong with it, but for what is missing."""
+        """Return what is damaged in it, without what is missing."""
         return [*self.damaged, *self.findings.broken]
 
     @property
@@ -96,24 +142,24 @@ class SnapshotSet:
         return max(one.label.time for one in self.snapshots)
 
     def tiers(self) -> list[tuple[Tier, list[StoredSnapshot]]]:
-        """Return the snapshots of each tier that has some."""
+        """Return the snapshots of each tier that has any."""
         tiers: tuple[Tier, ...] = ("memory", "replicas")
         found: list[tuple[Tier, list[StoredSnapshot]]] = [(tier, [one for one in self.snapshots if one.tier == tier]) for tier in tiers]
         return [(tier, snapshots) for tier, snapshots in found if snapshots]
 
 
 def stored_snapshots(stores: Mapping[str, MemstoreReader], unreachable: dict[str, str]) -> list[StoredSnapshot]:
-    """Return all snapshots of all nodes; a node that does not answer goes into *unreachable* with the reason."""
+    """Return all snapshots of all nodes; a node that does not answer is added to *unreachable* with the reason."""
 
-    def ask(node: str) -> list[StoredSnapshot]:
+    def snapshots_of(node: str) -> list[StoredSnapshot]:
         try:
             return [StoredSnapshot(node, name, label) for name, label in stores[node].labels().items()]
         except (OSError, UnusableSnapshot) as error:
             unreachable[node] = str(error) or type(error).__name__
             return []
 
-    with ThreadPoolExecutor(NODES_AT_ONCE, thread_name_prefix="checkpoints") as pool:  # each may take its time
-        return sorted(one for found in pool.map(ask, stores) for one in found)
+    with ThreadPoolExecutor(NODES_AT_ONCE, thread_name_prefix="checkpoints") as pool:
+        return sorted(one for found in pool.map(snapshots_of, stores) for one in found)
 
 
 def snapshot_sets(snapshots: Iterable[StoredSnapshot], world: int) -> list[SnapshotSet]:
@@ -122,22 +168,22 @@ def snapshot_sets(snapshots: Iterable[StoredSnapshot], world: int) -> list[Snaps
     fitting = [one for one in snapshots if one.label.world == world]
     for one in fitting:
         by_moment[one.label.moment].append(one)
-    shards = shards_by_rank(one.stored for one in fitting)
+    shards = shards_by_rank(one.ref for one in fitting)
     return [
-        SnapshotSet(step, lineage, held, restore_plan(held, world, shards))
-        for (step, lineage), held in sorted(by_moment.items(), reverse=True)
+        SnapshotSet(step, lineage, stored, restore_plan(stored, world, shards))
+        for (step, lineage), stored in sorted(by_moment.items(), reverse=True)
     ]
 
 
 def restore_plan(snapshots: Iterable[StoredSnapshot], world: int, shards: Mapping[int, str] | None = None) -> RestorePlan | NoPlan:
-    """Return how *world* new processes would take their state from *snapshots*, or what is missing."""
-    stored = [one.stored for one in snapshots]
-    return plan(new_holdings(shards or shards_by_rank(stored), [""] * world), (), stored)
+    """Return how *world* new processes would restore their state from *snapshots*, or what is missing."""
+    refs = [one.ref for one in snapshots]
+    return plan(new_holdings(shards or shards_by_rank(refs), [""] * world), (), refs)
 
 
 @dataclass(slots=True)
 class Inventory:
-    """All that a job could go back to."""
+    """Everything that a job can resume from."""
 
     directory: Path
     """The folder of its checkpoints."""
@@ -149,11 +195,11 @@ class Inventory:
     unreachable: dict[str, str] = field(default_factory=dict)
     """Nodes whose memory could not be reached, and why."""
     damaged: list[str] = field(default_factory=list)
-    """Files in memory of which nobody knows any more of which step they were."""
+    """Damaged files in memory whose step is unknown."""
 
     @property
     def source(self) -> StoredCheckpoint | SnapshotSet | None:
-        """Return what a recovery would take in which every process is new: the newest whole step, of the disk if memory has no newer."""
+        """Return what a recovery with new processes would use: the newest complete step, from disk unless memory has a newer one."""
         disk = next((one for one in self.disk if one.complete), None)
         memory = next((one for one in self.memory if one.complete), None)
         if memory is not None and (disk is None or memory.step > disk.step):
@@ -162,9 +208,9 @@ class Inventory:
 
     @property
     def sound(self) -> bool:
-        """Tell whether the newest of each tier is whole, and nothing damaged was found by who looked at every byte.
+        """Whether the newest of each tier is complete, and a verification found no damage.
 
-        In memory the newest but one counts too: ranks seal their parts one after the other, so the newest may still be growing.
+        In memory one of the newest two is enough: ranks seal their parts at different times, so the newest may still be growing.
         """
         disk = not self.disk or self.disk[0].complete
         memory = not self.memory or any(one.complete for one in self.memory[:2])

@@ -1,4 +1,4 @@
-"""Reach the memory stores of a job's nodes: on this machine by their folders, on others through their agents."""
+"""Connect to the memory stores of a job's nodes: on this machine through their folders, on others through their agents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.history import Job
 
 NODES_AT_ONCE: Final = 32
-"""Nodes that are asked at the same time."""
+"""Nodes that are queried at the same time."""
 
 
 @dataclass(slots=True)
@@ -35,17 +35,17 @@ class ReachedStores:
     """Nodes whose memory cannot be reached, and why."""
 
 
-def reach(source: NodeBackend, job: Job, members: Iterable[str] = ()) -> ReachedStores:
-    """Find the memory of all nodes that keep something of *job*: on this machine by itself, else through their agents.
+def connect_stores(source: NodeBackend, job: Job, members: Iterable[str] = ()) -> ReachedStores:
+    """Return the memory stores of all nodes that keep state of *job*: on this machine from their folders, else through their agents.
 
-    *members* hold its ranks, so that one of them which cannot be asked is worth telling.
+    *members* are the nodes of its ranks: one whose agent cannot be reached is reported as unreachable.
     """
     if isinstance(source, LocalNodes):
-        return _here(source, job)
-    return _there(source, job, {*members, *(view.name for view in source.survey() if view.job == job.id)})
+        return _local_stores(source, job)
+    return _remote_stores(source, job, {*members, *(view.name for view in source.survey() if view.job == job.id)})
 
 
-def _here(source: LocalNodes, job: Job) -> ReachedStores:
+def _local_stores(source: LocalNodes, job: Job) -> ReachedStores:
     found = ReachedStores()
     for node in source.names():
         place = store_folders.memstore_of(mark_of(source.folder(node)), job.id)
@@ -58,18 +58,16 @@ def _here(source: LocalNodes, job: Job) -> ReachedStores:
     return found
 
 
-def _there(source: NodeBackend, job: Job, nodes: Collection[str]) -> ReachedStores:
-    """Ask the agents of *nodes*, all at once: each may take its time."""
-
-    def ask(node: str) -> RemoteMemstore | str | None:
+def _remote_stores(source: NodeBackend, job: Job, nodes: Collection[str]) -> ReachedStores:
+    def store_or_error(node: str) -> RemoteMemstore | str | None:
         try:
-            return _asked(source, node, job)
+            return _remote_store(source, node, job)
         except (OSError, WorldError) as error:
             return str(error)
 
     found = ReachedStores()
     with ThreadPoolExecutor(NODES_AT_ONCE, thread_name_prefix="checkpoints") as pool:
-        for node, answer in zip(sorted(nodes), pool.map(ask, sorted(nodes)), strict=True):
+        for node, answer in zip(sorted(nodes), pool.map(store_or_error, sorted(nodes)), strict=True):
             if isinstance(answer, str):
                 found.unreachable[node] = answer
             elif answer is not None:
@@ -77,24 +75,20 @@ def _there(source: NodeBackend, job: Job, nodes: Collection[str]) -> ReachedStor
     return found
 
 
-def _asked(source: NodeBackend, node: str, job: Job) -> RemoteMemstore | None:
-    """Return how the memory of *node* is reached, as its agent says; nothing when it keeps nothing of the job."""
-    channel = AgentClient(node, lambda: source.connect(node), EventQueue(), epoch=0)
+def _remote_store(source: NodeBackend, node: str, job: Job) -> RemoteMemstore | None:
+    """Return the memory store of *node*, whose port its agent knows; None when it keeps nothing of the job."""
+    client = AgentClient(node, lambda: source.connect(node), EventQueue(), epoch=0)
     try:
-        told = channel.about()
-        token = known_token(job) or _token(channel, job)
+        facts = client.about()
+        token = known_token(job) or ""
+        if not token:
+            with suppress(CommandRejected):
+                token = str(client.send_command("token", job=job.id)["token"])
     finally:
-        channel.close()
-    port = (told.get("memory") or {}).get("port")
-    if told.get("job") != job.id or port is None:
+        client.close()
+    port = (facts.get("memory") or {}).get("port")
+    if facts.get("job") != job.id or port is None:
         return None
     if not token:
-        raise PermissionError("its agent does not tell the job's token: give it the same Holdfast as this one")
+        raise PermissionError("its agent does not give the job's token; install the same version of Holdfast there")
     return RemoteMemstore((source.address(node), int(port)), token)
-
-
-def _token(channel: AgentClient, job: Job) -> str:
-    """Ask an agent for the job's token."""
-    with suppress(CommandRejected):
-        return str(channel.send_command("token", job=job.id)["token"])
-    return ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.cli.output import heading, say, say_rows
 from holdfast.report.wording import NOTHING, count, duration, plural, ranks, size
-from holdfast.runtime.checkpoint_verifier.files import StoredCheckpoint
+from holdfast.runtime.checkpoint_verifier.findings import StoredCheckpoint
 
 if TYPE_CHECKING:
     from holdfast.checkpoints.inventory import Inventory

@@ -1,1 +1,1 @@
-"""Training frameworks under Holdfast: each module imports one, and nothing else in Holdfast imports it."""
+"""Training frameworks under Holdfast: each module imports one framework, and nothing else in Holdfast imports it."""

@@ -1,4 +1,5 @@
-"""In-memory snapshots: their format, who reads them from another node, and requests to write one to disk.
+"""In-memory snapshots: their file format, where they are stored, how another node reads them, and requests to write one to disk.
 
-Shared by the agent, which owns the store, and the runtime, which writes into it. Standard library only.
+The agent owns a memory store and the runtime writes into it; both use these modules. Standard library only.
+What takes and restores snapshots is in `holdfast.runtime.snapshots`; the server that replicates them is in `holdfast.agent.memstore`.
 """

@@ -8,27 +8,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from holdfast.memstore import shared_memory
 from holdfast.memstore.connection import LONGEST_TAIL, connect
 from holdfast.memstore.shared_memory import Label, Slot, Snapshot, UnusableSnapshot
-
-
-class MemstoreReader(Protocol):
-    """The memory store of one node."""
-
-    def labels(self) -> dict[str, Label]:
-        """Return the labels of the complete snapshots by file name; raise ``OSError`` or `UnusableSnapshot` when they cannot be read."""
-        ...
-
-    def damaged(self) -> dict[str, str]:
-        """Return the files that are neither whole nor being written, with what is wrong with each, as far as can be seen."""
-        ...
-
-    def fetch(self, name: str, label: Label, into: Path) -> None:
-        """Copy the snapshot with that *label* to the file *into*; raise ``OSError`` on failure, `UnusableSnapshot` if it is another."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +21,11 @@ class LocalMemstore:
     folder: Path
 
     def labels(self) -> dict[str, Label]:
-        """Return the labels in the files."""
+        """Return the labels of complete snapshots by file name."""
         return {path.name: label for path, label in shared_memory.labels(self.folder).items()}
 
     def damaged(self) -> dict[str, str]:
-        """Return sealed files whose first page is not as it was written."""
+        """Return the files that are neither complete nor being written, each with the reason."""
         found = {}
         for path in sorted(self.folder.glob(f"*{shared_memory.SUFFIX}")):
             with suppress(OSError):
@@ -56,11 +39,14 @@ class LocalMemstore:
         return found
 
     def fetch(self, name: str, label: Label, into: Path) -> None:
-        """Copy the file, locked meanwhile: training takes another one, and would run out of them if it were read here for long."""
-        with Snapshot(self.folder / name) as held:
-            if held.label != label:
+        """Copy the snapshot with that *label* to the new file *into*; raise ``OSError``, or `UnusableSnapshot` when it is another one.
+
+        The file is locked meanwhile and training uses another one, so a copy and not the original is read at length.
+        """
+        with Snapshot(self.folder / name) as snapshot:
+            if snapshot.label != label:
                 raise UnusableSnapshot(shared_memory.REPLACED)
-            with os.fdopen(os.dup(held.fileno()), "rb") as source, into.open("xb") as target:
+            with os.fdopen(os.dup(snapshot.fileno()), "rb") as source, into.open("xb") as target:
                 source.seek(0)
                 shutil.copyfileobj(source, target, 2**20)
 
@@ -72,40 +58,40 @@ class RemoteMemstore:
     address: tuple[str, int]
     token: str
     labels_seconds: float = 10.0
-    """How long the labels may take."""
+    """Timeout for the labels."""
     stall_seconds: float = 30.0
-    """Seconds without a byte after which a transfer is given up."""
+    """Seconds without a byte after which a transfer fails."""
 
     def labels(self) -> dict[str, Label]:
-        """Ask the server for the labels."""
+        """Request the labels from the server; raise ``OSError`` or `UnusableSnapshot` when that fails."""
         until = time.monotonic() + self.labels_seconds
         with connect(self.address, self.token, seconds=self.labels_seconds) as line:
             line.until = until
             found = line.request({"do": "labels"}).get("labels")
         if not isinstance(found, dict):
-            raise UnusableSnapshot("the answer of the memory server names no snapshots")
+            raise UnusableSnapshot("the answer of the memory server contains no labels")
         return {name: shared_memory.label_of(label) for name, label in found.items()}
 
     def damaged(self) -> dict[str, str]:
-        """Return nothing: a server reports whole snapshots only."""
+        """Return nothing: a server lists complete snapshots only."""
         return {}
 
     def fetch(self, name: str, label: Label, into: Path) -> None:
-        """Pull the snapshot into a new file, sealed last; the file is gone when that fails.
+        """Receive the snapshot into the new file *into*, which is sealed last and removed on failure; errors as for `LocalMemstore`.
 
-        Data are as they were sent: the sums in the tail tell whether they are as they were written.
+        The data is stored as received; the checksums in the tail detect damage when it is read.
         """
         with connect(self.address, self.token, seconds=self.stall_seconds) as line:
             request = {"do": "get", "name": name, "step": label.step, "lineage": label.lineage, "digest": label.digest}
             size = line.request(request).get("size")
             if size != label.file_size or label.tail > LONGEST_TAIL:
-                raise UnusableSnapshot(f"a file of {size} bytes is not the snapshot that was asked for")
+                raise UnusableSnapshot(f"a file of {size} bytes is not the requested snapshot")
             if shared_memory.read_label(line.receive_exactly(shared_memory.PAGE)) != label:
-                raise UnusableSnapshot("it is not the snapshot that was asked for")
+                raise UnusableSnapshot("it is not the requested snapshot")
             slot = Slot(into, fresh=True)
             try:
                 slot.begin(replace(label, tail=0, digest=""))
-                line.into(slot.data)
+                line.receive_into(slot.data)
                 slot.seal_copy(label, line.receive_exactly(label.tail))
             except BaseException:
                 slot.discard()
@@ -114,3 +100,7 @@ class RemoteMemstore:
                 raise
             finally:
                 slot.close()
+
+
+MemstoreReader = LocalMemstore | RemoteMemstore
+"""The memory store of one node."""

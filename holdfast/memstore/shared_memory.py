@@ -1,12 +1,12 @@
-"""Snapshots of ranks' state in a node's memory: files that outlive the worker that writes them, and can be told whole from torn.
+"""The file format of in-memory snapshots: files that outlive the worker that writes them, and whose completeness can be checked.
 
 A *memory store* is a folder on a memory file system that belongs to the node's agent. A snapshot is one file in it::
 
-    page 0   magic: DRAFT while it is written, SEALED once it is whole; how far it is; the label and its SHA-256
-    data     the bytes of the tensors, this rank's share of them, in slices
-    tail     a 64-bit checksum of every slice (`word_sum`), the tensors' index, and what is small (blobs); its SHA-256 stands in the label
+    page 0   magic: DRAFT while it is written, SEALED once it is complete; bytes written so far; the label and its SHA-256
+    data     the bytes of the tensors (this rank's part of them), in slices
+    tail     a 64-bit checksum of every slice (`word_sum`), the index of the tensors, and small values (blobs); the label has its SHA-256
 
-The seal is written last. A kill at any point leaves a draft, which nobody takes for a snapshot.
+The seal is written last: a kill at any point leaves a draft, which no reader accepts.
 Standard library only: agents, the command line and training processes all read it.
 """
 
@@ -37,26 +37,24 @@ FORMAT: Final = 2
 """Raised to 2 when checksums became position-dependent; it is part of the magic, so that an older snapshot is refused by name."""
 PAGE: Final = 4096
 SLICE_BYTES: Final = 2**20
-"""Bytes of a slice: at the speed of memory some tenth of a millisecond, so that who waits for the end of one waits for nothing."""
+"""Maximum bytes of a slice: copying one takes about 0.1 ms, so waiting for its end costs next to nothing."""
 SUFFIX: Final = ".snap"
 LARGEST: Final = 2**62
-"""No number in a snapshot is as large."""
+"""Upper bound of every number in a snapshot."""
 
 _SEALED, _DRAFT, _BLANK = f"HFSEALD{FORMAT}".encode(), f"HFDRAFT{FORMAT}".encode(), bytes(8)
-_OTHERS: Final = (b"HFSEAL", b"HFDRAFT")
+_ANY_FORMAT: Final = (b"HFSEAL", b"HFDRAFT")
 """How the magic of every format begins."""
 _HEAD: Final = struct.Struct("<8sQI32s")
-"""Magic, bytes of data that are there, length of the label, its SHA-256."""
+"""Magic, bytes of data written so far, length of the label, its SHA-256."""
 _PROGRESS: Final = struct.Struct("<Q")
 _MASK: Final = (1 << 64) - 1
 _TAIL_HEAD: Final = 128
-"""Bytes of a tail beside its table, index, names and blobs, at most."""
-_SLICE_ROOM: Final = 64
-"""Bytes that a tail has for each slice, at most."""
-
-
-REPLACED: Final = "another one has taken its place"
-"""Why a snapshot is `UnusableSnapshot` whose file holds another one by now."""
+"""Maximum bytes of a tail without its table, index, names and blobs."""
+_TAIL_PER_SLICE: Final = 64
+"""Maximum bytes of a tail for each slice."""
+REPLACED: Final = "a newer snapshot has replaced it"
+"""The reason of an `UnusableSnapshot` whose file holds another snapshot by now."""
 
 
 class UnusableSnapshot(Exception):
@@ -68,7 +66,7 @@ class UnusableSnapshot(Exception):
 
 
 class Slice(NamedTuple):
-    """Some bytes of one tensor: which, from where, how many."""
+    """Some bytes of one tensor: its number, the first byte, how many."""
 
     tensor: int
     begin: int
@@ -77,102 +75,101 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """What a snapshot says of itself."""
+    """What a snapshot contains."""
 
     step: int
     """The step after which the state holds."""
     lineage: int
-    """The generation that last went back to an earlier step: state of two lineages does not go together, be the step the same."""
+    """The generation that last went back to an earlier step: states of the same step but different lineages must not be mixed."""
     rank: int
     world: int
     shard: str
-    """The piece of the training that the rank holds; ranks that are copies of each other have the same."""
+    """Name of the shard of the training state that the rank holds; ranks that are copies of each other have the same."""
     part: int
-    """Which share of the piece's slices this is, counted from 0, out of `parts`."""
+    """Which of the `parts` of the shard this is, counted from 0."""
     parts: int
     size: int
     """Bytes of data."""
-    cut: int
-    """Bytes of a slice at most."""
+    slice_bytes: int
+    """Maximum bytes of a slice."""
     time: float
     """When it was begun, in seconds since 1970."""
     tail: int = 0
-    """Bytes of the tail; in a draft those that it has at most, so that whoever takes a copy can tell whether all of it fits."""
+    """Bytes of the tail; in a draft their maximum, so that a receiver knows whether all of it fits."""
     digest: str = ""
     """SHA-256 of the tail."""
 
     @property
     def moment(self) -> tuple[int, int]:
-        """Return what must agree among snapshots that are used together."""
+        """Return step and lineage, which must agree among snapshots that are restored together."""
         return self.step, self.lineage
 
     @property
     def file_size(self) -> int:
-        """Return the bytes of the whole file; of a draft, those that it has at most."""
+        """Return the bytes of the complete file; of a draft, their maximum."""
         return PAGE + self.size + self.tail
 
 
 class Entry(NamedTuple):
-    """One tensor: its key, its shape on this rank, its type and its bytes."""
+    """One tensor: its key, its shape on this rank, its dtype and its size in bytes."""
 
     key: str
     shape: tuple[int, ...]
     dtype: str
     size: int
     strides: tuple[int, ...] = ()
-    """How its elements lie in memory, and so in the file; empty: one after the other, the last dimension's first."""
+    """Its strides in memory, and so in the file; empty for a contiguous tensor."""
 
     @property
-    def laid_out(self) -> tuple[int, ...]:
-        """Return its strides, those of a contiguous tensor too."""
+    def full_strides(self) -> tuple[int, ...]:
+        """Return its strides, also for a contiguous tensor."""
         return self.strides or contiguous(self.shape)
 
 
 GRAIN: Final = 16
-"""Bytes: no element of any type is cut in two where the share of one part ends and that of the next begins."""
+"""Bytes: parts are cut at multiples of it within a tensor, so that no element of any dtype is split."""
 
 
-def slices_of_part(sizes: Sequence[int], part: int, parts: int, cut: int = SLICE_BYTES) -> list[tuple[Slice, ...]]:
-    """Return the slices of *part* out of *parts* of tensors of these *sizes* in bytes, in the order in which they lie in the file.
+def slices_of_part(sizes: Sequence[int], part: int, parts: int, slice_bytes: int = SLICE_BYTES) -> list[tuple[Slice, ...]]:
+    """Return the slices of *part* out of *parts* of tensors of these *sizes* in bytes, in the order of the file.
 
-    The tensors are taken for one long row of bytes, of which each part is a stretch, cut every *cut* bytes; a slice goes through as many
-    tensors as it meets. Copies of one state share the work so, and still each has most tensors in one piece, as a checkpoint on disk wants.
+    The tensors form one row of bytes. Each part is a contiguous range of it, cut into slices of at most *slice_bytes*; a slice may span
+    several tensors. So copies of one state share the work, and each still has most tensors in one range, as a checkpoint on disk wants.
     """
     row = list(accumulate(sizes, initial=0))
-    first, last = _bound(row, part, parts, cut), _bound(row, part + 1, parts, cut)
-    dealt = []
-    for begin in range(first, last, cut):
-        end, met = min(begin + cut, last), []
+    first, last = _part_begin(row, part, parts, slice_bytes), _part_begin(row, part + 1, parts, slice_bytes)
+    slices = []
+    for begin in range(first, last, slice_bytes):
+        end, spanned = min(begin + slice_bytes, last), []
         tensor = bisect_right(row, begin) - 1
         while tensor < len(sizes) and row[tensor] < end:
             low, high = max(begin, row[tensor]), min(end, row[tensor + 1])
             if high > low:
-                met.append(Slice(tensor, low - row[tensor], high - low))
+                spanned.append(Slice(tensor, low - row[tensor], high - low))
             tensor += 1
-        dealt.append(tuple(met))
-    return dealt
+        slices.append(tuple(spanned))
+    return slices
 
 
-def _bound(row: Sequence[int], part: int, parts: int, cut: int) -> int:
-    """Return where in the row of bytes the stretch of *part* begins, and that of the part before ends."""
-    unit = min(cut, PAGE)
-    wanted = min(-(-row[-1] * part // (parts * unit)) * unit, row[-1])
-    if wanted == row[-1]:
-        return wanted
-    tensor = bisect_right(row, wanted) - 1
-    return row[tensor] + (wanted - row[tensor]) // GRAIN * GRAIN
+def _part_begin(row: Sequence[int], part: int, parts: int, slice_bytes: int) -> int:
+    """Return where in the row of bytes *part* begins, and the part before it ends."""
+    unit = min(slice_bytes, PAGE)
+    target = min(-(-row[-1] * part // (parts * unit)) * unit, row[-1])
+    if target == row[-1]:
+        return target
+    tensor = bisect_right(row, target) - 1
+    return row[tensor] + (target - row[tensor]) // GRAIN * GRAIN
 
 
 # -- checksums ----------------------------------------------------------------------------------------------------------
 
 SPREAD: Final = 0x9E3779B97F4A7C15
-"""Odd; what is longer than `SLICE_BYTES` is summed in stretches of that length: the sum so far is multiplied by it before the next is
-added."""
+"""An odd factor for data longer than `SLICE_BYTES`: the sum so far is multiplied by it before that of the next range is added."""
 
 
 @cache
 def weights() -> tuple[bytes, bytes]:
-    """Return the weights of `word_sum`: two rows of odd little-endian 64-bit numbers, one a word of `SLICE_BYTES` bytes."""
+    """Return the weights of `word_sum`: two rows of odd little-endian 64-bit numbers, one for each word of `SLICE_BYTES` bytes."""
     drawn = bytearray(hashlib.shake_128(b"holdfast: weights of snapshot checksums").digest(2 * SLICE_BYTES))
     drawn[::8] = bytes(byte | 1 for byte in drawn[::8])
     return bytes(drawn[:SLICE_BYTES]), bytes(drawn[SLICE_BYTES:])
@@ -192,19 +189,18 @@ def _words(data: bytes | memoryview) -> tuple[int, ...]:
 def word_sum(data: bytes | bytearray | memoryview) -> int:
     """Return the position-dependent checksum of *data*, modulo 2**64.
 
-    The words of 64 bits, each times a weight of its position, are added to the words that begin four bytes later, each times another
-    weight. So every half word counts with an odd weight of 64 bits of its own: multilinear hashing over words of 32 bits (Lemire and Kaser,
-    "Strongly universal string hashing is fast"). Every single flipped bit changes it; two flips, words or pages that change places, and
-    pages that are lost, zeroed or moved pass with a chance of about 2**-33. With words of 64 bits alone, two flips of bit 63 would always
-    cancel. Damage is what it detects, not malice: the weights are known.
+    It is the weighted sum of the 64-bit words plus that of the words that begin four bytes later, with other weights. So every 32-bit half
+    word has an odd 64-bit weight of its own: multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast"). Every
+    single flipped bit changes it; two flips, swapped words or pages, and lost, zeroed or moved pages go undetected with a probability of
+    about 2**-33. With 64-bit words alone, two flips of bit 63 would always cancel. It detects damage, not malice: the weights are public.
 
-    `holdfast.runtime.snapshots.checksum` and `holdfast.checkpoints.checksum` compute it too, with faster products.
+    `holdfast.runtime.snapshots.checksum` and `holdfast.checkpoints.verify` compute it with faster dot products.
     """
     return sum_words(memoryview(data), lambda words, row: sum(map(mul, _words(words), row)), _weights())
 
 
 def sum_words(data: memoryview, dot: Callable[[memoryview, Any], int], rows: tuple[Any, Any]) -> int:
-    """Return the `word_sum` of *data*, given both rows of `weights` and the *dot* product of whole words and the begin of a row."""
+    """Return the `word_sum` of *data* from both rows of `weights` and a function for the *dot* product of words with the start of a row."""
     total, (first, second) = 0, rows
     for begin in range(0, len(data), SLICE_BYTES):
         part = data[begin : begin + SLICE_BYTES]
@@ -218,89 +214,92 @@ def _row_sum(part: memoryview, dot: Callable[[memoryview, Any], int], row: Any) 
     return total + (int.from_bytes(part[-rest:], "little") * int(row[count]) if rest else 0)
 
 
-def tail_limit(data: int, index: int, blobs: Mapping[str, bytes], cut: int = SLICE_BYTES) -> int:
-    """Return how many bytes a tail has at most: over *data* bytes in slices of *cut*, with an *index* of so many bytes of JSON."""
+def tail_limit(data: int, index: int, blobs: Mapping[str, bytes], slice_bytes: int = SLICE_BYTES) -> int:
+    """Return the maximum bytes of a tail over *data* bytes, with an *index* of so many bytes of JSON."""
     names = len(json.dumps({name: len(blob) for name, blob in blobs.items()}))
-    return _TAIL_HEAD + _SLICE_ROOM * -(-data // cut) + index + names + sum(map(len, blobs.values()))
+    return _TAIL_HEAD + _TAIL_PER_SLICE * -(-data // slice_bytes) + index + names + sum(map(len, blobs.values()))
 
 
 # -- writing ------------------------------------------------------------------------------------------------------------
 
 
 class Slot:
-    """A file that takes one snapshot after the other."""
+    """A file that holds one snapshot after the other."""
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
-        """Open or make the file, which must not be there yet if it is to be *fresh*; raise ``OSError`` when that cannot be.
+        """Open or create the file; raise ``OSError`` when that fails, or when it exists although it must be *fresh*.
 
-        No link is followed: outside of a memory store somebody else may have laid one out.
+        Links are not followed: outside of a memory store another user may have placed one.
         """
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if fresh else 0), 0o600)
-        self._held = False
+        self._locked = False
         self._map: mmap.mmap | None = None
         self.data: memoryview = memoryview(bytearray())
-        """The bytes of the snapshot in work."""
+        """The data of the snapshot being written."""
         self._entries: Sequence[Entry] = ()
         self._index = "[]"
-        """The JSON of `_entries`, which are mostly the same from one snapshot to the next."""
+        """The JSON of `_entries`, which rarely change from one snapshot to the next."""
 
     def busy(self) -> bool:
-        """Tell whether somebody reads this file now, so that it must not be written."""
-        if self._held:
+        """Return whether a process reads this file now, so that it must not be written."""
+        if self._locked:
             return False
         try:
-            self._hold()
+            self._lock()
         except BlockingIOError:
             return True
-        self._let_go()
+        self._unlock()
         return False
 
-    def _hold(self) -> None:
-        """Keep readers out; raise ``BlockingIOError`` when there is one. Without it one could come between a look and the first byte."""
-        if not self._held:
+    def _lock(self) -> None:
+        """Keep readers out until the seal; raise ``BlockingIOError`` when there is one."""
+        if not self._locked:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._held = True
+            self._locked = True
 
-    def _let_go(self) -> None:
-        if self._held:
+    def _unlock(self) -> None:
+        if self._locked:
             fcntl.flock(self._file, fcntl.LOCK_UN)
-            self._held = False
+            self._locked = False
 
     def begin(self, label: Label) -> None:
-        """Begin a snapshot: what was here is none any more. Nobody can open the file as a snapshot until it is sealed or discarded.
+        """Begin a snapshot and invalidate the one before; readers refuse the file until it is sealed.
 
-        Raise ``BlockingIOError`` when somebody reads it, and ``OSError`` when there is no memory for it.
-        All memory is taken now: a page that cannot be had later would end the process by SIGBUS.
+        Raise ``BlockingIOError`` when a process reads it, and ``OSError`` when there is not enough memory.
+        All memory is allocated now: a page that is missing later would end the process by SIGBUS.
         """
-        self._hold()
+        self._lock()
         try:
             os.pwrite(self._file, _BLANK, 0)
             if label.size != len(self.data):
-                self._map_anew(label.size)
+                self._resize(label.size)
             self._write_label(label, _DRAFT)
         except BaseException:
-            self._let_go()
+            self._unlock()
             raise
 
-    def _map_anew(self, size: int) -> None:
-        self.data.release()
-        self.data = memoryview(bytearray())
-        if self._map is not None:
-            self._map.close()
-            self._map = None
-        os.ftruncate(self._file, PAGE)  # first, so that a smaller snapshot gives memory back and a bigger one needs it only once
+    def _resize(self, size: int) -> None:
+        self._unmap()
+        os.ftruncate(self._file, PAGE)  # first, so that a smaller snapshot frees memory and a larger one needs it only once
         os.posix_fallocate(self._file, 0, PAGE + size)
         if size:
             self._map = mmap.mmap(self._file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), offset=PAGE)
             self.data = memoryview(self._map)
 
+    def _unmap(self) -> None:
+        self.data.release()
+        self.data = memoryview(bytearray())
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
     def progress(self, size: int) -> None:
-        """Say that the first *size* bytes are there, for who reads along."""
+        """Record that the first *size* bytes are written, for a reader that follows."""
         os.pwrite(self._file, _PROGRESS.pack(size), 8)
 
     def seal(self, label: Label, sums: Sequence[int], entries: Sequence[Entry], blobs: Mapping[str, bytes]) -> Label:
-        """Make the snapshot whole; return its label. Raise ``OSError`` when there is no memory for its tail."""
+        """Complete the snapshot and return its label; raise ``OSError`` when there is no memory for its tail."""
         if entries is not self._entries:
             self._entries, self._index = entries, json.dumps(entries)
         sizes = json.dumps({name: len(blob) for name, blob in blobs.items()})
@@ -310,42 +309,38 @@ class Slot:
         return self._seal(replace(label, tail=len(tail), digest=hashlib.sha256(tail).hexdigest()), tail)
 
     def seal_copy(self, label: Label, tail: bytes | bytearray) -> None:
-        """Complete a copy of a snapshot whose data are here; raise `UnusableSnapshot` unless *tail* is the one that its *label* names."""
+        """Complete a copy whose data is written; raise `UnusableSnapshot` unless *tail* is the one that *label* describes."""
         if label.size != len(self.data):
-            raise UnusableSnapshot(f"its label speaks of {label.size} bytes of data, and {len(self.data)} are here")
+            raise UnusableSnapshot(f"its label says {label.size} bytes of data, the copy has {len(self.data)}")
         parse_tail(bytes(tail), label)
         self._seal(label, tail)
 
-    def _seal(self, whole: Label, tail: bytes | bytearray) -> Label:
-        if os.pwrite(self._file, tail, PAGE + whole.size) != len(tail):
+    def _seal(self, label: Label, tail: bytes | bytearray) -> Label:
+        if os.pwrite(self._file, tail, PAGE + label.size) != len(tail):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._write_label(whole, _SEALED)
-        self._let_go()
-        return whole
+        self._write_label(label, _SEALED)
+        self._unlock()
+        return label
 
     def discard(self) -> None:
-        """Give up what is in the file."""
+        """Invalidate the content of the file."""
         with suppress(OSError):
             os.pwrite(self._file, _BLANK, 0)
-            self._let_go()
+            self._unlock()
 
     def _write_label(self, label: Label, magic: bytes) -> None:
         body = json.dumps(asdict(label), separators=(",", ":")).encode()
         if len(body) > PAGE - _HEAD.size:
-            raise ValueError("the label is longer than its page")
-        told = label.size if magic == _SEALED else 0
-        page = _HEAD.pack(_BLANK, told, len(body), hashlib.sha256(body).digest()) + body
+            raise ValueError(f"the label has {len(body)} bytes, more than fit into its page")
+        written = label.size if magic == _SEALED else 0
+        page = _HEAD.pack(_BLANK, written, len(body), hashlib.sha256(body).digest()) + body
         if os.pwrite(self._file, page, 0) != len(page):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.pwrite(self._file, magic, 0)  # last: eight bytes are there or not
+        os.pwrite(self._file, magic, 0)  # last: eight bytes are written at once or not at all
 
     def close(self) -> None:
-        """Let go of the file; what is in it stays."""
-        self.data.release()
-        self.data = memoryview(bytearray())
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        """Close the file; its content stays."""
+        self._unmap()
         os.close(self._file)
 
 
@@ -353,59 +348,60 @@ class Slot:
 
 
 def read_label(page: bytes, *, draft: bool = False) -> Label:
-    """Return the label in the first page of a snapshot; raise `UnusableSnapshot` unless it is sealed (or a *draft*) and as it was written."""
+    """Return the label in the first page of a snapshot; raise `UnusableSnapshot` unless it is sealed (or a *draft*) and unchanged."""
     if len(page) < _HEAD.size:
-        raise UnusableSnapshot("it is no snapshot")
-    magic, told, length, digest = _HEAD.unpack_from(page)
-    if magic.startswith(_OTHERS) and magic not in (_SEALED, _DRAFT):
+        raise UnusableSnapshot("it is not a snapshot")
+    magic, written, length, digest = _HEAD.unpack_from(page)
+    if magic.startswith(_ANY_FORMAT) and magic not in (_SEALED, _DRAFT):
         raise UnusableSnapshot(f"its format is not the one of this version ({FORMAT})")
     if magic != _SEALED and not (draft and magic == _DRAFT):
-        raise UnusableSnapshot("it is not whole" if magic in (_DRAFT, _BLANK) else "it is no snapshot")
+        raise UnusableSnapshot("it is not complete" if magic in (_DRAFT, _BLANK) else "it is not a snapshot")
     body = page[_HEAD.size : _HEAD.size + length]
     if hashlib.sha256(body).digest() != digest:
         raise UnusableSnapshot("its label was changed")
     label = label_of(body)
-    if magic == _SEALED and told != label.size:
+    if magic == _SEALED and written != label.size:
         raise UnusableSnapshot("its first page was changed")
     return label
 
 
-_KINDS: Final[dict[str, type | tuple[type, ...]]] = {"int": int, "str": str, "float": (int, float)}
+_FIELD_TYPES: Final[dict[str, type | tuple[type, ...]]] = {"int": int, "str": str, "float": (int, float)}
 
 
 def label_of(body: bytes | str | Mapping[str, Any]) -> Label:
-    """Return the label that is written in *body* as JSON, or as its fields; raise `UnusableSnapshot` unless each is there and can be."""
+    """Return the label in *body*, JSON or its fields; raise `UnusableSnapshot` unless every field is there and valid."""
     try:
-        told = body if isinstance(body, Mapping) else json.loads(body)
-        label = Label(**told)
-        fit = all(isinstance(told[field.name], _KINDS[str(field.type)]) for field in fields(Label) if field.name in told)
+        values = body if isinstance(body, Mapping) else json.loads(body)
+        label = Label(**values)
         counts = (label.step, label.lineage, label.rank, label.size, label.tail, label.part)
-        fit = fit and min(counts) >= 0 and label.parts > label.part and label.cut > 0
-        fit = (
-            fit
-            and max(*counts, label.parts, label.cut, label.world) < 2**62
+        valid = (
+            all(isinstance(values[field.name], _FIELD_TYPES[str(field.type)]) for field in fields(Label) if field.name in values)
+            and min(counts) >= 0
+            and label.parts > label.part
+            and label.slice_bytes > 0
+            and max(*counts, label.parts, label.slice_bytes, label.world) < LARGEST
             and math.isfinite(label.time)
             and len(label.shard) <= PAGE // 4
         )
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise UnusableSnapshot(f"its label is not one of this version ({FORMAT})") from error
-    if not fit:
+    if not valid:
         raise UnusableSnapshot(f"its label is not one of this version ({FORMAT})")
     return label
 
 
 def is_sealed(page: bytes) -> bool:
-    """Tell whether the snapshot that begins with *page* is whole."""
+    """Return whether the snapshot that begins with *page* is complete."""
     return page[: len(_SEALED)] == _SEALED
 
 
 def progress_of(page: bytes) -> int:
-    """Return how many bytes of data are there."""
+    """Return how many bytes of data are written."""
     return int(_PROGRESS.unpack_from(page, 8)[0])
 
 
 class Snapshot:
-    """A sealed snapshot, opened to be read; it is not written anew as long as it is open."""
+    """A sealed snapshot, opened for reading; while it is open no writer reuses its file."""
 
     def __init__(self, path: Path) -> None:
         """Open the file; raise `UnusableSnapshot` when it holds no sealed snapshot, ``OSError`` when it cannot be read."""
@@ -416,7 +412,7 @@ class Snapshot:
             self.label = read_label(os.pread(self._file, PAGE, 0))
             self.sums, self.entries, self.blobs = _tail(self._file, self.label)
             size = self.label.size
-            # Private and writable, although nobody writes: torch looks only at memory that could be written.
+            # Private and writable although nothing is written: torch accepts only writable memory.
             self._map = mmap.mmap(self._file, size, access=mmap.ACCESS_COPY, offset=PAGE) if size else None
         except BaseException:
             os.close(self._file)
@@ -424,52 +420,50 @@ class Snapshot:
         self.data = memoryview(self._map) if self._map is not None else memoryview(b"")
 
     def fileno(self) -> int:
-        """Return the descriptor of the file, for who sends it on as it is."""
+        """Return the file descriptor."""
         return self._file
 
     def slices(self) -> Iterator[tuple[tuple[Slice, ...], memoryview, int]]:
-        """Yield every slice of this file: what of which tensors it is, its bytes, and the sum that they must have."""
-        dealt = slices_of_part([entry.size for entry in self.entries], self.label.part, self.label.parts, self.label.cut)
-        lengths = [sum(one.length for one in met) for met in dealt]
-        for met, length, end, told in zip(dealt, lengths, accumulate(lengths), self.sums, strict=True):
-            yield met, self.data[end - length : end], told
+        """Yield every slice of this file: which bytes of which tensors it holds, its data, and its expected checksum."""
+        label, end = self.label, 0
+        sizes = [entry.size for entry in self.entries]
+        for spanned, expected in zip(slices_of_part(sizes, label.part, label.parts, label.slice_bytes), self.sums, strict=True):
+            begin, end = end, end + sum(one.length for one in spanned)
+            yield spanned, self.data[begin:end], expected
 
-    def stretches(self) -> list[tuple[int, int, int, int]]:
-        """Return what this file has of each tensor: its number, from which byte to which, and where in the data."""
+    def tensor_ranges(self) -> list[tuple[int, int, int, int]]:
+        """Return what this file holds of each tensor: its number, first byte, end, and offset in the data."""
         found: list[tuple[int, int, int, int]] = []
-        place = 0
-        for met in slices_of_part([entry.size for entry in self.entries], self.label.part, self.label.parts, self.label.cut):
-            for one in met:
+        offset = 0
+        for spanned, _, _ in self.slices():
+            for one in spanned:
                 if found and found[-1][0] == one.tensor:
-                    tensor, begin, _, there = found.pop()
-                    found.append((tensor, begin, one.begin + one.length, there))
+                    tensor, begin, _, at = found.pop()
+                    found.append((tensor, begin, one.begin + one.length, at))
                 else:
-                    found.append((one.tensor, one.begin, one.begin + one.length, place))
-                place += one.length
+                    found.append((one.tensor, one.begin, one.begin + one.length, offset))
+                offset += one.length
         return found
 
     def checked(self, checksum: Callable[[memoryview], int] = word_sum) -> Iterator[tuple[tuple[Slice, ...], memoryview]]:
-        """Yield every slice and its bytes; raise `UnusableSnapshot` at one that is not as it was written. *checksum*: a faster `word_sum`."""
-        for met, data, told in self.slices():
-            if checksum(data) != told:
-                raise UnusableSnapshot(f"{self.named(met)} was changed in memory: its sum is not the one it had when it was copied")
-            yield met, data
+        """Yield every slice and its data; raise `UnusableSnapshot` at a wrong checksum. *checksum*: a faster `word_sum`."""
+        for spanned, data, expected in self.slices():
+            if checksum(data) != expected:
+                first, others = self.entries[spanned[0].tensor].key, len(spanned) - 1
+                where = f"'{first}' or one of the {others} tensors after it" if others else f"'{first}'"
+                raise UnusableSnapshot(f"{where} was changed in memory: its checksum is not that of the copy")
+            yield spanned, data
 
     def verify(self, checksum: Callable[[memoryview], int] = word_sum) -> None:
-        """Read everything; raise `UnusableSnapshot` when a byte is not as it was written."""
+        """Read everything; raise `UnusableSnapshot` when a byte was changed."""
         for _ in self.checked(checksum):
             pass
 
-    def named(self, met: Sequence[Slice]) -> str:
-        """Return the names of the tensors in a slice."""
-        first = self.entries[met[0].tensor].key
-        return f"'{first}'" if len(met) == 1 else f"'{first}' or one of the {len(met) - 1} tensors after it"
-
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.data.release()
         if self._map is not None:
-            with suppress(BufferError):  # somebody still looks at it: the garbage collector closes it
+            with suppress(BufferError):  # a view of it is still in use: the garbage collector closes it
                 self._map.close()
         os.close(self._file)
 
@@ -481,30 +475,30 @@ class Snapshot:
 
 
 def _tail(file: int, label: Label) -> tuple[tuple[int, ...], list[Entry], dict[str, bytes]]:
-    """Return sums, entries and blobs; raise `UnusableSnapshot` when the tail is not the one that was sealed."""
+    """Return checksums, entries and blobs; raise `UnusableSnapshot` when the tail is not the sealed one."""
     if os.fstat(file).st_size < label.file_size:
-        raise UnusableSnapshot("it is cut off")
+        raise UnusableSnapshot("its file is truncated")
     return parse_tail(os.pread(file, label.tail, PAGE + label.size), label)
 
 
 def parse_tail(tail: bytes, label: Label) -> tuple[tuple[int, ...], list[Entry], dict[str, bytes]]:
-    """Return the sums, entries and blobs in *tail*; raise `UnusableSnapshot` when it is not the one that *label* names."""
+    """Return the checksums, entries and blobs in *tail*; raise `UnusableSnapshot` when it is not the one that *label* describes."""
     if len(tail) != label.tail or hashlib.sha256(tail).hexdigest() != label.digest:
         raise UnusableSnapshot("its index was changed")
     try:
         table, head = struct.unpack_from("<QQ", tail)
         sums = struct.unpack_from(f"<{table // 8}Q", tail, 16)
-        told = json.loads(tail[16 + table : 16 + table + head])
-        entries = [_entry(*one) for one in told["entries"]]
-        sizes = {str(name): _count(size) for name, size in told["blobs"].items()}
+        index = json.loads(tail[16 + table : 16 + table + head])
+        entries = [_entry(*one) for one in index["entries"]]
+        sizes = {str(name): _count(size) for name, size in index["blobs"].items()}
     except (struct.error, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        raise UnusableSnapshot(f"its index is not one of this version ({FORMAT})") from error  # whole, and not what we write
+        raise UnusableSnapshot(f"its index is not one of this version ({FORMAT})") from error  # complete, but not what we write
     if 16 + table + head + sum(sizes.values()) != len(tail):
-        raise UnusableSnapshot("its index does not fit its length")
+        raise UnusableSnapshot("its index does not match its length")
     row = list(accumulate((one.size for one in entries), initial=0))
-    size = _bound(row, label.part + 1, label.parts, label.cut) - _bound(row, label.part, label.parts, label.cut)
-    if size != label.size or len(sums) != -(-size // label.cut):  # before anybody deals them out: their number may be any
-        raise UnusableSnapshot("it has not a sum for every slice")
+    first, last = (_part_begin(row, part, label.parts, label.slice_bytes) for part in (label.part, label.part + 1))
+    if last - first != label.size or len(sums) != -(-label.size // label.slice_bytes):  # before slices are made: their number may be any
+        raise UnusableSnapshot("it does not have one checksum for each slice")
     blobs: dict[str, bytes] = {}
     begin = 16 + table + head
     for name, length in sizes.items():
@@ -517,26 +511,26 @@ _DTYPE: Final = re.compile(r"(bool|u?int\d+|b?float\d+\w*|complex\d+|q?u?int\d+(
 
 
 def _entry(key: object, shape: Sequence[object], dtype: object, size: object, strides: Sequence[object] = ()) -> Entry:
-    """Return a tensor's entry; raise ``ValueError`` or ``TypeError`` for what is none."""
+    """Return a tensor's entry; raise ``ValueError`` or ``TypeError`` when it is not valid."""
     if not isinstance(key, str) or not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype):
-        raise ValueError("neither a key nor a type")
-    whole = Entry(key, tuple(_count(one) for one in shape), dtype, _count(size), tuple(_count(one) for one in strides))
-    if math.prod(whole.shape) > 8 * whole.size:  # no type has elements of less than a bit; whoever believes it takes that much memory
+        raise ValueError("no key or no dtype")
+    entry = Entry(key, tuple(_count(one) for one in shape), dtype, _count(size), tuple(_count(one) for one in strides))
+    if math.prod(entry.shape) > 8 * entry.size:  # no dtype has elements below one bit; a reader would allocate memory for them
         raise ValueError("more elements than bits")
-    if whole.strides and not is_dense(whole.shape, whole.strides):
-        raise ValueError("strides that do not fill the tensor's memory")
-    return whole
+    if entry.strides and not is_dense(entry.shape, entry.strides):
+        raise ValueError("strides that leave gaps in the tensor's memory")
+    return entry
 
 
 def _count(value: object) -> int:
-    """Return *value* if it is a number of something."""
+    """Return *value* if it is a valid count."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < LARGEST:
-        raise ValueError("no number of anything")
+        raise ValueError("not a count")
     return value
 
 
 def labels(memstore: Path) -> dict[Path, Label]:
-    """Return the sealed snapshots in *memstore*, by file; what is none, or cannot be read, is passed over."""
+    """Return the sealed snapshots in *memstore* by file; files that are none, or cannot be read, are skipped."""
     found: dict[Path, Label] = {}
     with suppress(OSError):
         for path in sorted(memstore.glob(f"*{SUFFIX}")):

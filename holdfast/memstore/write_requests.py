@@ -1,8 +1,7 @@
-"""Requests to put a snapshot on disk: each a small file in the memory store beside the snapshot, for as long as that must stay as it is.
+"""Requests to write a snapshot to disk: small files in the memory store; a snapshot with a request is not overwritten.
 
-A rank that has just sealed a snapshot, or an agent whose node is about to go, writes one; the node's checkpoint writer carries it out,
-beside training, and removes it. Until then nobody takes the snapshot's slot for another one.
-Standard library only, as `holdfast.memstore.shared_memory`.
+A rank that has sealed a snapshot, or an agent whose node is about to be lost, writes one. The node's checkpoint writer carries it out
+alongside training and removes it. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from holdfast.memstore.shared_memory import SUFFIX
 
 REQUEST: Final = ".write"
 CLOSED: Final = "no-writer"
-"""A file in a memory store whose checkpoint writers have died too often."""
+"""A file in a memory store whose checkpoint writers have failed too often."""
 
 
 class BadWriteRequest(Exception):
-    """A file that is no request of this version."""
+    """A file that is not a request of this version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRequest:
-    """One rank's part of a checkpoint that is to be written out of a snapshot."""
+    """One rank's part of a checkpoint that is to be written from a snapshot."""
 
     snapshot: str
     """Name of the snapshot's file in the memory store."""
@@ -37,66 +36,61 @@ class WriteRequest:
     rank: int
     world: int
     generation: int
-    """The generation whose checkpoint it is: once another one has begun, nothing of it is put in place."""
+    """The generation whose checkpoint it is; once a newer one has begun, the checkpoint is not published."""
     directory: str
     """Folder of the job's checkpoints."""
     keep: int
-    """Whole checkpoints that stay."""
+    """Complete checkpoints to keep."""
     loss: float | None = None
     """The loss of the step."""
-    stood: float = 0.0
-    """Seconds for which training stood still for it."""
+    paused: float = 0.0
+    """Seconds for which training paused for it."""
     bandwidth: int | None = None
-    """Bytes a second that this node may write; None: as many as it can."""
+    """Bytes per second that this node may write; None: no limit."""
 
     @property
     def moment(self) -> tuple[int, int]:
-        """Return what the label of the snapshot must say."""
+        """Return step and lineage that the label of the snapshot must have."""
         return self.step, self.lineage
 
     @property
-    def whole(self) -> tuple[int, int, int, str]:
+    def checkpoint(self) -> tuple[int, int, int, str]:
         """Return what the requests of one checkpoint have in common."""
         return self.generation, self.step, self.lineage, self.directory
 
     def write(self, memstore: Path) -> None:
-        """Leave the request in *memstore*, whole or not at all; raise ``OSError`` when that cannot be."""
-        path = place_of(memstore / self.snapshot)
-        beside = path.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(asdict(self)))
-        beside.replace(path)
+        """Write the request into *memstore*, atomically; raise ``OSError`` when that fails."""
+        path = (memstore / self.snapshot).with_suffix(REQUEST)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(asdict(self)))
+        temporary.replace(path)
 
     def remove(self, memstore: Path) -> None:
-        """Let go of the snapshot."""
+        """Remove the request: the snapshot may be overwritten again."""
         drop(memstore / self.snapshot)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return the request that *values* are; raise `BadWriteRequest` when they are none."""
+        """Return the request with these *values*; raise `BadWriteRequest` when they are not valid."""
         try:
             request = cls(**values)
         except TypeError as error:
             raise BadWriteRequest(str(error)) from error
         numbers = [values[name] for name in ("step", "lineage", "rank", "world", "generation", "keep")]
-        sound = all(isinstance(one, int) and one >= 0 for one in numbers) and isinstance(request.directory, str)
-        if not sound or request.rank >= request.world or "/" in str(request.snapshot) or not str(request.snapshot).endswith(SUFFIX):
-            raise BadWriteRequest("its fields cannot be")
+        valid = all(isinstance(one, int) and one >= 0 for one in numbers) and isinstance(request.directory, str)
+        if not valid or request.rank >= request.world or "/" in str(request.snapshot) or not str(request.snapshot).endswith(SUFFIX):
+            raise BadWriteRequest("a field is out of range")
         return request
 
 
-def place_of(snapshot: Path) -> Path:
-    """Return where the request for the snapshot at that path lies."""
-    return snapshot.with_suffix(REQUEST)
-
-
 def drop(snapshot: Path) -> None:
-    """Take back the request for the snapshot at that path, if there is one."""
+    """Remove the request for the file *snapshot*, if there is one."""
     with suppress(OSError):
-        place_of(snapshot).unlink(missing_ok=True)
+        snapshot.with_suffix(REQUEST).unlink(missing_ok=True)
 
 
 def close(memstore: Path) -> None:
-    """Take no more requests for *memstore*, and none of those that lie there: nobody is left who carries them out."""
+    """Refuse requests in *memstore* and remove the pending ones: no checkpoint writer is left."""
     with suppress(OSError):
         (memstore / CLOSED).touch(0o600)
     for request in pending(memstore):
@@ -104,23 +98,23 @@ def close(memstore: Path) -> None:
 
 
 def reopen(memstore: Path) -> None:
-    """Take requests again: another agent has come, with checkpoint writers of its own."""
+    """Accept requests again: a new agent has started, with checkpoint writers of its own."""
     with suppress(OSError):
         (memstore / CLOSED).unlink(missing_ok=True)
 
 
 def is_closed(memstore: Path) -> bool:
-    """Tell whether nobody carries requests out in *memstore*: ranks then write checkpoints themselves."""
+    """Return whether requests in *memstore* are refused: ranks then write checkpoints themselves."""
     return (memstore / CLOSED).exists()
 
 
-def is_wanted(snapshot: Path) -> bool:
-    """Tell whether the snapshot at that path is still to be put on disk."""
-    return place_of(snapshot).exists()
+def is_pending(snapshot: Path) -> bool:
+    """Return whether the file *snapshot* is still to be written to disk."""
+    return snapshot.with_suffix(REQUEST).exists()
 
 
 def pending(memstore: Path) -> list[WriteRequest]:
-    """Return the requests in *memstore*, the newest checkpoint first; what is none is removed."""
+    """Return the requests in *memstore*, the newest checkpoint first; files that are not valid requests are removed."""
     found = []
     with suppress(OSError):
         for path in memstore.glob(f"*{REQUEST}"):
@@ -130,4 +124,4 @@ def pending(memstore: Path) -> list[WriteRequest]:
                 path.unlink(missing_ok=True)
             except FileNotFoundError:
                 continue
-    return sorted(found, key=lambda request: (*request.whole[:3], -request.rank), reverse=True)
+    return sorted(found, key=lambda request: (*request.checkpoint[:3], -request.rank), reverse=True)

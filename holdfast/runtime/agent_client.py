@@ -1,8 +1,8 @@
-"""The worker's line to the agent of its node: JSON lines over the socket named by ``HOLDFAST_SOCKET``.
+"""The worker's connection to the agent of its node: JSON lines over the socket named by ``HOLDFAST_SOCKET``.
 
-Sending never blocks training: the socket does not block, what it does not take waits in a bounded queue that loses its
-oldest heartbeats first, and a vanished agent is ignored. Without the variable everything here does nothing.
-Standard library only: importing this costs no torch.
+Sending never blocks training: the socket is non-blocking, what it does not accept waits in a bounded queue that drops its oldest
+heartbeats first, and the loss of the agent is ignored. Without the variable everything here does nothing.
+Standard library only: importing this does not import torch.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ QUEUE: Final = 1000
 """Messages kept while the agent does not read."""
 
 ANSWER_SECONDS: Final = 10.0
-"""How long a worker waits for leave to commit a checkpoint; the agent answers from memory, in well under a millisecond."""
+"""How long a worker waits for permission to commit a checkpoint; the agent answers from memory, in well under a millisecond."""
 
 FINAL_CHECKPOINT_SECONDS: Final = 2.0
-"""How long the last words of a worker (an exception, a goodbye) may take to leave."""
+"""How long the last messages of a worker (an exception, the end of its steps) may take to be sent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """The agent's answer to ``commit?``: *ok* or not, and *why*; with how often to save from then on, if the flow has a wish."""
+class AgentAnswer:
+    """The agent's answer to a request: *ok* or not, and *why*; with a new checkpoint interval if the controller has chosen one."""
 
     ok: bool
     why: str
@@ -42,170 +42,170 @@ class Leave:
 
 
 class AgentLink:
-    """One worker's messages to its agent; every method returns at once and none raises for the agent's sake."""
+    """One worker's messages to its agent; every method returns at once, and none raises because of the agent."""
 
     def __init__(self, path: Path | None, *, rank: int = 0, generation: int = 0) -> None:
         self.rank, self.generation = rank, generation
         self.step: int | None = None
-        """The step in work; goes along with an exception."""
+        """The current step, which is sent with an exception."""
         self.has_session = False
         """A session reports this process's steps."""
         self._path = path
         self._socket: socket.socket | None = None
         self._queue: deque[tuple[bool, bytes]] = deque()
-        self._lock, self._asking = threading.RLock(), threading.Lock()
-        self._draining = self._parted = self._reported = False
-        self._helper: threading.Thread | None = None
-        self._asked = 0
-        self._listener: threading.Thread | None = None
-        self._order: Callable[[Message], None] = lambda _order: None
-        self._told: dict[int, Message] = {}
-        self._news = threading.Condition()
+        """Messages to be sent: whether each may be dropped, and its bytes."""
+        self._lock, self._requesting = threading.RLock(), threading.Lock()
+        self._draining = self._disconnected = self._exception_sent = False
+        self._sender: threading.Thread | None = None
+        self._requests = 0
+        self._receiver: threading.Thread | None = None
+        self._on_command: Callable[[Message], None] = lambda _command: None
+        self._answers: dict[int, Message] = {}
+        self._answered = threading.Condition()
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] = os.environ) -> AgentLink:
-        """Make the link that *environment* describes; one without ``HOLDFAST_SOCKET`` does nothing."""
+        """Return the connection that *environment* describes; without ``HOLDFAST_SOCKET`` it does nothing."""
         path = environment.get("HOLDFAST_SOCKET")
         rank, generation = (int(environment.get(name) or 0) for name in ("RANK", "HOLDFAST_GENERATION"))
         return cls(Path(path) if path else None, rank=rank, generation=generation)
 
     @property
     def attached(self) -> bool:
-        """Whether there is an agent to speak to: it was named, and its line has not ended."""
-        return self._path is not None and not self._parted
+        """Whether there is an agent: the environment names it, and the connection has not ended."""
+        return self._path is not None and not self._disconnected
 
     def hello(self) -> None:
         """Announce this worker; the first message of any kind does it too."""
         self._send(None)
 
     def mark(self, name: str, seconds: float) -> None:
-        """Tell how long a part of the start took: ``group`` or ``load``."""
+        """Report how long a part of the startup took: ``group`` or ``load``."""
         self._send({"t": "mark", "name": name, "seconds": seconds, "generation": self.generation})
 
     def resumed(self, step: int, path: Path | None, *, replica: bool = False) -> None:
-        """Tell the step after which training goes on (0: from scratch), and the checkpoint, or *replica* in memory, it came from."""
-        told = {"t": "resumed", "step": step, "path": None if path is None else str(path), "generation": self.generation}
-        self._send(told | ({"replica": True} if replica else {}))
+        """Report the step after which training resumes (0: from scratch), and the checkpoint, or *replica* in memory, it came from."""
+        message = {"t": "resumed", "step": step, "path": None if path is None else str(path), "generation": self.generation}
+        self._send(message | ({"replica": True} if replica else {}))
 
     def beat(self, step: int, loss: float | None, seconds: float, until: int | None, **more: Mapping[str, object] | None) -> None:
-        """Tell that *step* is committed; may be dropped when the agent does not read.
+        """Report that *step* is committed; may be dropped while the agent does not read.
 
-        *more*: what there is to say of the ``snapshot`` in memory, and the ``pace``: how the step spent its time.
+        *more*: the statistics of the ``snapshot`` in memory, and the ``pace``: how the step spent its time.
         """
-        told = {"t": "beat", "step": step, "loss": loss, "seconds": seconds, "until": until, "generation": self.generation}
-        self._send(told | {name: dict(value) for name, value in more.items() if value}, droppable=True)
+        message = {"t": "beat", "step": step, "loss": loss, "seconds": seconds, "until": until, "generation": self.generation}
+        self._send(message | {name: dict(value) for name, value in more.items() if value}, droppable=True)
 
     def heartbeat(self, step: int, loss: float | None, seconds: float, until: int | None) -> None:
-        """Tell that *step* is done in a process that keeps its own state; may be dropped when the agent does not read."""
-        told = {"t": "beat", "step": step, "loss": loss, "seconds": seconds, "until": until, "generation": self.generation}
-        self._send({**told, "heartbeat": True}, droppable=True)
+        """Report that *step* is done in a process that keeps its own state; may be dropped while the agent does not read."""
+        message = {"t": "beat", "step": step, "loss": loss, "seconds": seconds, "until": until, "generation": self.generation}
+        self._send({**message, "heartbeat": True}, droppable=True)
 
     def section(self, name: str, limit_s: float | None, *, begin: bool) -> None:
-        """Tell that a declared long section begins or ends."""
+        """Report that a declared long section begins or ends."""
         self._send({"t": "section", "name": name, "limit_s": limit_s, "begin": begin})
 
     def saved(self, step: int, path: Path, seconds: float, size: int, **more: float) -> None:
-        """Tell that a checkpoint of *size* bytes stands at *path*, for which training stood still for *seconds*.
+        """Report a complete checkpoint of *size* bytes at *path*, for which training paused for *seconds*.
 
-        *more*: ``beside``, the seconds for which it was written beside training, and its ``generation``, of who is no rank.
+        *more*: ``beside``, the seconds for which it was written alongside training, and its ``generation``, from a checkpoint writer.
         """
         self._send({"t": "saved", "step": step, "path": str(path), "seconds": seconds, "size": size, **more})
 
     def storage_error(self, kind: str, step: int | None, path: Path, why: str, *, rank: int | None = None) -> None:
-        """Report something wrong with a checkpoint, or with the part of that *rank*."""
-        told = {"t": "storage_error", "kind": kind, "step": step, "path": str(path), "why": why}
-        self._send(told if rank is None else {**told, "rank": rank})
+        """Report an error with a checkpoint, or with the part of that *rank*."""
+        message = {"t": "storage_error", "kind": kind, "step": step, "path": str(path), "why": why}
+        self._send(message if rank is None else {**message, "rank": rank})
 
     def exception(self, error: BaseException, step: int | None = None) -> None:
-        """Report the exception that ends this worker, once, and wait a moment until it has left."""
-        if self._reported:
+        """Report the exception that ends this worker, once, and wait briefly until it is sent."""
+        if self._exception_sent:
             return
-        self._reported = True
+        self._exception_sent = True
         self._send(describe(error, self.step if step is None else step))
         self.flush(FINAL_CHECKPOINT_SECONDS)
 
     def finished(self, step: int) -> None:
-        """Say that all steps are done and exit 0 follows, and wait a moment until it has left."""
+        """Report that all steps are done and exit status 0 follows, and wait briefly until it is sent."""
         self._send({"t": "finished", "step": step})
         self.flush(FINAL_CHECKPOINT_SECONDS)
 
-    def want_written(self) -> None:
-        """Tell that a snapshot is to be put on disk, by whom the agent has for that, else by a process of this interpreter."""
+    def request_write(self) -> None:
+        """Report that a snapshot is to be written to disk, by the agent's checkpoint writer, else by a process of this interpreter."""
         self._send({"t": "flush", "python": sys.executable})
 
-    def may_commit(self, step: int, seconds: float = ANSWER_SECONDS, *, generation: int | None = None) -> Leave:
-        """Ask whether this generation (or that one) may still put its checkpoint of *step* in place; without an agent it may."""
-        return self._ask({"t": "commit?", "step": step} | ({} if generation is None else {"generation": generation}), seconds)
+    def report(self, message: str, **facts: object) -> None:
+        """Send a message about managed groups; docs/architecture.md lists them."""
+        self._send({"t": message, **facts})
 
-    def register_successor(self, pid: int) -> Leave:
-        """Ask that the process *pid*, a child of this one, count as this worker from now on."""
-        return self._ask({"t": "successor?", "pid": pid}, ANSWER_SECONDS)
+    def may_commit(self, step: int, seconds: float = ANSWER_SECONDS, *, generation: int | None = None) -> AgentAnswer:
+        """Request permission for this generation (or that one) to publish its checkpoint of *step*; granted without an agent."""
+        return self._request({"t": "commit?", "step": step} | ({} if generation is None else {"generation": generation}), seconds)
 
-    def _ask(self, question: Message, seconds: float) -> Leave:
+    def register_successor(self, pid: int) -> AgentAnswer:
+        """Request that the process *pid*, a child of this one, counts as this worker from now on."""
+        return self._request({"t": "successor?", "pid": pid}, ANSWER_SECONDS)
+
+    def _request(self, request: Message, seconds: float) -> AgentAnswer:
+        """Send *request* and wait up to *seconds* for its answer."""
         if self._path is None:
-            return Leave(ok=True, why="no agent")
-        with self._asking:
-            self._asked += 1
-            number = self._asked
-            self._send({**question, "id": number})
-            return self._answer(number, time.monotonic() + seconds)
+            return AgentAnswer(ok=True, why="no agent")
+        with self._requesting:
+            self._requests += 1
+            number, deadline = self._requests, time.monotonic() + seconds
+            self._send({**request, "id": number})
+            if self._receiver is not None:
+                with self._answered:
+                    self._answered.wait_for(lambda: number in self._answers or self._disconnected, max(0.0, seconds))
+                    if number in self._answers:
+                        return _answer(self._answers.pop(number))
+            lines = LineBuffer()
+            while self._receiver is None and self._ready(select.POLLIN, deadline):
+                self._drain()
+                for message in self._receive(lines):
+                    if message.get("re") == number:
+                        return _answer(message)
+        state = "has exited" if self._disconnected else "does not answer"
+        return AgentAnswer(ok=False, why=f"the agent {state}, so it is unknown whether this generation is the current one")
 
-    def report(self, word: str, **facts: object) -> None:
-        """Tell what belongs to the life of managed groups; docs/architecture.md lists the words."""
-        self._send({"t": word, **facts})
-
-    def listen(self, order: Callable[[Message], None]) -> None:
-        """Have a thread hand every order of the agent to *order*, from now on."""
-        self._order = order
+    def listen(self, on_command: Callable[[Message], None]) -> None:
+        """Have a thread call *on_command* for every command of the agent from now on."""
+        self._on_command = on_command
         self.hello()
-        if self.attached and self._listener is None:
-            self._listener = threading.Thread(target=self._follow, name="holdfast-orders", daemon=True)
-            self._listener.start()
+        if self.attached and self._receiver is None:
+            self._receiver = threading.Thread(target=self._receive_commands, name="holdfast-commands", daemon=True)
+            self._receiver.start()
 
-    def _follow(self) -> None:
+    def _receive_commands(self) -> None:
         lines = LineBuffer()
-        while self._ready(select.POLLIN, time.monotonic() + 3600.0) or not self._parted:
+        while self._ready(select.POLLIN, time.monotonic() + 3600.0) or not self._disconnected:
             self._drain()
-            for message in self._heard(lines):
+            for message in self._receive(lines):
                 if "do" in message:
-                    self._order(message)
+                    self._on_command(message)
                 else:
-                    with self._news:
-                        self._told[int(message.get("re") or 0)] = message
-                        self._news.notify_all()
+                    with self._answered:
+                        self._answers[int(message.get("re") or 0)] = message
+                        self._answered.notify_all()
 
     def flush(self, seconds: float) -> bool:
-        """Wait until everything said has left, for at most *seconds*; say whether it has."""
+        """Wait until all messages are sent, for at most *seconds*; return whether they are."""
         deadline = time.monotonic() + seconds
-        while self._waiting():
+        while self._has_unsent():
             if not self._ready(select.POLLOUT, deadline):
                 return False
             self._drain()
         return True
 
     def mute(self) -> None:
-        """Let go of the line without a word: a forked child must not speak, or hold the line open, for its parent."""
+        """Close the connection without a message: a forked child must not send for its parent, or keep its connection open."""
         self._path = None
-        self._hang_up()
+        self._disconnected = True
+        if self._socket is not None:
+            self._socket.close()
 
-    def _answer(self, number: int, deadline: float) -> Leave:
-        """Read until the agent has answered question *number*."""
-        if self._listener is not None:
-            with self._news:
-                self._news.wait_for(lambda: number in self._told or self._parted, max(0.0, deadline - time.monotonic()))
-                if number in self._told:
-                    return _leave(self._told.pop(number))
-        lines = LineBuffer()
-        while self._listener is None and self._ready(select.POLLIN, deadline):
-            self._drain()
-            for message in self._heard(lines):
-                if message.get("re") == number:
-                    return _leave(message)
-        gone = "is gone" if self._parted else "does not answer"
-        return Leave(ok=False, why=f"the agent {gone}, so nobody can say that this generation is the current one")
-
-    def _heard(self, lines: LineBuffer) -> list[Message]:
-        """Return the messages that have arrived whole."""
+    def _receive(self, lines: LineBuffer) -> list[Message]:
+        """Return the messages that have arrived completely."""
         assert self._socket is not None
         try:
             data = self._socket.recv(65536)
@@ -215,41 +215,42 @@ class AgentLink:
             return []
         except (OSError, BadLine):
             pass
-        self._part()
+        self._disconnect()
         return []
 
-    def _ready(self, wanted: int, deadline: float) -> bool:
-        """Wait until the line can be read (or written, as *wanted*); no when time is up or the line ended."""
+    def _ready(self, events: int, deadline: float) -> bool:
+        """Wait until the connection can be read (or written, as *events* say); return False at the deadline or when it has ended."""
         line = self._socket
-        if line is None or self._parted:
+        if line is None or self._disconnected:
             return False
         poll = select.poll()
-        poll.register(line, wanted | (select.POLLOUT if self._waiting() else 0))
+        poll.register(line, events | (select.POLLOUT if self._has_unsent() else 0))
         return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def _send(self, message: Message | None, *, droppable: bool = False) -> None:
-        """Queue *message* behind the hello and pass on as much as the line takes now."""
-        if self._path is None or self._parted:
+        """Queue *message* after the hello, and send as much as the socket accepts now."""
+        if self._path is None or self._disconnected:
             return
         with self._lock:
-            if self._socket is None and not self._open():
+            if self._socket is None and not self._connect():
                 return
             if message is not None:
                 self._queue.append((droppable, encode(message)))
-            while len(self._queue) > QUEUE:
-                self._forget_one()
+            while len(self._queue) > QUEUE:  # drop the oldest heartbeat, or the oldest message that is not half sent
+                heartbeats = (place for place, (can_drop, _) in enumerate(self._queue) if can_drop)
+                del self._queue[next(heartbeats, 1)]
             self._drain()
-            if self._queue and (self._helper is None or not self._helper.is_alive()):
-                self._helper = threading.Thread(target=self._pass_on, name="holdfast-link", daemon=True)
-                self._helper.start()
+            if self._queue and (self._sender is None or not self._sender.is_alive()):
+                self._sender = threading.Thread(target=self._send_rest, name="holdfast-link", daemon=True)
+                self._sender.start()
 
-    def _open(self) -> bool:
+    def _connect(self) -> bool:
         """Connect and put the hello at the head of the queue."""
         assert self._path is not None
         try:
             self._socket = connect(self._path, seconds=1.0)
         except OSError:
-            self._part()
+            self._disconnect()
             return False
         self._socket.settimeout(0)
         hello = {"t": "hello", "protocol": PROTOCOL, "rank": self.rank, "generation": self.generation}
@@ -257,9 +258,9 @@ class AgentLink:
         return True
 
     def _drain(self) -> None:
-        """Send what the line takes without waiting; a line that ended takes everything, to nowhere."""
+        """Send what the socket accepts without waiting; after the end of the connection everything is dropped."""
         with self._lock:
-            if self._draining or self._socket is None:  # a signal handler that speaks must not cut into a line
+            if self._draining or self._socket is None:  # a signal handler that sends must not interrupt a line
                 return
             self._draining = True
             try:
@@ -273,60 +274,48 @@ class AgentLink:
             except BlockingIOError:
                 return
             except OSError:
-                self._part()
+                self._disconnect()
             finally:
                 self._draining = False
 
-    def _forget_one(self) -> None:
-        """Drop the oldest heartbeat, or the oldest whole message when there is none."""
-        droppable = (place for place, (beat, _) in enumerate(self._queue) if beat)
-        del self._queue[next(droppable, 1)]
-
-    def _pass_on(self) -> None:
-        """Send what stayed behind: a section that began must be told even when nothing follows it."""
-        while self._waiting() and self._socket is not None:
+    def _send_rest(self) -> None:
+        """Send what is left in the queue: the begin of a section must arrive even when no message follows it."""
+        while self._has_unsent() and self._socket is not None:
             self._ready(select.POLLOUT, time.monotonic() + 60.0)
             self._drain()
 
-    def _waiting(self) -> bool:
-        """Say whether anything is still to be sent."""
-        return bool(self._queue) and not self._parted
+    def _has_unsent(self) -> bool:
+        return bool(self._queue) and not self._disconnected
 
-    def _part(self) -> None:
-        """Take note that the agent is gone; training goes on without it."""
-        self._parted = True
+    def _disconnect(self) -> None:
+        """Record that the agent is lost; training goes on without it."""
+        self._disconnected = True
         self._queue.clear()
-        with self._news:
-            self._news.notify_all()
-
-    def _hang_up(self) -> None:
-        """Close this process's end."""
-        self._parted = True
-        if self._socket is not None:
-            self._socket.close()
+        with self._answered:
+            self._answered.notify_all()
 
 
-def _leave(message: Message) -> Leave:
+def _answer(message: Message) -> AgentAnswer:
     every = message.get("every")
-    wish = every if isinstance(every, int) and not isinstance(every, bool) and every > 0 else None
-    return Leave(ok=message.get("ok") is True, why=str(message.get("why", "")), every=wish)
+    interval = every if isinstance(every, int) and not isinstance(every, bool) and every > 0 else None
+    return AgentAnswer(ok=message.get("ok") is True, why=str(message.get("why", "")), every=interval)
 
 
-_ours: AgentLink | None = None
+_of_this_process: AgentLink | None = None
 
 
 def link() -> AgentLink:
-    """Return this process's one link, made from the environment at the first call."""
-    global _ours  # noqa: PLW0603 (a process has one agent, and forked children must find this one to mute it)
-    if _ours is None:
-        _ours = AgentLink.from_env()
-    return _ours
+    """Return this process's connection to its agent, created from the environment at the first call."""
+    global _of_this_process  # noqa: PLW0603 (a process has one agent, and forked children must find this one to mute it)
+    if _of_this_process is None:
+        _of_this_process = AgentLink.from_env()
+    return _of_this_process
 
 
 def _mute_in_child() -> None:
-    """Silence the line in a forked child, such as a data loader's worker."""
-    if _ours is not None:
-        _ours.mute()
+    """Close the connection in a forked child, such as a data loader's worker."""
+    if _of_this_process is not None:
+        _of_this_process.mute()
 
 
 os.register_at_fork(after_in_child=_mute_in_child)

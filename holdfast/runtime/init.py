@@ -1,4 +1,4 @@
-"""`holdfast.join`: what a script calls in place of `torch.distributed.init_process_group`, so that its groups can be mended."""
+"""`holdfast.join`: called in place of `torch.distributed.init_process_group`, it creates groups that survive the loss of a rank."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from holdfast.runtime.groups.process_group import BACKEND
 from holdfast.runtime.process import restart_script, successor
 from holdfast.runtime.process.standby import Roles
 from holdfast.runtime.telemetry import ddp_determinism
-from holdfast.runtime.telemetry.rank_status import answering
+from holdfast.runtime.telemetry.rank_status import answer_queries
 
 _log: Final = logging.getLogger("holdfast.runtime")
 
 
 def join() -> None:
-    """Join the other ranks, in groups that live through the loss of a rank.
+    """Join the other ranks, in process groups that survive the loss of a rank.
 
-    Every group that is made after this call, by whatever code, can be mended: DDP's, FSDP2's, those of a `DeviceMesh`. Without an
-    agent of Holdfast (a run under ``torchrun``), and with an NCCL that may hang when it is aborted, the groups are torch's own; with one
-    rank there are none.
+    Every group created after this call, by any code, can be recovered: DDP's, FSDP2's, those of a `DeviceMesh`. Without an agent
+    of Holdfast (a run under ``torchrun``), or with an NCCL that may hang when it is aborted, the groups are torch's own; with one rank
+    there are none. Raise ``RuntimeError`` when the default group is initialised already.
     """
     if dist.is_initialized():
-        raise RuntimeError("holdfast.join() comes in place of torch.distributed.init_process_group(), and that has been called already")
+        raise RuntimeError("holdfast.join() replaces torch.distributed.init_process_group(), which has been called already")
     environment = os.environ
     if int(environment.get("WORLD_SIZE") or 1) <= 1:
         return
@@ -47,17 +47,17 @@ def join() -> None:
         return
     if device.index is not None:
         torch.cuda.set_device(device)
-    _assemble(MembershipManager(GroupGeneration.from_env(environment), token, int(environment.get("LOCAL_WORLD_SIZE") or 1), devices()))
+    _init_managed(MembershipManager(GroupGeneration.from_env(environment), token, int(environment.get("LOCAL_WORLD_SIZE") or 1), devices()))
 
 
 def _can_be_managed() -> bool:
-    """Tell whether groups here can be given up in the middle of an operation; say on rank 0 why not."""
+    """Return whether groups here can be aborted in the middle of an operation; log on rank 0 why not."""
     version = _nccl()
     if version is None or nccl_can_abort(version):
         return True
     if os.environ.get("RANK") == "0":
         _log.warning(
-            "NCCL %s can hang when it is aborted: the groups are torch's own, and after a fault all ranks start again. "
+            "NCCL %s can hang when it is aborted: the groups are torch's own, and after a fault all ranks are restarted. "
             "Managed groups need NCCL %s (the PyTorch that Holdfast is installed with brings it)",
             ".".join(map(str, version)),
             ".".join(map(str, NCCL_ABORT)),
@@ -66,25 +66,26 @@ def _can_be_managed() -> bool:
 
 
 def _nccl() -> tuple[int, ...] | None:
-    """Return the version of NCCL that groups would use; none without a GPU."""
+    """Return the version of NCCL that groups would use; None without a GPU."""
     return tuple(torch.cuda.nccl.version()) if torch.cuda.is_available() else None
 
 
-def _assemble(made: MembershipManager) -> None:
-    """Have torch make its groups through *made*, and make the first."""
-    install(made)
+def _init_managed(manager: MembershipManager) -> None:
+    """Have torch create its groups through *manager*, and create the default group."""
+    install(manager)
     ddp_determinism.watch()
-    comes_later = os.environ.get("HOLDFAST_STANDBY") or os.environ.get("HOLDFAST_FRESH")
-    if comes_later:
-        made.dry_run = dry_run = DryRun.from_env(made.groups)
+    joins_later = os.environ.get("HOLDFAST_STANDBY") or os.environ.get("HOLDFAST_FRESH")
+    if joins_later:
+        manager.dry_run = dry_run = DryRun.from_env(manager.groups)
         first_exchanges.watch()
         if dry_run.standby is None:
-            dry_run.record = made.find_record
+            dry_run.record = manager.find_record
     else:
-        made.record()
-    link().listen(answering(made.receive))
-    restart_script.forward_to(made.receive)
-    if not comes_later:
-        made.begin()
-    store = made.generation_store.prefixed("torch", default_pg_timeout) if made.generation_store is not None else dist.HashStore()
-    dist.init_process_group(BACKEND, store=store, rank=made.generation.rank, world_size=made.generation.world)
+        manager.record()
+    link().listen(answer_queries(manager.receive))
+    restart_script.forward_to(manager.receive)
+    if not joins_later:
+        manager.begin()
+    kv_store = manager.generation_store
+    store = kv_store.prefixed("torch", default_pg_timeout) if kv_store is not None else dist.HashStore()
+    dist.init_process_group(BACKEND, store=store, rank=manager.generation.rank, world_size=manager.generation.world)

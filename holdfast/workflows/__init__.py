@@ -19,7 +19,7 @@ share_names()  # before the first import from these packages
 from flows.cluster_health import cluster_health  # noqa: E402
 from flows.node_repair import node_repair  # noqa: E402
 from flows.training_job import training_job as _training_job  # noqa: E402
-from holdfast.checkpoints.latest import CheckpointInfo  # noqa: E402
+from holdfast.checkpoints.inventory import CheckpointInfo  # noqa: E402
 from holdfast.errors import BurnInFailed, CapacityTimeout, EvaluationFailed, NoCheckpoint, TooFewHealthyNodes  # noqa: E402
 from holdfast.evaluation import Evaluation  # noqa: E402
 from holdfast.probe.burn_in.repair import BurnInReport, NodeBurnIn  # noqa: E402

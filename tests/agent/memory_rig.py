@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from holdfast.checkpoints.checksum import fast_sum
+from holdfast.checkpoints.verify import fast_sum
 from holdfast.memstore import notification, shared_memory, store_folders
 from holdfast.memstore.shared_memory import SLICE_BYTES, Entry, Label, Slot, Snapshot, UnusableSnapshot, slices_of_part
 from holdfast.protocol import LineBuffer, Message, encode
@@ -167,14 +167,16 @@ class Writer:
 
 def label_of(step: int, data: bytes, *, rank: int = 3, lineage: int = 1, cut: int = SLICE_BYTES) -> Label:
     """Return the label of a draft."""
-    facts: dict[str, Any] = {"world": 4, "shard": "p", "part": 0, "parts": 1, "size": len(data), "cut": cut, "tail": TAIL}
+    facts: dict[str, Any] = {"world": 4, "shard": "p", "part": 0, "parts": 1, "size": len(data), "slice_bytes": cut, "tail": TAIL}
     return Label(step=step, lineage=lineage, rank=rank, time=time.time(), **facts)
 
 
 def seal(slot: Slot, label: Label, data: bytes) -> Label:
     """Seal a snapshot of one tensor."""
     entries = [Entry("w", (len(data),), "uint8", len(data))]
-    sums = [fast_sum(memoryview(data)[one.begin : one.begin + one.length]) for (one,) in slices_of_part([len(data)], 0, 1, label.cut)]
+    sums = [
+        fast_sum(memoryview(data)[one.begin : one.begin + one.length]) for (one,) in slices_of_part([len(data)], 0, 1, label.slice_bytes)
+    ]
     return slot.seal(label, sums, entries, {"rng": b"some state"})
 
 

@@ -173,14 +173,14 @@ class Recorded:
 
     def say(self, line: MemstoreConnection, cut: int | None = None, *, draft: bool = True) -> bool:
         """Put it, up to byte *cut* of what follows the first answer; tell whether the server has said that it is whole."""
-        line.tell({"do": "puts", "source": SOURCE, "rank": 3})
-        assert line.hear()["ok"]
-        line.tell({"label": asdict(replace(self.label, digest="") if draft else self.label)})
-        answer = line.hear()
+        line.send({"do": "puts", "source": SOURCE, "rank": 3})
+        assert line.receive()["ok"]
+        line.send({"label": asdict(replace(self.label, digest="") if draft else self.label)})
+        answer = line.receive()
         if not answer["ok"]:
             return bool(answer["have"])
         line.socket.sendall(self.stream()[:cut])
-        return cut is None and line.hear()["ok"] is True
+        return cut is None and line.receive()["ok"] is True
 
     def stream(self) -> bytes:
         """Return all that is said after the first answer."""
@@ -284,18 +284,18 @@ def replica(data: int, blob: int, step: int = 7) -> tuple[shared_memory.Label, b
 
 def offer(line: MemstoreConnection, label: shared_memory.Label, rank: int = 3) -> dict[str, Any]:
     """Offer a replica that is not whole yet; return the answer."""
-    line.tell({"do": "puts", "source": SOURCE, "rank": rank})
-    assert line.hear()["ok"]
-    line.tell({"label": asdict(replace(label, digest=""))})
-    return line.hear()
+    line.send({"do": "puts", "source": SOURCE, "rank": rank})
+    assert line.receive()["ok"]
+    line.send({"label": asdict(replace(label, digest=""))})
+    return line.receive()
 
 
 def finish(line: MemstoreConnection, label: shared_memory.Label, data: bytes, tail: bytes) -> dict[str, Any]:
     """Send all of a replica; return what is said to that."""
     line.socket.sendall(FRAME.pack(DATA, len(data)) + data + FRAME.pack(TAIL, len(tail)))
-    line.tell(asdict(label))
+    line.send(asdict(label))
     line.socket.sendall(tail)
-    return line.hear()
+    return line.receive()
 
 
 def test_a_replica_whose_tail_has_no_room_is_not_taken(small: MemoryNode) -> None:
@@ -337,8 +337,8 @@ def test_a_replica_for_which_there_is_no_room_any_more_does_not_become_whole(sma
         assert offer(line, label)["ok"]
         own.snapshot(1, noise(ROOM // 4))
         assert "do not fit" in finish(line, label, data, tail)["why"]
-        line.tell({"label": asdict(replace(label, tail=100, digest=""))})  # the line goes on
-        assert line.hear()["ok"] is True
+        line.send({"label": asdict(replace(label, tail=100, digest=""))})  # the line goes on
+        assert line.receive()["ok"] is True
     assert small.copies() == []
     own.close()
 

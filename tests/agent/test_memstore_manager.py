@@ -25,7 +25,7 @@ from holdfast.memstore.shared_memory import Label, Slot, word_sum
 place = Path(os.environ["HOLDFAST_MEMSTORE"])
 print("limit", os.environ["HOLDFAST_MEMSTORE_LIMIT"], flush=True)
 slot = Slot(place / f"rank-{int(os.environ['RANK']):05}.0.snap")
-label = Label(step=7, lineage=1, rank=int(os.environ["RANK"]), world=1, shard="p", part=0, parts=1, size=8, cut=2**20, time=time.time())
+label = Label(step=7, lineage=1, rank=int(os.environ["RANK"]), world=1, shard="p", part=0, parts=1, size=8, slice_bytes=8, time=time.time())
 slot.begin(label)
 slot.data[:] = b"whatever"
 slot.seal(label, [word_sum(b"whatever")], [("w", (8,), "uint8", 8)], {})

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoints.memstores import reach
-from holdfast.checkpoints.verifier_process import VerifierProcess
-from holdfast.checkpoints.verify import MemoryVerifier
+from holdfast.checkpoints.memstores import connect_stores
+from holdfast.checkpoints.verify import MemoryVerifier, VerifierProcess
 from holdfast.cli.commands import checkpoints
 from holdfast.cluster.local import LocalNodes
 from holdfast.control.agents.pool import AgentPool
@@ -32,8 +31,8 @@ from tests.cli.conftest import PROGRAM, Command, environment
 from tests.cli.terminal import ESCAPES, Terminal
 from tests.cli.written_history import Author
 from tests.runtime.damage import biggest, cut, flip_a_bit
-from tests.runtime.kept import STEP, Made, make, reseal
 from tests.runtime.ranks import Ranks
+from tests.runtime.saved_run import STEP, Made, make, reseal
 from tests.waiting import wait_until
 
 
@@ -302,7 +301,7 @@ def test_memory_of_other_machines_is_found_through_their_agents(here: Command, s
     """Listed, pulled and proven; of the nodes that cannot be reached those are named that hold ranks."""
     scene.forget_disk()
     told = record(here, "--verify")
-    assert isinstance(reach(elsewhere, scene.author.job).stores["node-0"], RemoteMemstore)
+    assert isinstance(connect_stores(elsewhere, scene.author.job).stores["node-0"], RemoteMemstore)
     assert [(one["step"], one["status"]) for one in told["memory"]] == [(11, "complete"), (10, "complete"), (9, "complete")]
     assert {(one["node"], one["rank"]) for one in told["memory"][0]["snapshots"]} == {("node-0", 0), ("node-1", 1)}
     assert (told["sound"], told["away"]) == (True, {})
@@ -370,7 +369,7 @@ def test_a_python_without_torch_is_named(here: Command, scene: Scene, book: Hist
     with book.session() as session:
         session.merge(scene.author.job)
     told = record(here, "--verify", status=1)
-    assert "the proof could not be made by /no/such/python: " in told["disk"][0]["broken"][0]
+    assert "the verification with /no/such/python failed: " in told["disk"][0]["broken"][0]
 
 
 def test_it_starts_without_torch(holdfast: Command, scene: Scene, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_replica_that_is_none_is_not_kept(node: MemoryNode, label: dict[str, A
 
 def test_an_index_that_would_be_dealt_out_for_ever_is_refused(node: MemoryNode) -> None:
     """A few bytes that speak of exabytes in slices of one byte: whoever believed them would be busy, and out of memory."""
-    label = replace(label_of(9, b"x"), cut=1)
+    label = replace(label_of(9, b"x"), slice_bytes=1)
     head = json.dumps({"entries": [["w", [2**60], "uint8", 2**60]], "blobs": {}}).encode()
     tail = struct.pack("<QQ", 8, len(head)) + struct.pack("<Q", 0) + head
     whole = replace(label, tail=len(tail), digest=hashlib.sha256(tail).hexdigest())

@@ -16,9 +16,9 @@ from holdfast.memstore.shared_memory import labels
 from holdfast.memstore.write_requests import WriteRequest
 from holdfast.runtime.agent_client import AgentLink
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.checkpoint.storage import CheckpointReader, WritePace
+from holdfast.runtime.checkpoint.storage import CheckpointReader, WriteRate
 from holdfast.runtime.checkpoint.storage_errors import StorageErrorReporter
-from holdfast.runtime.checkpoint_writer.write_task import WriteTask
+from holdfast.runtime.checkpoint_writer.service import WriteTask
 from tests.runtime.trainer import FIRST, Trainer, opened, restore, same
 
 pytestmark = [
@@ -63,7 +63,7 @@ def test_a_checkpoint_is_written_without_the_gpu(tmp_path: Path, device: str) ->
     more = {"lineage": 1, "rank": 0, "world": 1, "generation": 1, "directory": str(ours), "keep": 2}
     order = WriteRequest.of({"snapshot": path.name, "step": STEP, **more})
     order.write(tmp_path)
-    WriteTask(order, tmp_path, AgentLink(None), WritePace(None), StorageErrorReporter()).run()
+    WriteTask(order, tmp_path, AgentLink(None), WriteRate(None), StorageErrorReporter()).run()
     assert not write_requests.pending(tmp_path)
     other = Trainer(tmp_path / "none", device=device)
     other.training.load(CheckpointReader(manifest.folder_of(ours, STEP)), 0)

@@ -36,7 +36,7 @@ with holdfast.session(model=model, optimizer=optimizer, schedulers=decay, data=l
         decay.step()
         session.extra["seen"] += 1
         time.sleep(pace)
-        step.commit(loss)
+        step.end(loss)
 if session.rank == 0:
     told = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values())).hexdigest()
     Path(sys.argv[2]).write_text(json.dumps([session.step, session.loss, session.extra["seen"], told]))

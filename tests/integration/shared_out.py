@@ -40,7 +40,7 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
         while f"gate-{step.number}" in sys.argv[3:] and not (folder / f"gate-{step.number}").exists():
             time.sleep(0.01)
         computed, mean = [], torch.zeros(())
-        for share in session.shares():
+        for share in session.micro_batches():
             samples, x, y = share.batch
             loss = (wrapped(x) - y).square().mean() * share.weight
             loss.backward()
@@ -51,7 +51,7 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(0.02)  # long enough that a node is lost in the middle
-        step.commit(mean)
+        step.end(mean)
         if session.step == step.number:  # it counts, and is none of a warm-up
             with (folder / f"computed-{generation}-{os.getpid()}").open("a") as told:
                 told.write(json.dumps([step.number, mean.item(), computed]) + "\n")

@@ -43,7 +43,7 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(given.pace)
-        step.commit(loss)
+        step.end(loss)
 if session.rank == 0:
     told = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values())).hexdigest()
     given.result.write_text(json.dumps([session.step, session.loss, loader.consumed, told]))

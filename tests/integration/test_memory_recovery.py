@@ -18,7 +18,7 @@ from holdfast.history import Snapshots, queries
 from holdfast.memstore import shared_memory, store_folders
 from holdfast.process import mark_of
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.snapshots import stats_reporter
+from holdfast.runtime.snapshots import reports
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
@@ -161,7 +161,7 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, first_s
     assert 0 <= facts["snapshot_age"] <= 21 - newest, f"a snapshot is told of with the step after it\n{play.log()}"
     play.steps_to(44)
     stood = time.monotonic()
-    wait_until(lambda: time.monotonic() > stood + stats_reporter.PAUSE, seconds=60)  # the next beat tells what snapshots cost by now
+    wait_until(lambda: time.monotonic() > stood + reports.REPORT_SECONDS, seconds=60)  # the next beat tells what snapshots cost by now
     opens(play, 45)
     row = wait_until(lambda: on_record(play), seconds=60, explain=play.log)
     assert row is not None

@@ -1,4 +1,4 @@
-"""The agent's end of the worker protocol: a real socket that writes down what workers say and answers as told."""
+"""The agent's end of the worker protocol: a real socket that records the messages of workers and sends given answers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class AgentDouble:
         self._reading.set()
 
     def vanish(self) -> None:
-        """Be gone: no socket, no connections."""
+        """Close the socket and all connections."""
         self.path.unlink(missing_ok=True)
         for line in (self._server, *self._connections):
             with suppress(OSError):  # the worker may have hung up already

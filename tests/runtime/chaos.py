@@ -123,7 +123,7 @@ def _before_answers() -> None:
 
     At ``tell-2`` it is about to send rank 2 what rank 0 broadcasts.
     """
-    real, tell, telling = TreePeer.send, World.told, []
+    real, tell, telling = TreePeer.send, World.broadcast, []
 
     def told(self: World, value: Any) -> Any:
         telling.append(value)
@@ -132,7 +132,7 @@ def _before_answers() -> None:
         finally:
             telling.pop()
 
-    World.told = told  # type: ignore[method-assign]
+    World.broadcast = told  # type: ignore[method-assign]
 
     def send(self: TreePeer, generation: int, number: int, kind: int, body: bytes) -> None:
         if kind == _DOWN:

@@ -1,4 +1,4 @@
-"""Look at a checkpoint directory, and damage what lies in it as disks and kills do."""
+"""List a checkpoint directory, and damage its files as disks and kills do."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ from holdfast.memstore import write_requests
 from holdfast.memstore.write_requests import WriteRequest
 from holdfast.runtime.agent_client import AgentLink
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.checkpoint.storage import WritePace
+from holdfast.runtime.checkpoint.storage import WriteRate
 from holdfast.runtime.checkpoint.storage_errors import StorageErrorReporter
 from holdfast.runtime.checkpoint_writer import rendezvous
-from holdfast.runtime.checkpoint_writer.write_task import WriteTask
+from holdfast.runtime.checkpoint_writer.service import WriteTask
 
 EVENTS = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"})
-rendezvous.STALL = 10.0  # type: ignore[misc]  # who waits in vain says so: then the checkpoint is missing
+rendezvous.STALL = 10.0  # type: ignore[misc]  # a writer that waits too long fails: then the checkpoint is missing
 
 
 def whole(directory: Path) -> list[int]:
@@ -33,7 +33,7 @@ def whole(directory: Path) -> list[int]:
         except manifest.UnusableCheckpoint:
             if folder.exists():
                 raise
-            return whole(directory)  # a checkpoint writer that lives has retired it meanwhile
+            return whole(directory)  # another checkpoint writer has retired it meanwhile
         steps.append(int(folder.name.removeprefix("step-")))
     return steps
 
@@ -52,7 +52,7 @@ def begun(request: WriteRequest, memstore: Path, directory: Path, *, until: int 
                 seen += 1
 
         sys.addaudithook(hook)
-        WriteTask(request, memstore, AgentLink(None), WritePace(None), StorageErrorReporter()).run()
+        WriteTask(request, memstore, AgentLink(None), WriteRate(None), StorageErrorReporter()).run()
         os._exit(0)
     return pid
 

@@ -1,4 +1,4 @@
-"""Run a scenario on real gloo ranks: `Ranks` starts them, and tells what each returned or how it ended."""
+"""Run a scenario on real gloo ranks: `Ranks` starts them, and returns the result or the exit status of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How one rank ended: its exit *status* (negative: the signal), what it *told*, and its *log*."""
+    """How one rank exited: its exit *status* (negative: the signal), what it *told*, and its *log*."""
 
     status: int
     told: Any
@@ -42,7 +42,7 @@ class Run:
         return [Ended(status, self._told(rank), (self._folder / f"{rank}.log").read_text()) for rank, status in enumerate(statuses)]
 
     def told(self) -> list[Any]:
-        """Return what each rank told, all having ended well."""
+        """Return the result of each rank; all exited with status 0."""
         ended = self.wait()
         logs = "\n".join(f"--- rank {rank}: {one.status}\n{one.log}" for rank, one in enumerate(ended))
         assert all(one.status == 0 for one in ended), logs
@@ -99,11 +99,11 @@ class Ranks:
         return self._latest
 
     def run(self, scenario: str, ranks: int = 1, environment: Mapping[str, str] | None = None, **arguments: Any) -> list[Any]:
-        """Run *scenario* and return what each rank told."""
+        """Run *scenario* and return the result of each rank."""
         return self.start(scenario, ranks, environment, **arguments).told()
 
     def _end_latest(self) -> None:
-        """End the ranks that a test which failed in the middle has left at work."""
+        """Kill the ranks that a failed test has left running."""
         if self._latest is None or self._latest.ended:
             return
         for pid in self._latest.pids:

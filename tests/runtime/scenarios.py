@@ -58,7 +58,7 @@ def net(kind: str) -> nn.Module:
 
 
 def numbers(model: nn.Module) -> str:
-    """Return a digest of all parameters and buffers, whole ones."""
+    """Return a digest of all parameters and buffers, gathered from their shards."""
     digest = hashlib.sha256()
     for value in model.state_dict().values():
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
@@ -80,7 +80,7 @@ def train(
     settle: bool = True,
     seconds_a_step: float = 0.0,
 ) -> dict[str, Any]:
-    """Train; tell the losses by step, the digest of the model, and where the run began."""
+    """Train; return the losses by step, the digest of the model, and the first step."""
     random.seed(RANK)
     np.random.seed(RANK)  # noqa: NPY002 (the global generator is part of the state)
     if wrap == "fsdp":
@@ -106,7 +106,7 @@ def train(
             loss = _learn(used, optimizer, next(batches))
             schedule.step()
             time.sleep(seconds_a_step)
-            step.commit(loss)
+            step.end(loss)
             losses[str(step.number)] = session.loss
             if step.number == dies_after:
                 _die(losses)
@@ -153,14 +153,14 @@ def _told(session: Session, losses: dict[str, float | None], model: nn.Module, l
 
 
 def train_without_room(directory: str, **arguments: Any) -> dict[str, Any]:
-    """Train, one rank being unable to write more than a little: its trouble must become everybody's."""
+    """Train with one rank that cannot write more than a little: its error must reach all ranks."""
     if RANK == RANKS - 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     return train(directory, **arguments)
 
 
 def train_as_nobody(directory: str, **arguments: Any) -> dict[str, Any]:
-    """Train as a user who may not write to the directory."""
+    """Train as a user without write permission for the directory."""
     os.setuid(65534)
     return train(directory, **arguments)
 
@@ -178,14 +178,14 @@ def half_precision(directory: str) -> dict[str, Any]:
                     optimizer.step()
                     for state in optimizer.state.values():
                         state["exp_avg"] = state["exp_avg"].float() + 1e-6
-                    step.commit()
+                    step.end()
             moment = optimizer.state[model.weight]["exp_avg"]
             told[turn] = [str(moment.dtype), moment.tolist()]
     return told
 
 
 def lose_a_peer(how: str) -> list[dict[str, Any]]:
-    """Have rank 1 vanish and tell every error that the others then meet."""
+    """Kill rank 1 and return every error that the others then get."""
     seconds = timedelta(seconds=2)
     met: list[dict[str, Any]] = []
     try:
@@ -222,7 +222,7 @@ def _meet(how: str, met: list[dict[str, Any]]) -> None:
 
 
 def lose_the_store() -> list[dict[str, Any]]:
-    """Have rank 0, which holds the store, vanish; tell what the other meets when it needs the store."""
+    """Kill rank 0, which serves the store; return the error of the other when it needs the store."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=2))
     dist.barrier()
     if RANK == 0:
@@ -254,7 +254,7 @@ def come_to_rest() -> bool:
 
 
 def mismatch() -> list[dict[str, Any]]:
-    """Make a mistake of the user's in a collective: it is nobody's loss."""
+    """Make a user error in a collective: no peer is lost."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=2))
     met: list[dict[str, Any]] = []
     acts: list[Callable[[], object]] = [
@@ -271,18 +271,18 @@ def mismatch() -> list[dict[str, Any]]:
 
 
 def save_for_ever(directory: str) -> None:
-    """Save a model of a few megabytes again and again, until somebody kills us."""
+    """Save a model of a few megabytes again and again, until killed."""
     torch.manual_seed(RANK)
     model = nn.Linear(700, 700)
     with holdfast.session(model=model, checkpoint_dir=directory, save_every=1) as session:
         for step in session.steps():
             with torch.no_grad():
                 model.weight.fill_(step.number)
-            step.commit()
+            step.end()
 
 
 def restore(directory: str) -> dict[str, Any]:
-    """Restore what `save_for_ever` saved; tell the step and whether the model is that of the step."""
+    """Restore what `save_for_ever` saved; return the step and whether the model is that of the step."""
     model = nn.Linear(700, 700)
     with holdfast.session(model=model, checkpoint_dir=directory, save_every=0) as session:
         return {"step": session.step, "fits": bool((model.weight == session.step).all()), "left": names(Path(directory))}

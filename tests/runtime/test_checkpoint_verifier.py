@@ -1,4 +1,4 @@
-"""The proof that a checkpoint, or the snapshots of a moment, are of one step: whatever is not, is found and named."""
+"""Verification that a checkpoint, or the snapshots of one step, belong together: whatever does not is found and reported."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 from holdfast.runtime.checkpoint_verifier.__main__ import findings, main
 from holdfast.runtime.state import tree
 from tests.runtime.damage import biggest, flip_a_bit
-from tests.runtime.kept import STEP, Change, Made, make, reseal, rewrite
 from tests.runtime.ranks import ROOT, Ranks
+from tests.runtime.saved_run import STEP, Change, Made, make, reseal, rewrite
 
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp"])
 def original(request: pytest.FixtureRequest, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Give what two ranks left, copies of each other or sharded."""
+    """Provide what two ranks have saved, copies of each other or sharded."""
     return make(ranks, tmp_path_factory.mktemp("made"), wrap=request.param)
 
 
@@ -32,38 +32,38 @@ def made(original: Made, tmp_path: Path) -> Made:
 
 
 def disk(made: Made) -> dict[str, list[str]]:
-    """Audit the checkpoint."""
+    """Verify the checkpoint."""
     return asdict(findings({"disk": str(made.checkpoint)}))
 
 
 def memory(made: Made, *, twin: bool = False) -> dict[str, list[str]]:
-    """Audit the snapshots, and compare them with the checkpoint of the same step."""
+    """Verify the snapshots, and compare them with the checkpoint of the same step."""
     files = [str(path) for path in made.snapshots()]
     return asdict(findings({"disk": str(made.checkpoint) if twin else None, "memory": files, "world": 2}))
 
 
 def broken_by(made: Made, change: Change) -> str:
-    """Return what an audit says is broken after a change that no digest shows."""
+    """Return what a verification finds broken after a change that no digest shows."""
     rewrite(made.checkpoint, change)
     return "\n".join(disk(made)["broken"])
 
 
-def test_what_was_saved_and_left_alone_is_proven(made: Made) -> None:
-    """The disk, the memory, and both compared; what cannot be proven is said."""
+def test_an_unchanged_checkpoint_is_proven(made: Made) -> None:
+    """The disk, the memory, and both compared; what cannot be proven is listed."""
     told = disk(made)
     assert told["broken"] == []
     assert f"the progress of every rank says step {STEP}, as the manifest does" in told["proven"]
     assert f"all counters of optimizer.0 say {STEP} applied steps" in told["proven"]
     assert "the random generators of all 2 ranks are there" in told["proven"]
     assert any(line.startswith("all positions in the data are the same: epoch") for line in told["proven"])
-    assert any(line.startswith("tensors carry no step of their own") for line in told["unproven"])
+    assert any(line.startswith("tensors contain no step number") for line in told["unproven"])
     both = memory(made, twin=True)
     assert both["broken"] == []
     assert any(f"tensors of the checkpoint of step {STEP} and of the snapshots are equal to the bit" in line for line in both["proven"])
     assert "every rank's random generators are the same in memory and on the disk" in both["proven"]
 
 
-def test_writing_anew_without_a_change_passes(made: Made) -> None:
+def test_rewriting_without_a_change_passes(made: Made) -> None:
     """So what the other tests find is their change, not the way it was made."""
     assert broken_by(made, lambda _tensors, _trees: None) == ""
     for path in made.snapshots():
@@ -81,15 +81,18 @@ CHANGES: dict[str, tuple[Change, str]] = {
         lambda _, trees: trees[1]["progress"].update(step=4),
         f"the tree of rank 1 is of step 4, the manifest of step {STEP}",
     ),
-    "a missing tree": (lambda _, trees: trees.pop(1), "the tree of rank 1 cannot be read: it is not there"),
+    "a missing tree": (lambda _, trees: trees.pop(1), "the tree of rank 1 cannot be read: it is missing"),
     "a rank elsewhere in the data": (lambda _, trees: trees[1]["data"].update(consumed=1), "the position in the data of rank"),
     "another epoch": (lambda _, trees: trees[0]["data"].update(epoch=9), "the position in the data of rank"),
-    "no generators": (lambda _, trees: trees[1].update(rng=None), "the random generators of rank 1 are not there"),
-    "empty generators": (lambda _, trees: trees[0]["rng"].update(torch=torch.zeros(0, dtype=torch.uint8)), "generators of rank 0 are not"),
+    "no generators": (lambda _, trees: trees[1].update(rng=None), "the random generators of rank 1 are missing"),
+    "empty generators": (
+        lambda _, trees: trees[0]["rng"].update(torch=torch.zeros(0, dtype=torch.uint8)),
+        "generators of rank 0 are missing",
+    ),
     "a scheduler elsewhere": (lambda _, trees: trees[1]["schedulers"][0].update(last_epoch=3), "the schedulers' last_epoch of rank"),
     "a tensor of NaN": (lambda tensors, _: tensors[moment(tensors)].fill_(torch.nan), "is filled with NaN"),
-    "a tensor that is not there": (lambda tensors, _: tensors.pop(moment(tensors)), "which the tree of rank 0 names, is not there"),
-    "a tensor too many": (lambda tensors, _: tensors.update({"model.strange": torch.ones(3)}), "'model.strange' is there and no rank's"),
+    "a tensor that is not there": (lambda tensors, _: tensors.pop(moment(tensors)), "named in the tree of rank 0, is missing"),
+    "a tensor too many": (lambda tensors, _: tensors.update({"model.strange": torch.ones(3)}), "'model.strange' is stored but not named"),
     "a moment in another shape": (
         lambda tensors, _: tensors.update({moment(tensors): torch.ones(2, 3)}),
         "has the shape (2, 3), and its parameter",
@@ -99,14 +102,14 @@ CHANGES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_what_does_not_belong_together_is_named(made: Made, case: str) -> None:
+def test_what_does_not_match_is_reported(made: Made, case: str) -> None:
     """The checkpoint's digests are right, so that nothing else would notice."""
     change, words = CHANGES[case]
     assert words in broken_by(made, change)
 
 
-def test_counters_of_ranks_that_do_not_agree_are_named(made: Made) -> None:
-    """Rank 1 says that it has applied 7 steps of one parameter."""
+def test_counters_that_differ_between_ranks_are_reported(made: Made) -> None:
+    """Rank 1 has applied 7 steps of one parameter, according to its counter."""
 
     def change(tensors: dict[str, torch.Tensor], trees: dict[int, Any]) -> None:
         name, state = next(iter(trees[1]["optimizers"][0]["state"].items()))
@@ -118,8 +121,8 @@ def test_counters_of_ranks_that_do_not_agree_are_named(made: Made) -> None:
     assert "' of rank 1 is 7.0, that of the others 11.0" in broken_by(made, change).replace("rank 0 is 11.0, that of the others 7.0", "")
 
 
-def test_a_counter_that_differs_from_its_neighbours_is_told(made: Made) -> None:
-    """It may be right, where a parameter got no gradient: it is told as what cannot be proven."""
+def test_a_counter_that_differs_from_the_others_is_unproven(made: Made) -> None:
+    """It may be correct, where a parameter had no gradient: it is listed as unproven."""
 
     def change(tensors: dict[str, torch.Tensor], trees: dict[int, Any]) -> None:
         for told in trees.values():
@@ -145,18 +148,18 @@ def relight(change: Callable[[dict[str, Any]], object]) -> Callable[[bytearray, 
 
 
 SNAPSHOTS: dict[str, tuple[Callable[[bytearray, dict[str, bytes], dict[str, Any]], object], str]] = {
-    "another step": (lambda _data, _blobs, label: label.update(step=10), "the snapshots are of several moments"),
-    "another lineage": (lambda _data, _blobs, label: label.update(lineage=3), "the snapshots are of several moments"),
-    "no own state": (lambda _data, blobs, _label: blobs.pop("rank_state"), "('light') cannot be read: KeyError"),
-    "an outline that is none": (lambda _data, blobs, _label: blobs.update(static=b"qx"), "('static') cannot be read"),
-    "small values that are none": (lambda _data, blobs, _label: blobs.update(dynamic=b""), "('dynamic') cannot be read"),
+    "another step": (lambda _data, _blobs, label: label.update(step=10), "the snapshots are of several steps or lineages"),
+    "another lineage": (lambda _data, _blobs, label: label.update(lineage=3), "the snapshots are of several steps or lineages"),
+    "no own state": (lambda _data, blobs, _label: blobs.pop("rank_state"), "'rank_state' of rank 1 cannot be read: KeyError"),
+    "an outline that is none": (lambda _data, blobs, _label: blobs.update(static=b"qx"), "'static' of rank 1 cannot be read"),
+    "small values that are none": (lambda _data, blobs, _label: blobs.update(dynamic=b""), "'dynamic' of rank 1 cannot be read"),
     "elsewhere in the data": (relight(lambda rank_state: rank_state["data"].update(consumed=1)), "the position in the data of rank"),
-    "no generators": (relight(lambda rank_state: rank_state.update(rng={})), "the random generators of rank 1 are not there"),
+    "no generators": (relight(lambda rank_state: rank_state.update(rng={})), "the random generators of rank 1 are missing"),
 }
 
 
 @pytest.mark.parametrize("case", SNAPSHOTS)
-def test_snapshots_that_do_not_go_together_are_named(made: Made, case: str) -> None:
+def test_snapshots_that_do_not_match_are_reported(made: Made, case: str) -> None:
     """Their sums are right."""
     change, words = SNAPSHOTS[case]
     files = made.snapshots()
@@ -165,11 +168,11 @@ def test_snapshots_that_do_not_go_together_are_named(made: Made, case: str) -> N
     assert words in "\n".join(told.broken)
 
 
-def test_a_missing_rank_is_named(made: Made) -> None:
-    """Its own state is gone, and what only it had of a piece."""
+def test_a_missing_rank_is_reported(made: Made) -> None:
+    """Its per-rank state is missing, and what only it had of a shard."""
     first, _ = made.snapshots()
     told = "\n".join(findings({"memory": [str(first)], "world": 2}).broken)
-    assert "the own state of rank 1 is not there" in told
+    assert "the per-rank state of rank 1 is missing" in told
 
 
 def test_a_tampered_tensor_in_memory_is_found_by_comparing(made: Made) -> None:
@@ -193,7 +196,7 @@ def test_a_tampered_tensor_on_the_disk_is_found_by_comparing(made: Made) -> None
     assert all(".exp_avg'" in line for line in broken)
 
 
-def test_by_hand_it_speaks_to_a_person(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_its_findings(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     """Status 0 and what is proven; status 1 and what is broken."""
     folder = str(made.checkpoint)
     assert main([folder]) == 0

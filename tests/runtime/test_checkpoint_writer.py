@@ -1,4 +1,4 @@
-"""Checkpoints written to disk out of snapshots: the same as ranks write themselves, as a whole or not at all, whatever happens."""
+"""Checkpoints written to disk from snapshots: the same as ranks write themselves, complete or absent, whatever happens."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from holdfast.memstore import write_requests
 from holdfast.memstore.shared_memory import PAGE, labels
 from holdfast.memstore.write_requests import WriteRequest
-from holdfast.runtime.agent_client import AgentLink, Leave
+from holdfast.runtime.agent_client import AgentAnswer, AgentLink
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.checkpoint.save import Keeping, Saver
-from holdfast.runtime.checkpoint.storage import CheckpointReader, WritePace
+from holdfast.runtime.checkpoint.save import CheckpointSettings, Saver
+from holdfast.runtime.checkpoint.storage import CheckpointReader, WriteRate
 from holdfast.runtime.checkpoint.storage_errors import StorageErrorReporter
 from holdfast.runtime.checkpoint_writer import rendezvous
-from holdfast.runtime.checkpoint_writer.chunks import boxes
-from holdfast.runtime.checkpoint_writer.write_task import WriteTask
+from holdfast.runtime.checkpoint_writer.rank_shard import boxes
+from holdfast.runtime.checkpoint_writer.service import WriteTask
 from holdfast.runtime.snapshots.config import SnapshotPlace
 from holdfast.runtime.world import World
 from tests.runtime.trainer import FIRST, Trainer, opened, same
@@ -38,7 +38,7 @@ STEP = FIRST + 2
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
-    """Close what takes snapshots when a test has ended."""
+    """Close all snapshotters when a test has ended."""
     yield
     while opened:
         opened.pop().close()
@@ -57,12 +57,12 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class Told(AgentLink):
-    """A line to no agent, which remembers what was said and gives leave until told otherwise."""
+    """A connection without an agent, which records messages and gives permission unless set otherwise."""
 
     def __init__(self) -> None:
         super().__init__(None)
         self.saves: list[int] = []
-        self.troubles: list[tuple[str, str]] = []
+        self.storage_errors: list[tuple[str, str]] = []
         self.over = False
 
     def saved(self, step: int, path: Path, seconds: float, size: int, **more: float) -> None:
@@ -71,13 +71,13 @@ class Told(AgentLink):
         assert size > 0
         self.saves.append(step)
 
-    def trouble(self, kind: str, step: int | None, path: Path, why: str, *, rank: int | None = None) -> None:
+    def storage_error(self, kind: str, step: int | None, path: Path, why: str, *, rank: int | None = None) -> None:
         """Take note."""
-        self.troubles.append((kind, why))
+        self.storage_errors.append((kind, why))
 
-    def may_commit(self, step: int, seconds: float = 1.0, *, generation: int | None = None) -> Leave:
+    def may_commit(self, step: int, seconds: float = 1.0, *, generation: int | None = None) -> AgentAnswer:
         """Answer as the agent would."""
-        return Leave(ok=not self.over, why="generation 1 is over" if self.over else "")
+        return AgentAnswer(ok=not self.over, why="generation 1 is over" if self.over else "")
 
 
 def trained(folder: Path, places: list[SnapshotPlace], step: int = STEP) -> list[Trainer]:
@@ -111,9 +111,9 @@ def request_for(
 
 
 def carried_out(folder: Path, requests: list[WriteRequest]) -> Told:
-    """Carry *requests* out, each as if on its own node; return what was told."""
+    """Carry *requests* out, each as if on its own node; return the recorded messages."""
     told = Told()
-    jobs = [WriteTask(request, store_of(folder, request.rank), told, WritePace(None), StorageErrorReporter(told)) for request in requests]
+    jobs = [WriteTask(request, store_of(folder, request.rank), told, WriteRate(None), StorageErrorReporter(told)) for request in requests]
     threads = [threading.Thread(target=job.run) for job in jobs]
     for thread in threads:
         thread.start()
@@ -125,12 +125,12 @@ def carried_out(folder: Path, requests: list[WriteRequest]) -> Told:
 
 
 def leftovers(directory: Path) -> list[str]:
-    """Return what there is beside whole checkpoints."""
+    """Return the entries that are not complete checkpoints."""
     return sorted(path.name for path in directory.iterdir() if not manifest.looks_complete(path))
 
 
 @given(st.lists(st.integers(1, 5), max_size=4), st.data())
-def test_boxes_are_all_elements_once_and_in_order(shape: list[int], data: st.DataObject) -> None:
+def test_boxes_cover_all_elements_once_and_in_order(shape: list[int], data: st.DataObject) -> None:
     """Of any stretch of any tensor, in no more boxes than there must be."""
     size = math.prod(shape)
     begin = data.draw(st.integers(0, size))
@@ -144,18 +144,18 @@ def test_boxes_are_all_elements_once_and_in_order(shape: list[int], data: st.Dat
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
 def test_it_is_the_checkpoint_that_ranks_write_themselves(tmp_path: Path, copies: int) -> None:
-    """To the bit, for Holdfast and for plain PyTorch, whoever of the copies wrote which part of it."""
+    """Bit-identical, for Holdfast and for plain PyTorch, whichever copy wrote which part of it."""
     trainers = trained(tmp_path, [SnapshotPlace(rank, copies, "net", rank, copies) for rank in range(copies)])
     wanted = trainers[0].state()
     torch.manual_seed(1)  # the generators are part of the state
     by_ranks = tmp_path / "by-ranks"
-    saver = Saver(Keeping(directory=by_ranks, every=1, keep=2), World(0, 1, "none"), 1)
+    saver = Saver(CheckpointSettings(directory=by_ranks, every=1, keep=2), World(0, 1, "none"), 1)
     state = trainers[0].training.collect({"step": STEP, "loss": 0.5}, 0)
     assert saver.save(state, STEP, lowest=trainers[0].training.buffers())
     ours = tmp_path / "ours"
     requests = [request_for(one, store_of(tmp_path, rank), ours, rank, copies) for rank, one in enumerate(trainers)]
     told = carried_out(tmp_path, requests)
-    assert (told.saves, told.troubles) == ([STEP], [])
+    assert (told.saves, told.storage_errors) == ([STEP], [])
     assert manifest.read(ours / f"step-{STEP:08d}").world_size == copies
     assert not leftovers(ours)
 
@@ -177,7 +177,7 @@ def test_it_is_the_checkpoint_that_ranks_write_themselves(tmp_path: Path, copies
     assert all(torch.equal(plain[0][key], plain[1][key]) for key in moments)
 
 
-def test_what_several_pieces_have_is_written_once(tmp_path: Path) -> None:
+def test_what_several_shards_have_is_written_once(tmp_path: Path) -> None:
     """Ranks with the same model and states of their own: as where an optimizer is split over them."""
     trainers = trained(tmp_path, [SnapshotPlace(0, 2, "a"), SnapshotPlace(1, 2, "b")])
     wanted = trainers[0].state()
@@ -191,7 +191,7 @@ def test_what_several_pieces_have_is_written_once(tmp_path: Path) -> None:
     assert same(other.state(), wanted)
 
 
-def test_only_the_newest_whole_ones_stay(tmp_path: Path) -> None:
+def test_only_the_newest_complete_checkpoints_are_kept(tmp_path: Path) -> None:
     """As many as were asked for."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     ours = tmp_path / "ours"
@@ -201,7 +201,7 @@ def test_only_the_newest_whole_ones_stay(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_in_memory_never_gets_a_digest(tmp_path: Path) -> None:
-    """It is found before anything is written, by the rank that has it; the other gives up, and nothing is left."""
+    """The rank that has it finds it before anything is written; the other gives up, and no file is left."""
     trainers = trained(tmp_path, [SnapshotPlace(rank, 2, "net", rank, 2) for rank in range(2)])
     ours = tmp_path / "ours"
     requests = [request_for(one, store_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)]
@@ -212,13 +212,13 @@ def test_a_flipped_bit_in_memory_never_gets_a_digest(tmp_path: Path) -> None:
         file.write(bytes([byte ^ 4]))
     told = carried_out(tmp_path, requests)
     assert not told.saves
-    ((kind, why),) = told.troubles
+    ((kind, why),) = told.storage_errors
     assert kind == "snapshot-spoiled"
     assert "was changed in memory" in why
     assert not ours.exists() or not list(ours.iterdir())
 
 
-def test_another_snapshot_in_its_place_is_not_taken(tmp_path: Path) -> None:
+def test_a_replaced_snapshot_is_not_written(tmp_path: Path) -> None:
     """Whatever happened meanwhile: a checkpoint is of one step."""
     trainers = trained(tmp_path, [SnapshotPlace(rank, 2, "net", rank, 2) for rank in range(2)])
     ours = tmp_path / "ours"
@@ -227,20 +227,20 @@ def test_another_snapshot_in_its_place_is_not_taken(tmp_path: Path) -> None:
     newer.replace(store_of(tmp_path, 1) / requests[1].snapshot)
     told = carried_out(tmp_path, requests)
     assert not told.saves
-    assert [kind for kind, _ in told.troubles] == ["snapshot-spoiled"]
+    assert [kind for kind, _ in told.storage_errors] == ["snapshot-spoiled"]
 
 
-def test_nothing_is_put_in_place_for_a_generation_that_is_over(tmp_path: Path) -> None:
-    """And nobody hears of a fault, as there is none."""
+def test_nothing_is_published_for_a_generation_that_is_over(tmp_path: Path) -> None:
+    """And no fault is reported, as there is none."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     ours = tmp_path / "ours"
     request, told = request_for(trainer, store_of(tmp_path, 0), ours, 0, 1), Told()
     told.over = True
-    WriteTask(request, store_of(tmp_path, 0), told, WritePace(None), StorageErrorReporter(told)).run()
-    assert (told.saves, told.troubles, list(ours.iterdir())) == ([], [], [])
+    WriteTask(request, store_of(tmp_path, 0), told, WriteRate(None), StorageErrorReporter(told)).run()
+    assert (told.saves, told.storage_errors, list(ours.iterdir())) == ([], [], [])
 
 
-def test_a_rank_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_never_arrives_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others do not wait for it for ever."""
     monkeypatch.setattr(rendezvous, "STALL", 0.2)
     trainers = trained(tmp_path, [SnapshotPlace(rank, 3, "net", rank, 3) for rank in range(3)])
@@ -249,35 +249,35 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     requests[1].remove(store_of(tmp_path, 1))
     told = carried_out(tmp_path, [requests[0], requests[2]])
     assert not told.saves
-    assert any("rank 1 has written nothing" in why for _, why in told.troubles)
+    assert any("rank 1 has written nothing" in why for _, why in told.storage_errors)
     assert not list(ours.iterdir())
 
 
 def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, disk: Path) -> None:
-    """It is told as what it is, everything is cleared away, and with room again the next one stands."""
+    """It is reported as what it is, all files are removed, and with room again the next one is complete."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     filler = disk / "filler"
     free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
     filler.write_bytes(bytes(free - 500_000))
     told = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), disk / "c", 0, 1)])
-    assert [kind for kind, _ in told.troubles] == ["checkpoint-disk-full"]
+    assert [kind for kind, _ in told.storage_errors] == ["checkpoint-disk-full"]
     assert not list((disk / "c").iterdir())
     filler.unlink()
     told = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), disk / "c", 0, 1, step=STEP + 1)])
-    assert (told.saves, told.troubles) == ([STEP + 1], [])
+    assert (told.saves, told.storage_errors) == ([STEP + 1], [])
 
 
-def test_a_place_that_may_not_be_written_is_told_as_that(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     """A file where the folder should be, a folder of no one."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     (tmp_path / "file").write_text("")
     told = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), tmp_path / "file" / "c", 0, 1)])
-    assert [kind for kind, _ in told.troubles] == ["checkpoint-write-failed"]
-    assert "Not a directory" in told.troubles[0][1]
+    assert [kind for kind, _ in told.storage_errors] == ["checkpoint-write-failed"]
+    assert "Not a directory" in told.storage_errors[0][1]
 
 
 @pytest.mark.parametrize("killed", [(0, 1), (1, 0)], ids=["the leader", "another"])
-def test_a_checkpoint_writer_killed_anywhere_leaves_whole_checkpoints_alone(tmp_path: Path, killed: tuple[int, ...]) -> None:
+def test_a_checkpoint_writer_killed_anywhere_does_not_harm_complete_checkpoints(tmp_path: Path, killed: tuple[int, ...]) -> None:
     """At every file that it opens, renames or removes in turn: what stood stands, and the next checkpoint writer ends what this one began.
 
     The checkpoint writer of the other node has done its part meanwhile and comes to it no more.
@@ -297,13 +297,13 @@ def test_a_checkpoint_writer_killed_anywhere_leaves_whole_checkpoints_alone(tmp_
     rounds = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rounds) > 10
     assert all(one["killed"] for one in rounds[:-1])
-    assert all(one["whole"] for one in rounds)  # after the kill, before anybody mends
+    assert all(one["whole"] for one in rounds)  # after the kill, before any repair
     assert [one for one in rounds if one["after"] != [STEP + 1]] == []
     assert not rounds[-1]["killed"]
 
 
-def test_where_no_checkpoint_writer_is_left_ranks_write_themselves(tmp_path: Path) -> None:
-    """What is ordered there is taken back, so that no slot waits for it; another agent begins anew."""
+def test_without_a_checkpoint_writer_ranks_write_themselves(tmp_path: Path) -> None:
+    """Pending requests are removed, so that no slot waits for them; another agent accepts requests again."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     memstore = store_of(tmp_path, 0)
     request_for(trainer, memstore, tmp_path / "ours", 0, 1)

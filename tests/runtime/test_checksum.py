@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoints.checksum import fast_sum
+from holdfast.checkpoints.verify import fast_sum
 from holdfast.memstore.shared_memory import PAGE, SLICE_BYTES, Snapshot, UnusableSnapshot, labels, word_sum
 from holdfast.runtime.snapshots.checksum import device_sum, sum_of
 from tests.runtime.trainer import FIRST, Trainer, opened
@@ -20,7 +20,7 @@ from tests.runtime.trainer import FIRST, Trainer, opened
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
-    """Close what takes snapshots when a test has ended."""
+    """Close all snapshotters when a test has ended."""
     yield
     while opened:
         opened.pop().close()
@@ -38,13 +38,13 @@ def all_alike(data: bytearray, begin: int) -> None:
 
 @given(st.binary(max_size=200), st.integers(0, 9))
 @settings(deadline=None)
-def test_every_way_finds_the_same_sum(data: bytes, begin: int) -> None:
+def test_every_implementation_computes_the_same_sum(data: bytes, begin: int) -> None:
     """Of any length, wherever in memory it begins."""
     all_alike(bytearray(data), begin)
 
 
 @pytest.mark.parametrize("size", [SLICE_BYTES - 4, SLICE_BYTES, SLICE_BYTES + 1, 2 * SLICE_BYTES + 13])
-def test_every_way_finds_the_same_sum_of_whole_slices(size: int) -> None:
+def test_every_implementation_computes_the_same_sum_of_full_slices(size: int) -> None:
     """Of about the length of a slice, and of more than one."""
     all_alike(bytearray(random.Random(size).randbytes(size)), 0)
 
@@ -68,7 +68,7 @@ def _moved_on(copy: memoryview) -> None:
 
 
 @pytest.mark.parametrize("damage", [_swapped_words, _swapped_pages, _moved_on])
-def test_a_copy_that_goes_wrong_is_no_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: object) -> None:
+def test_a_damaged_copy_is_not_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: object) -> None:
     """The sum is that of the state, so a copy with the right bytes in the wrong places is found."""
     trainer = Trainer(tmp_path)
     real, done = ctypes.memmove, []

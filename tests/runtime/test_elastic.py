@@ -14,7 +14,7 @@ from tests.runtime.flow_double import UNTIL, Ended, FlowDouble, Job, Workers, un
 @pytest.fixture(scope="module")
 def fixed(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> FlowDouble:
     """Give a job of three ranks that nothing has disturbed."""
-    flow = FlowDouble(workers, tmp_path_factory.mktemp("f"), "shares", UNTIL, ranks=3, stride=1)
+    flow = FlowDouble(workers, tmp_path_factory.mktemp("f"), "micro_batches", UNTIL, ranks=3, stride=1)
     undisturbed(flow)
     return flow
 
@@ -48,9 +48,9 @@ def assert_comparable(flow: FlowDouble, fixed: FlowDouble) -> Ended:
 
 
 @pytest.mark.parametrize("lost", [2, 0])
-def test_two_of_three_ranks_go_on_with_the_same_samples(job: Job, fixed: FlowDouble, lost: int) -> None:
-    """The last rank, and rank 0 with the store: nobody starts anew, and no step that counted is lost."""
-    flow = job(script="shares", ranks=3, stride=1, chaos=[fault(lost, "backward", 7)])
+def test_two_of_three_ranks_continue_with_the_same_samples(job: Job, fixed: FlowDouble, lost: int) -> None:
+    """The last rank, and rank 0 with the store: no process is restarted, and no committed step is lost."""
+    flow = job(script="micro_batches", ranks=3, stride=1, chaos=[fault(lost, "backward", 7)])
     left = {rank: pid for rank, pid in flow.pids.items() if rank != lost}
     flow.until_dead(lost)
     flow.shrink([lost])
@@ -63,9 +63,9 @@ def test_two_of_three_ranks_go_on_with_the_same_samples(job: Job, fixed: FlowDou
     assert max(len(share) for step in computed.values() for rank in step for share in rank) <= 6  # a third of 16
 
 
-def test_a_rank_that_comes_back_is_let_in_between_two_steps(job: Job, fixed: FlowDouble) -> None:
+def test_a_rank_that_returns_joins_between_two_steps(job: Job, fixed: FlowDouble) -> None:
     """Two of three go on, then a standby takes the vacant place while they train: no step is broken off, and each has its samples."""
-    flow = job("gate-5", "gate-12", script="shares", ranks=3, stride=1, chaos=[fault(1, "backward", 7)])
+    flow = job("gate-5", "gate-12", script="micro_batches", ranks=3, stride=1, chaos=[fault(1, "backward", 7)])
     roles = flow.hear("roles")
     assert roles["copies"] == [[0], [1], [2]]
     flow.standby(0, roles["roles"])
@@ -90,7 +90,7 @@ def test_a_rank_that_comes_back_is_let_in_between_two_steps(job: Job, fixed: Flo
 PIPELINE = ["pipeline_data", "--heads", "2", "--width", "16", "--context", "16", "--bytes", "50000", "--layers", "2", "--microbatches", "2"]
 
 
-def test_a_pipeline_goes_on_with_the_samples_of_the_one_that_lost_a_stage_until_that_is_back(
+def test_a_pipeline_computes_the_samples_of_one_that_lost_a_stage_until_that_is_back(
     job: Job, workers: Workers, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Two pipelines of two stages: one loses its last stage, and the other computes all of each step until both stages come again."""
@@ -126,9 +126,9 @@ def test_a_pipeline_goes_on_with_the_samples_of_the_one_that_lost_a_stage_until_
         assert ended.told[ours]["moments"] == ended.told[copy]["moments"]
 
 
-def test_checkpoints_go_on_with_fewer_ranks(job: Job, fixed: FlowDouble) -> None:
+def test_checkpoints_are_written_with_fewer_ranks(job: Job, fixed: FlowDouble) -> None:
     """Rank 0 is lost: the others save by themselves."""
-    flow = job(script="shares", ranks=3, stride=1, save=5, chaos=[fault(0, "backward", 7)])
+    flow = job(script="micro_batches", ranks=3, stride=1, save=5, chaos=[fault(0, "backward", 7)])
     flow.until_dead(0)
     flow.shrink([0])
     flow.mended()

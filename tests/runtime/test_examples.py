@@ -26,7 +26,7 @@ def result(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def test_a_killed_demo_ends_with_the_parameters_of_an_undisturbed_one(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
+def test_a_killed_example_ends_with_the_parameters_of_an_undisturbed_one(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
     """Four DDP ranks, one killed in the middle: after the restart loss and parameters are equal to the bit."""
     script = str(EXAMPLES / "byte_gpt.py")
     argv = ["--steps", "30", *SMALL, "--result", str(tmp_path / "a.json")]
@@ -46,7 +46,7 @@ def test_a_killed_demo_ends_with_the_parameters_of_an_undisturbed_one(ranks: Ran
     assert result(tmp_path / "b.json") == result(tmp_path / "a.json")
 
 
-def test_the_demo_runs_under_plain_python(tmp_path: Path) -> None:
+def test_the_example_runs_under_plain_python(tmp_path: Path) -> None:
     """No agent, no ranks, no checkpoint directory: it trains, and leaves nothing but what it was asked for."""
     command = [sys.executable, str(EXAMPLES / "byte_gpt.py"), "--steps", "3", *SMALL, "--result", str(tmp_path / "r.json")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
@@ -56,8 +56,8 @@ def test_the_demo_runs_under_plain_python(tmp_path: Path) -> None:
     assert result(tmp_path / "r.json")["steps"] == 3
 
 
-def test_a_script_of_ones_own_resumes_in_its_own_way_under_torchrun(ranks: Ranks, tmp_path: Path) -> None:
-    """It knows nothing of Holdfast; its second run goes on after the first."""
+def test_a_script_without_holdfast_resumes_from_its_own_checkpoint_under_torchrun(ranks: Ranks, tmp_path: Path) -> None:
+    """It does not use Holdfast; its second run resumes after the first."""
     script, kept = str(EXAMPLES / "plain_ddp.py"), str(tmp_path / "plain_ddp.pt")
     first = ranks.start("script", 2, path=script, argv=["--steps", "20", "--checkpoint", kept]).wait()
     assert [one.status for one in first] == [0, 0], first
@@ -73,7 +73,7 @@ def test_a_script_of_ones_own_resumes_in_its_own_way_under_torchrun(ranks: Ranks
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml") if path.name != "prefect.yaml"))
-def test_each_job_file_is_sound(name: str, holdfast_home: Path) -> None:
+def test_each_job_file_is_valid(name: str, holdfast_home: Path) -> None:
     """What `holdfast validate` would say: nothing."""
     job, cluster = load_job(EXAMPLES / name)
     assert cluster is not None

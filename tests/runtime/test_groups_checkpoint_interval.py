@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.checkpoint.save import Keeping
+from holdfast.runtime.checkpoint.save import CheckpointSettings
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import Ended, FlowDouble, Job, assert_undisturbed
 from tests.runtime.test_groups_standby import start_standby
@@ -119,8 +119,8 @@ def test_ranks_agree_after_a_loss_in_the_save_that_changes_the_interval(
 
 def test_an_interval_set_by_the_script_stays() -> None:
     """The controller's choice is a default, like the one in the environment."""
-    keeping = Keeping(directory=Path("/c"), every=5, keep=2)
-    assert keeping.following(7) == Keeping(directory=Path("/c"), every=7, keep=2)
-    assert keeping.following(None) is keeping
-    own = Keeping(directory=Path("/c"), every=5, keep=2, fixed=True)
-    assert own.following(7) is own
+    settings = CheckpointSettings(directory=Path("/c"), every=5, keep=2)
+    assert settings.with_interval(7) == CheckpointSettings(directory=Path("/c"), every=7, keep=2)
+    assert settings.with_interval(None) is settings
+    own = CheckpointSettings(directory=Path("/c"), every=5, keep=2, fixed=True)
+    assert own.with_interval(7) is own

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoints.checksum import fast_sum
+from holdfast.checkpoints.verify import fast_sum
 from holdfast.memstore.shared_memory import PAGE, Snapshot, UnusableSnapshot
 from holdfast.memstore.store_folders import key_of
 from tests.agent.memory_rig import MemoryNode

@@ -21,7 +21,7 @@ def run(script: str, environment: dict[str, str] | None = None) -> subprocess.Co
 
 
 def test_each_step_is_reported_once_with_the_time_since_the_one_before(agent: AgentDouble) -> None:
-    """A loss may be a number or whatever has an item; what was reported already, and what has not moved, is not told again."""
+    """A loss may be a number or anything with an item; a step that was reported already is not reported again."""
     script = """
 import sys, time, holdfast
 class Scalar:
@@ -61,14 +61,14 @@ holdfast.heartbeat(3)
 
 
 def test_a_session_in_the_same_process_reports_the_steps(agent: AgentDouble, tmp_path: Path) -> None:
-    """Heartbeats beside it are ignored, with one warning: two counts of steps would contradict each other."""
+    """Its heartbeats are ignored, with one warning: two counts of steps would contradict each other."""
     script = """
 import torch, holdfast
 model = torch.nn.Linear(2, 1)
 with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as session:
     for step in session.steps(until=3):
         holdfast.heartbeat(100 + step.number, 1.0)
-        step.commit(0.5)
+        step.end(0.5)
 """
     places = {"WORLD_SIZE": "1", "LOCAL_RANK": "0", "RANK": "0", "HOLDFAST_CHECKPOINT_DIR": str(tmp_path)}
     done = run(script, {**agent.environment, **places})
@@ -88,7 +88,7 @@ with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters(),
         ("1, [1.0]", "TypeError: heartbeat(loss=...): the loss must be a number"),
     ],
 )
-def test_what_is_no_step_and_no_loss_is_the_scripts_error(agent: AgentDouble, call: str, words: str) -> None:
+def test_an_invalid_step_or_loss_is_an_error(agent: AgentDouble, call: str, words: str) -> None:
     """With what is wrong."""
     done = run(f"import holdfast\nholdfast.heartbeat({call})", agent.environment)
     assert words in done.stderr

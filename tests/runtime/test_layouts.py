@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from holdfast import tensor_layout
 from holdfast.memstore.shared_memory import SLICE_BYTES, Entry, Label, Slot, Snapshot, UnusableSnapshot, labels, word_sum
-from holdfast.runtime.checkpoint_writer.chunks import boxes
+from holdfast.runtime.checkpoint_writer.rank_shard import boxes
 from holdfast.runtime.groups import state_transfer
 from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace
-from holdfast.runtime.snapshots.copy_schedule import Terms
+from holdfast.runtime.snapshots.copy_schedule import SnapshotLimits
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.tensors import bytes_of
@@ -115,7 +115,7 @@ def test_a_stretch_of_memory_is_boxes_of_the_tensor_in_whatever_order_it_lies(sh
     found = tensor_layout.memory_order(one.stride())
     numbers = []
     for box in boxes([shape[dimension] for dimension in found], begin, end):
-        turned = box.turned(found)
+        turned = box.transposed(found)
         shard = one[tuple(slice(at, at + size) for at, size in zip(turned.offsets, turned.sizes, strict=True))]
         numbers += shard.permute(found).reshape(-1).tolist()
     assert numbers == list(range(begin, end))
@@ -178,8 +178,8 @@ def test_a_state_that_is_handed_over_has_its_bits_and_its_strides(settings: dict
 def test_a_snapshot_has_what_fills_its_memory_as_it_lies_and_pickles_none_of_it(tmp_path: Path) -> None:
     """A network in `channels_last` is copied slice by slice, as any other is: only what has gaps or overlaps goes into the tree."""
     one = training(1, steps=1)
-    snapshotter = Snapshotter(one, SnapshotConfig(memstore=tmp_path, limit=0, terms=Terms()))
-    snapshotter.sit(SnapshotPlace(0, 1, "net"), 1)
+    snapshotter = Snapshotter(one, SnapshotConfig(memstore=tmp_path, max_bytes=0, limits=SnapshotLimits()))
+    snapshotter.set_place(SnapshotPlace(0, 1, "net"), 1)
     snapshotter.take(1, one.rank_state(), one.copied_buffers())
     snapshotter.finish()
     snapshotter.close()
@@ -196,7 +196,7 @@ def test_a_snapshot_has_what_fills_its_memory_as_it_lies_and_pickles_none_of_it(
 def test_an_index_whose_strides_do_not_fill_the_tensor_is_refused(tmp_path: Path, strides: list[Any]) -> None:
     """It comes from another node: whoever believed it would take any amount of memory, or read what is not there."""
     data = bytes(20)
-    label = Label(step=1, lineage=1, rank=0, world=1, shard="p", part=0, parts=1, size=len(data), cut=SLICE_BYTES, time=0.0)
+    label = Label(step=1, lineage=1, rank=0, world=1, shard="p", part=0, parts=1, size=len(data), slice_bytes=SLICE_BYTES, time=0.0)
     with pytest.raises(UnusableSnapshot, match="its index is not one of this version") if strides != [1, 5] else nullcontext():
         slot = Slot(tmp_path / "a.snap")
         slot.begin(label)

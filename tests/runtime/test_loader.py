@@ -43,7 +43,7 @@ class Counted(Dataset[Tensor]):
 
 
 class Batched(Counted):
-    """A dataset that gives whole batches."""
+    """A dataset that returns complete batches."""
 
     def __getitems__(self, numbers: list[int]) -> list[Tensor]:
         return [self[number] + 100 for number in numbers]
@@ -111,7 +111,7 @@ def kept(loader: holdfast.Loader) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "before"), CASES)
-def test_a_resumed_loader_goes_on_as_an_undisturbed_one(name: str, before: int) -> None:
+def test_a_resumed_loader_continues_as_an_undisturbed_one(name: str, before: int) -> None:
     """Order, noise and the generators themselves are the same, inside an epoch, at its end, and in the second."""
     seeded()
     undisturbed = holdfast.Loader(LOADERS[name]())
@@ -147,7 +147,7 @@ def test_an_epoch_at_a_time_ends_with_each_epoch() -> None:
     assert (len(loader), loader.epoch, loader.consumed) == (7, 3, 0)
 
 
-def test_a_loop_left_early_goes_on_where_it_was() -> None:
+def test_a_loop_left_early_continues_where_it_was() -> None:
     """Breaking out of a loop and looping again misses and repeats nothing."""
     loader = holdfast.Loader(DataLoader(Counted(10, noise=False), 1))
     seen = [int(batch[0, 0]) for _ in range(5) for batch in islice(loader, 3)]
@@ -189,8 +189,8 @@ def _silence(_: int) -> None:
     there.dataset.noise = False  # type: ignore[attr-defined]
 
 
-def test_wrong_use_is_said_clearly() -> None:
-    """Something else than a DataLoader, one that gives nothing, and somebody else's position."""
+def test_wrong_use_is_reported_clearly() -> None:
+    """Anything but a DataLoader, one without a batch, and the position of another loader."""
     with pytest.raises(TypeError, match=r"Loader\(...\) got a list"):
         holdfast.Loader([1, 2])  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="smaller than a batch"):
@@ -198,13 +198,13 @@ def test_wrong_use_is_said_clearly() -> None:
     with pytest.raises(ValueError, match="lacks batch, begin"):
         holdfast.Loader(DataLoader(Counted(3))).load_state_dict({"epoch": 1, "consumed": 1, "generators": [], "ranks": 1})
     state = holdfast.Loader(DataLoader(Counted(3), generator=own(1))).state_dict()
-    with pytest.raises(ValueError, match="0 generators of its own, not 1"):
+    with pytest.raises(ValueError, match="has 0 generators, and had 1"):
         holdfast.Loader(DataLoader(Counted(3))).load_state_dict(state)
 
 
 @pytest.mark.parametrize("of_a_step", [1, 3])
 def test_steps_are_done_without_their_batches_and_the_position_counts_them(of_a_step: int) -> None:
-    """As many as the step before took; who resumes later does not pass them over again."""
+    """As many as the step before took; a later resume does not skip them again."""
     loader = holdfast.Loader(DataLoader(Counted(40, noise=False), 1))
     batches, seen = iter(loader), []
     for skip in (0, 0, 2, 0):

@@ -13,9 +13,8 @@ from statistics import mean
 
 import pytest
 
-from holdfast.runtime.snapshots.contention import RunDelay
-from holdfast.runtime.snapshots.copy_schedule import Terms
-from holdfast.runtime.snapshots.measurements import ENOUGH, StepMeasurements
+from holdfast.runtime.snapshots.copy_schedule import SnapshotLimits
+from holdfast.runtime.snapshots.measurements import ENOUGH, RunDelay, StepMeasurements
 from holdfast.runtime.snapshots.overhead import FIRST, GAP, OFTEN, SELDOM, Overhead, is_control
 
 STEP = 0.27
@@ -35,7 +34,7 @@ class Job:
     extra: list[float] = field(default_factory=list)
 
     def run(self, steps: int, cost: float, odd: Callable[[int], float] = lambda _step: 0.0) -> Job:
-        """Train so many more steps; *odd*: seconds that a step takes beside."""
+        """Train this many more steps; *odd*: additional seconds of a step."""
         order = random.Random(self.seed + len(self.taken))
         for step in range(len(self.taken), len(self.taken) + steps):
             every, cycle = self.found.every, self.found.cycle
@@ -72,7 +71,7 @@ def test_where_snapshots_cost_nothing_they_are_taken_at_nearly_every_step(noise:
     assert job.found.every == 1
 
 
-def test_the_first_cycles_tell_a_large_cost() -> None:
+def test_the_first_cycles_detect_a_large_cost() -> None:
     """It is not paid for long."""
     assert max(Job().run(4 * FIRST, 0.25).every) > 15
 
@@ -93,7 +92,7 @@ def test_single_slow_steps_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("spill", [0.0, 0.5, 1.0])
-def test_what_falls_into_the_step_after_counts(spill: float) -> None:
+def test_the_effect_on_the_next_step_counts(spill: float) -> None:
     """At every step, and at every n-th."""
     job = Job(noise=0.002, spill=spill).run(800, 0.08)
     found = job.found.measured
@@ -103,7 +102,7 @@ def test_what_falls_into_the_step_after_counts(spill: float) -> None:
     assert found.error < 0.01
 
 
-def test_a_trifle_leaves_no_snapshot_out() -> None:
+def test_a_negligible_cost_skips_no_snapshot() -> None:
     """Half a millisecond of a step of two."""
     found = Overhead(LIMIT)
     for step in range(400):
@@ -114,14 +113,14 @@ def test_a_trifle_leaves_no_snapshot_out() -> None:
     assert found.measured.share > LIMIT
 
 
-def test_nothing_follows_from_few_steps_and_nothing_is_left_of_what_was_forgotten() -> None:
+def test_few_steps_give_no_result_and_a_reset_drops_everything() -> None:
     """Another rank, other steps."""
     found = Job().run(2 * FIRST, 0.25).found
     assert found.measured is None
     assert (found.every, found.cycle) == (1, FIRST)
     found = Job().run(400, 0.25).found
     assert found.every > 1
-    found.forget()
+    found.reset()
     assert (found.every, found.cycle, found.measured) == (1, FIRST, None)
 
 
@@ -138,10 +137,10 @@ def test_control_steps_are_the_same_on_all_ranks(every: int, cycle: int, left_ou
 
 def planning(copy_seconds: float, *, policy: str = "skip", step: float = STEP) -> StepMeasurements:
     """Return the plans of a rank whose copies take so long."""
-    made = StepMeasurements(Terms(policy=policy))
+    made = StepMeasurements(SnapshotLimits(policy=policy))
     for _ in range(ENOUGH + 1):
-        made.measured(10**6, copy_seconds)
-        made.lived(step, [], copied=True)
+        made.add_copy(10**6, copy_seconds)
+        made.add_step(step, [], copied=True)
     return made
 
 
@@ -153,25 +152,25 @@ def test_copies_that_cannot_matter_are_not_measured() -> None:
     assert planning(0.02, policy="pause").control == 0
 
 
-def test_a_rank_asks_for_the_interval_that_it_has_measured() -> None:
+def test_a_rank_requests_the_interval_that_it_has_measured() -> None:
     """Not for less than the job allows."""
     made = planning(0.02)
     assert made.wanted == 1
     for step in range(6 * OFTEN):
         copied = step % made.wanted == 0 and not is_control(step, made.wanted, made.control)
-        made.lived(STEP * (1.2 if copied else 1.0), [], copied=copied)
+        made.add_step(STEP * (1.2 if copied else 1.0), [], copied=copied)
     assert made.wanted == pytest.approx(20, abs=2)
-    made.forget()
+    made.reset()
     assert made.wanted == 1
 
 
 def test_on_saturated_cores_the_copies_alone_make_snapshots_rarer_at_once() -> None:
-    """Before any steps were compared, however much they scatter; on free cores, where nobody misses what a copy uses, they do not."""
+    """Before any steps were compared, however much they vary; not on free cores, where copies take nothing from training."""
     for delay, used, wanted in ((0.1, 0.1, 20), (0.1, 0.2, 10), (0.001, 0.1, 1), (0.1, 0.0, 1)):
-        made = StepMeasurements(Terms())
+        made = StepMeasurements(SnapshotLimits())
         for number in range(ENOUGH + 1):
-            made.measured(10**6, 0.02)
-            made.lived(STEP * (1 + number % 2), [], copied=True, delay=delay * STEP * (1 + number % 2), used=used)
+            made.add_copy(10**6, 0.02)
+            made.add_step(STEP * (1 + number % 2), [], copied=True, delay=delay * STEP * (1 + number % 2), used=used)
         assert made.wanted == wanted
 
 

@@ -205,7 +205,7 @@ def test_an_exception_is_described_whatever_it_is() -> None:
     told = raised(OSError(28, "No space left on device"))
     assert (told["type"], told["errno"], told["step"], told["peer_lost"]) == ("OSError", 28, 7, False)
     assert "No space left on device" in told["traceback"]
-    assert raised(Unprintable())["message"] == "<its text could not be had: RuntimeError>"
+    assert raised(Unprintable())["message"] == "<its text is not available: RuntimeError>"
     assert raised(KeyboardInterrupt())["type"] == "KeyboardInterrupt"
     long = raised(ValueError("x\ud800\0" * 100_000 + "the end"))
     assert long["message"].endswith("the end")

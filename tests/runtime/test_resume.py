@@ -12,7 +12,7 @@ from tests.runtime.ranks import Ranks
 
 
 def interrupted(ranks: Ranks, count: int, directory: Path, **arguments: Any) -> list[dict[str, Any]]:
-    """Run until a kill after step 10, and again from the checkpoint of step 8; return what the second run told."""
+    """Run until a kill after step 10, and again from the checkpoint of step 8; return the result of the second run."""
     ended = ranks.start("train", count, directory=directory, dies_after=10, **arguments).wait()
     assert any(one.status == -9 for one in ended), ended
     return ranks.run("train", count, directory=directory, **arguments)
@@ -43,7 +43,7 @@ def test_a_resumed_run_gives_the_losses_of_an_undisturbed_one(ranks: Ranks, tmp_
         assert (second["model"], second["position"]) == (whole["model"], whole["position"])
 
 
-def test_without_settling_a_restart_shows_in_the_last_bits(ranks: Ranks, tmp_path: Path) -> None:
+def test_without_stabilize_ddp_a_restart_changes_the_last_bits(ranks: Ranks, tmp_path: Path) -> None:
     """DDP that sorts its buckets after the first step is the reason for `stabilize_ddp`; when this fails, torch has mended it."""
     undisturbed = ranks.run("train", 4, directory=tmp_path / "a", until=40, settle=False)[0]["losses"]
     resumed = interrupted(ranks, 4, tmp_path / "b", until=40, settle=False)[0]["losses"]
@@ -63,8 +63,8 @@ def test_a_checkpoint_of_a_wrapped_model_is_one_of_the_plain_model(ranks: Ranks,
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4)])
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
-def test_another_number_of_ranks_goes_on_with_the_same_model(ranks: Ranks, tmp_path: Path, wrap: str, before: int, after: int) -> None:
-    """Parameters are whole after the change, and the data goes on after as many samples over all ranks."""
+def test_another_number_of_ranks_resumes_with_the_same_model(ranks: Ranks, tmp_path: Path, wrap: str, before: int, after: int) -> None:
+    """Parameters are complete after the change, and the data continues after as many samples over all ranks."""
     first = ranks.run("train", before, directory=tmp_path, until=2, every=2, wrap=wrap)
     loaded = ranks.run("train", after, directory=tmp_path, until=2, every=2, wrap=wrap)
     assert [rank["model"] for rank in loaded] == [first[0]["model"]] * after
@@ -74,7 +74,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_model(ranks: Ranks, tmp_p
     assert len({rank["model"] for rank in on}) == 1
 
 
-def test_wider_moments_than_weights_survive(ranks: Ranks, tmp_path: Path) -> None:
+def test_moments_wider_than_weights_are_restored(ranks: Ranks, tmp_path: Path) -> None:
     """The load_state_dict of torch would cast float32 moments of bfloat16 weights down."""
     told = ranks.run("half_precision", directory=tmp_path)[0]
     assert told["saved"][0] == "torch.float32"
@@ -82,7 +82,7 @@ def test_wider_moments_than_weights_survive(ranks: Ranks, tmp_path: Path) -> Non
 
 
 def test_training_that_is_done_stays_done(ranks: Ranks, tmp_path: Path) -> None:
-    """Started once more, a finished run takes no step and tells the same result."""
+    """Started once more, a finished run does no step and returns the same result."""
     first = ranks.run("train", 2, directory=tmp_path)
     again = ranks.run("train", 2, directory=tmp_path)
     assert [rank["losses"] for rank in again] == [{}, {}]

@@ -24,10 +24,10 @@ from tests.runtime.ranks import ROOT, Ranks
 
 @pytest.fixture
 def listening(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentDouble]:
-    """Give an agent that this very process speaks to."""
+    """Provide an agent to which this process is connected."""
     for name, value in agent.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(link_module, "_ours", None)
+    monkeypatch.setattr(link_module, "_of_this_process", None)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     yield agent
     link_module.link().mute()
@@ -37,11 +37,11 @@ def train(until: int | None = 5, **options: Any) -> Any:
     """Train a model that learns nothing; return the session."""
     with holdfast.session(**({"model": nn.Linear(2, 2)} | options)) as session:
         for step in session.steps(until=until):
-            step.commit(step.number / 10)
+            step.end(step.number / 10)
     return session
 
 
-def test_a_worker_tells_its_agent_all_it_does(listening: AgentDouble, tmp_path: Path) -> None:
+def test_a_worker_reports_everything_to_its_agent(listening: AgentDouble, tmp_path: Path) -> None:
     """From hello to bye: both marks, where it begins, each step, each save as a section."""
     train(until=3, checkpoint_dir=tmp_path, save_every=2)
     listening.wait_for("finished")
@@ -55,8 +55,8 @@ def test_a_worker_tells_its_agent_all_it_does(listening: AgentDouble, tmp_path: 
     assert resumed == {"t": "resumed", "step": 3, "path": str(tmp_path / "step-00000003"), "generation": 1}
 
 
-def test_the_environment_says_where_and_how_often(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The agent's variables are the default; what the script says itself wins."""
+def test_the_environment_sets_directory_and_interval(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The agent's variables are the default; arguments of the script take precedence."""
     for name, value in {"CHECKPOINT_DIR": str(tmp_path / "a"), "SAVE_EVERY": "2", "KEEP": "3"}.items():
         monkeypatch.setenv(f"HOLDFAST_{name}", value)
     train(until=9)
@@ -73,11 +73,11 @@ def test_without_a_directory_nothing_is_saved(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("loss", [1, 0.1, math.nan, torch.tensor(0.1), torch.tensor([0.1], dtype=torch.float64), torch.tensor(2), None])
-def test_a_loss_is_kept_to_the_bit(loss: Any) -> None:
+def test_a_loss_is_stored_bit_for_bit(loss: Any) -> None:
     """Numbers and tensors of one element, of any type."""
     with holdfast.session(model=nn.Linear(1, 1)) as session:
         for step in session.steps(until=1):
-            step.commit(loss)
+            step.end(loss)
     expected = None if loss is None else float(loss)
     assert session.loss == expected or math.isnan(expected or 0)
 
@@ -86,13 +86,13 @@ def test_leaving_the_loop_early_saves_the_last_step(tmp_path: Path) -> None:
     """Early stopping is a clean end."""
     with holdfast.session(model=nn.Linear(1, 1), checkpoint_dir=tmp_path) as session:
         for step in session.steps():
-            step.commit()
+            step.end()
             if step.number == 7:
                 break
     assert (names(tmp_path), session.saved) == (["step-00000007"], 7)
 
 
-def test_what_the_user_keeps_beside_comes_back(tmp_path: Path) -> None:
+def test_extra_state_is_restored(tmp_path: Path) -> None:
     """Extras with a state, plain values, a tensor in them, several optimizers, a scheduler, and a model in parts."""
 
     def things() -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_what_the_user_keeps_beside_comes_back(tmp_path: Path) -> None:
             before["schedulers"].step()
             session.extra["best"] = step.number / 7
             session.extra["mean"] = torch.full((3,), 0.3)
-            step.commit()
+            step.end()
     after = things()
     with holdfast.session(**after, checkpoint_dir=tmp_path) as session:
         assert session.step == 3
@@ -132,33 +132,33 @@ def test_what_the_user_keeps_beside_comes_back(tmp_path: Path) -> None:
         ({"schedulers": [3]}, r"session\(schedulers=...\) got a int, but must be something with state_dict"),
         ({"data": [1, 2]}, r"session\(data=...\) got a list, but must be something with state_dict"),
         ({"extra": [1]}, r"session\(extra=...\) got a list"),
-        ({"save_every": -1}, "save_every is -1, but must be a whole number of at least 0"),
-        ({"save_every": "often"}, "save_every is 'often', but must be a whole number"),
-        ({"keep": 0}, "keep is 0, but must be a whole number of at least 1"),
+        ({"save_every": -1}, "save_every is -1, but must be an integer of at least 0"),
+        ({"save_every": "often"}, "save_every is 'often', but must be an integer"),
+        ({"keep": 0}, "keep is 0, but must be an integer of at least 1"),
     ],
 )
-def test_a_wrong_argument_is_named_with_what_it_must_be(options: dict[str, Any], words: str) -> None:
+def test_a_wrong_argument_is_reported_with_what_is_expected(options: dict[str, Any], words: str) -> None:
     """At the call, before anything has happened."""
     with pytest.raises((TypeError, ValueError), match=words):
         holdfast.session(**({"model": nn.Linear(1, 1)} | options))
 
 
-def test_a_wrong_use_of_steps_is_said_at_once() -> None:
+def test_wrong_use_of_steps_is_reported_at_once() -> None:
     """A step committed twice or not at all, a loss that is no number, a negative end."""
     with holdfast.session(model=nn.Linear(1, 1)) as session:
         step = next(session.steps())
         with pytest.raises(TypeError, match=r"tensor of shape \(2,\).*loss.mean"):
-            step.commit(torch.ones(2))
+            step.end(torch.ones(2))
         with pytest.raises(TypeError, match="got a str"):
-            step.commit("low")  # type: ignore[arg-type]
-        step.commit()
-        with pytest.raises(RuntimeError, match="step 1 is committed already"):
-            step.commit()
+            step.end("low")  # type: ignore[arg-type]
+        step.end()
+        with pytest.raises(RuntimeError, match="step 1 has ended already"):
+            step.end()
         with pytest.raises(RuntimeError, match="the session has not begun: use `with"):
             next(holdfast.session(model=nn.Linear(1, 1)).steps())
         with pytest.raises(ValueError, match="cannot be negative"):
             next(session.steps(until=-1))
-        with pytest.raises(RuntimeError, match="step 2 was not committed"):
+        with pytest.raises(RuntimeError, match="step 2 was not ended"):
             for _ in session.steps(until=5):
                 pass
     with pytest.raises(ValueError, match="section 'x': the limit is 0"), holdfast.section("x", limit=0):
@@ -173,7 +173,7 @@ def test_a_section_is_declared_also_outside_of_a_session(listening: AgentDouble)
     assert [(one["name"], one["limit_s"], one["begin"]) for one in told] == [("compile", 120.0, True), ("compile", 120.0, False)]
 
 
-def test_a_model_is_known_by_its_own_names_however_it_is_wrapped(tmp_path: Path) -> None:
+def test_a_model_is_stored_under_its_own_names_however_it_is_wrapped(tmp_path: Path) -> None:
     """Compiling and DataParallel put prefixes before every name; a checkpoint has none."""
     model = nn.Linear(2, 2)
     train(until=1, model=nn.DataParallel(torch.compile(model, backend="eager")), checkpoint_dir=tmp_path)
@@ -189,11 +189,11 @@ with holdfast.session(model=model) as session:
     for step in session.steps(until=9):
         if step.number == 4:
             raise ArithmeticError("the loss is gone")
-        step.commit(1.0)
+        step.end(1.0)
 """
 
 
-def test_an_exception_that_nobody_catches_reaches_the_agent_with_its_step(agent: AgentDouble, tmp_path: Path) -> None:
+def test_an_uncaught_exception_is_sent_to_the_agent_with_its_step(agent: AgentDouble, tmp_path: Path) -> None:
     """Under a plain command, without the warm starter; it is printed as ever, and the exit status is Python's."""
     (tmp_path / "train.py").write_text(SCRIPT)
     environment = os.environ | agent.environment | {"PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""A training in this process whose snapshots are taken, for tests that look at them."""
+"""A training in this process with snapshots, for tests of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace
-from holdfast.runtime.snapshots.copy_schedule import PROFILE, Terms
+from holdfast.runtime.snapshots.copy_schedule import PROFILE, SnapshotLimits
 from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource
 from holdfast.runtime.snapshots.restore_planner import Fetch, SnapshotRef
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
@@ -22,7 +22,7 @@ FIRST = PROFILE
 
 
 class Net(nn.Module):
-    """Weights that lie in pieces, buffers that change in a forward pass, and some plain layers."""
+    """Weights that are not contiguous, buffers that change in a forward pass, and some plain layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,11 +37,11 @@ class Net(nn.Module):
 
 
 opened: list[Snapshotter] = []
-"""What is to be closed when a test has ended."""
+"""Snapshotters to be closed when a test has ended."""
 
 
 class Trainer:
-    """A training and what takes its snapshots."""
+    """A training and its snapshotter."""
 
     def __init__(self, memstore: Path, *, limit: int = 0, place: SnapshotPlace | None = None, device: str = "cpu") -> None:
         torch.manual_seed(3)
@@ -52,9 +52,11 @@ class Trainer:
         self.extra: dict[str, Any] = {"seen": 0, "mean": torch.zeros(5)}
         self.training = Training(model=self.net, optimizers=[self.optimizer], schedulers=[self.scheduler], extra=self.extra)
         self.idle = WaitWindows()
-        self.snapshotter = Snapshotter(self.training, SnapshotConfig(memstore=memstore, limit=limit, terms=Terms()), windows=self.idle)
+        self.snapshotter = Snapshotter(
+            self.training, SnapshotConfig(memstore=memstore, max_bytes=limit, limits=SnapshotLimits()), windows=self.idle
+        )
         opened.append(self.snapshotter)
-        self.snapshotter.sit(place or SnapshotPlace(0, 1, "net"), 1)
+        self.snapshotter.set_place(place or SnapshotPlace(0, 1, "net"), 1)
         self.step = 0
 
     def begin(self) -> None:
@@ -87,7 +89,7 @@ class Trainer:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Say whether two states are equal, tensors to the bit."""
+    """Return whether two states are equal, tensors bit by bit."""
     if isinstance(one, Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
@@ -98,7 +100,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def stored(memstore: Path) -> dict[int, list[SnapshotRef]]:
-    """Return what lies in *memstore*, by step."""
+    """Return the snapshots in *memstore*, by step."""
     found: dict[int, list[SnapshotRef]] = {}
     for item in SnapshotSource(memstore, "here", {}, "").listed(1):
         found.setdefault(item["step"], []).append(SnapshotRef(**item))
@@ -106,7 +108,7 @@ def stored(memstore: Path) -> dict[int, list[SnapshotRef]]:
 
 
 def restore(trainer: Trainer, memstore: Path, step: int) -> list[bytes]:
-    """Take *trainer* to *step*; return the light states that came with it."""
+    """Restore *trainer* to *step*; return the per-rank states that were restored with it."""
     rank_states: list[bytes] = []
     parts = sorted(stored(memstore)[step], key=lambda one: one.part)
     Restorer(trainer.training, SnapshotSource(memstore, "here", {}, "")).take(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoints.latest import CheckpointInfo, latest
+from holdfast.checkpoints.inventory import CheckpointInfo, latest
 from holdfast.errors import EvaluationFailed
 from holdfast.evaluation import Evaluation, Program, command_of, evaluate
 from holdfast.process import is_alive

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoints.latest import latest
+from holdfast.checkpoints.inventory import latest
 from holdfast.errors import NoCheckpoint
 from tests.runtime.damage import biggest, cut, flip_a_bit
 from tests.workflows.conftest import Save

@@ -23,7 +23,7 @@ TAKES: Final[Mapping[str, Callable[[Message, str], object]]] = {
     "trained": schema.seconds,
     "why": schema.text,
 }
-"""`holdfast.runtime.snapshots.stats_reporter` has the meanings."""
+"""`holdfast.runtime.snapshots.reports` has the meanings."""
 
 
 def said(message: Message) -> Message:

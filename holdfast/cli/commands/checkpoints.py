@@ -11,15 +11,14 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from holdfast.checkpoints.inventory import Inventory, SnapshotSet, snapshot_sets, stored_checkpoints, stored_snapshots
-from holdfast.checkpoints.memstores import reach
-from holdfast.checkpoints.verifier_process import VerifierProcess
-from holdfast.checkpoints.verify import MemoryVerifier, verify_disk
+from holdfast.checkpoints.memstores import connect_stores
+from holdfast.checkpoints.verify import MemoryVerifier, VerifierProcess, verify_disk
 from holdfast.cli.job_view import JobView, find_job, look
 from holdfast.cli.output import say_json
 from holdfast.cluster import open_cluster
 from holdfast.history.store import History
 from holdfast.paths import job_directory
-from holdfast.runtime.checkpoint_verifier.files import StoredCheckpoint
+from holdfast.runtime.checkpoint_verifier.findings import StoredCheckpoint
 from holdfast.spec import TrainingJob
 from holdfast.stored_job import recorded_cluster
 
@@ -64,7 +63,7 @@ def gather(job: JobView, *, verify: bool) -> Inventory:
     disk = stored_checkpoints(directory, verify=verify)
     cluster = recorded_cluster(job.job)
     generation = job.generation
-    reached = reach(open_cluster(cluster), job.job, generation.ranks if generation and not job.ended else ())
+    reached = connect_stores(open_cluster(cluster), job.job, generation.ranks if generation and not job.ended else ())
     snapshots = stored_snapshots(reached.stores, reached.unreachable)
     world = generation.world_size if generation else max((one.label.world for one in snapshots), default=0)
     found = Inventory(directory, world, disk, verify, unreachable=reached.unreachable)

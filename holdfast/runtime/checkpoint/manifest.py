@@ -1,7 +1,8 @@
-"""The manifest of a checkpoint: what belongs to it, and how to tell that all of it is there unchanged.
+"""The manifest of a checkpoint: the files that belong to it, and whether all of them are there unchanged.
 
-A checkpoint is a folder ``step-00000100``. It is written as ``.step-00000100.partial-<generation>``, its manifest last,
-and renamed when all is on the disk: a folder without a whole manifest is no checkpoint.
+A checkpoint is a folder ``step-00000100``. It is written as ``.step-00000100.partial-<generation>``, its manifest last, and renamed once
+everything is on disk: a folder without a complete manifest is not a checkpoint. A complete checkpoint may still be invalidated: the
+controller has found that training is wrong from some step on.
 Standard library only: the command line reads manifests too.
 """
 
@@ -15,18 +16,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
-
-from holdfast.runtime.checkpoint.invalidated import NOTHING, WrittenOff
+from typing import Any, Final, Literal, Self
 
 FORMAT: Final = 1
 """Version of the manifest and of the tensors' keys."""
 
 MANIFEST: Final = "manifest.json"
-
-_WHOLE: Final = re.compile(r"step-(\d{8,})")
-_STEP: Final = re.compile(r"step-(\d{8,})")
-_BESIDE: Final = re.compile(r"\.step-\d{8,}\.(?P<what>partial|removing)-(?P<generation>\d+)")
+_FOLDER: Final = re.compile(r"step-(\d{8,})")
+_STAGING: Final = re.compile(r"\.step-\d{8,}\.(?P<what>partial|removing)-(?P<generation>\d+)")
 
 Flaw = Literal["checkpoint-torn", "checkpoint-corrupt"]
 
@@ -40,8 +37,44 @@ class UnusableCheckpoint(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class InvalidatedSteps:
+    """States from which training must not resume although they are complete, and steps whose batches are skipped.
+
+    A state is identified by its step and by the generation that made it, so that the same step counts when it is done again.
+    """
+
+    ranges: tuple[tuple[int, int], ...] = ()
+    """(step, generation): states of this step and later ones, made by generations before this one."""
+    skip: frozenset[int] = frozenset()
+    """Steps that are done with later batches than their own."""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Return what the controller has set: ``STEP:GENERATION,...``, and the steps to be skipped."""
+        pairs = (one.split(":") for one in environment.get("HOLDFAST_INVALIDATED", "").split(",") if one)
+        skip = (int(one) for one in environment.get("HOLDFAST_SKIP_STEPS", "").split(",") if one)
+        return cls(tuple((int(step), int(number)) for step, number in pairs), frozenset(skip))
+
+    def covers(self, step: int, generation: int) -> bool:
+        """Return whether the state after *step* that *generation* made is invalidated."""
+        return any(step >= first and generation < number for first, number in self.ranges)
+
+    def skipped_before(self, step: int) -> int:
+        """Return how many steps' batches are skipped before *step*: those of all consecutive skipped steps, at the first of them."""
+        if step - 1 in self.skip:
+            return 0
+        end = step
+        while end in self.skip:
+            end += 1
+        return end - step
+
+
+NOT_INVALIDATED: Final = InvalidatedSteps()
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """One file as it was handed to the disk: its *size* in bytes and its *sha256*."""
+    """One file as it was written: its *size* in bytes and its *sha256*."""
 
     size: int
     sha256: str
@@ -49,7 +82,7 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What stands in ``manifest.json``."""
+    """The content of ``manifest.json``."""
 
     step: int
     generation: int
@@ -59,78 +92,78 @@ class Manifest:
     torch: str
 
     @classmethod
-    def told(cls, values: Mapping[str, Any]) -> Manifest:
-        """Return the manifest with these *values*, as JSON has them; raise ``KeyError``, ``TypeError`` and the like when they are none."""
+    def from_json(cls, values: Mapping[str, Any]) -> Manifest:
+        """Return the manifest with these *values* from JSON; raise ``KeyError``, ``TypeError`` or ``AttributeError`` for invalid ones."""
         files = {name: WrittenFile(**file) for name, file in values["files"].items()}
         return cls(**{**values, "files": files})
 
     @property
     def size(self) -> int:
-        """All files together, in bytes."""
+        """Return the size of all files together, in bytes."""
         return sum(file.size for file in self.files.values())
 
     def text(self) -> str:
-        """Return the file's text; it holds the digest of its own body."""
+        """Return the text of the file, which contains the digest of its own body."""
         body = {"format": FORMAT, **asdict(self)}
         return json.dumps({**body, "sha256": _digest_of(body)}, indent=1) + "\n"
 
 
 def manifest(step: int, generation: int, world_size: int, files: Mapping[str, WrittenFile]) -> Manifest:
-    """Make the manifest of a checkpoint that was just written."""
-    import torch  # noqa: PLC0415 (who only reads manifests starts without it)
+    """Create the manifest of a checkpoint that was just written."""
+    import torch  # noqa: PLC0415 (reading manifests does not need it)
 
     return Manifest(step=step, generation=generation, world_size=world_size, files=files, time=time.time(), torch=str(torch.__version__))
 
 
 def folder_of(directory: Path, step: int) -> Path:
-    """Return where the checkpoint of *step* stands once it is whole."""
+    """Return the folder of the complete checkpoint of *step*."""
     return directory / f"step-{step:08d}"
 
 
-def beside(directory: Path, step: int, what: Literal["partial", "removing"], generation: int) -> Path:
+def staging_folder(directory: Path, step: int, what: Literal["partial", "removing"], generation: int) -> Path:
     """Return the hidden folder in which the checkpoint of *step* is written, or from which it is removed."""
     return directory / f".step-{step:08d}.{what}-{generation}"
 
 
 def candidates(directory: Path) -> list[Path]:
-    """Return all folders that are named as checkpoints, newest first."""
+    """Return all folders with the name of a checkpoint, newest first."""
     if not directory.is_dir():
         return []
-    found = ((int(match[1]), path) for path in directory.iterdir() if (match := _WHOLE.fullmatch(path.name)))
+    found = ((int(match[1]), path) for path in directory.iterdir() if (match := _FOLDER.fullmatch(path.name)))
     return [path for _, path in sorted(found, reverse=True)]
 
 
 def leftovers(directory: Path, *, below: int) -> list[Path]:
-    """Return what generations before *below* left half written or half removed."""
-    found = ((_BESIDE.fullmatch(path.name), path) for path in directory.iterdir())
+    """Return the staging folders of generations before *below*."""
+    found = ((_STAGING.fullmatch(path.name), path) for path in directory.iterdir())
     return [path for match, path in found if match and int(match["generation"]) < below]
 
 
 def step_of(folder: Path) -> int:
-    """Return the step of a folder that is named as a checkpoint, or lies `beside` one."""
-    match = _STEP.search(folder.name)
+    """Return the step in the name of a checkpoint's folder or staging folder."""
+    match = _FOLDER.search(folder.name)
     assert match is not None
     return int(match[1])
 
 
-def complete_steps(directory: Path, off: WrittenOff = NOTHING) -> Iterator[int]:
-    """Yield the steps of the checkpoints below *directory* that look whole, newest first; each is looked at when its turn comes.
+def complete_steps(directory: Path, invalidated: InvalidatedSteps = NOT_INVALIDATED) -> Iterator[int]:
+    """Yield the steps of the checkpoints below *directory* that look complete and are not *invalidated*, newest first.
 
-    Those that are written *off* do not count.
+    Each one is checked when it is yielded.
     """
-    return (step_of(folder) for folder in candidates(directory) if looks_complete(folder) and not is_off(folder, off))
-
-
-def is_off(folder: Path, off: WrittenOff) -> bool:
-    """Tell whether the checkpoint in *folder* is written off; one that cannot be read is not."""
-    try:
-        return bool(off.ranges) and off.covers(step_of(folder), read(folder).generation)
-    except UnusableCheckpoint:
-        return False
+    for folder in candidates(directory):
+        if not looks_complete(folder):
+            continue
+        try:
+            excluded = bool(invalidated.ranges) and invalidated.covers(step_of(folder), read(folder).generation)
+        except UnusableCheckpoint:
+            excluded = False
+        if not excluded:
+            yield step_of(folder)
 
 
 def read(folder: Path) -> Manifest:
-    """Return the manifest in *folder*; raise `UnusableCheckpoint` when it is not whole, not unchanged or not of a known format."""
+    """Return the manifest in *folder*; raise `UnusableCheckpoint` when it is incomplete, changed or of an unknown format."""
     try:
         values = json.loads((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
@@ -138,15 +171,15 @@ def read(folder: Path) -> Manifest:
     except OSError as error:
         raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise UnusableCheckpoint("checkpoint-torn", f"its {MANIFEST} is not whole") from error
+        raise UnusableCheckpoint("checkpoint-torn", f"its {MANIFEST} is not complete") from error
     try:
         return _checked(values, folder)
-    except (RecursionError, ValueError) as error:  # nested as no manifest is, or with half a character
+    except (RecursionError, ValueError) as error:  # nested too deeply, or half a character
         raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} is not a manifest") from error
 
 
 def _checked(values: Any, folder: Path) -> Manifest:  # noqa: ANN401 (whatever JSON a file may hold)
-    """Return the manifest that *values* are."""
+    """Return the manifest with these *values*; raise `UnusableCheckpoint` when they are not valid for *folder*."""
     if not isinstance(values, dict) or "format" not in values:
         raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} is not a manifest")
     if values["format"] != FORMAT:
@@ -156,49 +189,48 @@ def _checked(values: Any, folder: Path) -> Manifest:  # noqa: ANN401 (whatever J
         raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} was changed")
     del values["format"]
     try:
-        whole = Manifest.told(values)
+        found = Manifest.from_json(values)
     except (AttributeError, KeyError, TypeError) as error:
         raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} is not a manifest") from error
-    if any("/" in name for name in whole.files):
+    if any("/" in name for name in found.files):
         raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} names files outside of it")
-    names = folder_of(folder.parent, whole.step), beside(folder.parent, whole.step, "partial", whole.generation)
-    if folder not in names:
-        raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} is that of step {whole.step}")
-    return whole
+    if folder not in (folder_of(folder.parent, found.step), staging_folder(folder.parent, found.step, "partial", found.generation)):
+        raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} is that of step {found.step}")
+    return found
 
 
-def check(folder: Path, name: str, wanted: WrittenFile) -> None:
-    """Read one file of a checkpoint and raise `UnusableCheckpoint` unless it is what the manifest says."""
+def check(folder: Path, name: str, expected: WrittenFile) -> None:
+    """Read one file of a checkpoint; raise `UnusableCheckpoint` unless it is as the manifest says."""
     try:
         with (folder / name).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size < wanted.size:
-                raise UnusableCheckpoint("checkpoint-torn", f"{name} is cut off: {size} of {wanted.size} bytes")
+            if size < expected.size:
+                raise UnusableCheckpoint("checkpoint-torn", f"{name} is cut off: {size} of {expected.size} bytes")
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         raise UnusableCheckpoint("checkpoint-torn", f"{name} is missing") from None
     except OSError as error:
         raise UnusableCheckpoint("checkpoint-corrupt", f"{name} cannot be read: {error.strerror}") from error
-    if found != wanted.sha256:
+    if found != expected.sha256:
         raise UnusableCheckpoint("checkpoint-corrupt", f"{name} was changed: its SHA-256 is not the one in the manifest")
 
 
-def check_size(folder: Path, name: str, wanted: WrittenFile) -> None:
-    """Raise `UnusableCheckpoint` unless a file of a checkpoint is there in the size that the manifest says; it is not read."""
+def check_size(folder: Path, name: str, expected: WrittenFile) -> None:
+    """Raise `UnusableCheckpoint` unless a file of a checkpoint has the size in the manifest; it is not read."""
     try:
         found = (folder / name).stat().st_size
     except FileNotFoundError:
         raise UnusableCheckpoint("checkpoint-torn", f"{name} is missing") from None
     except OSError as error:
-        raise UnusableCheckpoint("checkpoint-corrupt", f"{name} cannot be looked at: {error.strerror}") from error
-    if found < wanted.size:
-        raise UnusableCheckpoint("checkpoint-torn", f"{name} is cut off: {found} of {wanted.size} bytes")
-    if found > wanted.size:
-        raise UnusableCheckpoint("checkpoint-corrupt", f"{name} is longer than it was written: {found} instead of {wanted.size} bytes")
+        raise UnusableCheckpoint("checkpoint-corrupt", f"{name} cannot be accessed: {error.strerror}") from error
+    if found < expected.size:
+        raise UnusableCheckpoint("checkpoint-torn", f"{name} is cut off: {found} of {expected.size} bytes")
+    if found > expected.size:
+        raise UnusableCheckpoint("checkpoint-corrupt", f"{name} is longer than it was written: {found} instead of {expected.size} bytes")
 
 
 def looks_complete(folder: Path) -> bool:
-    """Say whether *folder* has a sound manifest and all files in their sizes, without reading them."""
+    """Return whether *folder* has a valid manifest and all files in their sizes, without reading them."""
     try:
         for name, file in read(folder).files.items():
             check_size(folder, name, file)
@@ -208,7 +240,7 @@ def looks_complete(folder: Path) -> bool:
 
 
 def share(files: Mapping[str, WrittenFile], rank: int, size: int) -> Iterable[tuple[str, WrittenFile]]:
-    """Return the files that *rank* of *size* ranks checks: about the same number of bytes for each."""
+    """Yield the files that *rank* of *size* ranks checks: about the same number of bytes for each."""
     loads = [0] * size
     for name, file in sorted(files.items(), key=lambda item: (-item[1].size, item[0])):
         lightest = loads.index(min(loads))
@@ -227,5 +259,5 @@ def sync(path: Path) -> None:
 
 
 def _digest_of(body: Mapping[str, object]) -> str:
-    """Return the SHA-256 of a manifest's body in its one canonical spelling."""
+    """Return the SHA-256 of a manifest's body in its canonical form."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

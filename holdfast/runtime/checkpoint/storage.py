@@ -1,8 +1,8 @@
-"""`torch.distributed.checkpoint`, with digests taken while it writes and no code run while it reads.
+"""`torch.distributed.checkpoint` (DCP) with digests computed while it writes, and without running code while it reads.
 
-What DCP does by itself: tensors are read with ``weights_only``; but its ``.metadata`` is a pickle, and values that are
-not tensors are read back with ``weights_only=False``. So a checkpoint here holds tensors alone (`tree.to_bytes`), and
-``.metadata`` goes through an unpickler that knows DCP's own classes and no others.
+DCP reads tensors with ``weights_only``; but its ``.metadata`` is a pickle, and it reads values that are not tensors with
+``weights_only=False``. So a checkpoint here contains only tensors (`tree.to_bytes`), and ``.metadata`` goes through an unpickler that
+accepts DCP's own classes and no others.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import WriteResult
 
 from holdfast.runtime.checkpoint.manifest import WrittenFile
+from holdfast.runtime.checkpoint.storage_errors import StorageError
 
 if TYPE_CHECKING:
     from holdfast.runtime.checkpoint_writer.rank_shard import Item
 
 METADATA: Final = ".metadata"
-"""The file in which DCP says which tensor lies where."""
+"""DCP's index: which tensor is in which file."""
 
 
-class WritePace:
-    """Lets so many bytes a second pass, whoever of several threads writes them."""
+class WriteRate:
+    """Limits the bytes per second that several threads write together."""
 
     def __init__(self, bandwidth: int | None) -> None:
         self._bandwidth, self._lock, self._free_at = bandwidth, threading.Lock(), 0.0
@@ -61,15 +62,15 @@ class WritePace:
 
 
 class _DigestingStream:
-    """A file being written, whose digest grows with it: the bytes are judged as they were meant, not as the disk returns them."""
+    """A file being written, with a digest of the bytes as they were meant, not as the disk returns them."""
 
-    def __init__(self, raw: IO[bytes], pace: WritePace, remembering: Callable[[], AbstractContextManager[None]]) -> None:
-        self._raw, self._pace, self._remembering, self._digest, self._size = raw, pace, remembering, hashlib.sha256(), 0
+    def __init__(self, raw: IO[bytes], rate: WriteRate, keeping_errors: Callable[[], AbstractContextManager[None]]) -> None:
+        self._raw, self._rate, self._keeping_errors, self._digest, self._size = raw, rate, keeping_errors, hashlib.sha256(), 0
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all of *data*."""
-        self._pace.wait(len(data))
-        with self._remembering():  # torch makes words of its own of an error
+        self._rate.wait(len(data))
+        with self._keeping_errors():  # torch replaces the error
             written = self._raw.write(data)
         self._digest.update(data)
         self._size += written
@@ -79,41 +80,41 @@ class _DigestingStream:
         return getattr(self._raw, name)
 
     def written(self) -> WrittenFile:
-        """Return size and digest of what was written so far."""
+        """Return size and digest of the bytes written so far."""
         return WrittenFile(self._size, self._digest.hexdigest())
 
 
 class _DigestingFiles(FileSystem):
-    """DCP's file system, keeping the digest of every file and the first error of the world, which torch may hide."""
+    """DCP's file system, which keeps the digest of every file and the first ``OSError``, which torch may hide."""
 
-    def __init__(self, pace: WritePace) -> None:
-        self._pace = pace
+    def __init__(self, rate: WriteRate) -> None:
+        self._rate = rate
         self.written: dict[str, WrittenFile] = {}
         self.error: OSError | None = None
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
-        """Open *path*; remember its digest when it is closed."""
-        with self._remembering(), super().create_stream(path, mode) as raw:
-            stream = _DigestingStream(cast("IO[bytes]", raw), self._pace, self._remembering)
+        """Open *path*; keep its digest when it is closed."""
+        with self._keeping_errors(), super().create_stream(path, mode) as raw:
+            stream = _DigestingStream(cast("IO[bytes]", raw), self._rate, self._keeping_errors)
             yield stream
             if not stream.closed:
                 stream.flush()
             self.written[Path(path).name] = stream.written()
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Make the folder *path*."""
-        with self._remembering():
+        """Create the folder *path*."""
+        with self._keeping_errors():
             super().mkdir(path)
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Rename a file, and what is known of it."""
-        with self._remembering():
+        """Rename a file, and the entry of its digest."""
+        with self._keeping_errors():
             super().rename(path, new_path)
             self.written[Path(new_path).name] = self.written.pop(Path(path).name)
 
     @contextmanager
-    def _remembering(self) -> Iterator[None]:
+    def _keeping_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -122,34 +123,38 @@ class _DigestingFiles(FileSystem):
 
 
 class _DigestWriter(FileSystemWriter):
-    """DCP's writer over files that digest."""
+    """DCP's writer over `_DigestingFiles`."""
 
-    def __init__(self, folder: Path, bandwidth: WritePace | None = None) -> None:
+    def __init__(self, folder: Path, rate: WriteRate | None = None) -> None:
         super().__init__(folder, sync_files=True)
-        self.files = _DigestingFiles(bandwidth or WritePace(None))
+        self.files = _DigestingFiles(rate or WriteRate(None))
         self.fs = self.files
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[Any]]:
-        """Write this rank's part; whatever goes wrong leaves as a ``RuntimeError`` with its words."""
+        """Write this rank's part; every error is raised as a ``RuntimeError`` with its text."""
         try:
             return super().write_data(plan, planner)
-        except Exception as error:  # noqa: BLE001 (one rank that cannot say what went wrong would leave the others waiting)
+        except Exception as error:  # noqa: BLE001 (a rank that cannot report its error would leave the others waiting)
             raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
-class StorageTrouble(Exception):
-    """A checkpoint could not be written; *cause* is this rank's own error, if the trouble is this rank's."""
+class WriteFailed(Exception):
+    """A checkpoint could not be written; *cause* is the ``OSError`` of this rank, if there was one."""
 
-    def __init__(self, words: str, cause: OSError | None) -> None:
-        super().__init__(words, cause)
-        self.words, self.cause = words, cause
+    def __init__(self, text: str, cause: OSError | None) -> None:
+        super().__init__(text, cause)
+        self.text, self.cause = text, cause
+
+    def as_storage_error(self) -> StorageError:
+        """Return the fault to report."""
+        return StorageError("checkpoint-write-failed", self.text) if self.cause is None else StorageError.of(self.cause)
 
 
-# -- one rank alone -----------------------------------------------------------------------------------------------------
+# -- writing one rank's part ----------------------------------------------------------------------------------------------
 
 
 class Chunk(NamedTuple):
-    """A box of a tensor in a file, in values that JSON can hold: shape of the whole, where the box begins, its sizes, and where it lies."""
+    """A box of a tensor in a file, as JSON values: shape of the tensor, the box's offsets and sizes, and its place in the file."""
 
     key: str
     dtype: str
@@ -160,12 +165,8 @@ class Chunk(NamedTuple):
     begin: int
     length: int
 
-    def named(self) -> MetadataIndex:
-        """Return what DCP calls it."""
-        return MetadataIndex(self.key, torch.Size(self.offsets))
 
-
-class _Given(DefaultSavePlanner):
+class _GivenTensors(DefaultSavePlanner):
     """DCP's planner for tensors that are at hand."""
 
     def __init__(self, data: Mapping[MetadataIndex, Tensor]) -> None:
@@ -173,31 +174,31 @@ class _Given(DefaultSavePlanner):
         self._data = data
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
-        """Return what is to be written."""
+        """Return the tensor to be written."""
         return self._data[write_item.index]
 
 
-def write_alone(items: Iterable[Item], folder: Path, rank: int, pace: WritePace) -> tuple[dict[str, WrittenFile], list[Chunk]]:
-    """Write *rank*'s *items* below *folder*, no word with other ranks; return the files and what lies where in them.
+def write_items(items: Iterable[Item], folder: Path, rank: int, rate: WriteRate) -> tuple[dict[str, WrittenFile], list[Chunk]]:
+    """Write *rank*'s *items* below *folder* without communication; return the files and the chunks in them.
 
-    Raises `StorageTrouble`. What the ranks have written becomes a checkpoint by `write_metadata`.
+    Raise `WriteFailed`. `write_metadata` makes a checkpoint of what all ranks have written.
     """
-    writer = _DigestWriter(folder, pace)
+    writer = _DigestWriter(folder, rate)
     writer.set_up_storage_writer(is_coordinator=False, rank=rank, use_collectives=False)
-    wanted, data = {}, {}
+    write, data = {}, {}
     for item in items:
         index = MetadataIndex(item.key, torch.Size(item.box.offsets))
         part = ChunkStorageMetadata(torch.Size(item.box.offsets), torch.Size(item.box.sizes))
-        told = TensorWriteData(part, TensorProperties(dtype=item.data.dtype), torch.Size(item.shape))
-        wanted[index], data[index] = WriteItem(index, WriteItemType.SHARD, tensor_data=told), item.data
+        tensor = TensorWriteData(part, TensorProperties(dtype=item.data.dtype), torch.Size(item.shape))
+        write[index], data[index] = WriteItem(index, WriteItemType.SHARD, tensor_data=tensor), item.data
     try:
-        plan = writer.prepare_local_plan(SavePlan(list(wanted.values())))
-        results = writer.write_data(plan, _Given(data)).wait()
+        plan = writer.prepare_local_plan(SavePlan(list(write.values())))
+        results = writer.write_data(plan, _GivenTensors(data)).wait()
     except (OSError, RuntimeError) as failed:
-        raise StorageTrouble(str(failed), writer.files.error) from failed
+        raise WriteFailed(str(failed), writer.files.error) from failed
     chunks = []
     for result in results:
-        written, place = wanted[result.index].tensor_data, result.storage_data
+        written, place = write[result.index].tensor_data, result.storage_data
         assert written is not None
         dtype = str(written.properties.dtype).removeprefix("torch.")
         shapes = tuple(written.size), tuple(written.chunk.offsets), tuple(written.chunk.sizes)
@@ -206,27 +207,29 @@ def write_alone(items: Iterable[Item], folder: Path, rank: int, pace: WritePace)
 
 
 def write_metadata(chunks: Iterable[Chunk], folder: Path) -> dict[str, WrittenFile]:
-    """Say in *folder* what lies where, as DCP wants it; raise `StorageTrouble` when a tensor is not there as a whole."""
+    """Write DCP's index of all *chunks* into *folder*; raise `WriteFailed` when a tensor is not complete."""
     tensors: dict[str, TensorStorageMetadata] = {}
     results = []
     for one in chunks:
         shape, dtype = torch.Size(one.shape), getattr(torch, one.dtype)
         found = tensors.setdefault(one.key, TensorStorageMetadata(TensorProperties(dtype=dtype), shape, []))
         if (found.size, found.properties.dtype) != (shape, dtype):
-            raise StorageTrouble(f"the ranks do not agree on the shape or type of '{one.key}'", None)
+            raise WriteFailed(f"the ranks disagree on the shape or dtype of '{one.key}'", None)
         found.chunks.append(ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)))
-        results.append(WriteResult(one.named(), one.length, _StorageInfo(one.file, one.begin, one.length)))
+        results.append(
+            WriteResult(MetadataIndex(one.key, torch.Size(one.offsets)), one.length, _StorageInfo(one.file, one.begin, one.length))
+        )
     for key, tensor in tensors.items():
-        there = sum(chunk.sizes.numel() for chunk in tensor.chunks)
-        if there != tensor.size.numel():
-            raise StorageTrouble(f"of '{key}' {there} of {tensor.size.numel()} elements were written", None)
+        written = sum(chunk.sizes.numel() for chunk in tensor.chunks)
+        if written != tensor.size.numel():
+            raise WriteFailed(f"of '{key}' {written} of {tensor.size.numel()} elements were written", None)
     writer = _DigestWriter(folder)
-    # As `dcp_to_torch_save` gives it back: the model's tensors in a dict of their own.
+    # `dcp_to_torch_save` returns the model's tensors in a dict of their own.
     places = {key: tuple(key.split(".", 1)) if key.startswith("model.") else (key,) for key in tensors}
     try:
         writer.finish(Metadata(dict(tensors), planner_data=places), [results])
     except OSError as failed:
-        raise StorageTrouble(str(failed), writer.files.error) from failed
+        raise WriteFailed(str(failed), writer.files.error) from failed
     return {METADATA: writer.files.written[METADATA]}
 
 
@@ -236,26 +239,26 @@ _RECORDS: Final = frozenset(
         "StorageMeta", "TensorProperties", "TensorStorageMetadata", "_StorageInfo",
     }
 )  # fmt: skip
-"""Classes of DCP's whose objects are made by setting their fields."""
+"""DCP's classes whose objects are created by setting their fields."""
 
 
-class _Unpickler(pickle._Unpickler):  # noqa: SLF001 (the one in Python: in the other nothing can be said about BUILD; it takes twice as long)
-    """Read DCP's metadata: its own classes, torch's dtypes and layouts, and nothing that could act.
+class _Unpickler(pickle._Unpickler):  # noqa: SLF001 (the one in Python, half as fast: the other has no hook for BUILD)
+    """Reads DCP's metadata: its own classes, torch's dtypes and layouts, and nothing that could run code.
 
-    Nor is anything changed that was there before: fields are set of DCP's records that were made here, and of no class or function.
+    It changes no existing object either: fields are set only on DCP's records that were created here.
     """
 
     def _build(self) -> None:
         changed = self.stack[-2]  # type: ignore[attr-defined]
         made = type(changed)
         if made.__name__ not in _RECORDS or not made.__module__.startswith("torch.distributed.checkpoint."):
-            raise pickle.UnpicklingError(f"what would change {str(changed)[:80]} does not belong into a checkpoint's metadata")
+            raise pickle.UnpicklingError(f"changing {str(changed)[:80]} is not allowed in a checkpoint's metadata")
         pickle._Unpickler.load_build(self)  # type: ignore[attr-defined] # noqa: SLF001
 
     dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: _build}  # type: ignore[dict-item] # noqa: SLF001, RUF012
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 (the type of the overridden method)
-        """Return the class *name* of *module* if DCP's metadata may hold it."""
+        """Return the class *name* of *module* if DCP's metadata may contain it."""
         torch_value = module == "torch" and (name == "Size" or isinstance(getattr(torch, name, None), torch.dtype))
         known = {
             "torch.serialization": {"_get_layout"},
@@ -270,18 +273,18 @@ class _Unpickler(pickle._Unpickler):  # noqa: SLF001 (the one in Python: in the 
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
             return _member
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint's metadata")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a checkpoint's metadata")
 
 
 def _member(kind: object, name: object) -> object:
     """Return the member *name* of the enumeration *kind*: Python 3.11.0 to 3.11.3 pickle a member as ``getattr(kind, name)``."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum) and isinstance(name, str) and name in kind.__members__:
         return kind.__members__[name]
-    raise pickle.UnpicklingError("builtins.getattr does not belong into a checkpoint's metadata")
+    raise pickle.UnpicklingError("builtins.getattr is not allowed in a checkpoint's metadata")
 
 
 class CheckpointReader(FileSystemReader):
-    """DCP's reader of one checkpoint, with its metadata read once and safely."""
+    """DCP's reader of one checkpoint, whose metadata is read once and safely."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -294,26 +297,26 @@ class CheckpointReader(FileSystemReader):
         return self._metadata
 
     def stored(self, key: str) -> TensorStorageMetadata:
-        """Return size and type of the tensor stored as *key*; raise ``KeyError`` if there is none."""
+        """Return size and dtype of the tensor stored as *key*; raise ``KeyError`` if there is none."""
         found = self._metadata.state_dict_metadata[key]
         if not isinstance(found, TensorStorageMetadata):
             raise KeyError(key)
         return found
 
     def has(self, key: str) -> bool:
-        """Say whether a tensor is stored as *key*."""
+        """Return whether a tensor is stored as *key*."""
         return isinstance(self._metadata.state_dict_metadata.get(key), TensorStorageMetadata)
 
     def empty(self, key: str) -> Tensor:
-        """Return an empty tensor that fits what is stored as *key*."""
+        """Return an empty tensor with the size and dtype of the one stored as *key*."""
         found = self.stored(key)
         return torch.empty(found.size, dtype=found.properties.dtype)
 
     def fill(self, tensors: dict[str, Tensor]) -> None:
-        """Read each of *tensors* from what is stored under its key; every rank for itself, no communication."""
+        """Fill each of *tensors* with what is stored under its key, without communication."""
         if not tensors:
             return
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # as in `write`
+            warnings.simplefilter("ignore")  # about the missing process group
             load(tensors, storage_reader=self, planner=planner, no_dist=True)

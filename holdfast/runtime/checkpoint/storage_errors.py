@@ -1,4 +1,4 @@
-"""Name what is wrong with a checkpoint's storage, and say each cause once."""
+"""Classify errors of checkpoint storage, and report each cause once."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ class StorageError:
 
     @classmethod
     def of(cls, error: OSError) -> StorageError:
-        """Judge an error of the file system."""
+        """Return the fault for an error of the file system."""
         return cls(_KINDS.get(error.errno or 0, "checkpoint-write-failed"), error.strerror or str(error))
 
     @classmethod
-    def told(cls, words: Sequence[str] | None) -> StorageError | None:
-        """Return the trouble that another rank told of, if it did: its kind and why."""
-        return None if words is None else cls(str(words[0]), str(words[1]))
+    def from_json(cls, values: Sequence[str] | None) -> StorageError | None:
+        """Return the error that another rank sent as its kind and reason, if any."""
+        return None if values is None else cls(str(values[0]), str(values[1]))
 
 
 class StorageErrorReporter:
-    """Report troubles to the agent and on standard error: each cause once, until a save has succeeded."""
+    """Reports storage errors to the agent and in the log: each cause once, until a save has succeeded."""
 
     def __init__(self, line: AgentLink | None = None) -> None:
-        """*line*: over which the agent hears it; the process's own unless another one is given."""
+        """*line*: the connection to the agent; default: this process's own."""
         self._line = line
-        self._told: set[StorageError] = set()
+        self._reported: set[StorageError] = set()
 
-    def tell(self, storage_error: StorageError, step: int | None, path: Path, *, rank: int | None = None) -> None:
-        """Report *storage_error* with the checkpoint of *step* at *path* (of *rank*, if not this one), unless the cause is known."""
-        if storage_error in self._told:
+    def report(self, error: StorageError, step: int | None, path: Path, *, rank: int | None = None) -> None:
+        """Report *error* with the checkpoint of *step* at *path* (of *rank*, if not this one), unless it was reported before."""
+        if error in self._reported:
             return
-        self._told.add(storage_error)
-        (self._line or link()).storage_error(storage_error.kind, step, path, storage_error.why, rank=rank)
-        _log.warning("%s: %s: %s", storage_error.kind, path, storage_error.why)
+        self._reported.add(error)
+        (self._line or link()).storage_error(error.kind, step, path, error.why, rank=rank)
+        _log.warning("%s: %s: %s", error.kind, path, error.why)
 
-    def forget(self) -> None:
-        """Take every cause for news again: a save succeeded."""
-        self._told.clear()
+    def reset(self) -> None:
+        """Report every cause again: a save succeeded."""
+        self._reported.clear()

@@ -1,4 +1,4 @@
-"""Whether a checkpoint, or the snapshots of one step, belong together: `python -m holdfast.runtime.checkpoint_verifier FOLDER`.
+"""Verify that a checkpoint, or the snapshots of one step, belong together: `python -m holdfast.runtime.checkpoint_verifier FOLDER`.
 
-`findings` and `files` start without torch, so that the command line reads checkpoints with them too.
+`findings` starts without torch, so that the command line can check the files of checkpoints too.
 """

@@ -1,4 +1,4 @@
-"""Prove that all of a checkpoint belongs to the step that its manifest names."""
+"""Verify that everything in a checkpoint belongs to the step in its manifest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TREE = "tree."
 
 
 class VerifiedCheckpoint:
-    """A checkpoint opened for reading; its files' digests are judged elsewhere."""
+    """A checkpoint opened for reading; the digests of its files are checked elsewhere."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,8 +35,8 @@ class VerifiedCheckpoint:
         for rank in range(self.manifest.world_size):
             try:
                 self.trees[rank] = tree.from_bytes(self.read(f"{_TREE}{rank:05d}"))
-            except Exception as error:  # noqa: BLE001 (whatever is wrong with it, it is one rank's tree, and is named)
-                why = "it is not there" if isinstance(error, KeyError) else f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            except Exception as error:  # noqa: BLE001 (any error is one rank's, and is reported for it)
+                why = "it is missing" if isinstance(error, KeyError) else f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
                 self.unread[rank] = why
 
     @property
@@ -46,7 +46,7 @@ class VerifiedCheckpoint:
         return {key: tuple(self.reader.stored(key).size) for key in keys if not key.startswith(_TREE) and self.reader.has(key)}
 
     def read(self, key: str) -> Tensor:
-        """Return the whole tensor stored as *key*."""
+        """Return the complete tensor stored as *key*."""
         found = {key: self.reader.empty(key)}
         self.reader.fill(found)
         return found[key]
@@ -56,82 +56,76 @@ class VerifiedCheckpoint:
         return [(tuple(one.offsets), tuple(one.sizes)) for one in self.reader.stored(key).chunks]
 
     def scalars(self, rank: int) -> dict[str, Any]:
-        """Return what the optimizers of *rank* keep without dimensions, under the keys that it has in memory."""
+        """Return the dimensionless optimizer state of *rank*, under the keys that it has in memory."""
         return dict(agreement.leaves(self.trees[rank]["optimizers"], "optimizer"))
 
 
 def verify_checkpoint(one: VerifiedCheckpoint, found: Findings) -> None:
-    """Judge all that a checkpoint holds; the files are known to be those that the manifest names."""
+    """Verify the content of a checkpoint whose files are those in the manifest."""
     world, step = one.manifest.world_size, one.manifest.step
     broken = [f"the tree of rank {rank} cannot be read: {why}" for rank, why in one.unread.items()]
-    broken += [f"'{key}' is the tree of a rank beyond the {world} of the manifest" for key in _strange_trees(one)]
+    stored = sorted(key for key in one.reader.read_metadata().state_dict_metadata if key.startswith(_TREE))
+    beyond = [key for key in stored if int(key.removeprefix(_TREE)) >= world]
+    broken += [f"'{key}' is the tree of a rank beyond the {world} of the manifest" for key in beyond]
     found.prove(f"the trees of all {world} ranks are there and can be read without running code", broken)
-    at = {rank: _step_of(told) for rank, told in one.trees.items()}
-    wrong = [f"the tree of rank {rank} is of step {told}, the manifest of step {step}" for rank, told in at.items() if told != step]
+    read = {rank: values for rank, values in one.trees.items() if isinstance(values, Mapping)}
+    wrong = []
+    for rank in one.trees:
+        progress = read.get(rank, {}).get("progress")
+        at = progress.get("step") if isinstance(progress, Mapping) else None
+        if at != step:
+            wrong.append(f"the tree of rank {rank} is of step {at}, the manifest of step {step}")
     found.prove(f"the progress of every rank says step {step}, as the manifest does", wrong)
-    trees = {rank: told for rank, told in one.trees.items() if isinstance(told, Mapping)}
-    agreement.counters(found, {rank: agreement.scalars(_with_sharded(one, rank)) for rank in trees})
-    agreement.schedulers(found, {rank: told.get("schedulers") or [] for rank, told in trees.items()})
-    agreement.positions(found, {rank: told.get("data") for rank, told in trees.items()})
-    agreement.generators(found, {rank: told.get("rng") for rank, told in trees.items()}, world)
-    _tensors(one, trees, found)
+    agreement.check_counters(found, {rank: agreement.step_counters(_with_sharded(one, rank)) for rank in read})
+    agreement.check_schedulers(found, {rank: values.get("schedulers") or [] for rank, values in read.items()})
+    agreement.check_positions(found, {rank: values.get("data") for rank, values in read.items()})
+    agreement.check_generators(found, {rank: values.get("rng") for rank, values in read.items()}, world)
+    _verify_tensors(one, read, found)
     found.unproven.append(
-        "tensors carry no step of their own: they are tied to the step by the digests of all files in one manifest, "
-        "written when every rank had written its part"
+        "tensors contain no step number: the digests of all files in one manifest tie them to the step, "
+        "written after every rank had written its part"
     )
 
 
-def _step_of(told: Any) -> Any:  # noqa: ANN401 (a tree holds anything)
-    progress = told.get("progress") if isinstance(told, Mapping) else None
-    return progress.get("step") if isinstance(progress, Mapping) else None
-
-
-def _strange_trees(one: VerifiedCheckpoint) -> list[str]:
-    keys = one.reader.read_metadata().state_dict_metadata
-    return sorted(key for key in keys if key.startswith(_TREE) and int(key.removeprefix(_TREE)) >= one.manifest.world_size)
-
-
 def _with_sharded(one: VerifiedCheckpoint, rank: int) -> dict[str, Any]:
-    """Return what the optimizers of *rank* keep without dimensions, counters that are sharded tensors among them."""
-    held = one.scalars(rank)
-    marked = [key for key in tree.keys(one.trees[rank]["optimizers"]) if key.endswith(".step") and one.reader.has(key)]
-    return {**held, **{key: one.read(key) for key in marked}}
+    """Return the dimensionless optimizer state of *rank*, including counters that are sharded tensors."""
+    sharded = [key for key in tree.keys(one.trees[rank]["optimizers"]) if key.endswith(".step") and one.reader.has(key)]
+    return {**one.scalars(rank), **{key: one.read(key) for key in sharded}}
 
 
-def _tensors(one: VerifiedCheckpoint, trees: Mapping[int, Any], found: Findings) -> None:
-    """See that the tensors are those that the trees name, that each is stored whole, and look at their values."""
+def _verify_tensors(one: VerifiedCheckpoint, trees: Mapping[int, Any], found: Findings) -> None:
+    """Verify that the tensors are those in the trees, that each is stored completely, and check their values."""
     named: dict[str, int] = {}
-    for rank, told in trees.items():
-        model = [f"model.{name}" for name, value in told["model"].items() if value is None]
-        for key in [*model, *tree.keys([told["optimizers"], told["schedulers"], told["extra"]])]:
+    for rank, values in trees.items():
+        model = [f"model.{name}" for name, value in values["model"].items() if value is None]
+        for key in [*model, *tree.keys([values["optimizers"], values["schedulers"], values["extra"]])]:
             named.setdefault(key, rank)
     shapes = one.shapes
-    broken = [f"'{key}', which the tree of rank {named[key]} names, is not there" for key in sorted(named.keys() - shapes.keys())]
+    broken = [f"'{key}', named in the tree of rank {named[key]}, is missing" for key in sorted(named.keys() - shapes.keys())]
     if len(trees) == one.manifest.world_size:
-        broken += [f"'{key}' is there and no rank's tree names it" for key in sorted(shapes.keys() - named.keys())]
-    parameters = {rank: sorted(name for name in told["model"]) for rank, told in trees.items()}
-    if len({tuple(names) for names in parameters.values()}) > 1:
-        found.unproven.append("the ranks hold different parts of the model, as in a pipeline: each names its own")
+        broken += [f"'{key}' is stored but not named in any rank's tree" for key in sorted(shapes.keys() - named.keys())]
+    if len({tuple(sorted(values["model"])) for values in trees.values()}) > 1:
+        found.unproven.append("the ranks hold different parts of the model, as in a pipeline; each tree names its own")
     for key in sorted(shapes):
-        broken += _stored_whole(one, key, shapes[key])
-    found.prove(f"{len(named)} tensors are named by the trees, and these are stored, no more and no fewer", broken)
+        broken += _check_storage(one, key, shapes[key])
+    found.prove(f"{len(named)} tensors are named in the trees, and exactly these are stored", broken)
     complete = {key: shape for key, shape in shapes.items() if not any(f"'{key}'" in line for line in broken)}
-    agreement.values(found, complete, one.read)
+    agreement.check_values(found, complete, one.read)
 
 
-def _stored_whole(one: VerifiedCheckpoint, key: str, shape: tuple[int, ...]) -> list[str]:
-    """See that the chunks of a tensor cover it, and that each lies in a file of the checkpoint."""
+def _check_storage(one: VerifiedCheckpoint, key: str, shape: tuple[int, ...]) -> list[str]:
+    """Check that the chunks of a tensor cover it, and that each is in a file of the checkpoint."""
     chunks, metadata = one.chunks(key), one.reader.read_metadata()
     if sum(prod(sizes) for _, sizes in chunks) != prod(shape):
-        return [f"'{key}' has the shape {shape}, and its {len(chunks)} stored chunk(s) do not make that up"]
+        return [f"'{key}' has the shape {shape}, but its {len(chunks)} stored chunk(s) do not cover it"]
     places = metadata.storage_data or {}
     for number, (offsets, sizes) in enumerate(chunks):
         if not prod(sizes):
             continue
         place = places.get(MetadataIndex(key, torch.Size(offsets), number)) or places.get(MetadataIndex(key, torch.Size(offsets)))
         if place is None:
-            return [f"'{key}' has a chunk at {listed(offsets)} that {METADATA} says nothing of"]
+            return [f"'{key}' has a chunk at {listed(offsets)} that is missing in {METADATA}"]
         file = one.manifest.files.get(place.relative_path)
         if file is None or place.offset + place.length > file.size:
-            return [f"'{key}' should lie in {place.relative_path}, which the manifest does not name or which is too short"]
+            return [f"'{key}' should be in {place.relative_path}, which is not in the manifest or too short"]
     return []

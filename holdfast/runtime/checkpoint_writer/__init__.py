@@ -1,5 +1,5 @@
-"""Write checkpoints to disk out of the snapshots in a node's memory, in a process of its own, while training goes on.
+"""Write checkpoints to disk from the snapshots in a node's memory, in a process of its own, alongside training.
 
-The result is what `holdfast.runtime.checkpoint.save` writes: a folder in the format of `torch.distributed.checkpoint`, with a manifest,
-whole or absent. Writers on different nodes rendezvous through that folder (`rendezvous`) and need no other connection.
+The result is what `holdfast.runtime.checkpoint.save` writes: a folder in the format of `torch.distributed.checkpoint` with a manifest,
+complete or absent. Writers on different nodes coordinate through files in that folder (`rendezvous`) and need no other connection.
 """

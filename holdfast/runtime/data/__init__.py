@@ -1,1 +1,1 @@
-"""Data loading that resumes at the exact sample, and the share of a batch that each rank computes."""
+"""Data loading that resumes at the exact sample, and the division of a step's batch among the ranks."""

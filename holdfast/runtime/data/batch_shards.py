@@ -1,8 +1,8 @@
-"""Who computes which samples of a step: the step's batch stays the same, however many copies of the model there are to share it.
+"""Divide the batch of a step among the copies of the model: the batch stays the same, however many copies there are.
 
-A batch that is a whole step's is cut among the copies, the same way on all of them. Where fewer copies are left each computes more, in
-several parts, so that no part is larger than with all of them there. A part's weight makes the mean over the copies, which is what DDP
-forms of gradients, the mean over the samples of the step.
+The batch is cut the same way on all copies. With fewer copies than usual each computes more, in several micro-batches, so that none is
+larger than with all copies. The weight of a micro-batch makes the mean over the copies, which is what DDP computes of gradients, the mean
+over the samples of the step.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSplit:
-    """How a step's batch is shared out, as one copy of the model sees it."""
+    """How a step's batch is divided, for one copy of the model."""
 
     place: int
-    """This copy, counted from 0."""
+    """The number of this copy, counted from 0."""
     copies: int
-    most: int | None = None
-    """Samples that a copy computes at once at most; None: all of its share."""
-    even: bool = False
-    """Every part has as many samples as `most` says: for what is built for one size, like a pipeline."""
+    max_samples: int | None = None
+    """Maximum samples of a micro-batch; None: no limit."""
+    equal_size: bool = False
+    """Every micro-batch has `max_samples` samples: for models built for one size, like a pipeline."""
 
     def parts(self, samples: int) -> list[range]:
-        """Return which of a batch's *samples* this copy computes, part by part: all copies have the same number of parts.
+        """Return which of a batch's *samples* this copy computes, by micro-batch: all copies have the same number of micro-batches.
 
-        Where there are fewer samples than parts some are left with none.
+        With fewer samples than micro-batches some are empty.
         """
-        if self.even and self.most:
-            units = [range(first, min(first + self.most, samples)) for first in range(0, samples, self.most)]
+        if self.equal_size and self.max_samples:
+            units = [range(first, min(first + self.max_samples, samples)) for first in range(0, samples, self.max_samples)]
             mine = units[len(units) * self.place // self.copies : len(units) * (self.place + 1) // self.copies]
             return mine + [range(0)] * (-(-len(units) // self.copies) - len(mine))
         largest = -(-samples // self.copies)
-        count = max(1, -(-largest // self.most)) if self.most else 1
+        count = max(1, -(-largest // self.max_samples)) if self.max_samples else 1
         first, end = samples * self.place // self.copies, samples * (self.place + 1) // self.copies
         cuts = [first + (end - first) * part // count for part in range(count + 1)]
         return [range(begin, after) for begin, after in pairwise(cuts)]
@@ -43,41 +43,41 @@ class BatchSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShard:
-    """One part of one copy's share of a step's batch."""
+    """One micro-batch of one copy's share of a step's batch."""
 
     samples: int
     of: int
-    """Samples of the step's whole batch."""
+    """Samples of the step's complete batch."""
     copies: int
     last: bool
-    """The step has no further part for this copy."""
+    """It is the last micro-batch of the step for this copy."""
 
     @property
     def weight(self) -> float:
-        """Return what the part's mean loss is to be multiplied by: 1 where all copies compute equally many samples, in one part."""
+        """Return the factor of the micro-batch's mean loss: 1 where all copies compute equally many samples at once."""
         return self.samples * self.copies / self.of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """What a loop computes at once of a step."""
+class MicroBatch:
+    """What a training loop computes at once of a step."""
 
     batch: Any
     """What the `DataLoader` made of the samples."""
     weight: float
-    """What the mean loss over the batch is to be multiplied by before ``backward``."""
+    """The factor of the mean loss over the batch, to be applied before ``backward``."""
     last: bool
-    """The step has no further share for this rank: gradients are averaged over the ranks in its backward pass."""
+    """It is the last micro-batch of the step for this rank: its backward pass averages gradients over the ranks."""
 
 
-def cut(batch: Sequence[Any], deal: BatchSplit) -> list[tuple[list[Any], BatchShard]]:
-    """Return this copy's parts of a step's *batch* of samples. One without samples is given others' at a weight of 0."""
-    parts = deal.parts(len(batch))
-    others = list(batch[: deal.most if deal.even else 1])
+def split(batch: Sequence[Any], how: BatchSplit) -> list[tuple[list[Any], BatchShard]]:
+    """Return this copy's micro-batches of a step's *batch* of samples. An empty one gets samples of others with a weight of 0."""
+    parts = how.parts(len(batch))
+    others = list(batch[: how.max_samples if how.equal_size else 1])
     return [
         (
             [batch[number] for number in part] or others,
-            BatchShard(samples=len(part), of=len(batch), copies=deal.copies, last=count == len(parts)),
+            BatchShard(samples=len(part), of=len(batch), copies=how.copies, last=count == len(parts)),
         )
         for count, part in enumerate(parts, 1)
     ]

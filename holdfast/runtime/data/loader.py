@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from holdfast.runtime.data.batch_shards import BatchShard, BatchSplit, Share, cut
+from holdfast.runtime.data.batch_shards import BatchShard, BatchSplit, MicroBatch, split
 from holdfast.runtime.state import rng
 from holdfast.runtime.telemetry.wait_windows import process_waits
 from holdfast.runtime.world import World
@@ -22,108 +22,112 @@ _END: Final = object()
 
 
 class Loader:
-    """Walk through a `DataLoader`, epoch after epoch, and know how far.
+    """Iterates over a `DataLoader`, epoch after epoch, and knows its position.
 
     The position counts the batches handed out, not those that workers have loaded ahead. After a resume the order of the
-    epoch is drawn again from the generators as they were at its beginning, the batches already seen are passed over
-    without loading them, and the generators are left as they are. ``set_epoch`` of a sampler is called at each epoch.
+    epoch is drawn again from the generators as they were at its beginning, the batches already seen are skipped
+    without loading them, and the generators are left unchanged. ``set_epoch`` of a sampler is called at each epoch.
 
-    With workers, each batch is loaded with generators seeded for this very batch, so that random augmentation does not
-    depend on which worker loads it, nor on where a resumed run began. (A dataset that keeps a generator of its own is
-    beyond this.) An `IterableDataset` has no order to pass over: it is read again up to the position.
+    With workers, each batch is loaded with generators seeded for this very batch, so that random augmentation depends neither on
+    which worker loads it, nor on where a resumed run began. (A dataset with a generator of its own is not covered.)
+    An `IterableDataset` has no order to skip in: it is read again up to the position.
 
-    When the number of ranks changes, a sampler that splits the data among them (``num_replicas``) goes on after the same
-    number of samples over all ranks; ranks that are new follow rank 0.
+    When the number of ranks changes, a sampler that divides the data among them (``num_replicas``) continues after the same
+    number of samples over all ranks; new ranks follow rank 0.
 
-    `Session.shares` has it share a step's batch out: its batches are whole steps' then, drawn by all ranks in the same order, and each rank
-    loads its own samples of them.
+    `Session.micro_batches` has it divide batches: they are then those of complete steps, drawn by all ranks in the same order, and each
+    rank loads its own samples of them.
     """
 
     follows_rank_0: Final = True
     """A rank that did not exist when the checkpoint was written takes the position of rank 0."""
 
     def __init__(self, loader: DataLoader[Any], *, endless: bool = True) -> None:
-        """Take *loader*; *endless*: iterating goes on from epoch to epoch, else it ends with each."""
+        """Wrap *loader*; *endless*: iterating continues from epoch to epoch, else it ends with each."""
         if not isinstance(loader, DataLoader):
             raise TypeError(f"Loader(...) got a {type(loader).__name__}, but must be a torch.utils.data.DataLoader")
         self.loader, self.endless = loader, endless
         self.epoch = 0
-        """The present epoch, counted from 0."""
+        """The current epoch, counted from 0."""
         self.consumed = 0
         """Batches of this epoch handed out."""
         self._begin: rng.State | None = None
         self._begin_generators: list[torch.Tensor] = []
         self._inner: Iterator[Any] | None = None
         self._order: _Order | None = None
-        self._deal: BatchSplit | None = None
-        self._unwanted = 0
-        """Batches that are to be passed over before the next one is handed out."""
-        self._handed, self._per_step = 0, 1
+        self._split: BatchSplit | None = None
+        self._to_skip = 0
+        """Batches to skip before the next one is handed out."""
+        self._handed_out, self._per_step = 0, 1
         self._base_seeds = torch.Generator()
-        self._ours = self._prepared(loader)
+        self._resumable = self._make_resumable(loader)
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Go on at the present position."""
-        if self._deal is not None:
-            raise RuntimeError("session.shares() shares this Loader's batches out: take them from there alone")
+        """Continue at the current position."""
+        if self._split is not None:
+            raise RuntimeError("session.micro_batches() divides the batches of this Loader: take batches only from there")
         while True:
             batch = self._next()
             if batch is not _END:
                 self.consumed += 1
-                if self._unwanted:
-                    self._unwanted -= 1
+                if self._to_skip:
+                    self._to_skip -= 1
                     continue
-                self._handed += 1
+                self._handed_out += 1
                 yield batch
                 continue
-            if self.endless and self.consumed == 0:
-                raise RuntimeError("the DataLoader gives no batch: its dataset is empty, or smaller than a batch with drop_last=True")
-            self.epoch, self.consumed = self.epoch + 1, 0
-            self._begin = self._inner = None
+            self._end_epoch()
             if not self.endless:
                 return
 
     def _next(self) -> Any:  # noqa: ANN401 (a batch, or the end of the epoch)
         inner = self._open() if self._inner is None else self._inner
         window = process_waits()
-        ours = self.loader.num_workers > 0 and window.enter("data")  # without workers this process itself is at work
+        opened = self.loader.num_workers > 0 and window.enter("data")  # without workers this process itself does the work
         try:
             return next(inner, _END)
         finally:
-            if ours:
+            if opened:
                 window.leave()
 
-    # -- sharing out --------------------------------------------------------------------------------------------------
+    def _end_epoch(self) -> None:
+        """Begin the next epoch; raise ``RuntimeError`` when this one was empty, for then there is no end."""
+        if self.endless and self.consumed == 0:
+            raise RuntimeError("the DataLoader gives no batch: its dataset is empty, or smaller than a batch with drop_last=True")
+        self.epoch, self.consumed = self.epoch + 1, 0
+        self._begin = self._inner = None
 
-    def deal(self, deal: BatchSplit) -> None:
-        """Load only this copy's samples of each batch from now on, which begins a step."""
-        if self._deal == deal:
+    # -- dividing batches ---------------------------------------------------------------------------------------------
+
+    def split_batches(self, how: BatchSplit) -> None:
+        """Load only this copy's samples of each batch from the next step on."""
+        if self._split == how:
             return
-        if self._deal is None:
-            self._check_can_deal()
-        self._deal = deal
-        if self._inner is not None:  # what was loaded ahead was for other shares
+        if self._split is None:
+            self._check_can_split()
+        self._split = how
+        if self._inner is not None:  # what was loaded ahead was for another division
             self.load_state_dict(self.state_dict())
 
-    def _check_can_deal(self) -> None:
-        order, sampler = self._order, self.loader.sampler
-        if order is None or self.loader.batch_sampler is None:
-            raise ValueError("session.shares() needs a DataLoader with a batch size, over a dataset with a length")
+    def _check_can_split(self) -> None:
+        sampler = self.loader.sampler
+        if self._order is None or self.loader.batch_sampler is None:
+            raise ValueError("session.micro_batches() needs a DataLoader with a batch size, over a dataset with a length")
         if not getattr(self.loader, "in_order", True):
-            raise ValueError("session.shares() needs a DataLoader that gives batches in their order: leave in_order=False out")
-        if any(getattr(part, "num_replicas", 1) > 1 for part in self._parts()):
+            raise ValueError("session.micro_batches() needs a DataLoader that gives batches in their order: remove in_order=False")
+        if any(getattr(part, "num_replicas", 1) > 1 for part in self._samplers()):
             raise ValueError(
-                "session.shares() shares each batch out itself: leave the DistributedSampler out, and give the DataLoader the batch size "
-                "of a whole step and a sampler that gives the same order on every rank"
+                "session.micro_batches() divides each batch itself: remove the DistributedSampler, and give the DataLoader the batch size "
+                "of a complete step and a sampler that gives the same order on every rank"
             )
         if isinstance(sampler, RandomSampler) and sampler.generator is None:
             raise ValueError(
-                "session.shares() needs the same order on every rank: give the DataLoader (or its RandomSampler) a generator that is "
-                "seeded alike everywhere, generator=torch.Generator().manual_seed(...)"
+                "session.micro_batches() needs the same order on every rank: give the DataLoader (or its RandomSampler) a generator "
+                "that is seeded equally everywhere, generator=torch.Generator().manual_seed(...)"
             )
 
     @property
@@ -131,140 +135,135 @@ class Loader:
         """Return the samples in a batch; 0 where only the batch sampler knows."""
         return int(self.loader.batch_size or getattr(self.loader.batch_sampler, "batch_size", 0) or 0)
 
-    def step_shares(self) -> Iterator[Share]:
-        """Return what this copy has to compute of the next step, part by part; nothing at the end of an epoch that is the last."""
+    def micro_batches(self) -> Iterator[MicroBatch]:
+        """Yield what this copy computes of the next step; nothing at the end of the last epoch."""
         assert self._order is not None
         while True:
             batch = self._next()
             if batch is _END:
-                if self.endless and self.consumed == 0:
-                    raise RuntimeError("the DataLoader gives no batch: its dataset is empty, or smaller than a batch with drop_last=True")
-                self.epoch, self.consumed = self.epoch + 1, 0
-                self._begin = self._inner = None
+                self._end_epoch()
                 if self.endless:
                     continue
                 return
-            told = self._order.cuts.popleft()
-            self.consumed += told.last
-            if self._unwanted:
-                self._unwanted -= told.last
+            shard = self._order.shards.popleft()
+            self.consumed += shard.last
+            if self._to_skip:
+                self._to_skip -= shard.last
                 continue
-            self._handed += told.last
-            yield Share(batch=batch, weight=told.weight, last=told.last)
-            if told.last:
+            self._handed_out += shard.last
+            yield MicroBatch(batch=batch, weight=shard.weight, last=shard.last)
+            if shard.last:
                 return
 
     # -- position -----------------------------------------------------------------------------------------------------
+
     def begin_step(self, *, skip: int = 0) -> None:
-        """Learn that a step begins, and pass over the batches of *skip* steps first: as many each as the step before took."""
-        if self._handed:
-            self._per_step, self._handed = self._handed, 0
-        self._unwanted += skip * self._per_step
+        """Begin a step, and skip the batches of *skip* steps first: as many for each as the step before took."""
+        if self._handed_out:
+            self._per_step, self._handed_out = self._handed_out, 0
+        self._to_skip += skip * self._per_step
 
     def can_take_rank(self, ranks: int) -> bool:
-        """Tell whether samplers that split the data do so among all *ranks*: then it is known which part another rank has."""
-        return all(part.num_replicas in (1, ranks) for part in self._parts() if hasattr(part, "num_replicas"))
+        """Return whether samplers that divide the data do so among all *ranks*: then the part of another rank is known."""
+        return all(part.num_replicas in (1, ranks) for part in self._samplers() if hasattr(part, "num_replicas"))
 
     def take_rank(self, rank: int, ranks: int) -> None:
-        """Let samplers that split the data among all *ranks* give the part of *rank* from now on."""
-        for part in self._parts():
+        """Let samplers that divide the data among all *ranks* give the part of *rank* from now on."""
+        for part in self._samplers():
             if getattr(part, "num_replicas", 0) == ranks and hasattr(part, "rank"):
                 part.rank = rank
         self._inner = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and what the order of this epoch was drawn from."""
+        """Return the position, and the generators from which the order of this epoch was drawn."""
         return {
             "epoch": self.epoch,
             "consumed": self.consumed,
             "begin": self._begin,
             "generators": [one.get_state() for one in self._generators()] if self._begin is None else self._begin_generators,
-            "ranks": World.present().size,
+            "ranks": World.current().size,
             "batch": self._samples_of_a_batch(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the position in *state*; the next batch is the one that followed it."""
-        wanted = {"epoch", "consumed", "begin", "generators", "ranks", "batch"}
-        if not wanted <= state.keys():
-            raise ValueError(f"this is no position of a holdfast.Loader: it lacks {', '.join(sorted(wanted - state.keys()))}")
+        """Go to the position in *state*: the next batch is the one that followed it. Raise ``ValueError`` for another kind of state."""
+        keys = {"epoch", "consumed", "begin", "generators", "ranks", "batch"}
+        if not keys <= state.keys():
+            raise ValueError(f"this is not the position of a holdfast.Loader: it lacks {', '.join(sorted(keys - state.keys()))}")
         generators = self._generators()
         if len(generators) != len(state["generators"]):
             raise ValueError(
-                f"the DataLoader has {len(generators)} generators of its own, not {len(state['generators'])} as when this position was kept"
+                f"the DataLoader has {len(generators)} generators, and had {len(state['generators'])} when this position was stored"
             )
         for generator, value in zip(generators, state["generators"], strict=True):
             generator.set_state(value)
-        self.epoch, self.consumed = state["epoch"], self._converted(state)
+        # The position in batches of the current size, over the current ranks, after as many samples.
+        ranks = World.current().size if hasattr(self.loader.sampler, "num_replicas") else state["ranks"]
+        self.epoch = state["epoch"]
+        self.consumed = int(state["consumed"] * state["ranks"] * state["batch"] // (ranks * self._samples_of_a_batch()))
         self._begin, self._inner = state["begin"], None
-
-    def _converted(self, state: dict[str, Any]) -> int:
-        """Return how many batches of the present size, over the present ranks, are as many samples as *state* tells of."""
-        ranks = World.present().size if hasattr(self.loader.sampler, "num_replicas") else state["ranks"]
-        batch = self._samples_of_a_batch()
-        return int(state["consumed"] * state["ranks"] * state["batch"] // (ranks * batch))
 
     def _samples_of_a_batch(self) -> int:
         """Return the samples in a batch of one rank; 1 where only the batch sampler knows."""
         return self.loader.batch_size or 1
 
     def _open(self) -> Iterator[Any]:
-        """Begin the epoch, or come back to its middle."""
-        for part in self._parts():
+        """Begin the epoch, or return to its middle."""
+        for part in self._samplers():
             if hasattr(part, "set_epoch"):
                 part.set_epoch(self.epoch)
+        self._begin_generators = [one.get_state() for one in self._generators()]
         if self._begin is None:
             self._begin = rng.capture()
-            self._begin_generators = [one.get_state() for one in self._generators()]
-            self._inner = self._begun(skip=0)
+            self._inner = self._iterator(self._begin, skip=0)
         else:
-            self._begin_generators = [one.get_state() for one in self._generators()]
             with rng.temporarily(self._begin):
-                self._inner = self._begun(skip=self.consumed)
+                self._inner = self._iterator(self._begin, skip=self.consumed)
         return self._inner
 
-    def _begun(self, skip: int) -> Iterator[Any]:
-        """Return an iterator over the epoch that stands after *skip* batches."""
-        assert self._begin is not None
-        name = f"{_first_number(self._begin)}:{self.epoch}:{World.present().rank}"
-        # Workers that stay draw no base seed in their second epoch: it must not come from where the order is drawn.
+    def _iterator(self, begin: rng.State, skip: int) -> Iterator[Any]:
+        """Return an iterator over the epoch with the generators *begin*, after *skip* batches."""
+        drawn = torch.Generator()
+        drawn.set_state(begin["torch"])
+        name = f"{int(torch.randint(2**62, (), generator=drawn).item())}:{self.epoch}:{World.current().rank}"
+        # Persistent workers draw no base seed in their second epoch: it must not come from the generator of the order.
         self._base_seeds.manual_seed(_seed_of(name))
         if self._order is None:
-            inner = iter(self._ours)
+            inner = iter(self._resumable)
             for _ in range(skip):
                 next(inner, None)
             return inner
-        self._order.begin(skip, name, self._deal)
-        inner = iter(self._ours)
-        self._order.pass_over()
+        self._order.begin(skip, name, self._split)
+        inner = iter(self._resumable)
+        self._order.skip_now()
         return inner
 
-    def _prepared(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+    def _make_resumable(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """Return a copy of *loader* whose order can begin in the middle; the user's own stays as it is."""
-        ours = copy.copy(loader)
-        ours.generator = self._base_seeds
+        resumable = copy.copy(loader)
+        resumable.generator = self._base_seeds
         if isinstance(loader.dataset, IterableDataset):
-            return ours
+            return resumable
         place = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        self._order = _Order(getattr(loader, place), marked=loader.num_workers > 0)
-        vars(ours)[place] = self._order  # a DataLoader refuses to be changed by assignment
+        self._order = _Order(getattr(loader, place), seeded=loader.num_workers > 0)
+        vars(resumable)[place] = self._order  # a DataLoader refuses assignment
         if loader.num_workers > 0:
-            vars(ours)["dataset"] = _Seeded(loader.dataset)
-        return ours
+            vars(resumable)["dataset"] = _SeededDataset(loader.dataset)
+        return resumable
 
-    def _parts(self) -> list[Any]:
-        """Return what decides on the order: the samplers, each once."""
+    def _samplers(self) -> list[Any]:
+        """Return what decides the order: the samplers, each once."""
         batches = self.loader.batch_sampler
         found = (self.loader.sampler, batches, getattr(batches, "sampler", None))
         return list({id(part): part for part in found if part is not None}.values())
 
     def _generators(self) -> list[torch.Generator]:
         """Return the user's own generators, each once."""
-        found = (getattr(part, "generator", None) for part in (self.loader, *self._parts()))
+        found = (getattr(part, "generator", None) for part in (self.loader, *self._samplers()))
         return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
-class _Marked(NamedTuple):
+class _Seeded(NamedTuple):
     """What to load (an index, or a batch of them), and the *seed* to load it with."""
 
     seed: int
@@ -272,21 +271,21 @@ class _Marked(NamedTuple):
 
 
 class _Order:
-    """A sampler that can pass over the beginning of its order."""
+    """A sampler that can skip the beginning of its order."""
 
-    def __init__(self, sampler: Any, *, marked: bool) -> None:  # noqa: ANN401 (anything that can be iterated)
-        self._sampler, self._marked = sampler, marked
+    def __init__(self, sampler: Any, *, seeded: bool) -> None:  # noqa: ANN401 (anything that can be iterated)
+        self._sampler, self._seeded = sampler, seeded
         self._skip, self._name = 0, ""
-        self._deal: BatchSplit | None = None
+        self._split: BatchSplit | None = None
         self._latest: _Walk | None = None
-        self.cuts: deque[BatchShard] = deque()
-        """Of batches that are shared out, what the next parts to come are."""
+        self.shards: deque[BatchShard] = deque()
+        """Of divided batches: what the next micro-batches are."""
 
-    def begin(self, skip: int, name: str, deal: BatchSplit | None = None) -> None:
-        """Let the next walk begin after *skip* batches; *name* is the epoch's own, for seeds; *deal*: how batches are shared out."""
-        self._skip, self._name, self._deal = skip, name, deal
+    def begin(self, skip: int, name: str, how: BatchSplit | None = None) -> None:
+        """Let the next walk begin after *skip* batches; *name* is unique to the epoch, for seeds; *how*: how batches are divided."""
+        self._skip, self._name, self._split = skip, name, how
 
-    def pass_over(self) -> None:
+    def skip_now(self) -> None:
         """Draw the order now, while the generators are those of the epoch's beginning."""
         if self._skip and self._latest is not None:
             self._latest.start()
@@ -295,24 +294,25 @@ class _Order:
         return len(self._sampler)
 
     def __iter__(self) -> _Walk:
-        name = self._name if self._marked else None
-        if self._deal is None:
-            self._latest = _Walk(self._sampler, self._skip, name)
-        else:
-            self.cuts = deque()
-            self._latest = _Dealt(self._sampler, self._skip, name, self._deal, self.cuts)
+        name = self._name if self._seeded else None
+        self.shards = deque()
+        self._latest = _Walk(self._sampler, self._skip, name, self._split, self.shards)
         return self._latest
 
 
 class _Walk:
-    """One walk through an order; draws nothing before its first step, for a DataLoader begins two and uses one."""
+    """One walk through an order; it draws nothing before its first step, because a DataLoader begins two and uses one.
 
-    def __init__(self, sampler: Any, skip: int, name: str | None) -> None:  # noqa: ANN401 (as above)
-        self._sampler, self._number, self._name = sampler, skip, name
+    With a *split* it yields one copy's micro-batches of each batch, and adds their descriptions to *shards*, in the same order.
+    """
+
+    def __init__(self, sampler: Any, skip: int, name: str | None, how: BatchSplit | None, shards: deque[BatchShard]) -> None:  # noqa: ANN401 (as above)
+        self._sampler, self._number, self._name, self._split, self._shards = sampler, skip, name, how, shards
         self._inner: Iterator[Any] | None = None
+        self._parts: deque[tuple[list[Any], BatchShard]] = deque()
 
     def start(self) -> Iterator[Any]:
-        """Begin, and pass over what is to be passed over."""
+        """Begin, and skip what is to be skipped."""
         if self._inner is None:
             self._inner = iter(self._sampler)
             for _ in range(self._number):
@@ -323,52 +323,42 @@ class _Walk:
         return self
 
     def __next__(self) -> Any:  # noqa: ANN401 (an index, or a batch of them)
-        index = next(self.start())
-        self._number += 1
-        if self._name is None:
-            return index
-        return _Marked(_seed_of(f"{self._name}:{self._number}"), index)
-
-
-class _Dealt(_Walk):
-    """A walk that gives one copy's parts of each batch; what they are stands beside, in the order in which they come."""
-
-    def __init__(self, sampler: Any, skip: int, name: str | None, deal: BatchSplit, cuts: deque[BatchShard]) -> None:  # noqa: ANN401 (as above)
-        super().__init__(sampler, skip, name)
-        self._deal, self._cuts = deal, cuts
-        self._parts: deque[tuple[list[Any], BatchShard]] = deque()
-
-    def __next__(self) -> Any:  # noqa: ANN401 (a batch of indexes)
-        if not self._parts:
-            self._parts.extend(cut(list(next(self.start())), self._deal))
+        part = ""
+        if self._split is None:
+            index = next(self.start())
             self._number += 1
-        index, told = self._parts.popleft()
-        self._cuts.append(told)
-        return index if self._name is None else _Marked(_seed_of(f"{self._name}:{self._number}:{len(self._parts)}"), index)
+        else:
+            if not self._parts:
+                self._parts.extend(split(list(next(self.start())), self._split))
+                self._number += 1
+            index, shard = self._parts.popleft()
+            self._shards.append(shard)
+            part = f":{len(self._parts)}"
+        return index if self._name is None else _Seeded(_seed_of(f"{self._name}:{self._number}{part}"), index)
 
 
-class _Seeded:
-    """A dataset that loads each marked batch with generators seeded for it; in all else it is the user's."""
+class _SeededDataset:
+    """A dataset that loads each batch with generators seeded for it; otherwise it behaves as the user's."""
 
     def __init__(self, dataset: Any) -> None:  # noqa: ANN401 (any dataset)
         vars(self)["_dataset"] = dataset
 
-    def __getitem__(self, marked: _Marked) -> Any:  # noqa: ANN401 (a sample)
-        _seed(marked.seed)
-        return self._dataset[marked.index]
+    def __getitem__(self, seeded: _Seeded) -> Any:  # noqa: ANN401 (a sample)
+        _seed_generators(seeded.seed)
+        return self._dataset[seeded.index]
 
-    def __getitems__(self, marked: _Marked) -> Sequence[Any]:
-        _seed(marked.seed)
+    def __getitems__(self, seeded: _Seeded) -> Sequence[Any]:
+        _seed_generators(seeded.seed)
         if getattr(self._dataset, "__getitems__", None):
-            found: Sequence[Any] = self._dataset.__getitems__(marked.index)
+            found: Sequence[Any] = self._dataset.__getitems__(seeded.index)
             return found
-        return [self._dataset[index] for index in marked.index]
+        return [self._dataset[index] for index in seeded.index]
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (the dataset's own)
-        if name.startswith("__") or name == "_dataset":  # asked for while unpickling, before there is a dataset
+        if name.startswith("__") or name == "_dataset":  # requested while unpickling, before there is a dataset
             raise AttributeError(name)
         return getattr(self._dataset, name)
 
@@ -377,20 +367,13 @@ class _Seeded:
 
 
 def _seed_of(name: str) -> int:
-    """Return a seed that belongs to *name* alone."""
+    """Return a seed that is unique to *name*."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 1
 
 
-def _seed(seed: int) -> None:
+def _seed_generators(seed: int) -> None:
     """Seed the generators of this worker."""
     torch.manual_seed(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
-
-
-def _first_number(state: rng.State) -> int:
-    """Return the number that torch's generator would draw in *state*."""
-    generator = torch.Generator()
-    generator.set_state(state["torch"])
-    return int(torch.randint(2**62, (), generator=generator).item())

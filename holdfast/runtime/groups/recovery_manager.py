@@ -29,7 +29,7 @@ from holdfast.runtime.groups.recorded_collectives import Coverage
 from holdfast.runtime.groups.state_transfer import StateTransfer, TransferCorrupted
 from holdfast.runtime.peer_errors import is_device_error, is_late_peer, is_peer_loss
 from holdfast.runtime.process.exit import SigtermHandler
-from holdfast.runtime.snapshots.restore import RestoreError, Restorer, SnapshotSource, tell
+from holdfast.runtime.snapshots.restore import RestoreError, Restorer, SnapshotSource
 from holdfast.runtime.snapshots.restore_planner import NoPlan, RankHolding, RestorePlan, SnapshotRef, own_shard, plan, shards_by_rank
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state import unmanaged
@@ -392,7 +392,7 @@ class RecoveryManager:
             self._cannot(generation, f"they began in different generations ({numbers}), so what they exchanged before step 1 differs")
             return None
         checkpoints = set.intersection(*(set(one["checkpoints"]) for one in reports.values()))  # those that every rank can see
-        stored = self.memory.reached(
+        stored = self.memory.merge_facts(
             list(reports.values()),
             generation.world,
             lowest=generation.rank == min(reports),
@@ -447,7 +447,7 @@ class RecoveryManager:
             "rank_states": {str(rank): sorted(kept) for rank, kept in self._rank_states.items()},
             "checkpoints": self._checkpoints(),
             "lineage": self.lineage,
-            **self.memory.told(generation.world),
+            **self.memory.facts(generation.world),
         }
 
     def _finish(self, rendezvous: RecoveryRendezvous) -> RecoveryResult:
@@ -529,7 +529,7 @@ class RecoveryManager:
                 try:
                     size += Restorer(self.training, self.memory).take(fetch, self.training.load_rank_state)
                 except RestoreError as spoiled:
-                    tell(spoiled)
+                    spoiled.report()
                     raise
                 self._half_restored = self._half_restored and not fetch.parts
         return moved + size, seconds + (time.monotonic() - begin if size else 0.0)

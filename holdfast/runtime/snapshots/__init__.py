@@ -1,1 +1,4 @@
-"""Snapshots of the training state in the node's memory, taken while training waits."""
+"""In-memory snapshots of a rank's state: when and what to copy, the thread that copies, the cost of it, and restoring from snapshots.
+
+Their file format is in `holdfast.memstore`; checkpoints on disk are in `holdfast.runtime.checkpoint`.
+"""

@@ -1,4 +1,4 @@
-"""What one rank's snapshots are taken by: what the agent and the job say, whose state it is, and what is wanted on disk."""
+"""Settings, write requests and counters of one rank's snapshots."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.snapshots.copy_schedule import Terms
+from holdfast.runtime.snapshots.copy_schedule import SnapshotLimits
 from holdfast.runtime.snapshots.restore_planner import own_shard
+from holdfast.runtime.telemetry.wait_windows import WaitWindow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotConfig:
-    """What the agent and the job say about snapshots in memory."""
+    """The settings that the agent and the job give through the environment."""
 
     memstore: Path
-    limit: int
-    """Bytes for all snapshots of the node; 0: no limit."""
-    terms: Terms
+    max_bytes: int
+    """Maximum bytes of all snapshots of the node; 0: no limit."""
+    limits: SnapshotLimits
     bandwidth: int | None = None
-    """Bytes a second that the node may write to disk beside training."""
+    """Maximum bytes per second that the node writes to disk alongside training."""
     has_writer: bool = False
-    """The agent has whom to write snapshots to disk."""
+    """The agent has a checkpoint writer."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> SnapshotConfig | None:
-        """Return what *environment* says; nothing where there is no memory store, or no snapshots are wanted."""
+        """Return the settings in *environment*; None where there is no memory store, or snapshots are off."""
         place = environment.get("HOLDFAST_MEMSTORE")
         every = int(environment.get("HOLDFAST_MEMORY_EVERY") or 1)
         if not place or every == 0:
             return None
-        terms = Terms(
+        limits = SnapshotLimits(
             every=every,
             overhead=float(environment.get("HOLDFAST_MEMORY_OVERHEAD") or 0.01),
             policy=environment.get("HOLDFAST_MEMORY_POLICY") or "skip",
@@ -39,8 +40,8 @@ class SnapshotConfig:
         )
         return cls(
             memstore=Path(place),
-            limit=int(environment.get("HOLDFAST_MEMSTORE_LIMIT") or 0),
-            terms=terms,
+            max_bytes=int(environment.get("HOLDFAST_MEMSTORE_LIMIT") or 0),
+            limits=limits,
             bandwidth=int(environment.get("HOLDFAST_SAVE_BANDWIDTH") or 0) or None,
             has_writer=environment.get("HOLDFAST_CHECKPOINT_WRITER") == "1",
         )
@@ -48,7 +49,7 @@ class SnapshotConfig:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlace:
-    """Which rank's state this is, and how the work on it is shared."""
+    """Which rank's state is copied, and which part of it: ranks that are copies of each other share the work."""
 
     rank: int
     world: int
@@ -58,7 +59,7 @@ class SnapshotPlace:
 
     @classmethod
     def of(cls, rank: int, world: int, shards: Mapping[str, str]) -> SnapshotPlace:
-        """Return the place of *rank*; *shards* names every rank's piece, by rank: ranks with the same one share the work."""
+        """Return the place of *rank*; *shards* names every rank's shard, by rank: ranks with the same one share the work."""
         shard = shards.get(str(rank))
         if shard is None:
             return cls(rank, world, own_shard(rank))
@@ -67,12 +68,54 @@ class SnapshotPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteWish:
-    """A checkpoint that is wanted: of which step, where, how many whole ones stay."""
+class PendingWrite:
+    """A checkpoint that is to be written from a snapshot: of which step, where, and how many complete ones to keep."""
 
     step: int
     directory: Path
     keep: int
     loss: float | None
-    stood: float
-    """Seconds for which training stood still to agree on it."""
+    paused: float
+    """Seconds for which training paused to agree on it."""
+
+
+@dataclass(slots=True)
+class SnapshotCounts:
+    """What snapshots have cost so far."""
+
+    steps: int = 0
+    taken: int = 0
+    given_up: int = 0
+    skipped: int = 0
+    """Not taken because replicas were behind."""
+    copied: float = 0.0
+    """Seconds of copying."""
+    overlapped: float = 0.0
+    """Seconds of copying while training waited."""
+    paused: float = 0.0
+    """Seconds for which training paused."""
+    prepared: float = 0.0
+    """Seconds of the training thread to begin them."""
+    slowed: float = 0.0
+    """Seconds by which snapshots made steps longer, compared with steps without one; at least `prepared` and `paused`."""
+    trained: float = 0.0
+    """Seconds of all steps."""
+    size: int = 0
+    """Bytes of the newest."""
+    newest: int | None = None
+    """The step of the newest complete one."""
+    newest_at: float | None = None
+    """When it was begun, and so its state was current (wall clock)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTrace:
+    """What happened in a step: its begin (wall clock) and length, and its events in seconds since its begin."""
+
+    began: float
+    took: float
+    windows: list[WaitWindow]
+    operations: list[tuple[str, int]]
+    """Point-to-point operations in their order, with the peer's rank."""
+    copies: list[tuple[float, float, bool]]
+    """Copying: begin, end, and whether training waited."""

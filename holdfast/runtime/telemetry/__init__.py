@@ -1,1 +1,4 @@
-"""What a rank reports of itself: steps, waits, sections, its place in collectives, checksums of replicas."""
+"""What a rank measures and reports of itself: steps, waits, long sections, its status in collectives, checksums of replicas.
+
+The connection to the agent is `holdfast.runtime.agent_client`; measurements of snapshots are in `holdfast.runtime.snapshots`.
+"""

@@ -1,8 +1,8 @@
-"""Let DDP add gradients in one order from its first step on, so that losses after a restart are equal to the bit.
+"""Make DDP add gradients in one order from its first step on, so that losses after a restart are bit-identical.
 
-DDP sums gradients in buckets. After its first step it sorts them anew, in the order in which gradients came, and a ring
-adds each value in an order that depends on its place in a bucket. A resumed run would reduce its first step in another
-layout than an undisturbed run does at that step: the loss differs by some 1e-7, and all that follow.
+DDP sums gradients in buckets. After its first step it rebuilds them in the order in which gradients arrived, and a ring adds each value in
+an order that depends on its place in a bucket. A resumed run would reduce its first step in another layout than an undisturbed run does at
+that step: the loss differs by about 1e-7, and so do all that follow.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from holdfast.runtime.groups.first_exchanges import scratch
 M = TypeVar("M", bound=nn.Module)
 
 
-_made: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_settled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_created: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_stable: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _watching = False
 
 
 def watch() -> None:
-    """Take note of every DDP module that is made from now on."""
+    """Keep track of every DDP module that is created from now on."""
     global _watching  # noqa: PLW0603 (torch's hook is the process's, too)
     if _watching:
         return
@@ -33,36 +33,36 @@ def watch() -> None:
 
     def registered(module: nn.Module, name: str, _value: Any) -> None:  # noqa: ANN401 (torch's signature)
         if name == "module" and isinstance(module, DistributedDataParallel):
-            _made.add(module)
+            _created.add(module)
 
     torch.nn.modules.module.register_module_module_registration_hook(registered)
 
 
 def stabilize_all_ddp() -> bool:
-    """Settle every DDP module that was made since `watch`; tell whether all could be.
+    """Stabilize every DDP module that was created since `watch`; return whether all could be.
 
-    A rank that joins later cannot take part in what the others did at their first steps: none may be left to do there.
+    A rank that joins later cannot take part in what the others did in their first steps: nothing may be left to do there.
     """
-    found = [model for model in _made if model not in _settled]
+    found = [model for model in _created if model not in _stable]
     for model in found:
         stabilize_ddp(model)
-    return all(model in _settled or getattr(model, "find_unused_parameters", False) for model in found)
+    return all(model in _stable or getattr(model, "find_unused_parameters", False) for model in found)
 
 
-def sum_up(*, at_once: bool) -> None:
-    """Have every DDP module that was made since `watch` average gradients in its next backward pass, or leave that to a later one."""
-    for model in _made:
-        model.require_backward_grad_sync = at_once  # type: ignore[assignment]  # what `no_sync` does
+def average_gradients(*, now: bool) -> None:
+    """Have every DDP module that was created since `watch` average gradients in its next backward pass, or not yet."""
+    for model in _created:
+        model.require_backward_grad_sync = now  # type: ignore[assignment]  # what `no_sync` does
 
 
 def stabilize_ddp(model: M) -> M:
-    """Have DDP sort its buckets now, before the first real step; what is not a fresh DDP module is left as it is.
+    """Have DDP rebuild its buckets now, before the first real step; anything but a new DDP module is returned as it is.
 
-    One backward pass through a sum that uses every parameter, and not the model, shows DDP the order: the last parameter
-    comes first, much as it would with the model itself. It costs one reduction of the gradients, all zero.
+    One backward pass through a sum that uses every parameter, without the model, shows DDP the order: the last parameter
+    comes first, much as with the model itself. It costs one reduction of the gradients, all zero.
     """
-    if not isinstance(model, DistributedDataParallel) or model.find_unused_parameters or model in _settled:
-        return model  # this one never sorts anew
+    if not isinstance(model, DistributedDataParallel) or model.find_unused_parameters or model in _stable:
+        return model  # this one never rebuilds its buckets
     if model.static_graph or model.mixed_precision:
         return model  # these learn from their first backward pass, which must be the model's own
     parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
@@ -81,5 +81,5 @@ def stabilize_ddp(model: M) -> M:
         parameter.grad = None
     if reducer._rebuild_buckets():  # noqa: SLF001 (what DDP does at its next forward pass)
         model._has_rebuilt_buckets = True  # noqa: SLF001
-    _settled.add(model)
+    _stable.add(model)
     return model

@@ -1,7 +1,7 @@
-"""Where this rank stands, told when the flow calls the roll: what it has begun in each group, what it waits for, and in which line.
+"""The status of this rank, sent when the controller queries it: what it has begun in each group, what it waits for, and in which line.
 
-The thread that hears orders answers, so that a rank answers while its training thread waits in C++ or sleeps. One that cannot (it is
-stopped, or something holds the interpreter's lock) is told by its silence.
+The thread that receives commands answers, so that a rank answers while its training thread waits in C++ or sleeps. A rank that is stopped,
+or whose interpreter lock is held, does not answer.
 """
 
 from __future__ import annotations
@@ -27,71 +27,74 @@ from holdfast.runtime.telemetry.wait_windows import process_waits
 
 log = logging.getLogger("holdfast.runtime")
 
-DEEPEST: Final = 12
-"""Frames of the training thread that are told, the innermost first."""
+MAX_FRAMES: Final = 12
+"""Frames of the training thread that are sent, the innermost first."""
 _TORCH: Final = str(Path(torch.__file__).parent)
-_OURS: Final = str(Path(__file__).parents[2])
+_HOLDFAST: Final = str(Path(__file__).parents[2])
 _LIBRARIES: Final = (
     _TORCH,
-    _OURS,
+    _HOLDFAST,
     "<frozen ",
     *{sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")},
 )
 
 
-def status() -> Message:
-    """Return where this rank stands: the fields of the word ``status``.
+def rank_status() -> Message:
+    """Return the status of this rank.
 
-    ``waits``: what the training thread waits for (a window of `wait_windows`, else ``collective`` or ``backward`` as the stack has it), for
-    ``seconds``. ``groups``: name, members, operations begun by their way, and those in work. ``place``: the innermost line of the user's
+    ``waits``: what the training thread waits for (a window of `wait_windows`, else ``collective`` or ``backward`` from the stack), for
+    ``seconds``. ``groups``: name, members, operations begun by kind, and those in flight. ``place``: the innermost line of the user's
     own code.
     """
-    ours = membership()
-    waits, seconds = process_waits().present()
-    frames = _frames()
+    manager = membership()
+    waits, seconds = process_waits().current()
+    frames = _training_frames()
     return {
         "step": link().step,
-        "waits": waits or _by_stack(frames),
+        "waits": waits or _wait_from_stack(frames),
         "seconds": round(seconds, 3),
-        "groups": [_in_group(group) for group in (ours.groups if ours is not None and ours.dry_run is None else ())],
+        "groups": [_group_status(group) for group in (manager.groups if manager is not None and manager.dry_run is None else ())],
         "place": next((_line(one) for one in frames if not one.f_code.co_filename.startswith(_LIBRARIES)), ""),
-        "stack": [_line(one) for one in frames[:DEEPEST]],
+        "stack": [_line(one) for one in frames[:MAX_FRAMES]],
     }
 
 
-def answering(forward: Callable[[Message], None] = lambda _order: None) -> Callable[[Message], None]:
-    """Return what hears orders: it answers `QUESTIONS`, and leaves all else to *forward*."""
+def answer_queries(forward: Callable[[Message], None] = lambda _command: None) -> Callable[[Message], None]:
+    """Return a handler of commands that answers those in `QUERIES`, and passes all others to *forward*."""
 
-    def hear(order: Message) -> None:
-        answer = QUESTIONS.get(str(order.get("do")))
+    def handle(command: Message) -> None:
+        answer = QUERIES.get(str(command.get("do")))
         if answer is None:
-            forward(order)
+            forward(command)
             return
         try:
-            answer(order)
-        except Exception:  # a question that cannot be answered must not end the thread that hears orders
-            log.exception("the question '%s' could not be answered", order["do"])
+            answer(command)
+        except Exception:  # a failing query must not end the thread that receives commands
+            log.exception("the query '%s' failed", command["do"])
 
-    return hear
-
-
-QUESTIONS: Final[dict[str, Callable[[Message], None]]] = {"roll-call": lambda _question: link().report("status", **status())}
-"""What a flow may ask, and who answers, in the thread that hears orders."""
+    return handle
 
 
-def _in_group(group: ManagedGroup) -> Message:
-    in_flight = group.in_flight
+QUERIES: Final[dict[str, Callable[[Message], None]]] = {"roll-call": lambda _query: link().report("status", **rank_status())}
+"""Queries of the controller by name, and who answers them, in the thread that receives commands."""
+
+
+def _group_status(group: ManagedGroup) -> Message:
+    in_flight, ranks = group.in_flight, group.ranks
+    # Members that are evenly spaced, as those of a mesh are, need fewer bytes.
+    pace = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    even = pace > 0 and list(ranks) == list(range(ranks[0], ranks[0] + pace * len(ranks), pace))
     return {
         "name": group.group_name,
-        "ranks": _packed(group.ranks),
-        "counts": {_way(group, way): number for way, number in list(in_flight.counts.items())},
-        "pending": [_told(group, mark) for mark in list(in_flight.pending.values())],
+        "ranks": {"first": ranks[0], "pace": pace, "count": len(ranks)} if even else list(ranks),
+        "counts": {_global_way(group, way): number for way, number in list(in_flight.counts.items())},
+        "pending": [_operation(group, mark) for mark in list(in_flight.pending.values())],
     }
 
 
-def _told(group: ManagedGroup, mark: OperationMark) -> Message:
+def _operation(group: ManagedGroup, mark: OperationMark) -> Message:
     return {
-        "way": _way(group, mark.channel),
+        "way": _global_way(group, mark.channel),
         "number": mark.number,
         "name": mark.name.partition(">")[0].partition("<")[0],
         "size": mark.size,
@@ -100,21 +103,14 @@ def _told(group: ManagedGroup, mark: OperationMark) -> Message:
     }
 
 
-def _way(group: ManagedGroup, way: str) -> str:
-    """Return *way* with the global rank of the other end."""
+def _global_way(group: ManagedGroup, way: str) -> str:
+    """Return *way* with the global rank of the peer."""
     if way == COLLECTIVES or not way[5:].isdigit():
         return way
     return f"{way[:5]}{group.ranks[int(way[5:])]}"
 
 
-def _packed(ranks: Sequence[int]) -> dict[str, int] | list[int]:
-    """Return the members in few bytes where they are evenly spaced, as those of a mesh are."""
-    pace = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-    even = pace > 0 and list(ranks) == list(range(ranks[0], ranks[0] + pace * len(ranks), pace))
-    return {"first": ranks[0], "pace": pace, "count": len(ranks)} if even else list(ranks)
-
-
-def _frames() -> list[FrameType]:
+def _training_frames() -> list[FrameType]:
     """Return the frames of the training thread, the innermost first."""
     found = []
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 (the only way to see another thread)
@@ -128,8 +124,8 @@ def _line(frame: FrameType) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def _by_stack(frames: Sequence[FrameType]) -> str:
-    """Return what the stack of a rank whose waits nobody notes tells: that it is inside of one of torch's own collectives, or backward."""
+def _wait_from_stack(frames: Sequence[FrameType]) -> str:
+    """Return what a rank without recorded waits does according to its stack: one of torch's own collectives, or backward."""
     for one in frames:
         file: Any = one.f_code.co_filename
         if file.startswith(f"{_TORCH}/distributed/"):

@@ -1,7 +1,7 @@
-"""Digests of the parameters, so that ranks that hold copies of each other can be compared: a bit that fell over shows in the next one.
+"""Checksums of the parameters, to compare ranks that hold copies of each other: a flipped bit shows at the next check.
 
-A tensor's sum is that of its bytes, taken as whole numbers of 64 bits: one pass at the speed of the memory, and any single bit changes it.
-Ranks need not agree on how often: each checks at multiples of a power of two that its own cost allows, so all meet at the multiples of
+The checksum of a tensor is the sum of its bytes as 64-bit integers: one pass at the speed of memory, and any single bit changes it.
+Ranks need not agree on an interval: each checks at multiples of a power of two that its own cost allows, so all meet at the multiples of
 the largest.
 """
 
@@ -19,59 +19,59 @@ from torch import Tensor, nn
 
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.telemetry.rank_status import QUESTIONS
+from holdfast.runtime.telemetry.rank_status import QUERIES
 
 _log = logging.getLogger("holdfast.runtime")
 
-OFTENEST: Final = 16
-"""Steps between two checks at least."""
-RAREST: Final = 16 * 2**16
-SHARE: Final = 0.004
-"""Share of the training time that checks may take; the promise is half a percent."""
+MIN_INTERVAL: Final = 16
+"""Minimum steps between two checks."""
+MAX_INTERVAL: Final = 16 * 2**16
+MAX_SHARE: Final = 0.004
+"""Maximum fraction of the training time for checks; the documented limit is half a percent."""
 KEPT: Final = 4
-"""Newest checks whose sums are kept, for the case that they turn out to differ."""
+"""Newest checks whose checksums are kept, in case they differ."""
 _WORD: Final = 8
 
 
-def sums_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the sum of each tensor's bytes, of the part that this rank holds; one wait for the device in all."""
+def checksums_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the checksum of each tensor, of the part that this rank holds; the device is waited for once."""
     if not tensors:
         return {}
-    found = [_sum(getattr(one, "_local_tensor", one).detach()) for one in tensors.values()]
+    found = [_checksum(getattr(one, "_local_tensor", one).detach()) for one in tensors.values()]
     return dict(zip(tensors, torch.stack(found).tolist(), strict=True))
 
 
-def _sum(tensor: Tensor) -> Tensor:
+def _checksum(tensor: Tensor) -> Tensor:
     flat = tensor.reshape(-1).view(torch.uint8)
     if flat.data_ptr() % _WORD or flat.storage_offset() % _WORD:
         flat = flat.clone()
-    whole = flat.numel() // _WORD * _WORD
-    total = flat[:whole].view(torch.int64).sum()
-    return total + flat[whole:].to(torch.int64).sum() if whole < flat.numel() else total
+    words = flat.numel() // _WORD * _WORD
+    total = flat[:words].view(torch.int64).sum()
+    return total + flat[words:].to(torch.int64).sum() if words < flat.numel() else total
 
 
 class ReplicaChecksums:
-    """Tells the digest of one rank's parameters at the steps at which it is time."""
+    """Reports the digest of one rank's parameters at the steps at which it is due."""
 
     def __init__(self, model: nn.Module, environment: Mapping[str, str]) -> None:
-        told = environment.get("HOLDFAST_CHECK_EVERY") or "auto"
-        self._fixed = int(told) if told.isdigit() else None
+        setting = environment.get("HOLDFAST_CHECK_EVERY") or "auto"
+        self._fixed = int(setting) if setting.isdigit() else None
         self._model = model
-        self.every = OFTENEST if self._fixed is None else self._fixed
+        self.every = MIN_INTERVAL if self._fixed is None else self._fixed
         """Steps between two checks."""
         self._sums: deque[tuple[int, dict[str, int]]] = deque(maxlen=KEPT)
         self._costs: deque[float] = deque(maxlen=KEPT)
         self._before: tuple[int, float] | None = None
-        QUESTIONS["sums"] = self._answer
+        QUERIES["sums"] = self._answer
 
-    def look(self, step: int, shard: str) -> None:
-        """Tell the digest of the parameters after *step* if it is time; *shard*: whose copy they are, where that is known."""
+    def check(self, step: int, shard: str) -> None:
+        """Report the digest of the parameters after *step* if it is due; *shard*: whose copy they are, where that is known."""
         if not self.every or step == 0 or step % self.every or not link().attached:
             return
         begin = time.perf_counter()
         try:
-            sums = sums_of(dict(self._model.named_parameters()))
-        except (RuntimeError, NotImplementedError, TypeError) as error:  # parameters of a kind of their own: training does not end over it
+            sums = checksums_of(dict(self._model.named_parameters()))
+        except (RuntimeError, NotImplementedError, TypeError) as error:  # parameters of a special kind must not end training
             self.every = 0
             _log.warning("the parameters cannot be compared with those of other ranks: %s", error)
             return
@@ -81,18 +81,18 @@ class ReplicaChecksums:
         now = time.perf_counter()
         self._costs.append(now - begin)
         if self._fixed is None and self._before is not None and step > self._before[0]:
-            self._plan((begin - self._before[1]) / (step - self._before[0]))
+            self._choose_interval((begin - self._before[1]) / (step - self._before[0]))
         self._before = step, now
 
-    def _plan(self, step_seconds: float) -> None:
-        """Choose the least distance that keeps within the share, of those at which all ranks can meet."""
-        cost, every = min(self._costs), OFTENEST
-        while every < RAREST and cost > SHARE * every * step_seconds:
+    def _choose_interval(self, step_seconds: float) -> None:
+        """Choose the shortest interval within the maximum cost, of those at which all ranks can meet."""
+        cost, every = min(self._costs), MIN_INTERVAL
+        while every < MAX_INTERVAL and cost > MAX_SHARE * every * step_seconds:
             every *= 2
         self.every = every
 
-    def _answer(self, question: Message) -> None:
-        """Tell the sums of single tensors after a step, which somebody found to differ."""
+    def _answer(self, query: Message) -> None:
+        """Send the checksums of all tensors after a step at which the digests differ."""
         for step, sums in list(self._sums):
-            if step == question.get("step"):
+            if step == query.get("step"):
                 link().report("sums", step=step, sums=sums)

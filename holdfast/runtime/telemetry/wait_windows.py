@@ -1,7 +1,7 @@
-"""When this process waits: the windows of a step in which training does nothing, noted as they come and told to who can use them.
+"""When this process waits: the windows of a step in which training does nothing, and how a step spent its time.
 
-Windows are opened around waits for other ranks (point-to-point, collectives, the vote) and for data. Only what a process can see from
-outside its device is seen here: on a GPU a wait for a collective returns at once, and copies are paced by the plan instead.
+Windows are opened around waits for other ranks (point-to-point operations, collectives, the vote) and for data. Only what is visible from
+the host is recorded: on a GPU a wait for a collective returns at once, and the copy schedule spreads copies over the step instead.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import threading
 import time
 from typing import Final, NamedTuple
 
-LEAST: Final = 50e-6
-"""Seconds; a shorter wait is none: it passes before anybody could use it."""
-MOST: Final = 2000
-"""Windows that one step keeps."""
+from holdfast.runtime.telemetry import progress
+
+MIN_SECONDS: Final = 50e-6
+"""Shorter waits are not recorded: they end before anybody could use them."""
+MAX_WINDOWS: Final = 2000
+"""Windows that are kept of one step."""
 
 _KINDS: Final = {
     "recv": "pipeline",
@@ -34,7 +36,7 @@ def kind_of(operation: str) -> str:
 
 
 class WaitWindow(NamedTuple):
-    """A wait: begin and end in seconds since the step began, what was waited for, and the how manieth of the step it was, from 1."""
+    """A wait: begin and end in seconds since the step began, what it was for, and its number in the step, from 1."""
 
     begin: float
     end: float
@@ -43,37 +45,37 @@ class WaitWindow(NamedTuple):
 
 
 class WaitWindows:
-    """The windows of the step in work. Cheap: it is asked at every wait, whether anybody copies or not."""
+    """The windows of the current step. Cheap: it is called at every wait, whether anything is copied or not."""
 
     def __init__(self) -> None:
         self.open = False
         """Whether training waits now."""
         self.wake: threading.Event | None = None
-        """Set while training waits; who copies sleeps on it."""
+        """Set while training waits; the copying thread sleeps on it."""
         self.windows: list[WaitWindow] = []
         self.step_began = time.perf_counter()
         self.number = 0
         """Windows of this step that were opened so far."""
         self.operations: list[tuple[str, int]] = []
-        """Point-to-point operations of this step, with their peers: what the schedule of a pipeline is recognised by."""
+        """Point-to-point operations of this step, with their peers: they identify the schedule of a pipeline."""
         self.sums: dict[str, float] = {}
-        """Seconds of all waits since this process began, by what was waited for."""
-        self.left = 0.0
+        """Seconds of all waits since this process started, by kind."""
+        self.closed_at = 0.0
         """When the newest window was closed (`time.perf_counter`)."""
         self._since, self._kind = 0.0, ""
-        self._flying = self._launched = self._usual = 0
+        self._in_flight = self._started = self._usual = 0
         self._lock = threading.Lock()
 
     def begin_step(self) -> tuple[float, list[WaitWindow], list[tuple[str, int]]]:
-        """Begin a step; return how long the one before took, its windows and its point-to-point operations."""
+        """Begin a step; return the length of the one before, its windows and its point-to-point operations."""
         now = time.perf_counter()
         took, windows, operations = now - self.step_began, self.windows, self.operations
         self.step_began, self.windows, self.operations, self.number = now, [], [], 0
-        self._usual, self._launched = self._launched, 0
+        self._usual, self._started = self._started, 0
         return took, windows, operations
 
     def enter(self, kind: str) -> bool:
-        """Open a window; tell whether there was none open: who opened it closes it with `leave`."""
+        """Open a window; return False when one is open already: only the caller that opened it closes it with `leave`."""
         if self.open:
             return False
         self._since, self._kind, self.open = time.perf_counter(), kind, True
@@ -87,43 +89,71 @@ class WaitWindows:
         self.open = False
         if self.wake is not None:
             self.wake.clear()
-        now = self.left = time.perf_counter()
+        now = self.closed_at = time.perf_counter()
         self.sums[self._kind] = self.sums.get(self._kind, 0.0) + now - self._since
-        if now - self._since >= LEAST and len(self.windows) < MOST:
+        if now - self._since >= MIN_SECONDS and len(self.windows) < MAX_WINDOWS:
             self.windows.append(WaitWindow(self._since - self.step_began, now - self.step_began, self._kind, self.number))
 
-    def present(self) -> tuple[str, float]:
-        """Return what training waits for now, and for how many seconds it has; nothing while it does not wait. Callable from any thread."""
+    def current(self) -> tuple[str, float]:
+        """Return what training waits for now, and for how many seconds; ("", 0) while it does not wait. Callable from any thread."""
         kind, since = self._kind, self._since
         return (kind, time.perf_counter() - since) if self.open else ("", 0.0)
 
-    # -- waits inside of torch ------------------------------------------------------------------------------------------
+    # -- waits inside torch ---------------------------------------------------------------------------------------------
 
     def operation_started(self) -> None:
-        """Note an operation whose end torch itself awaits, as DDP's reducer does for its buckets.
+        """Record an operation that torch itself waits for, as DDP's reducer does for its buckets.
 
-        After the last one of a step nothing is left to compute: until all have ended training waits. Which one is the last is known
-        from the step before.
+        After the last one of a step nothing is left to compute: training waits until all have ended. Which one is the last is known from
+        the step before.
         """
         with self._lock:
-            self._launched += 1
-            self._flying += 1
-            last = self._launched == self._usual
+            self._started += 1
+            self._in_flight += 1
+            last = self._started == self._usual
         if last:
             self.enter("gradients")
 
     def operation_ended(self) -> None:
-        """Note that such an operation has ended."""
+        """Record the end of such an operation."""
         with self._lock:
-            self._flying -= 1
-            ends = self._flying <= 0 and self.open and self._kind == "gradients"
+            self._in_flight -= 1
+            ends = self._in_flight <= 0 and self.open and self._kind == "gradients"
         if ends:
             self.leave()
 
 
-_ours = WaitWindows()
+_of_this_process = WaitWindows()
 
 
 def process_waits() -> WaitWindows:
     """Return this process's windows."""
-    return _ours
+    return _of_this_process
+
+
+class StepTimer:
+    """Measures how each step spends its time: own work, waiting for other ranks, waiting for data.
+
+    On a GPU own work and waiting cannot be told apart: a wait for a collective returns at once, and the time shows only where the rank
+    waits for its device, before the vote. So it is used on the host only.
+    """
+
+    def __init__(self, windows: WaitWindows | None = None) -> None:
+        self._waits = windows or process_waits()
+        self._since: float | None = None
+        self._sums: dict[str, float] = {}
+        self._sections = progress.sections_begun()
+
+    def begin(self) -> None:
+        """Begin to measure: the time before belongs to no step (a save, a recovery, the startup)."""
+        self._since, self._sums, self._sections = time.perf_counter(), dict(self._waits.sums), progress.sections_begun()
+
+    def end(self) -> dict[str, float] | None:
+        """Return the seconds of own work, of communication (``talk``) and of waiting for data; None for a step with a declared section."""
+        if self._since is None or progress.sections_begun() != self._sections:
+            return None
+        took = time.perf_counter() - self._since
+        waited = {kind: total - self._sums.get(kind, 0.0) for kind, total in self._waits.sums.items()}
+        data = waited.pop("data", 0.0)
+        talk = sum(waited.values())
+        return {"own": round(max(0.0, took - talk - data), 6), "talk": round(talk, 6), "data": round(data, 6)}

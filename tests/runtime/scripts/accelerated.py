@@ -75,7 +75,7 @@ with holdfast.session(model=model, optimizer=optimizer, any_rank="any" in option
         told = accelerator.reduce(loss.detach().clone(), "mean")
         prepared.step()
         prepared.zero_grad()
-        step.commit(told)
+        step.end(told)
         if session.step == step.number and "HOLDFAST_STANDBY" not in os.environ:
             with (folder / "seen.jsonl").open("a") as seen:
                 seen.write(json.dumps(identity(step.number, session.rank)) + "\n")

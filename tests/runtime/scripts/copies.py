@@ -54,7 +54,7 @@ with holdfast.session(model=model, optimizer=optimizer, schedulers=scheduler, da
         scheduler.step()
         if "late" in options:
             dist.all_reduce(told)
-        step.commit(told / ranks)
+        step.end(told / ranks)
         reach("committed", session.step)
 
 digest = hashlib.sha256()

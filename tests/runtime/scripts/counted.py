@@ -38,4 +38,4 @@ with holdfast.session(model=model, optimizer=optimizer, any_rank=True) as sessio
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        step.commit(loss)
+        step.end(loss)

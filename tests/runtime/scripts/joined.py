@@ -25,6 +25,6 @@ dist.all_reduce(ones)
 model = nn.Linear(2, 2)
 with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters())) as session:
     for step in session.steps(until=until):
-        step.commit(0.0)
+        step.end(0.0)
 told = {"backend": dist.get_backend(), "ranks": int(ones), "step": session.step, "local": os.environ["LOCAL_RANK"]}
 (folder / f"told-{rank}.json").write_text(json.dumps(told))

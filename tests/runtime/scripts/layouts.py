@@ -56,7 +56,7 @@ with holdfast.session(model=model, optimizer=optimizer) as session:
         optimizer.step()
         reach("applied", step.number)
         optimizer.zero_grad()
-        step.commit(told / ranks)
+        step.end(told / ranks)
 
 digest = hashlib.sha256()
 strides = []

@@ -38,7 +38,7 @@ with holdfast.session(model=ballast, optimizer=optimizer) as session:
         model(torch.randn(1024, 256)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        step.commit()
+        step.end()
         wanted = torch.tensor(float(snapshotter.planning.overhead.every))
         dist.all_reduce(wanted, dist.ReduceOp.MAX)
         if snapshotter.every >= wanted >= RARER:  # by the votes of all ranks

@@ -33,7 +33,7 @@ with holdfast.session(model=model, optimizer=optimizer) as session:
         dist.all_reduce(told)
         optimizer.step()
         optimizer.zero_grad()
-        step.commit(told / ranks)
+        step.end(told / ranks)
 
 digest = hashlib.sha256()
 for parameter in model.parameters():

@@ -21,9 +21,9 @@ from holdfast.agent.memstore.server.replica_store import ReplicaStore
 from holdfast.agent.memstore.server.replicator import ReplicaNode, Replicator
 from holdfast.agent.memstore.server.token_bucket import TokenBucket
 from holdfast.log import set_up
-from holdfast.memstore.file_names import stream_of
 from holdfast.memstore.notification import SnapshotNotification
 from holdfast.memstore.shared_memory import SUFFIX
+from holdfast.memstore.store_folders import stream_of
 from holdfast.process import survive_sigterm
 from holdfast.protocol import LineBuffer, Message, encode
 

@@ -17,8 +17,8 @@ from holdfast.agent.memstore.server.replica_store import Rejected, ReplicaStore
 from holdfast.log import note
 from holdfast.memstore import shared_memory
 from holdfast.memstore.connection import ABANDON, DATA, FRAME, LONGEST_FRAME, LONGEST_TAIL, TAIL, MemstoreConnection
-from holdfast.memstore.file_names import is_source
 from holdfast.memstore.shared_memory import Label, Slot, Snapshot, UnusableSnapshot
+from holdfast.memstore.store_folders import is_source
 
 log = logging.getLogger("holdfast.agent.workers.oom")
 
@@ -90,20 +90,20 @@ class RequestHandler:
     def _serve(self, line: MemstoreConnection) -> None:
         while True:
             line.socket.settimeout(None)  # the next snapshot may be an hour away; a peer that is gone is noticed by the kernel
-            order = line.hear()
+            order = line.receive()
             line.socket.settimeout(SECONDS)
             verb = order.get("do")
             try:
                 if verb == "labels":
-                    line.tell({"ok": True, "labels": {name: asdict(label) for name, label in self._replica_store.labels().items()}})
+                    line.send({"ok": True, "labels": {name: asdict(label) for name, label in self._replica_store.labels().items()}})
                 elif verb == "get":
                     self._give(line, order)
                 elif verb == "puts":
                     self._take_all(line, str(order["source"]), int(order["rank"]))
                 else:
-                    line.tell({"ok": False, "why": f"nothing is called '{str(verb)[:40]}' here: use the same Holdfast on all nodes"})
+                    line.send({"ok": False, "why": f"nothing is called '{str(verb)[:40]}' here: use the same Holdfast on all nodes"})
             except Rejected as error:
-                line.tell({"ok": False, "why": error.why})
+                line.send({"ok": False, "why": error.why})
 
     # -- giving -------------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class RequestHandler:
                 raise Rejected(f"{path.name} holds step {label.step} of lineage {label.lineage} by now")
             with suppress(OSError):
                 os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # of this thread
-            line.tell({"ok": True, "size": label.file_size})
+            line.send({"ok": True, "size": label.file_size})
             if line.socket.sendfile(file, 0, label.file_size) != label.file_size:
                 raise ConnectionAbortedError(f"{path.name} was cut off")
 
@@ -130,12 +130,12 @@ class RequestHandler:
         """Take replicas of one rank of one node, one after the other, until the line ends."""
         if not is_source(source) or rank < 0:
             raise Rejected("no node has such a name")
-        line.tell({"ok": True})
+        line.send({"ok": True})
         self._replica_store.enter(source, rank)
         try:
             while True:
                 line.socket.settimeout(None)
-                order = line.hear()
+                order = line.receive()
                 line.socket.settimeout(SECONDS)
                 self._take(line, source, rank, shared_memory.label_of(order["label"]))
         finally:
@@ -145,15 +145,15 @@ class RequestHandler:
         try:
             slot = self._open(source, rank, label)
         except Rejected as error:
-            line.tell({"ok": False, "why": error.why, "have": error.have, "again": not (error.have or error.full)})
+            line.send({"ok": False, "why": error.why, "have": error.have, "again": not (error.have or error.full)})
             return
         sealed = False
         try:
-            line.tell({"ok": True})
+            line.send({"ok": True})
             sealed = self._fill(line, slot, label)
         except Rejected as error:
             self._note_full(source, rank, error.why)
-            line.tell({"ok": False, "why": error.why})
+            line.send({"ok": False, "why": error.why})
         finally:
             self._replica_store.close(slot, sealed=sealed)
         if sealed:
@@ -189,7 +189,7 @@ class RequestHandler:
             line.socket.settimeout(SECONDS)
             if kind == DATA and length <= min(LONGEST_FRAME, label.size - filled):
                 with slot.data[filled : filled + length] as view:
-                    line.into(view)
+                    line.receive_into(view)
                 filled += length
                 slot.progress(filled)
             elif kind == TAIL and length <= min(LONGEST_TAIL, label.tail) and filled == label.size:
@@ -201,14 +201,14 @@ class RequestHandler:
                 raise ConnectionAbortedError(f"a frame {kind!r} of {length} bytes cannot be, {told}")
 
     def _finish(self, line: MemstoreConnection, slot: Slot, label: Label, length: int) -> bool:
-        whole, tail = shared_memory.label_of(line.hear()), line.receive_exactly(length)
+        whole, tail = shared_memory.label_of(line.receive()), line.receive_exactly(length)
         if replace(whole, tail=0, digest="") != replace(label, tail=0, digest=""):
             raise ConnectionAbortedError("the label that came with the tail is another snapshot's")
         try:
             self._replica_store.check(slot, whole)
             slot.seal_copy(whole, tail)
         except (UnusableSnapshot, OSError) as error:
-            line.tell({"ok": False, "why": str(error)})
+            line.send({"ok": False, "why": str(error)})
             return False
-        line.tell({"ok": True})
+        line.send({"ok": True})
         return True

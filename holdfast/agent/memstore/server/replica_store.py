@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.memstore import shared_memory
-from holdfast.memstore.file_names import Stream, is_name, replica_name, stream_of
 from holdfast.memstore.shared_memory import PAGE, SUFFIX, Label, Slot, UnusableSnapshot
+from holdfast.memstore.store_folders import Stream, is_name, replica_name, stream_of
 
 SLOTS: Final = 3
 """Files that each rank's replicas use in turn: two whole ones stay while the third is written."""

@@ -17,8 +17,7 @@ from holdfast.agent.memstore.server.replica_store import order_of
 from holdfast.agent.memstore.server.tail_reader import TailReader, newest
 from holdfast.agent.memstore.server.token_bucket import TokenBucket
 from holdfast.memstore.connection import ABANDON, DATA, FRAME, TAIL, MemstoreConnection, connect
-from holdfast.memstore.notification import SnapshotNotification
-from holdfast.memstore.replication_progress import ReplicationProgress
+from holdfast.memstore.notification import ReplicationProgress, SnapshotNotification
 from holdfast.memstore.shared_memory import UnusableSnapshot
 
 CHUNK: Final = 2**20
@@ -128,8 +127,8 @@ class Replicator(threading.Thread):
 
     def _push(self, line: MemstoreConnection, reading: TailReader) -> None:
         """Push one snapshot, unless it is not taken."""
-        line.tell({"label": asdict(reading.label)})
-        answer = line.hear()
+        line.send({"label": asdict(reading.label)})
+        answer = line.receive()
         if answer.get("ok") is True:
             self._stream(line, reading)
         elif answer.get("again"):  # somebody reads what it would replace: the newest shall not be left out for that
@@ -173,15 +172,15 @@ class Replicator(threading.Thread):
         if done < size:  # it was cut off under us: the frame must be filled, the next look sees why
             line.socket.sendall(bytes(size - done))
         self.pushed += size
-        self._sender.moves()
+        self._sender.sent()
         return size
 
     def _finish(self, line: MemstoreConnection, reading: TailReader) -> None:
         tail = reading.tail()
         line.socket.sendall(FRAME.pack(TAIL, len(tail)))
-        line.tell(asdict(reading.label))
+        line.send(asdict(reading.label))
         line.socket.sendall(tail)
-        answer = line.hear()
+        answer = line.receive()
         self._last = order_of(reading.label)
         if answer.get("ok") is True:
             self._note_whole(reading)
@@ -189,5 +188,5 @@ class Replicator(threading.Thread):
     def _note_whole(self, reading: TailReader) -> None:
         self.whole = reading.label.step
         if not self._over.is_set():
-            self._sender.whole(*reading.label.moment)
+            self._sender.complete(*reading.label.moment)
         self._home.kept()

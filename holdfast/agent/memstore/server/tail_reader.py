@@ -13,8 +13,8 @@ from typing import Final, Self
 
 from holdfast.agent.memstore.server.replica_store import order_of
 from holdfast.memstore import shared_memory
-from holdfast.memstore.file_names import own_files
 from holdfast.memstore.shared_memory import PAGE, Label, UnusableSnapshot
+from holdfast.memstore.store_folders import own_files
 
 SOON: Final = 0.01
 """Seconds until the worker has surely let go of what it has just sealed."""

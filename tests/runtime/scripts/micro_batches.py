@@ -38,7 +38,7 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader, any_rank=Tr
         reach("forward", step.number)
         computed: list[list[int]] = []
         mean = torch.zeros(())
-        for share in session.shares():
+        for share in session.micro_batches():
             samples, inputs, wanted = share.batch
             loss = nn.functional.mse_loss(wrapped(inputs), wanted) * share.weight
             loss.backward()
@@ -49,7 +49,7 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader, any_rank=Tr
         optimizer.step()
         reach("applied", step.number)
         optimizer.zero_grad()
-        step.commit(mean / dist.get_world_size())
+        step.end(mean / dist.get_world_size())
         if session.step == step.number:  # it counts
             with (folder / f"samples-{os.getpid()}").open("a") as file:
                 file.write(json.dumps([step.number, computed]) + "\n")

@@ -1,4 +1,4 @@
-"""When to copy: windows that are predicted, plans that fit, and what is done when nothing fits."""
+"""When to copy: predicted windows, schedules that fit, and what is done when nothing fits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime.snapshots import copy_schedule
-from holdfast.runtime.snapshots.copy_schedule import MARGIN, PROFILE, Profile, Terms, plan
+from holdfast.runtime.snapshots.copy_schedule import MARGIN, PROFILE, Profile, SnapshotLimits, plan
 from holdfast.runtime.snapshots.measurements import ENOUGH, REPLAN, StepMeasurements
 from holdfast.runtime.telemetry.wait_windows import WaitWindow, WaitWindows
 
@@ -24,44 +24,44 @@ def lived(*windows: tuple[int, float, float], step: float = 0.1, steps: int = 8,
     return profile
 
 
-def test_the_longest_window_takes_what_fits_into_it_and_short_ones_are_left_in_peace() -> None:
-    """A first stage has one hole in the middle of its step."""
-    found = plan(lived((1, 0.0, 0.002), (3, 0.02, 0.05), (7, 0.09, 0.004)), [MEGABYTE] * 20, SPEED, Terms())
+def test_the_longest_window_is_used_and_short_ones_are_not_disturbed() -> None:
+    """A first stage has one wait in the middle of its step."""
+    found = plan(lived((1, 0.0, 0.002), (3, 0.02, 0.05), (7, 0.09, 0.004)), [MEGABYTE] * 20, SPEED, SnapshotLimits())
     assert found.upto == {3: 20}
     assert (found.every, found.pause, found.overhead) == (1, 0.0, 0.0)
     assert found.reason == "all of it fits into 1 of 3 windows of the step"
 
 
 def test_a_last_stage_copies_at_both_ends_of_its_step() -> None:
-    """It waits for the first activations and, when it is done, for the vote of the others; windows that come too short are made up for."""
-    found = plan(lived((1, 0.0, 0.02), (9, 0.08, 0.02)), [MEGABYTE] * 20, SPEED, Terms())
+    """It waits for the first activations and, at the end, for the vote of the others; windows that are too short are compensated."""
+    found = plan(lived((1, 0.0, 0.02), (9, 0.08, 0.02)), [MEGABYTE] * 20, SPEED, SnapshotLimits())
     assert found.upto == {1: 17, 9: 20}
     assert found.gate(2) == 0
 
 
-def test_a_copy_that_does_not_fit_is_taken_seldom_or_pauses_training() -> None:
-    """Both are said with their cost."""
+def test_a_copy_that_does_not_fit_is_taken_less_often_or_pauses_training() -> None:
+    """Both are reported with their cost."""
     profile = lived((1, 0.0, 0.01))
-    seldom = plan(profile, [MEGABYTE] * 40, SPEED, Terms(overhead=0.01))
+    seldom = plan(profile, [MEGABYTE] * 40, SPEED, SnapshotLimits(overhead=0.01))
     assert seldom.upto == {1: 40}
     assert seldom.every == 34
     assert 0.009 < seldom.overhead <= 0.01
     assert seldom.reason == "41.9 ms of copying do not fit into 10 ms of windows: a snapshot every 34 steps keeps the cost at 1.0%"
-    paused = plan(profile, [MEGABYTE] * 40, SPEED, Terms(policy="pause", pause=0.05))
+    paused = plan(profile, [MEGABYTE] * 40, SPEED, SnapshotLimits(policy="pause", pause=0.05))
     assert paused.every == 1
     assert paused.reason.endswith("training pauses 33.6 ms for each snapshot, as the policy allows")
-    assert plan(profile, [MEGABYTE] * 40, SPEED, Terms(policy="pause", pause=0.02)).every == 34
-    assert plan(profile, [MEGABYTE] * 40, SPEED, Terms(), paused=0.0005).every == 1
+    assert plan(profile, [MEGABYTE] * 40, SPEED, SnapshotLimits(policy="pause", pause=0.02)).every == 34
+    assert plan(profile, [MEGABYTE] * 40, SPEED, SnapshotLimits(), paused=0.0005).every == 1
 
 
-def test_where_no_wait_can_be_seen_the_copy_is_spread_over_the_step() -> None:
-    """As of a GPU, and of groups that are torch's own."""
-    found = plan(lived(), [MEGABYTE] * 20, SPEED, Terms())
-    assert (found.every, round(found.beside, 3), dict(found.upto)) == (1, 0.08, {})
-    assert plan(lived((1, 0.0, 0.05)), [MEGABYTE], SPEED, Terms(beside=True)).beside > 0
+def test_without_visible_waits_the_copy_is_spread_over_the_step() -> None:
+    """As on a GPU, and in groups that are torch's own."""
+    found = plan(lived(), [MEGABYTE] * 20, SPEED, SnapshotLimits())
+    assert (found.every, round(found.spread, 3), dict(found.upto)) == (1, 0.08, {})
+    assert plan(lived((1, 0.0, 0.05)), [MEGABYTE], SPEED, SnapshotLimits(concurrent=True)).spread > 0
 
 
-def test_windows_are_counted_on_as_short_as_they_mostly_come() -> None:
+def test_windows_are_predicted_as_short_as_most_of_them_were() -> None:
     """One in ten was missing, another one varies."""
     profile = Profile()
     for number in range(10):
@@ -77,13 +77,13 @@ WINDOWS = st.lists(st.tuples(st.integers(1, 50), st.floats(0, 0.09), st.floats(0
 def test_a_plan_never_promises_more_than_the_windows_hold(
     windows: list[tuple[int, float, float]], sizes: list[int], speed: float, policy: str
 ) -> None:
-    """What it calls hidden has a place; what has none is a pause, at most as often as the terms allow."""
-    terms = Terms(policy=policy)
+    """Overlapped copying has a window; the rest is a pause, at most as often as the limits allow."""
+    terms = SnapshotLimits(policy=policy)
     found = plan(lived(*windows), sizes, speed, terms)
     room = sum(length for *_, length in windows)
     assert found.copy == pytest.approx(sum(sizes) / speed)
     assert found.every >= 1
-    if not found.beside:
+    if not found.spread:
         assert found.overlapped <= room * (1 - MARGIN) + 1e-9
         assert found.overlapped + found.pause == pytest.approx(found.copy)
         limits = [found.upto[number] for number in sorted(found.upto)]
@@ -92,9 +92,9 @@ def test_a_plan_never_promises_more_than_the_windows_hold(
         assert found.overhead <= terms.overhead + 1e-9 or found.every == copy_schedule.MOST_EVERY
 
 
-def test_there_is_a_new_plan_when_the_job_is_no_longer_what_it_was() -> None:
-    """Not sooner: a plan is made anew when steps took a fifth longer, and when pauses turned out shorter than was predicted."""
-    planning = StepMeasurements(Terms())
+def test_there_is_a_new_schedule_when_the_steps_have_changed() -> None:
+    """Not sooner: a schedule is replaced when steps took a fifth longer, and when pauses were shorter than predicted."""
+    planning = StepMeasurements(SnapshotLimits())
     planning.profile = lived((1, 0.0, 0.05))
     first = planning.plan_for([MEGABYTE] * 20)
     assert planning.plan_for([MEGABYTE] * 20) is first
@@ -106,26 +106,26 @@ def test_there_is_a_new_plan_when_the_job_is_no_longer_what_it_was() -> None:
     assert plans[-1].step > first.step
 
 
-def test_what_was_measured_counts_more_than_what_was_predicted() -> None:
-    """The prediction says that it does not fit; nobody has waited for it."""
-    planning = StepMeasurements(Terms())
+def test_measured_pauses_replace_predicted_ones() -> None:
+    """According to the prediction it does not fit; no pause was measured."""
+    planning = StepMeasurements(SnapshotLimits())
     planning.profile = lived((1, 0.0, 0.01))
-    planning.measured(MEGABYTE, MEGABYTE / SPEED)
+    planning.add_copy(MEGABYTE, MEGABYTE / SPEED)
     assert planning.plan_for([MEGABYTE] * 40).every == 34
     planning.pauses.extend([0.0] * ENOUGH)
     assert [planning.plan_for([MEGABYTE] * 40).every for _ in range(REPLAN)][-1] == 1
     assert planning.wanted == 1
 
 
-def test_a_process_that_has_just_come_in_copies_whenever_it_waits() -> None:
-    """It knows nothing of its steps yet, and the others need its snapshot."""
-    planning = StepMeasurements(Terms())
+def test_a_new_process_copies_whenever_it_waits() -> None:
+    """It has no profile of its steps yet, and the others need its snapshot."""
+    planning = StepMeasurements(SnapshotLimits())
     found = planning.plan_for([MEGABYTE] * 3)
     assert [found.gate(number) for number in (1, 2, 99)] == [3, 3, 3]
 
 
-def test_windows_are_noted_once_however_waits_are_nested() -> None:
-    """The vote contains waits of its own; short ones are none."""
+def test_nested_waits_are_recorded_as_one_window() -> None:
+    """The vote contains waits of its own; short ones are not recorded."""
     idle = WaitWindows()
     assert idle.enter("vote")
     assert not idle.enter("pipeline")

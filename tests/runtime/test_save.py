@@ -1,4 +1,4 @@
-"""A save that fails costs one checkpoint: training goes on, all ranks agree, and it is told once."""
+"""A save that fails costs one checkpoint: training goes on, all ranks agree, and it is reported once."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @ROOT_ONLY
-def test_a_full_disk_stops_no_training_and_the_next_cadence_tries_again(ranks: Ranks, agent: AgentDouble, small_disk: Path) -> None:
-    """Two ranks meet a full disk twice, tell it once, leave nothing behind; when there is room again the next save stands."""
+def test_a_full_disk_does_not_stop_training_and_the_next_interval_tries_again(ranks: Ranks, agent: AgentDouble, small_disk: Path) -> None:
+    """Two ranks get a full disk twice, report it once, and leave no files; with room again the next save succeeds."""
     run = ranks.start("train", 2, agent.environment, directory=small_disk / "c", until=60, every=4, seconds_a_step=0.02)
     agent.wait_for("storage_error")
     agent.wait_for("beat", step=14)
@@ -49,7 +49,7 @@ def test_a_full_disk_stops_no_training_and_the_next_cadence_tries_again(ranks: R
 
 
 @ROOT_ONLY
-def test_a_disk_gone_read_only_is_told_as_that(ranks: Ranks, agent: AgentDouble, small_disk: Path) -> None:
+def test_a_read_only_disk_is_reported(ranks: Ranks, agent: AgentDouble, small_disk: Path) -> None:
     """A file system remounted read-only between two saves keeps the first and refuses the second."""
     (small_disk / "ballast").unlink()
     run = ranks.start("train", 2, agent.environment, directory=small_disk / "c", until=60, every=10, seconds_a_step=0.02)
@@ -61,7 +61,7 @@ def test_a_disk_gone_read_only_is_told_as_that(ranks: Ranks, agent: AgentDouble,
 
 
 def test_one_rank_that_cannot_write_fails_the_save_of_all(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
-    """The last of three ranks may write 4 KiB only: no checkpoint stands on any rank's word, none waits for it."""
+    """The last of three ranks may write 4 KiB only: no rank believes that the checkpoint is complete, and none waits for it."""
     told = ranks.run("train_without_room", 3, agent.environment, directory=tmp_path)
     assert [rank["step"] for rank in told] == [12] * 3
     assert [(one["kind"], one["why"]) for one in agent.of("storage_error")] == [("checkpoint-write-failed", "File too large")]
@@ -69,7 +69,7 @@ def test_one_rank_that_cannot_write_fails_the_save_of_all(ranks: Ranks, agent: A
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which only root may")
-def test_a_directory_of_someone_else_is_told_as_read_only(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_reported_as_read_only(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
     """A user without the right to write trains on without checkpoints."""
     for folder in (tmp_path, *tmp_path.parents):
         if not folder.stat().st_mode & stat.S_IXOTH:  # as many as pytest has made: a parallel worker's folder lies one deeper
@@ -81,7 +81,7 @@ def test_a_directory_of_someone_else_is_told_as_read_only(ranks: Ranks, agent: A
     assert [one["kind"] for one in agent.of("storage_error")] == ["checkpoint-read-only"]
 
 
-def test_a_checkpoint_refused_by_the_agent_is_not_put_in_place(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
+def test_a_checkpoint_refused_by_the_agent_is_not_published(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
     """A worker of an older generation trains on, commits nothing, and leaves nothing."""
     agent.leave = False
     told = ranks.run("train", 2, agent.environment, directory=tmp_path)
@@ -92,17 +92,17 @@ def test_a_checkpoint_refused_by_the_agent_is_not_put_in_place(ranks: Ranks, age
 
 
 @pytest.mark.parametrize(("every", "steps"), [(None, [4, 5, 10, 12]), (4, [4, 8, 12])], ids=["of the environment", "of the script"])
-def test_ranks_without_managed_groups_change_the_cadence_with_a_save(
+def test_ranks_without_managed_groups_change_the_interval_with_a_save(
     ranks: Ranks, agent: AgentDouble, tmp_path: Path, every: int | None, steps: list[int]
 ) -> None:
-    """The wish that comes with rank 0's leave reaches all ranks in the save; a script that says how often keeps to that."""
+    """The interval that arrives with rank 0's permission reaches all ranks in the save; an interval set in the script stays."""
     agent.pace = 5
     told = ranks.run("train", 2, agent.environment | {"HOLDFAST_SAVE_EVERY": "4"}, directory=tmp_path, every=every)
     assert [rank["step"] for rank in told] == [12, 12]
     assert [one["step"] for one in agent.of("saved")] == steps
 
 
-def test_a_worker_whose_agent_vanished_trains_on_and_commits_nothing(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
+def test_a_worker_without_its_agent_trains_on_and_commits_nothing(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
     """Nobody can say that its generation is the current one, so it does not claim to be."""
     run = ranks.start("train", 2, agent.environment, directory=tmp_path, until=60, every=40, seconds_a_step=0.02)
     agent.wait_for("beat", step=5)
@@ -111,14 +111,14 @@ def test_a_worker_whose_agent_vanished_trains_on_and_commits_nothing(ranks: Rank
     assert names(tmp_path) == []
 
 
-def test_the_newest_whole_ones_are_kept(ranks: Ranks, tmp_path: Path) -> None:
+def test_the_newest_complete_checkpoints_are_kept(ranks: Ranks, tmp_path: Path) -> None:
     """Of six checkpoints the newest three stay, and nothing else."""
     ranks.run("train", directory=tmp_path, every=2, keep=3)
     assert names(tmp_path) == ["step-00000008", "step-00000010", "step-00000012"]
 
 
 def test_a_corrupt_checkpoint_is_neither_counted_nor_removed(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
-    """Found corrupt at the start, it is left for a person to look at, and two whole ones stay beside it."""
+    """Found corrupt at the start, it is left for inspection, and two complete ones are kept in addition."""
     ranks.run("train", directory=tmp_path, until=8)
     flip_a_bit(biggest(tmp_path / "step-00000008"))
     run = ranks.run("train", 1, agent.environment, directory=tmp_path, until=20, every=6)
@@ -127,7 +127,7 @@ def test_a_corrupt_checkpoint_is_neither_counted_nor_removed(ranks: Ranks, agent
     assert names(tmp_path) == ["step-00000008", "step-00000018", "step-00000020"]
 
 
-def test_a_step_found_corrupt_is_saved_anew_beside_it(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_corrupt_step_is_saved_again_and_kept_under_another_name(ranks: Ranks, tmp_path: Path) -> None:
     """The same step again takes the name; the damaged one is moved aside under another."""
     ranks.run("train", directory=tmp_path, until=8)
     flip_a_bit(biggest(tmp_path / "step-00000008"))
@@ -138,7 +138,7 @@ def test_a_step_found_corrupt_is_saved_anew_beside_it(ranks: Ranks, tmp_path: Pa
     assert ranks.run("train", directory=tmp_path, until=8)[0]["began"] == 8
 
 
-def test_a_step_saved_anew_retires_like_any_other(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_step_saved_again_retires_like_any_other(ranks: Ranks, tmp_path: Path) -> None:
     """That its name once stood for a damaged one does not keep it for ever."""
     ranks.run("train", directory=tmp_path, until=8)
     flip_a_bit(biggest(tmp_path / "step-00000008"))
@@ -148,16 +148,16 @@ def test_a_step_saved_anew_retires_like_any_other(ranks: Ranks, tmp_path: Path) 
     assert (second, third) == ("step-00000016", "step-00000020")
 
 
-def test_what_older_generations_left_half_written_is_cleared(ranks: Ranks, tmp_path: Path) -> None:
-    """Partials of this and older generations go at the start; one of a newer generation belongs to somebody alive."""
+def test_incomplete_checkpoints_of_older_generations_are_removed(ranks: Ranks, tmp_path: Path) -> None:
+    """Staging folders of this and older generations are removed at the start; one of a newer generation is in use."""
     for name in (".step-00000004.partial-0", ".step-00000004.removing-1", ".step-00000004.partial-7"):
         (tmp_path / name).mkdir()
     ranks.run("train", 1, {"HOLDFAST_GENERATION": "1"}, directory=tmp_path, every=0)
     assert names(tmp_path) == [".step-00000004.partial-7"]
 
 
-def test_a_directory_that_vanishes_is_made_again(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
-    """Somebody cleans up under a running job: the next save makes the folder anew."""
+def test_a_removed_directory_is_created_again(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
+    """The folder is removed under a running job: the next save creates it again."""
     run = ranks.start("train", 2, agent.environment, directory=tmp_path / "c", until=40, every=10, seconds_a_step=0.02)
     agent.wait_for("saved", step=10)
     shutil.rmtree(tmp_path / "c")
@@ -165,7 +165,7 @@ def test_a_directory_that_vanishes_is_made_again(ranks: Ranks, agent: AgentDoubl
     assert names(tmp_path / "c")[-1] == "step-00000040"
 
 
-def test_a_peer_lost_in_a_save_is_no_trouble_of_the_disk(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
+def test_a_peer_lost_in_a_save_is_not_a_storage_error(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
     """One of two ranks that do nothing but save is killed: the other ends with the loss of its peer, and does not wait."""
     run = ranks.start("save_for_ever", 2, agent.environment, directory=tmp_path)
     agent.wait_for("saved", 3)
@@ -175,7 +175,7 @@ def test_a_peer_lost_in_a_save_is_no_trouble_of_the_disk(ranks: Ranks, agent: Ag
     assert agent.of("storage_error") == []
 
 
-def test_after_a_kill_at_any_moment_the_newest_checkpoint_is_whole(ranks: Ranks, tmp_path: Path) -> None:
+def test_after_a_kill_at_any_time_the_newest_checkpoint_is_complete(ranks: Ranks, tmp_path: Path) -> None:
     """Two ranks that do nothing but save are killed 16 times or more, each at another moment: every restart finds all it needs.
 
     How much of the time a save takes depends on the machine, so this goes on until enough of the kills have hit one.

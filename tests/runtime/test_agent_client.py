@@ -1,4 +1,4 @@
-"""The worker's line to its agent: says all that matters, and never holds training up."""
+"""The worker's connection to its agent: every message that matters is sent, and training never waits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def deaf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentDouble]:
     double.close()
 
 
-def test_every_message_arrives_as_it_was_said(line_to: Lines, agent: AgentDouble) -> None:
+def test_every_message_arrives_unchanged(line_to: Lines, agent: AgentDouble) -> None:
     """The protocol, word for word; losses travel to the last bit, NaN too."""
     line = line_to(agent.path, rank=3, generation=5)
     line.mark("group", 0.25)
@@ -77,7 +77,7 @@ def test_every_message_arrives_as_it_was_said(line_to: Lines, agent: AgentDouble
     ]
 
 
-def test_an_exception_leaves_once_with_the_step_in_work(line_to: Lines, agent: AgentDouble) -> None:
+def test_an_exception_is_sent_once_with_the_current_step(line_to: Lines, agent: AgentDouble) -> None:
     """The first exception is the one that counts."""
     line = line_to(agent.path)
     line.step = 4
@@ -99,15 +99,15 @@ def test_without_an_agent_nothing_happens() -> None:
     assert (line.attached, threading.active_count()) == (False, threads)
 
 
-def test_a_line_that_cannot_be_opened_is_ignored(line_to: Lines, tmp_path: Path) -> None:
-    """Nobody listens there (any more): training goes on, but commits nothing."""
+def test_a_connection_that_fails_is_ignored(line_to: Lines, tmp_path: Path) -> None:
+    """The agent does not listen (any more): training goes on, but commits nothing."""
     line = line_to(tmp_path / "nobody")
     line.beat(1, 1.0, 1.0, 1)
     assert line.may_commit(1).ok is False
     assert line.attached is False
 
 
-def test_an_agent_that_does_not_read_holds_nothing_up_and_loses_old_beats_only(line_to: Lines, deaf: AgentDouble) -> None:
+def test_an_agent_that_does_not_read_blocks_nothing_and_loses_only_old_heartbeats(line_to: Lines, deaf: AgentDouble) -> None:
     """Ten thousand beats into a full line return at once; when the agent reads on, the newest beats and every other word are there."""
     line = line_to(deaf.path)
     line.section("long", None, begin=True)
@@ -125,8 +125,8 @@ def test_an_agent_that_does_not_read_holds_nothing_up_and_loses_old_beats_only(l
     assert steps[-(QUEUE - 10) :] == list(range(10_001 - (QUEUE - 10), 10_001))
 
 
-def test_what_stayed_behind_follows_by_itself(line_to: Lines, deaf: AgentDouble) -> None:
-    """A section that began into a full line reaches the agent although nothing is said after it."""
+def test_queued_messages_are_sent_without_a_new_one(line_to: Lines, deaf: AgentDouble) -> None:
+    """The begin of a section that did not fit into the socket arrives although no message follows."""
     line = line_to(deaf.path)
     for step in range(2000):
         line.beat(step, 0.5, 0.1, None)
@@ -136,7 +136,7 @@ def test_what_stayed_behind_follows_by_itself(line_to: Lines, deaf: AgentDouble)
     wait_until(lambda: not any(thread.name == "holdfast-link" for thread in threading.enumerate()), seconds=60)
 
 
-def test_an_agent_that_ends_in_the_middle_is_ignored(line_to: Lines, agent: AgentDouble) -> None:
+def test_an_agent_that_exits_is_ignored(line_to: Lines, agent: AgentDouble) -> None:
     """Beats after its end go nowhere, quietly."""
     line = line_to(agent.path)
     line.hello()
@@ -148,7 +148,7 @@ def test_an_agent_that_ends_in_the_middle_is_ignored(line_to: Lines, agent: Agen
     assert line.attached is False
 
 
-def test_leave_to_commit_is_the_agents_to_give(line_to: Lines, agent: AgentDouble) -> None:
+def test_the_agent_gives_permission_to_commit(line_to: Lines, agent: AgentDouble) -> None:
     """Yes and no arrive with their reasons; beats in between do not get in the way."""
     line = line_to(agent.path)
     line.beat(1, 1.0, 1.0, None)
@@ -159,13 +159,13 @@ def test_leave_to_commit_is_the_agents_to_give(line_to: Lines, agent: AgentDoubl
 
 
 @pytest.mark.parametrize(("said", "heard"), [(None, None), (250, 250), (0, None), (-3, None), (True, None), ("7", None), (2.5, None)])
-def test_a_wish_for_another_cadence_comes_with_the_leave(line_to: Lines, agent: AgentDouble, said: Any, heard: int | None) -> None:
-    """What is no number of steps is no wish."""
+def test_a_new_checkpoint_interval_arrives_with_the_permission(line_to: Lines, agent: AgentDouble, said: Any, heard: int | None) -> None:
+    """Anything but a positive number of steps is ignored."""
     agent.pace = said
     assert line_to(agent.path).may_commit(1).every == heard
 
 
-def test_an_agent_that_does_not_answer_gives_no_leave(line_to: Lines, agent: AgentDouble) -> None:
+def test_an_agent_that_does_not_answer_gives_no_permission(line_to: Lines, agent: AgentDouble) -> None:
     """The question has a limit in time, and an answer that comes too late belongs to no other question."""
     agent.silent = True
     line = line_to(agent.path)
@@ -173,7 +173,7 @@ def test_an_agent_that_does_not_answer_gives_no_leave(line_to: Lines, agent: Age
     assert (late.ok, "does not answer" in late.why) == (False, True)
 
 
-def test_an_agent_that_answers_garbage_gives_no_leave(line_to: Lines, tmp_path: Path) -> None:
+def test_an_agent_that_answers_garbage_gives_no_permission(line_to: Lines, tmp_path: Path) -> None:
     """What is not the protocol ends the line, not the training."""
     server = listen(tmp_path / "s")
     line = line_to(tmp_path / "s")
@@ -185,7 +185,7 @@ def test_an_agent_that_answers_garbage_gives_no_leave(line_to: Lines, tmp_path: 
     server.close()
 
 
-def test_a_forked_child_does_not_speak_for_its_parent(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_does_not_send_for_its_parent(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     """A data loader's worker neither beats nor holds the line open: the agent sees the end with the parent."""
     script = (
         "import os, sys, time\n"
@@ -223,7 +223,7 @@ def test_a_forked_child_does_not_speak_for_its_parent(agent: AgentDouble, monkey
     assert agent.heard[1]["step"] == 7
 
 
-def test_the_link_costs_no_torch() -> None:
+def test_the_connection_does_not_import_torch() -> None:
     """The starter of a worker uses it before there is torch, and `import holdfast` alone fetches nothing."""
     code = (
         "import sys, holdfast, holdfast.runtime.agent_client as l; print('torch' in sys.modules, 'numpy' in sys.modules, l.link().attached)"

@@ -1,4 +1,4 @@
-"""How a rank comes to its groups: under torchrun, on a host with GPUs, with an NCCL that cannot be given up."""
+"""How a rank joins its groups: under torchrun, on a host with GPUs, with an NCCL that cannot be aborted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.runtime.ranks import ROOT
 
 
 def test_a_script_that_joins_runs_under_plain_torchrun(tmp_path: Path) -> None:
-    """No agent is around: the groups are torch's own."""
+    """Without an agent the groups are torch's own."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -45,19 +45,19 @@ def test_a_script_that_joins_runs_under_plain_torchrun(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_rank_takes_the_gpu_of_its_place_on_the_node(environment: dict[str, str], gpus: int, device: str) -> None:
+def test_a_rank_uses_the_gpu_with_its_local_rank(environment: dict[str, str], gpus: int, device: str) -> None:
     """Whether Holdfast manages its groups or not."""
     assert world.device_of(environment, gpus) == torch.device(device)
 
 
 def test_more_ranks_than_gpus_are_refused_with_advice() -> None:
-    """Two ranks on one GPU: NCCL would say so much later, in words that nobody understands."""
+    """Two ranks on one GPU: NCCL would report it much later, with an obscure error."""
     with pytest.raises(RuntimeError, match=r"LOCAL_RANK is 2, and this process sees 2 GPUs: start at most 2 ranks"):
         world.device_of({"LOCAL_RANK": "2"}, 2)
 
 
 @pytest.mark.parametrize(("local", "chosen"), [("1", ["cuda:1"]), ("", [])])
-def test_a_script_that_joins_on_a_host_with_gpus_gets_the_device_of_its_place(
+def test_a_script_that_joins_on_a_host_with_gpus_gets_the_device_with_its_local_rank(
     monkeypatch: pytest.MonkeyPatch, local: str, chosen: list[str]
 ) -> None:
     """Under torchrun; there is no GPU here, so what torch is asked for is noted in its stead. It takes no device without a number."""
@@ -72,8 +72,8 @@ def test_a_script_that_joins_on_a_host_with_gpus_gets_the_device_of_its_place(
     assert asked == [*chosen, "cpu:gloo,cuda:nccl"]
 
 
-def test_an_nccl_that_cannot_be_given_up_costs_managed_groups_and_one_warning(job: Job) -> None:
-    """All ranks go on in torch's own groups: nobody raises, and the flow, which hears of no managed groups, restarts after a fault."""
+def test_an_nccl_that_cannot_be_aborted_costs_managed_groups_and_one_warning(job: Job) -> None:
+    """All ranks use torch's own groups: no rank raises, and without managed groups the controller restarts after a fault."""
     flow = job("old-nccl", script="joined", ranks=3)
     ended = flow.finish()
     assert ended.status == [0] * 3, flow.logs()
@@ -84,7 +84,7 @@ def test_an_nccl_that_cannot_be_given_up_costs_managed_groups_and_one_warning(jo
     assert [log.count("NCCL 2.27.9 can hang when it is aborted") for log in logs] == [1, 0, 0]
 
 
-def test_an_nccl_that_can_be_given_up_is_managed(job: Job) -> None:
+def test_an_nccl_that_can_be_aborted_is_managed(job: Job) -> None:
     """The same script, with what there is here."""
     flow = job(script="joined", ranks=2)
     ended = flow.finish()
@@ -93,7 +93,7 @@ def test_an_nccl_that_can_be_given_up_is_managed(job: Job) -> None:
     assert init._can_be_managed()
 
 
-def test_ranks_that_come_late_at_the_start_are_waited_for(job: Job) -> None:
+def test_ranks_that_start_late_are_waited_for(job: Job) -> None:
     """To each other, to a group, to the first operation in it, to a value in the store: however short recoveries' limits are."""
     flow = job(script="skewed", ranks=3)
     ended = flow.finish()
@@ -102,9 +102,9 @@ def test_ranks_that_come_late_at_the_start_are_waited_for(job: Job) -> None:
     assert flow.of("exception") == flow.of("broken") == []
 
 
-def test_a_group_that_is_not_complete_in_its_own_time_is_told_as_that(job: Job) -> None:
+def test_a_group_that_is_not_complete_within_its_timeout_is_reported(job: Job) -> None:
     """Half a second, as the script has asked for: an error of its own, by which no group counts as broken."""
     flow = job("short", script="skewed", ranks=3)
     told = flow.hear("exception", 0)
-    assert (told["type"], told["peer_lost"]) == ("torch.distributed.DistStoreError", True)  # to whoever looks for the cause it is an echo
+    assert (told["type"], told["peer_lost"]) == ("torch.distributed.DistStoreError", True)  # for the diagnosis it is a secondary failure
     assert flow.of("broken") == []

@@ -48,7 +48,7 @@ def planned(
 # -- examples -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_rank_takes_the_state_from_all_its_replicas_and_its_light_state_from_its_buddy() -> None:
+def test_a_new_rank_receives_its_shard_from_all_copies_and_its_rank_state_from_its_backup() -> None:
     """Plain data parallelism: three survivors send a third each."""
     found = planned([keeps(0, 12), keeps(1, 12), new(2), keeps(3, 12, rank_states={2: {11, 12}})])
     assert found.step == 12
@@ -56,11 +56,11 @@ def test_a_new_rank_takes_the_state_from_all_its_replicas_and_its_light_state_fr
     assert found.rank_states == ((3, 2),)
     assert not found.roll_forward | found.roll_back
     assert not found.fetches
-    assert found.reason == "the ranks that live hold all of step 12"
+    assert found.reason == "the surviving ranks have all of step 12"
 
 
-def test_nobody_moves_anything_when_all_ranks_live() -> None:
-    """Only groups were broken."""
+def test_nothing_is_sent_when_all_ranks_survive() -> None:
+    """Only process groups were broken."""
     found = planned([keeps(0, 5), keeps(1, 5)])
     assert (found.step, found.transfers, found.rank_states, found.checkpoint) == (5, (), (), False)
 
@@ -71,15 +71,15 @@ def test_a_lost_stage_comes_from_its_replica_and_from_no_other_stage() -> None:
     assert found.transfers == (Transfer(shard="last", source=3, target=2, share=0, shares=1),)
 
 
-def test_a_lost_shard_that_nobody_keeps_comes_from_the_checkpoint_with_all_the_others() -> None:
-    """Fully sharded, nothing kept in memory: the newest live step is not whole."""
+def test_a_lost_shard_without_a_copy_comes_from_the_checkpoint_with_all_others() -> None:
+    """Fully sharded, nothing stored in memory: the newest live step is not complete."""
     found = planned([keeps(0, 14, "shard 0", rank_states={1: {14}}), new(1, "shard 1")], (10, 5))
     assert (found.step, found.checkpoint, found.transfers, set(found.roll_back)) == (10, True, (), {0})
-    assert found.reason == "the checkpoint of step 10 is whole; nobody has the state of rank 1 at step 14"
+    assert found.reason == "the checkpoint of step 10 is complete; nobody has the state of rank 1 at step 14"
 
 
 def test_a_lost_shard_comes_from_its_replica_while_the_others_go_back_to_their_own_snapshots() -> None:
-    """What was kept in memory is newer than what is on disk; the replica of the lost rank's snapshot has its light state with it."""
+    """Memory is newer than disk; the replica of the lost rank's snapshot contains its per-rank state."""
     ranks = [RankHolding(rank=rank, shard=f"shard {rank}", live=14, node=f"node-{rank}") for rank in (0, 1)]
     stored = (*(kept(rank, 12, f"shard {rank}") for rank in (0, 1)), kept(2, 12, "shard 2", node="node-1"), kept(0, 13, "shard 0"))
     found = planned([*ranks, new(2, "shard 2")], (10,), stored)
@@ -88,7 +88,7 @@ def test_a_lost_shard_comes_from_its_replica_while_the_others_go_back_to_their_o
     assert found.reason.startswith("the memory of nodes has all of step 12; nobody has the state of rank 2")
 
 
-def test_copies_that_shared_the_work_are_put_together() -> None:
+def test_parts_of_copies_are_combined() -> None:
     """Everything ended at once: rank 0's part is in the memory of its node, rank 1's only in the replica that node 0 keeps."""
     stored = (
         kept(0, 8, "model", part=0, parts=2),
@@ -104,7 +104,7 @@ def test_copies_that_shared_the_work_are_put_together() -> None:
 
 
 def test_each_rank_reads_the_memory_of_its_own_node() -> None:
-    """Own snapshot and replica are the same bytes; the near ones cost no network."""
+    """Own snapshot and replica are the same bytes; the local ones need no network."""
     stored = tuple(kept(rank, 4, f"shard {rank}", node=node) for rank in (0, 1) for node in ("node-0", "node-1"))
     ranks = [RankHolding(rank=rank, shard=f"shard {rank}", node=f"node-{rank}") for rank in (0, 1)]
     found = planned(ranks, (), stored)
@@ -125,8 +125,8 @@ def test_state_of_two_lineages_is_never_mixed() -> None:
     assert planned([replace(live, lineage=3), new(1, "shard 1")], (5,), stored).step == 8
 
 
-def test_a_rank_that_takes_its_piece_from_a_survivor_may_take_its_light_state_from_memory() -> None:
-    """Its buddies were lost with it; its snapshot of the very step is on the node."""
+def test_a_rank_that_receives_its_shard_from_a_survivor_may_read_its_rank_state_from_memory() -> None:
+    """Its backup ranks were lost with it; its snapshot of this step is on the node."""
     stored = (kept(1, 6, "model", node="node-0"),)
     found = planned([keeps(0, 6), new(1)], (), stored)
     assert found.step == 6
@@ -134,53 +134,53 @@ def test_a_rank_that_takes_its_piece_from_a_survivor_may_take_its_light_state_fr
     assert found.fetches == (Fetch(target=1, parts=(), rank_state=stored[0]),)
 
 
-def test_who_lost_the_answer_of_the_vote_applies_the_step_that_another_has_applied() -> None:
-    """All have voted for it, or nobody would have applied it."""
+def test_a_rank_without_the_result_of_the_vote_applies_the_step_that_another_has_applied() -> None:
+    """All have voted for it, or no rank would have applied it."""
     found = planned([keeps(0, 9), keeps(1, 8, prepared=True, rank_states={2: {8, 9}}), new(2)])
     assert (found.step, set(found.roll_forward), set(found.roll_back)) == (9, {1}, set())
     assert {one.source for one in found.transfers} == {0, 1}
 
 
 def test_a_step_that_only_some_are_prepared_for_is_given_up_by_all() -> None:
-    """One survivor has no gradients of it, and nobody has applied it."""
+    """One survivor has no gradients of it, and no rank has applied it."""
     found = planned([keeps(0, 8, prepared=True), keeps(1, 8, rank_states={2: {8}}), new(2)])
     assert (found.step, set(found.roll_forward), set(found.roll_back)) == (8, set(), {0})
 
 
 def test_a_step_that_all_survivors_are_prepared_for_is_applied() -> None:
-    """Nobody knows the outcome of the vote, and all can go on from here."""
+    """The outcome of the vote is unknown, and all can continue from here."""
     found = planned([keeps(0, 8, prepared=True, rank_states={1: {8, 9}}), new(1)])
     assert (found.step, set(found.roll_forward)) == (9, {0})
 
 
-def test_a_step_whose_light_state_is_lost_is_not_whole() -> None:
-    """The lost rank had not voted for step 9: nobody knows its generators after it."""
+def test_a_step_with_a_lost_rank_state_is_not_complete() -> None:
+    """The lost rank had not voted for step 9: its generators after it are unknown."""
     found = planned([keeps(0, 8, prepared=True, rank_states={1: {8}}), new(1)])
     assert (found.step, set(found.roll_forward), set(found.roll_back)) == (8, set(), {0})
     assert found.reason.endswith("; nobody has the generators and the position in the data of rank 1 at step 9")
 
 
 def test_survivors_that_no_vote_explains_are_not_trusted() -> None:
-    """Steps 9 and 7 cannot both be the last: whatever happened, the checkpoint is whole."""
+    """Steps 9 and 7 cannot both be the last: whatever happened, the checkpoint is complete."""
     ranks = [keeps(0, 9), keeps(1, 7)]
     found = planned(ranks, (5,))
     assert (found.step, found.checkpoint, set(found.roll_back)) == (5, True, {0, 1})
-    apart = "the ranks that live are at steps that do not go together: rank 0 at 9 and rank 1 at 7"
-    assert found.reason == f"the checkpoint of step 5 is whole; {apart}"
-    assert plan(ranks) == NoPlan(f"{apart}, and there is no whole checkpoint")
+    apart = "the surviving ranks are at steps that do not match: rank 0 at 9 and rank 1 at 7"
+    assert found.reason == f"the checkpoint of step 5 is complete; {apart}"
+    assert plan(ranks) == NoPlan(f"{apart}, and there is no complete checkpoint")
 
 
-def test_the_reason_why_there_is_no_plan_names_what_is_lacking() -> None:
-    """A person reads it in the history."""
+def test_the_reason_for_no_plan_names_what_is_missing() -> None:
+    """People read it in the history."""
     found = plan([keeps(0, 3, "first"), *(new(rank, "last") for rank in range(1, 7))])
     lost = "ranks 1, 2, 3 and 3 more"
     said = f"nobody has the state of {lost} or the generators and the position in the data of {lost} at step 3"
-    assert found == NoPlan(f"{said}, and there is no whole checkpoint")
-    assert plan([new(0)]) == NoPlan("no rank holds any state, and there is no whole checkpoint")
+    assert found == NoPlan(f"{said}, and there is no complete checkpoint")
+    assert plan([new(0)]) == NoPlan("no rank holds any state, and there is no complete checkpoint")
 
 
 def test_many_targets_share_the_sources_evenly() -> None:
-    """Eight newcomers, eight survivors, two sources each: every survivor sends one whole piece."""
+    """Eight new ranks, eight survivors, two sources each: every survivor sends one complete shard."""
     protected_ranks = {rank: {4} for rank in range(8, 16)}
     found = planned([*(keeps(rank, 4, rank_states=protected_ranks) for rank in range(8)), *(new(rank) for rank in range(8, 16))], most=2)
     assert set(Counter(one.source for one in found.transfers).values()) == {2}
@@ -188,7 +188,7 @@ def test_many_targets_share_the_sources_evenly() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"live": 3, "prepared": 5}, {"prepared": 1}])
-def test_a_holding_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
+def test_an_invalid_holding_is_refused(wrong: dict[str, object]) -> None:
     """It would be a mistake of ours."""
     with pytest.raises(ValueError, match="rank 0"):
         RankHolding(rank=0, shard="a", **wrong)  # type: ignore[arg-type]
@@ -244,7 +244,7 @@ STORED = st.lists(
 
 
 def counts(step: int, ranks: list[RankHolding]) -> bool:
-    """Say whether those who are prepared for *step* may apply it."""
+    """Return whether the ranks that are prepared for *step* may apply it."""
     survivors = [one for one in ranks if one.live is not None]
     return any(one.live == step for one in survivors) or all(one.prepared == step for one in survivors)
 
@@ -287,7 +287,7 @@ CHECKPOINTS = st.frozensets(st.integers(0, 2), max_size=1)
 
 
 @given(generations(), CHECKPOINTS, STORED)
-def test_the_newest_whole_step_is_chosen(ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[SnapshotRef, ...]) -> None:
+def test_the_newest_complete_step_is_chosen(ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[SnapshotRef, ...]) -> None:
     """As brute force finds it; and memory goes before disk."""
     found = plan(ranks, checkpoints, stored)
     held = {one.moment for one in stored} | {(step, 1) for step in range(6) if any(lives(one, step, ranks) for one in ranks)}
@@ -295,7 +295,7 @@ def test_the_newest_whole_step_is_chosen(ranks: list[RankHolding], checkpoints: 
     possible = {step for step, _ in memory} | checkpoints
     if not possible:
         assert isinstance(found, NoPlan)
-        assert found.why.endswith("there is no whole checkpoint")
+        assert found.why.endswith("there is no complete checkpoint")
         return
     assert isinstance(found, RestorePlan)
     assert found.step == max(possible)
@@ -306,10 +306,10 @@ def test_the_newest_whole_step_is_chosen(ranks: list[RankHolding], checkpoints: 
 
 
 @given(generations(), CHECKPOINTS, STORED)
-def test_what_a_plan_says_can_be_done_and_brings_every_rank_to_its_step(
+def test_a_plan_is_possible_and_brings_every_rank_to_its_step(
     ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[SnapshotRef, ...]
 ) -> None:
-    """Nobody sends what it does not hold, and at the end nobody lacks anything."""
+    """No rank sends what it does not hold, and at the end no rank lacks anything."""
     found = plan(ranks, checkpoints, stored)
     if isinstance(found, NoPlan):
         return
@@ -345,7 +345,7 @@ def test_what_a_plan_says_can_be_done_and_brings_every_rank_to_its_step(
 
 
 @given(generations(), CHECKPOINTS, STORED)
-def test_each_piece_comes_from_the_fastest_that_has_it(
+def test_each_shard_comes_from_the_fastest_source_that_has_it(
     ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[SnapshotRef, ...]
 ) -> None:
     """Ranks that live before the memory of nodes, and of that the own node's before another's."""
@@ -362,10 +362,10 @@ def test_each_piece_comes_from_the_fastest_that_has_it(
 
 
 @given(generations(), CHECKPOINTS, STORED, st.data())
-def test_every_rank_arrives_at_the_same_plan(
+def test_every_rank_computes_the_same_plan(
     ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[SnapshotRef, ...], data: st.DataObject
 ) -> None:
-    """Whatever order it has heard the others in."""
+    """In whatever order the holdings arrive."""
     heard = data.draw(st.permutations(ranks)), sorted(checkpoints), data.draw(st.permutations(stored))
     assert plan(*heard) == plan(ranks, checkpoints, stored)
 

@@ -1,4 +1,4 @@
-"""How a step's batch is shared out: nothing is left out, nothing is done twice, and the weights make one mean of it."""
+"""How a step's batch is divided: each sample is computed once, and the weights give one mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import holdfast
-from holdfast.runtime.data.batch_shards import BatchShard, BatchSplit, cut
+from holdfast.runtime.data.batch_shards import BatchShard, BatchSplit, split
 
 DEALS = st.tuples(st.integers(1, 40), st.integers(1, 9), st.none() | st.integers(1, 12))
 
@@ -23,7 +23,7 @@ def test_every_sample_is_computed_once_and_weighs_the_same(deal: tuple[int, int,
     """Whatever the batch, the copies and the bound: the mean over the copies of weighted means is the mean over the samples."""
     size, copies, most = deal
     values = [float(number) for number in range(size)]
-    found = [cut(values, BatchSplit(place=place, copies=copies, most=most)) for place in range(copies)]
+    found = [split(values, BatchSplit(place=place, copies=copies, max_samples=most)) for place in range(copies)]
     assert [one for parts in found for samples, told in parts for one in samples if told.samples] == values
     assert len({len(parts) for parts in found}) == 1, "ranks that compute other numbers of shares would wait for each other"
     assert all(told.last is (number == len(parts)) for parts in found for number, (_, told) in enumerate(parts, 1))
@@ -33,10 +33,10 @@ def test_every_sample_is_computed_once_and_weighs_the_same(deal: tuple[int, int,
 
 
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(1, 9))
-def test_parts_of_one_size_are_dealt_whole(units: int, most: int, copies: int) -> None:
+def test_micro_batches_of_one_size_are_not_cut(units: int, most: int, copies: int) -> None:
     """What is built for one size never sees another; each sample counts once, and all copies have equally many parts."""
     values = [float(number) for number in range(units * most)]
-    found = [cut(values, BatchSplit(place=place, copies=copies, most=most, even=True)) for place in range(copies)]
+    found = [split(values, BatchSplit(place=place, copies=copies, max_samples=most, equal_size=True)) for place in range(copies)]
     assert {len(samples) for parts in found for samples, _ in parts} == {most}
     assert len({len(parts) for parts in found}) == 1
     assert [one for parts in found for samples, told in parts for one in samples if told.samples] == values
@@ -44,9 +44,11 @@ def test_parts_of_one_size_are_dealt_whole(units: int, most: int, copies: int) -
     assert mean == pytest.approx(sum(values) / len(values))
 
 
-def test_even_shares_weigh_one() -> None:
+def test_equal_micro_batches_have_the_weight_one() -> None:
     """With all copies there and a batch that they divide nothing is scaled: losses stay what they are to the bit."""
-    assert [told.weight for place in range(4) for _, told in cut(list(range(32)), BatchSplit(place=place, copies=4, most=8))] == [1.0] * 4
+    assert [told.weight for place in range(4) for _, told in split(list(range(32)), BatchSplit(place=place, copies=4, max_samples=8))] == [
+        1.0
+    ] * 4
     assert BatchShard(samples=5, of=16, copies=3, last=True).weight == 15 / 16
 
 
@@ -61,8 +63,8 @@ def steps(loader: holdfast.Loader, deal: BatchSplit, count: int) -> list[list[in
     """Return the samples that a copy computes in so many steps."""
     found: list[list[int]] = []
     for _ in range(count):
-        loader.deal(deal)
-        found.append([one for share in loader.step_shares() if share.weight for one in share.batch[0].tolist()])
+        loader.split_batches(deal)
+        found.append([one for share in loader.micro_batches() if share.weight for one in share.batch[0].tolist()])
     return found
 
 
@@ -76,16 +78,16 @@ def test_a_step_has_its_samples_whoever_computes_them(workers: int) -> None:
     """Three copies for two steps, then two in the middle of the epoch, then three again over its end: as one copy alone has them."""
     alone = together(steps(a_loader(), BatchSplit(place=0, copies=1), 9))
     loaders = [a_loader(workers) for _ in range(3)]
-    first = together(*(steps(one, BatchSplit(place=place, copies=3, most=2), 2) for place, one in enumerate(loaders)))
+    first = together(*(steps(one, BatchSplit(place=place, copies=3, max_samples=2), 2) for place, one in enumerate(loaders)))
     state = loaders[0].state_dict()
-    second = together(*(steps(one, BatchSplit(place=place, copies=2, most=2), 1) for place, one in enumerate(loaders[1:])))
+    second = together(*(steps(one, BatchSplit(place=place, copies=2, max_samples=2), 1) for place, one in enumerate(loaders[1:])))
     loaders[0].load_state_dict(loaders[1].state_dict())
-    third = together(*(steps(one, BatchSplit(place=place, copies=3, most=2), 6) for place, one in enumerate(loaders)))
+    third = together(*(steps(one, BatchSplit(place=place, copies=3, max_samples=2), 6) for place, one in enumerate(loaders)))
     assert first + second + third == alone
     assert (state["epoch"], state["consumed"]) == (0, 2)
 
 
-def test_what_the_epoch_ends_with_is_shared_out_too() -> None:
+def test_the_last_batch_of_an_epoch_is_divided_too() -> None:
     """The last batch has two samples for three copies: one of them computes at a weight of nothing, and none is missing."""
     found = together(*(steps(a_loader(endless=False), BatchSplit(place=place, copies=3), 4) for place in range(3)))
     assert [len(step) for step in found] == [6, 6, 6, 2]
@@ -105,23 +107,23 @@ DATA = TensorDataset(torch.arange(20))
 @pytest.mark.parametrize(
     ("loader", "words"),
     [
-        (lambda: DataLoader(DATA, 6, shuffle=True), "a generator that is seeded alike everywhere"),
-        (lambda: DataLoader(DATA, 6, sampler=DistributedSampler(DATA, 2, 0)), "leave the DistributedSampler out"),
+        (lambda: DataLoader(DATA, 6, shuffle=True), "a generator that is seeded equally everywhere"),
+        (lambda: DataLoader(DATA, 6, sampler=DistributedSampler(DATA, 2, 0)), "remove the DistributedSampler"),
         (lambda: DataLoader(Endless(), 6), "a dataset with a length"),
         (lambda: DataLoader(DATA, None), "a DataLoader with a batch size"),
-        (lambda: DataLoader(DATA, 6, in_order=False), "leave in_order=False out"),
+        (lambda: DataLoader(DATA, 6, in_order=False), "remove in_order=False"),
     ],
     ids=["another order on each rank", "shared out already", "no length", "no batch", "out of order"],
 )
-def test_what_cannot_be_shared_out_is_refused(loader: Callable[[], DataLoader[Any]], words: str) -> None:
-    """The error says what to write instead."""
+def test_a_loader_that_cannot_be_divided_is_refused(loader: Callable[[], DataLoader[Any]], words: str) -> None:
+    """The error names the cure."""
     with pytest.raises(ValueError, match=words):
-        holdfast.Loader(loader()).deal(BatchSplit(place=0, copies=2))
+        holdfast.Loader(loader()).split_batches(BatchSplit(place=0, copies=2))
 
 
-def test_batches_that_are_shared_out_are_not_given_otherwise() -> None:
-    """A loop that takes them both ways would see other samples than it thinks."""
+def test_divided_batches_are_not_given_otherwise() -> None:
+    """A loop that takes batches both ways would see wrong samples."""
     loader = a_loader()
     steps(loader, BatchSplit(place=0, copies=2), 1)
-    with pytest.raises(RuntimeError, match="take them from there alone"):
+    with pytest.raises(RuntimeError, match="take batches only from there"):
         next(iter(loader))

@@ -1,4 +1,4 @@
-"""What the flow writes off is gone on from by nobody: on disk and in memory, while the same steps, done again, count."""
+"""No rank resumes from an invalidated state, on disk or in memory; the same steps, done again, count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 import holdfast
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.checkpoint.invalidated import WrittenOff
+from holdfast.runtime.checkpoint.manifest import InvalidatedSteps
 from holdfast.runtime.snapshots.restore import SnapshotSource
 from holdfast.runtime.snapshots.restore_planner import SnapshotRef
 
@@ -21,23 +21,23 @@ def train(place: Path, until: int, every: int = 2) -> Any:
     with holdfast.session(model=nn.Linear(2, 2), checkpoint_dir=place, save_every=every, keep=5) as session:
         begun = session.step
         for step in session.steps(until=until):
-            step.commit(1.0)
+            step.end(1.0)
     return begun
 
 
-def test_checkpoints_are_passed_over_until_they_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalidated_checkpoints_are_skipped_until_they_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The older ones that count are kept meanwhile."""
     train(tmp_path, until=8)
     monkeypatch.setenv("HOLDFAST_INVALIDATED", "5:7")
     monkeypatch.setattr(link(), "generation", 7)
-    assert list(manifest.complete_steps(tmp_path, WrittenOff.of())) == [4, 2]
+    assert list(manifest.complete_steps(tmp_path, InvalidatedSteps.of())) == [4, 2]
     assert train(tmp_path, until=6) == 4
-    assert list(manifest.complete_steps(tmp_path, WrittenOff.of())) == [6, 4, 2], "step 8 is still the spoiled one"
+    assert list(manifest.complete_steps(tmp_path, InvalidatedSteps.of())) == [6, 4, 2], "step 8 is still the spoiled one"
     assert train(tmp_path, until=10) == 6
-    assert list(manifest.complete_steps(tmp_path, WrittenOff.of()))[:2] == [10, 8]
+    assert list(manifest.complete_steps(tmp_path, InvalidatedSteps.of()))[:2] == [10, 8]
 
 
-def test_snapshots_of_generations_before_do_not_count() -> None:
+def test_invalidated_snapshots_of_earlier_generations_do_not_count() -> None:
     """From the step on; nothing else is touched."""
     memory = SnapshotSource.of({"HOLDFAST_INVALIDATED": "5:7,90:9"})
     told = {"node": "n", "name": "rank-0", "rank": 0, "shard": "p", "part": 0, "parts": 1}
@@ -47,7 +47,7 @@ def test_snapshots_of_generations_before_do_not_count() -> None:
     assert all(isinstance(one, SnapshotRef) for one in kept)
 
 
-def test_steps_in_a_row_are_passed_over_at_their_first() -> None:
+def test_consecutive_steps_are_skipped_at_the_first() -> None:
     """So that each is done with a batch of none of them."""
-    off = WrittenOff.of({"HOLDFAST_SKIP_STEPS": "3,4,9"})
-    assert [off.passed_over(step) for step in range(1, 11)] == [0, 0, 2, 0, 0, 0, 0, 0, 1, 0]
+    off = InvalidatedSteps.of({"HOLDFAST_SKIP_STEPS": "3,4,9"})
+    assert [off.skipped_before(step) for step in range(1, 11)] == [0, 0, 2, 0, 0, 0, 0, 0, 1, 0]

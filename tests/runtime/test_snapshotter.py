@@ -1,4 +1,4 @@
-"""Snapshots of a training in this process: they hold the very step they name, whatever training does meanwhile."""
+"""Snapshots of a training in this process: each has the state of the step in its label, whatever training does meanwhile."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import pytest
 import torch
 
 from holdfast.memstore import store_folders
-from holdfast.memstore.replication_progress import ReplicationProgress
+from holdfast.memstore.notification import ReplicationProgress
 from holdfast.memstore.shared_memory import Snapshot, labels
-from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace, WriteWish
-from holdfast.runtime.snapshots.copy_schedule import Terms
+from holdfast.runtime.snapshots.config import PendingWrite, SnapshotConfig, SnapshotPlace
+from holdfast.runtime.snapshots.copy_schedule import SnapshotLimits
 from holdfast.runtime.snapshots.restore import RestoreError, Restorer, SnapshotSource
 from holdfast.runtime.snapshots.restore_planner import Fetch
-from holdfast.runtime.snapshots.snapshotter import HELD, SLOTS, Snapshotter
+from holdfast.runtime.snapshots.snapshotter import REPORT_SKIPPED, SLOTS, Snapshotter
 from holdfast.runtime.state.training import Training
 from tests.runtime.trainer import FIRST, Trainer, opened, restore, same, stored
 
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
-    """Close what takes snapshots when a test has ended."""
+    """Close all snapshotters when a test has ended."""
     yield
     while opened:
         opened.pop().close()
 
 
 def test_a_snapshot_is_the_step_it_names(tmp_path: Path) -> None:
-    """Copied before, between and after other things of the next step; a fresh training that takes it is equal in everything."""
+    """Copied at different times of the next step; a new training that restores it is equal in everything."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 2)
     wanted = trainer.state()
     trainer.begin()
-    trainer.end()  # buffers, counters and generators have gone on; the copy ended before the optimizer
+    trainer.end()  # buffers, counters and generators have changed; the copy ended before the optimizer's step
     other = Trainer(tmp_path)
     assert len(restore(other, tmp_path, FIRST + 2)) == 1
     assert same(other.state(), wanted)
@@ -44,7 +44,7 @@ def test_a_snapshot_is_the_step_it_names(tmp_path: Path) -> None:
 
 
 def test_three_slots_take_turns_and_keep_the_newest_two(tmp_path: Path) -> None:
-    """The third is the one in work."""
+    """The third is the one being written."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 8)
     assert len(list(tmp_path.iterdir())) == SLOTS
@@ -79,7 +79,7 @@ def _entries(memstore: Path) -> Any:
 
 
 def _loaded(trainer: Trainer) -> None:
-    """Have the optimizer load a state: it then has other tensors, in another dict."""
+    """Let the optimizer load a state: it then has other tensors, in another dict."""
     trainer.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
 
 
@@ -90,15 +90,15 @@ def _elsewhere(trainer: Trainer) -> None:
 
 
 def _assigned(trainer: Trainer) -> None:
-    """Have the model take other parameters in place of its own, as a model that was built on `meta` does."""
+    """Let the model replace its own parameters, as a model that was built on `meta` does."""
     trainer.net.load_state_dict(copy.deepcopy(trainer.net.state_dict()), assign=True)
     trainer.optimizer.param_groups[0]["params"] = list(trainer.net.parameters())
     trainer.optimizer.state.clear()
 
 
 @pytest.mark.parametrize("move", [_loaded, _elsewhere, _assigned])
-def test_state_that_moves_is_found_again(tmp_path: Path, move: Callable[[Trainer], None]) -> None:
-    """What is copied is what trains, and not what did before."""
+def test_tensors_that_move_are_found_again(tmp_path: Path, move: Callable[[Trainer], None]) -> None:
+    """The current tensors are copied, not the earlier ones."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 2)
     move(trainer)
@@ -111,7 +111,7 @@ def test_state_that_moves_is_found_again(tmp_path: Path, move: Callable[[Trainer
     assert same(other.state(), wanted)
 
 
-def test_a_slot_that_somebody_reads_is_left_alone(tmp_path: Path) -> None:
+def test_a_slot_that_is_being_read_is_not_written(tmp_path: Path) -> None:
     """It is being sent to another node."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 3)
@@ -123,8 +123,8 @@ def test_a_slot_that_somebody_reads_is_left_alone(tmp_path: Path) -> None:
     assert trainer.snapshotter.counts.given_up > 0
 
 
-def test_a_node_without_room_trains_on_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The limit would be exceeded by what three slots take."""
+def test_a_node_without_memory_trains_on_and_reports_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Three slots would exceed the limit."""
     trainer = Trainer(tmp_path, limit=100_000)
     trainer.to(FIRST + 4)
     assert stored(tmp_path) == {}
@@ -132,8 +132,8 @@ def test_a_node_without_room_trains_on_and_says_so_once(tmp_path: Path, caplog: 
     assert "Raise checkpoint.memory.limit" in told
 
 
-def test_what_a_script_keeps_beside_its_tensors_counts_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It may grow long after all slots have their size."""
+def test_extra_state_counts_towards_the_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It may grow long after all slots were allocated."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 4)
     limit = store_folders.usage(tmp_path) + 2**20
@@ -148,10 +148,10 @@ def test_what_a_script_keeps_beside_its_tensors_counts_too(tmp_path: Path, caplo
 
 
 def test_copying_goes_on_in_windows_and_nowhere_else(tmp_path: Path) -> None:
-    """A step that waits long enough has its snapshot before its optimizer asks for it."""
+    """A step that waits long enough has its snapshot before its optimizer needs it."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 1)
-    trainer.snapshotter.planning.profile.forget()  # as one that has just come in: it copies whenever it waits
+    trainer.snapshotter.planning.profile.clear()  # as in a new process, which copies whenever it waits
     trainer.begin()
     assert FIRST + 1 not in stored(tmp_path)
     assert trainer.idle.enter("pipeline")
@@ -164,8 +164,8 @@ def test_copying_goes_on_in_windows_and_nowhere_else(tmp_path: Path) -> None:
     assert trainer.snapshotter.counts.copied > before
 
 
-def test_a_spoiled_part_leaves_nothing_taken_for_whole(tmp_path: Path) -> None:
-    """It is named, and not used a second time."""
+def test_a_damaged_part_is_reported_and_not_used_again(tmp_path: Path) -> None:
+    """It is reported, and not used a second time."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 2)
     (one,) = stored(tmp_path)[FIRST + 1]
@@ -179,7 +179,7 @@ def test_a_spoiled_part_leaves_nothing_taken_for_whole(tmp_path: Path) -> None:
 
 
 def test_an_error_in_copying_costs_a_snapshot_and_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training stands in the optimizer's step when the rest is copied: it must not hear of it."""
+    """The rest is copied in the optimizer's step: training must not get the error."""
     trainer = Trainer(tmp_path)
     trainer.to(FIRST + 2)
 
@@ -195,7 +195,7 @@ def test_an_error_in_copying_costs_a_snapshot_and_no_step(tmp_path: Path, monkey
 
 
 class Counting(torch.optim.SGD):
-    """Keeps numbers and a mapping beside its tensors."""
+    """Has numbers and a mapping in its state in addition to tensors."""
 
     def step(self, closure: Any = None) -> Any:
         """Apply a step, and count."""
@@ -207,17 +207,19 @@ class Counting(torch.optim.SGD):
         return told
 
 
-def test_whatever_an_optimizer_keeps_comes_back_to_its_parameter(tmp_path: Path) -> None:
-    """Numbers and mappings are told from tensors by what they are."""
+def test_all_optimizer_state_is_restored_to_its_parameter(tmp_path: Path) -> None:
+    """Numbers and mappings are distinguished from tensors by their type."""
     trainers = []
     for _ in range(2):
         trainer = Trainer(tmp_path)
         trainer.optimizer = Counting(trainer.net.parameters(), lr=0.01, momentum=0.9)  # type: ignore[assignment]
         trainer.scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 2, 0.5)
         trainer.training = Training(model=trainer.net, optimizers=[trainer.optimizer], schedulers=[trainer.scheduler], extra=trainer.extra)
-        trainer.snapshotter = Snapshotter(trainer.training, SnapshotConfig(memstore=tmp_path, limit=0, terms=Terms()), windows=trainer.idle)
+        trainer.snapshotter = Snapshotter(
+            trainer.training, SnapshotConfig(memstore=tmp_path, max_bytes=0, limits=SnapshotLimits()), windows=trainer.idle
+        )
         opened.append(trainer.snapshotter)
-        trainer.snapshotter.sit(SnapshotPlace(0, 1, "net"), 1)
+        trainer.snapshotter.set_place(SnapshotPlace(0, 1, "net"), 1)
         trainers.append(trainer)
     trainers[0].to(FIRST + 2)
     wanted = trainers[0].state()
@@ -227,42 +229,42 @@ def test_whatever_an_optimizer_keeps_comes_back_to_its_parameter(tmp_path: Path)
     assert same(trainers[1].state()["optimizer"], wanted["optimizer"])
 
 
-def test_only_who_is_waited_for_tells_that_replicas_are_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Snapshots are left out by all ranks, for the sake of those whose own are not on the other node; once is enough."""
+def test_only_slow_ranks_report_that_replicas_are_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """All ranks skip snapshots because some are not replicated yet; those report it, once."""
     trainer, sender = Trainer(tmp_path), ReplicationProgress(tmp_path, 0)
     trainer.to(FIRST + 2)
-    sender.whole(FIRST, 1)
-    trainer.snapshotter.held = True  # for another rank's sake
-    trainer.to(FIRST + 2 + HELD)
-    assert trainer.snapshotter.counts.held >= HELD
+    sender.complete(FIRST, 1)
+    trainer.snapshotter.replicas_behind = True  # because of another rank
+    trainer.to(FIRST + 2 + REPORT_SKIPPED)
+    assert trainer.snapshotter.counts.skipped >= REPORT_SKIPPED
     assert "replica-behind" not in caplog.text
-    trainer.snapshotter.held = False
-    trainer.to(FIRST + 4 + HELD)
+    trainer.snapshotter.replicas_behind = False
+    trainer.to(FIRST + 4 + REPORT_SKIPPED)
     assert trainer.snapshotter.behind()
-    trainer.snapshotter.held = True
-    trainer.to(FIRST + 7 + HELD)
+    trainer.snapshotter.replicas_behind = True
+    trainer.to(FIRST + 7 + REPORT_SKIPPED)
     assert caplog.text.count("replica-behind") == 1
 
 
-def test_no_snapshot_takes_the_place_of_the_last_one_that_is_replicated(tmp_path: Path) -> None:
-    """The older of the newest two must be on the other node before the next begins; where nothing is sent nobody waits."""
+def test_no_snapshot_overwrites_the_last_replicated_one(tmp_path: Path) -> None:
+    """The older of the newest two must be on the other node before the next begins; without replication no rank waits."""
     trainer, sender = Trainer(tmp_path), ReplicationProgress(tmp_path, 0)
     trainer.to(FIRST + 2)
     assert not trainer.snapshotter.behind()
-    sender.moves()  # something is on its way, and nothing whole there
+    sender.sent()  # bytes are sent, and no replica is complete
     assert trainer.snapshotter.behind()
-    sender.whole(FIRST, 1)
+    sender.complete(FIRST, 1)
     assert not trainer.snapshotter.behind()
     trainer.begin()
     trainer.end()
     assert trainer.snapshotter.behind()
-    trainer.snapshotter.held = True  # so say all ranks
+    trainer.snapshotter.replicas_behind = True  # as agreed by all ranks
     trainer.to(FIRST + 5)
     assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2]
-    assert trainer.snapshotter.counts.held == 2
-    trainer.snapshotter.wish(WriteWish(step=FIRST + 5, directory=tmp_path, keep=2, loss=None, stood=0.0))
+    assert trainer.snapshotter.counts.skipped == 2
+    trainer.snapshotter.request_write(PendingWrite(step=FIRST + 5, directory=tmp_path, keep=2, loss=None, paused=0.0))
     trainer.begin()
     trainer.end()
-    assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2, FIRST + 5]  # what the other node has stays
+    assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2, FIRST + 5]  # the replicated one stays
     sender.end()
     assert not trainer.snapshotter.behind()

@@ -12,12 +12,12 @@ from detectors.evidence import RankProgress
 from detectors.hang_analysis import explain
 from holdfast.control.faults.rank_status import parse_rank_status
 from holdfast.runtime.groups.operations import MAX_PENDING, InFlightOperations
-from holdfast.runtime.telemetry.rank_status import QUESTIONS, answering
+from holdfast.runtime.telemetry.rank_status import QUERIES, answer_queries
 from tests.runtime.flow_double import FlowDouble, Job
 
 
 def standings(flow: FlowDouble) -> dict[int, dict[str, Any]]:
-    """Call the roll; return what each rank says."""
+    """Query all ranks; return the status of each."""
     before = len(flow.of("status"))
     for rank in range(flow.ranks):
         flow.send(rank, {"do": "roll-call"})
@@ -26,9 +26,9 @@ def standings(flow: FlowDouble) -> dict[int, dict[str, Any]]:
     return {next(rank for rank in range(flow.ranks) if flow.pids[rank] == one["pid"]): one for one in told}
 
 
-def test_ranks_say_where_they_stand_while_they_wait_and_while_they_dawdle(job: Job) -> None:
+def test_ranks_report_their_status_while_they_wait_and_while_they_are_slow(job: Job) -> None:
     """The one that did not come is named with the line in which it sleeps; once it has come nothing is in work any more."""
-    flow = job(script="status", ranks=3)
+    flow = job(script="rank_status", ranks=3)
     for rank in range(3):
         flow.hear("here", rank)
     flow.until(lambda: all(standings(flow)[rank]["groups"][0]["counts"] == {"": 2} for rank in (0, 2)), "the waits of ranks 0 and 2")
@@ -46,7 +46,7 @@ def test_ranks_say_where_they_stand_while_they_wait_and_while_they_dawdle(job: J
     assert [flow.hear("done", rank)["told"] for rank in range(3)] == [[3.0] * 5] * 3
 
 
-def test_a_trail_counts_each_way_by_itself_and_forgets_what_nobody_waits_for() -> None:
+def test_operations_are_counted_by_way_and_dropped_when_nothing_waits_for_them() -> None:
     """Sends that are never waited for would fill the memory."""
     in_flight, one = InFlightOperations(), [torch.ones(4, dtype=torch.bfloat16)]
     marks = [in_flight.enter(name, one) for name in ("allreduce", "send>1", "send>1", "recv<2", "broadcast")]
@@ -62,17 +62,17 @@ def test_a_trail_counts_each_way_by_itself_and_forgets_what_nobody_waits_for() -
     assert in_flight.enter("barrier", []).size == 0
 
 
-def test_a_question_that_cannot_be_answered_leaves_the_hearing_of_orders_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong in an answer, the next order must be heard."""
+def test_a_query_that_fails_does_not_end_the_receiving_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong in an answer, the next command must be received."""
     heard: list[Any] = []
-    monkeypatch.setitem(QUESTIONS, "sums", lambda question: heard.append(1 // question["step"]))
-    hear = answering(heard.append)
+    monkeypatch.setitem(QUERIES, "sums", lambda question: heard.append(1 // question["step"]))
+    hear = answer_queries(heard.append)
     for order in ({"do": "sums", "step": 0}, {"do": "sums", "step": 1}, {"do": "abandon"}):
         hear(order)
     assert heard == [1, {"do": "abandon"}]
 
 
-def test_torch_has_the_words_that_tell_a_wait_by_its_stack() -> None:
+def test_torch_has_the_files_that_identify_a_wait_by_its_stack() -> None:
     """For groups that are torch's own: its functions live where they are looked for."""
     assert "/torch/distributed/" in dist.all_reduce.__wrapped__.__code__.co_filename  # type: ignore[attr-defined]
     assert torch.autograd.graph.__file__.endswith("/torch/autograd/graph.py")

@@ -27,7 +27,7 @@ Change = Callable[[dict[str, Tensor], dict[int, Any]], object]
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What two ranks left: checkpoints of steps 11 and 12, snapshots of steps 9 to 11."""
+    """What two ranks have saved: checkpoints of steps 11 and 12, snapshots of steps 9 to 11."""
 
     directory: Path
     memstore: Path
@@ -55,20 +55,20 @@ def make(ranks: Ranks, base: Path, **more: Any) -> Made:
 
 
 def rewrite(folder: Path, change: Change) -> None:
-    """Write a checkpoint anew, digests and all, with a *change* to its tensors and its ranks' trees."""
+    """Rewrite a checkpoint with valid digests after a *change* to its tensors and its ranks' trees."""
     one = VerifiedCheckpoint(folder)
     tensors, trees = {key: one.read(key) for key in one.shapes}, dict(one.trees)
     change(tensors, trees)
     tensors |= {f"tree.{rank:05d}": tree.to_bytes(told) for rank, told in trees.items()}
     shutil.rmtree(folder)
-    (part,) = write(tensors, folder, World.present(), lowest=frozenset(), own="")
+    (part,) = write(tensors, folder, World.current(), lowest=frozenset(), own="")
     files = {**part.files, **write_metadata(part.chunks, folder)}
     whole = manifest.manifest(one.manifest.step, one.manifest.generation, one.manifest.world_size, files)
     (folder / manifest.MANIFEST).write_text(whole.text())
 
 
 def reseal(path: Path, change: Callable[[bytearray, dict[str, bytes], dict[str, Any]], object]) -> None:
-    """Write a snapshot anew, sums and all, with a *change* to its data, its blobs and its label."""
+    """Rewrite a snapshot with valid checksums after a *change* to its data, its blobs and its label."""
     with Snapshot(path) as one:
         data, blobs, entries = bytearray(one.data), dict(one.blobs), one.entries
         label = {name: getattr(one.label, name) for name in Label.__dataclass_fields__}
@@ -77,6 +77,6 @@ def reseal(path: Path, change: Callable[[bytearray, dict[str, bytes], dict[str, 
     slot = Slot(path)
     slot.begin(Label(**label))
     slot.data[:] = bytes(data)
-    sums = [word_sum(data[begin : begin + label["cut"]]) for begin in range(0, len(data), label["cut"])]
+    sums = [word_sum(data[begin : begin + label["slice_bytes"]]) for begin in range(0, len(data), label["slice_bytes"])]
     slot.seal(Label(**label), sums, entries, blobs)
     slot.close()

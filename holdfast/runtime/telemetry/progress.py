@@ -1,0 +1,110 @@
+"""What a script reports about its progress: steps that a session does not report, and declared long sections.
+
+Standard library only: a loss is read by its own ``item``.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Protocol, SupportsFloat, SupportsIndex
+
+from holdfast.process import started_at
+from holdfast.runtime.agent_client import link
+
+_log = logging.getLogger("holdfast.runtime")
+
+_sections_begun = 0
+
+
+def sections_begun() -> int:
+    """Return how many sections this process has begun so far: step measurements exclude steps with a section in them."""
+    return _sections_begun
+
+
+@contextmanager
+def section(name: str, limit: float | timedelta | None = None) -> Iterator[None]:
+    """Declare a long section (a compile, a save, an evaluation): up to *limit* (seconds), or the job's own limit for sections.
+
+    Without it a rank that commits no step for several times the usual step time counts as hung.
+    """
+    seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"section '{name}': the limit is {limit!r}, but must be a number of seconds above 0")
+    global _sections_begun  # noqa: PLW0603 (a count of the whole process)
+    _sections_begun += 1
+    link().section(name, seconds, begin=True)
+    try:
+        yield
+    finally:
+        link().section(name, seconds, begin=False)
+
+
+class _Scalar(Protocol):
+    """A tensor of one element, of any library."""
+
+    def item(self) -> float: ...
+
+
+class _Progress:
+    """What this process has reported last."""
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.at: float | None = None
+        """When the newest step was reported (monotonic)."""
+        self.warned = False
+        """Whether it was logged that the session reports steps already."""
+
+    def advance(self, step: int) -> float:
+        """Record *step*; return the seconds since the one before, or since this process started."""
+        now = time.monotonic()
+        seconds = now - self.at if self.at is not None else _age_of_this_process()
+        self.step, self.at = step, now
+        return max(0.0, seconds)
+
+
+_progress = _Progress()
+
+
+def heartbeat(step: SupportsIndex, loss: SupportsFloat | _Scalar | None = None, *, until: SupportsIndex | None = None) -> None:
+    """Report that *step* (counted over the whole job) is done, with its *loss*; outside of Holdfast do nothing.
+
+    For frameworks that save and restore their own state: this saves, restores and waits for nothing. Call it on every rank; once in
+    several steps is enough. A number that was reported already is ignored. *until* is the step at which the job ends.
+
+    A *loss* on a GPU is waited for, as ``loss.item()`` does: where that is too slow, pass none, or a number that is already on the host.
+    """
+    number, end = operator.index(step), None if until is None else operator.index(until)
+    if number < 0 or (end is not None and end < 0):
+        raise ValueError(f"heartbeat(step={number}, until={end}): steps are counted from 0")
+    agent = link()
+    if not agent.attached:
+        return
+    if agent.has_session:
+        if not _progress.warned:
+            _progress.warned = True
+            _log.warning("holdfast.heartbeat is not needed in this script: its session reports the steps")
+        return
+    if number == _progress.step:
+        return
+    agent.step = number
+    agent.heartbeat(number, None if loss is None else _number(loss), _progress.advance(number), end)
+
+
+def _number(loss: SupportsFloat | _Scalar) -> float:
+    try:
+        return float(loss.item() if hasattr(loss, "item") else loss)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"heartbeat(loss=...): the loss must be a number, or a tensor of one element: {error}") from error
+
+
+def _age_of_this_process() -> float:
+    """Return the seconds since this process started: its first step, startup included, took at most this long."""
+    begun = started_at(os.getpid())
+    return 0.0 if begun is None else time.clock_gettime(time.CLOCK_BOOTTIME) - begun / os.sysconf("SC_CLK_TCK")
