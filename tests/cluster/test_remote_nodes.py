@@ -152,7 +152,7 @@ def test_an_order_is_carried_out_once_whatever_its_connection_does(talk: Talk, m
 def test_an_agent_that_is_gone_is_not_sought(talk: Talk) -> None:
     """Its node answers and says that nobody listens."""
     os.kill(int(talk.channel.about()["pid"]), signal.SIGKILL)
-    assert "nothing listens" in talk.wait("agent.gone")["why"]
+    assert "nothing listens" in talk.wait("agent.disconnected")["why"]
     assert talk.fleet.disconnected().keys() == {"box-0"}
     with pytest.raises(AgentDisconnected):
         talk.channel.send_command("ping")
