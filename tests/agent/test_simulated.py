@@ -38,7 +38,7 @@ if not fresh:
     say(t="groups")
     train(1)
     if not rank:
-        say(t="roles", roles=[[0, 1]], tapes="here", copies=[])
+        say(t="roles", roles=[[0, 1]], recordings="here", copies=[])
 for line in heard:
     message = json.loads(line)
     if message.get("do") == "abandon":
