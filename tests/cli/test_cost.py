@@ -144,10 +144,10 @@ def test_replay_tells_what_another_policy_would_have_done(here: Command, running
         "d takes the place of a",
     ):
         assert words in text
-    assert "3: it was made before cases were kept" in text
+    assert "3: it was made before cases were recorded" in text
     assert max(map(len, text.splitlines())) <= WIDE
     told = json.loads(here("replay", "--policy", "aggressive", "--json").stdout)
-    assert told["cannot_tell"] == {"it was made before cases were kept": 3}
+    assert told["cannot_tell"] == {"it was made before cases were recorded": 3}
     assert told["differences"][0]["would"]["act"]["add"] == ["d"]
     same = json.loads(here("replay", "--policy", "balanced", "--json").stdout)
     assert (same["same"], same["differences"], same["hours_won"]) == (1, [], 0.0)
@@ -169,4 +169,4 @@ def test_replay_knows_every_kind_of_fault(kind: str, holdfast: Command, running:
     decided(book, running.job.id, kind)
     told = json.loads(holdfast("replay", "--policy", "balanced", "--json").stdout)
     assert told["same"] == 1
-    assert told["cannot_tell"] == {"it was made before cases were kept": 3}
+    assert told["cannot_tell"] == {"it was made before cases were recorded": 3}

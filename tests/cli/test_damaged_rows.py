@@ -26,7 +26,7 @@ DAMAGE = {
         "row job_id {id}, generation 1, step 1 of table 'step'",
         "'loss' holds 'abc'",
     ),
-    "time": ("UPDATE move SET at = 'noon'", ("report", "cost"), "of table 'move'", "'at' holds 'noon', which is no number"),
+    "time": ("UPDATE job_transition SET at = 'noon'", ("report", "cost"), "of table 'job_transition'", "'at' holds 'noon', which is no number"),
     "ranks": ("UPDATE generation SET ranks = '{'", ("status",), "of table 'generation'", "'ranks' holds '{{'"),
 }
 

@@ -322,7 +322,7 @@ def test_callers_that_say_nothing_neither_shut_prometheus_out_nor_pile_up() -> N
 
 def test_a_request_has_its_time_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then holds no thread for ever."""
-    monkeypatch.setattr("holdfast.report.metrics.serving.SECONDS", 0.5)
+    monkeypatch.setattr("holdfast.report.metrics.serving.TIMEOUT", 0.5)
     with serving() as server, socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as line:
 
         def gone() -> bool:

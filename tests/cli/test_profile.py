@@ -88,8 +88,8 @@ def test_what_is_left_aside_is_told_beside_the_result(here: Command, files: list
     done = here("profile", "gpt")
     assert "1 rank of 2" in done.stdout
     assert done.stderr.splitlines() == [
-        "note: not told yet in generation 2: rank 1",
-        "note: 3 files of other generations or worlds left aside",
+        "note: not reported yet in generation 2: rank 1",
+        "note: 3 files of other generations or world sizes ignored",
     ]
 
 

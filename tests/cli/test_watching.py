@@ -306,7 +306,7 @@ def test_a_history_that_goes_away_ends_no_watching(running: Author, book: Histor
     assert child.stdout
     child.stdout.readline()
     with book.session() as session:
-        session.connection().exec_driver_sql("ALTER TABLE move RENAME TO moved")
+        session.connection().exec_driver_sql("ALTER TABLE job_transition RENAME TO moved")
     said = child.stdout.readline()
     with book.session() as session:
         session.connection().exec_driver_sql("ALTER TABLE moved RENAME TO move")

@@ -96,7 +96,7 @@ def test_the_page_tells_of_every_incident(parsed: Parsed) -> None:
     assert "node-2 takes the place of node-1" in found[2].text
     assert "from in-memory snapshots (replicas for 2 ranks)" in found[2].words
     assert "state all ranks resumed from in-memory snapshots (replicas for 2 ranks)" in found[2].words
-    assert "the newest snapshot in memory was 12 steps old" in found[2].words
+    assert "the newest in-memory snapshot was 12 steps old" in found[2].words
 
 
 def test_the_page_tells_what_snapshots_in_memory_were_worth(parsed: Parsed) -> None:
