@@ -78,8 +78,8 @@ def told_by_a_standby(cluster: SshCluster) -> str:
     return standby.problem
 
 
-def test_hosts_without_holdfast_are_told_of_once_with_the_cure(rack: Rack) -> None:
-    """Where a launch finds no free node, the reason is not that the job wants too many."""
+def test_hosts_without_holdfast_are_reported_once_with_the_cure(rack: Rack) -> None:
+    """A launch that finds no free node does not report that the job wants too many."""
     raw = cluster_of(rack.cluster(directory="hf-never-set-up"))
     assert isinstance(raw, SshCluster)
     fleet = fleet_of(raw, 1)
@@ -92,8 +92,8 @@ def test_hosts_without_holdfast_are_told_of_once_with_the_cure(rack: Rack) -> No
     assert "`holdfast nodes bootstrap CLUSTER_FILE` installs" in told
 
 
-def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rack, cluster: SshCluster) -> None:
-    """It fences, reconnects, takes nodes that it had never reached, and another flow of its version adopts them: then it fences no more."""
+def test_a_controller_keeps_using_its_own_version_when_hosts_get_another(rack: Rack, cluster: SshCluster) -> None:
+    """It fences, reconnects and uses further nodes; once another controller of its version has taken over, it can fence no more."""
     fleet = fleet_of(cluster, 1)
     source = fleet.source
     assert isinstance(source, RemoteNodes)
@@ -124,10 +124,10 @@ def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rac
         fleet.close(end=False)
 
 
-def test_a_flow_of_another_version_is_refused_with_both_and_takes_no_node_for_lost(
+def test_a_controller_of_another_version_is_refused_and_takes_no_node_for_lost(
     rack: Rack, cluster: SshCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its hosts were not given its version. The job trains on; nodes without a job are told with the other cure."""
+    """Its hosts did not get its version. The job goes on training; nodes without a job are reported with the other cure."""
     fleet = fleet_of(cluster, 1)
     fleet.bring_up("n0")
     assert told_by_a_standby(cluster) == ""

@@ -93,8 +93,8 @@ def talk(nodes: RemoteNodes, tmp_path: Path) -> Iterator[Talk]:
     made.fleet.close(end=False)
 
 
-def test_a_node_is_looked_at_started_and_fenced_through_its_gate(nodes: RemoteNodes, tmp_path: Path) -> None:
-    """The agent is the node's own, with its files in its folder there."""
+def test_a_node_is_surveyed_started_and_fenced_through_its_proxy(nodes: RemoteNodes, tmp_path: Path) -> None:
+    """The agent runs on the node, with its files in its folder there."""
     assert [view.status for view in nodes.survey()] == ["idle", "idle"]
     nodes.start_agent("box-0")
     assert nodes.folder("box-0") == tmp_path / "hf/nodes/box-0"
@@ -108,15 +108,15 @@ def test_a_node_is_looked_at_started_and_fenced_through_its_gate(nodes: RemoteNo
     assert nodes.survey()[0].status == "idle"
 
 
-def test_a_job_gets_what_is_the_nodes_own(nodes: RemoteNodes) -> None:
-    """Its interpreter, and a place for logs there."""
+def test_a_job_gets_the_settings_of_the_node(nodes: RemoteNodes) -> None:
+    """Its interpreter, and a folder for logs there."""
     node_settings = nodes.node_settings("box-0", "named")
     assert node_settings["python"] == sys.executable
     assert node_settings["log_directory"].endswith("hf/jobs/named/logs")
 
 
-def test_a_connection_that_ends_is_sought_anew_and_what_was_missed_is_told(talk: Talk, reach: ChildReach) -> None:
-    """The worker ends while nobody listens; it is known as soon as somebody does, and its start is not told twice."""
+def test_a_lost_connection_is_reopened_and_missed_events_are_replayed(talk: Talk, reach: ChildReach) -> None:
+    """The worker exits while the connection is down: that is reported once it is up again, and the start is not reported twice."""
     reach.cut()
     wait_until(lambda: talk.channel.failed_attempts, seconds=SECONDS)
     assert talk.fleet.cut_off().keys() == {"box-0"}
@@ -129,8 +129,8 @@ def test_a_connection_that_ends_is_sought_anew_and_what_was_missed_is_told(talk:
     assert talk.channel.about()["workers"] == {}
 
 
-def test_an_order_is_carried_out_once_whatever_its_connection_does(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its answer got lost with the connection; given again, it would be refused by an agent that did not know it."""
+def test_a_command_is_executed_once_whatever_happens_to_its_connection(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer was lost with the connection; sent again, it would be refused by an agent that does not know it."""
     channel, took = talk.channel, talk.channel._dispatch
     os.kill(talk.pid, signal.SIGKILL)
     talk.wait("worker.exited")
@@ -149,8 +149,8 @@ def test_an_order_is_carried_out_once_whatever_its_connection_does(talk: Talk, m
     assert channel._dispatch == took, "the first answer did not get lost"
 
 
-def test_an_agent_that_is_gone_is_not_sought(talk: Talk) -> None:
-    """Its node answers and says that nobody listens."""
+def test_no_connection_is_tried_to_an_agent_that_exited(talk: Talk) -> None:
+    """Its node is reachable and reports that nobody listens."""
     os.kill(int(talk.channel.about()["pid"]), signal.SIGKILL)
     assert "nothing listens" in talk.wait("agent.gone")["why"]
     assert talk.fleet.disconnected().keys() == {"box-0"}
@@ -158,7 +158,7 @@ def test_an_agent_that_is_gone_is_not_sought(talk: Talk) -> None:
         talk.channel.send_command("ping")
 
 
-def test_another_agent_on_the_node_is_not_taken_for_the_one_before(talk: Talk, nodes: RemoteNodes, reach: ChildReach) -> None:
+def test_a_new_agent_on_the_node_is_not_taken_for_the_previous_one(talk: Talk, nodes: RemoteNodes, reach: ChildReach) -> None:
     """It knows nothing of the generation."""
     reach.cut()
     wait_until(lambda: talk.channel.failed_attempts, seconds=SECONDS)
@@ -172,7 +172,7 @@ def test_another_agent_on_the_node_is_not_taken_for_the_one_before(talk: Talk, n
 
 
 def test_a_connection_that_stalls_is_replaced_when_its_node_answers(talk: Talk, reach: ChildReach) -> None:
-    """Nothing ends, nothing comes: only a new connection tells that it was not the agent, and that is no fault of anything."""
+    """Nothing ends and nothing arrives: only a new connection shows that it was not the agent, and no fault is recorded."""
     reach.stall()
     wait_until(lambda: talk.fleet.silent(1.0), seconds=SECONDS)
     assert not talk.channel.lost_reason
@@ -181,16 +181,16 @@ def test_a_connection_that_stalls_is_replaced_when_its_node_answers(talk: Talk, 
     assert talk.channel.about()["workers"] == {"0": talk.pid}
 
 
-def test_a_node_that_does_not_answer_a_second_look_is_lost(talk: Talk, reach: ChildReach) -> None:
-    """Neither over the connection that stalls nor over a new one."""
+def test_a_node_that_fails_the_second_check_is_lost(talk: Talk, reach: ChildReach) -> None:
+    """Neither over the stalled connection nor over a new one."""
     reach.stall()
     wait_until(lambda: talk.fleet.silent(1.0), seconds=SECONDS)
     assert talk.fleet.recheck("box-0") is False
     reach.down = False
 
 
-def test_a_node_that_was_let_go_of_unreached_is_fenced_once_it_can_be(talk: Talk, nodes: RemoteNodes, reach: ChildReach) -> None:
-    """Whatever it still runs is ended, beside what the flow does."""
+def test_an_unreachable_node_that_was_dropped_is_fenced_once_it_is_reachable(talk: Talk, nodes: RemoteNodes, reach: ChildReach) -> None:
+    """What still runs there is ended, while the controller goes on."""
     reach.cut()
     wait_until(lambda: talk.channel.failed_attempts, seconds=SECONDS)
     talk.fleet.drop("box-0")
@@ -202,8 +202,8 @@ def test_a_node_that_was_let_go_of_unreached_is_fenced_once_it_can_be(talk: Talk
     assert remains(nodes, "box-0") == []
 
 
-def test_a_gate_of_another_version_is_refused_with_the_cure(tmp_path: Path) -> None:
-    """Both versions are named."""
+def test_a_proxy_of_another_version_is_refused_with_the_cure(tmp_path: Path) -> None:
+    """The error names both versions."""
     reach = ChildReach([sys.executable, "-c", "print('holdfast-gate {\"protocol\": 99}', flush=True); input()"])
     nodes = RemoteNodes(Boxes(str(tmp_path)), reach)
     with pytest.raises(NodeStateUnknown, match=r"speaks protocol 99, this one \d+: `holdfast nodes bootstrap"):
@@ -215,8 +215,8 @@ def test_a_gate_of_another_version_is_refused_with_the_cure(tmp_path: Path) -> N
     reach.bury()
 
 
-def test_what_a_login_shell_prints_is_passed_over(tmp_path: Path) -> None:
-    """As long as it ends some time."""
+def test_output_of_a_login_shell_is_skipped(tmp_path: Path) -> None:
+    """As long as it ends."""
     proxy = "[os.sys.executable, '-m', 'holdfast.agent.node.proxy']"
     shell = f"import os; print('Welcome!\\n' * 9, flush=True); os.execv(os.sys.executable, {proxy})"
     reach = ChildReach([sys.executable, "-c", shell])
@@ -230,7 +230,7 @@ def test_what_a_login_shell_prints_is_passed_over(tmp_path: Path) -> None:
     endless.bury()
 
 
-def test_a_program_that_never_greets_is_a_lost_node(tmp_path: Path) -> None:
+def test_a_program_without_a_greeting_is_a_lost_node(tmp_path: Path) -> None:
     """In time, and its pipe is closed."""
     reach = ChildReach([sys.executable, "-c", "import time; time.sleep(600)"])
     with pytest.raises((NodeLost, NodeStateUnknown)):
@@ -240,12 +240,12 @@ def test_a_program_that_never_greets_is_a_lost_node(tmp_path: Path) -> None:
 
 
 def test_bandwidth_between_two_nodes_is_measured_by_sending(nodes: RemoteNodes) -> None:
-    """Over a real connection, and no longer than asked for."""
+    """Over a real connection, and for no longer than requested."""
     assert nodes.bandwidth("box-0", "box-1", 0.05) > 1e6
 
 
-def test_what_an_agent_journaled_is_heard_through_the_gate_when_it_is_gone(nodes: RemoteNodes) -> None:
-    """Of the job that is asked for, and no other."""
+def test_the_event_log_of_an_agent_that_exited_is_read_through_the_proxy(nodes: RemoteNodes) -> None:
+    """Only the events of the requested job."""
     nodes.survey()
     folder = nodes.folder("box-0")
     folder.mkdir(parents=True)
