@@ -144,7 +144,7 @@ def test_a_disk_that_is_too_slow_fails(cluster: Callable[..., LocalCluster]) -> 
 
 
 def test_a_node_that_is_off_neither_passes_nor_fails(cluster: Callable[..., LocalCluster]) -> None:
-    """Nor does one whose every partner is: nobody saw how its network is."""
+    """Neither does one whose partners are all off: its network was not tested."""
     made = cluster(nodes=2)
     LocalNodes.of(made).power_off("node-1")
     found = tried(made, ["node-1"], ["node-0"])["node-1"]

@@ -80,7 +80,7 @@ def test_faults_are_found_and_similar_lines_are_not(half: str) -> None:
 
 @pytest.mark.parametrize("lot", PUBLIC)
 def test_lines_from_public_reports_are_judged_right(lot: str) -> None:
-    """As they were posted, with all that stands around a fault in a real log."""
+    """As they were posted, with everything that surrounds a fault in a real log."""
     got = score(rows(lot))
     assert got.found >= 0.95
     assert got.false <= 0.02

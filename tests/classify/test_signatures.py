@@ -1,4 +1,4 @@
-"""Every kind that stands in logs: its unhealthy sample is of that kind, its healthy one of none; and tables that cannot be used say why."""
+"""Every kind found in logs: its unhealthy sample has that kind, its healthy one none; and invalid tables are reported with the reason."""
 
 from __future__ import annotations
 

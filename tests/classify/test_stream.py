@@ -132,7 +132,7 @@ def test_interleaved_tracebacks_of_ranks_are_separated() -> None:
 
 
 def test_a_truncated_traceback_is_reported_at_the_end() -> None:
-    """Nothing is lost because nobody said what it was."""
+    """Nothing is lost because its end is missing."""
     assert kinds(TRACEBACK.format("").rstrip()) == [(1, "script-exception")]
 
 
@@ -186,7 +186,7 @@ def test_a_line_is_classified_as_soon_as_it_is_complete() -> None:
 
 
 def test_json_has_one_object_for_each_line_or_traceback() -> None:
-    """In the order in which they became whole, all with the same fields."""
+    """In the order in which they became complete, all with the same fields."""
     text = f"{FINE}\n{OFF_BUS}\n{TRACEBACK.format('KeyError: 3')}\nend\n"
     pages = list(classify(io.BytesIO(text.encode()).read))
     told = [json.loads(line) for page in pages for line in json_lines(page).splitlines()]

@@ -1,4 +1,4 @@
-"""Nodes that are folders of this machine: agents brought up, power cut, fences that touch nobody else."""
+"""Nodes that are folders of this machine: starting agents, power cuts, fences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def clear(cluster: LocalNodes) -> None:
         cluster.fence(node)
 
 
-def remains(cluster: LocalNodes, node: str) -> list[int]:
+def processes_of(cluster: LocalNodes, node: str) -> list[int]:
     """Return what runs on a node."""
     return list(marked(NODE_MARK, mark_of(cluster.folder(node))))
 
@@ -77,7 +77,7 @@ def test_addresses_of_the_controller_reach_no_node(nodes: LocalNodes, monkeypatc
     for name in ("HOLDFAST_HISTORY", "PREFECT_API_AUTH_STRING", "HOLDFAST_PREFECT_STANDS_IN", "HOLDFAST_PREFECT_STANDS_IN_AUTH"):
         monkeypatch.setenv(name, f"http://ann:{secret}@prefect.example.org/api")
     nodes.start_agent("node-0")
-    found = [Path(f"/proc/{pid}/environ").read_bytes() for pid in remains(nodes, "node-0")]
+    found = [Path(f"/proc/{pid}/environ").read_bytes() for pid in processes_of(nodes, "node-0")]
     assert found
     assert not [one for one in found if secret.encode() in one]
     assert secret not in str(environment())
@@ -189,7 +189,7 @@ def test_a_fence_ends_the_processes_of_its_own_node_only(nodes: LocalNodes, tmp_
         ]
         killed = nodes.fence("node-0")
         assert set(killed) <= {*killed, pids[0]}
-        assert remains(nodes, "node-0") == []
+        assert processes_of(nodes, "node-0") == []
         assert [is_alive(pid, None) for pid in pids] == [False, True, True, True]
         assert [view.status for view in nodes.survey()] == ["idle", "up", "idle"]
         assert nodes.fence("node-0") == nodes.fence("node-2") == []
@@ -200,7 +200,7 @@ def test_a_fence_ends_the_processes_of_its_own_node_only(nodes: LocalNodes, tmp_
 
 
 def test_a_fence_ends_a_stopped_agent_and_its_workers(nodes: LocalNodes) -> None:
-    """A stopped agent holds its workers and answers nobody."""
+    """A stopped agent keeps its workers and does not answer."""
     nodes.start_agent("node-0")
     pid = run_worker(nodes, "node-0")
     agent = nodes.survey()[0].pid
@@ -245,7 +245,7 @@ def test_an_agent_that_cannot_start_is_a_lost_node_with_the_reason(nodes: LocalN
         folder.write_text("")
     with pytest.raises(NodeLost, match=r"File exists|[Dd]irectory"):
         nodes.start_agent("node-0")
-    wait_until(lambda: remains(nodes, "node-0") == [], seconds=SECONDS)
+    wait_until(lambda: processes_of(nodes, "node-0") == [], seconds=SECONDS)
     assert nodes.survey()[0].status == "idle"
 
 
@@ -277,7 +277,7 @@ def test_an_agent_that_does_not_report_is_a_lost_node(nodes: LocalNodes, monkeyp
         monkeypatch.setattr(sys, "executable", python)
         with pytest.raises(NodeLost, match=why):
             nodes.start_agent("node-0")
-        wait_until(lambda: remains(nodes, "node-0") == [], seconds=SECONDS)
+        wait_until(lambda: processes_of(nodes, "node-0") == [], seconds=SECONDS)
 
 
 def sleeper(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Nodes that are other machines: what is asked of them goes through gates, and a connection that ends is not a node that ends."""
+"""Nodes on other machines: commands go through their proxies, and a lost connection is not a lost node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import AgentDisconnected, NodeLost, NodeStateUnknown
 from holdfast.process import NODE_MARK, mark_of, marked
 from holdfast.protocol import Message
-from tests.cluster.proxies import Boxes, ChildReach
+from tests.cluster.proxies import Boxes, ChildTransport
 from tests.waiting import wait_until
 
 SECONDS = 60
@@ -27,27 +27,27 @@ NAP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 @pytest.fixture
-def reach() -> Iterator[ChildReach]:
+def transport() -> Iterator[ChildTransport]:
     """Give a way to nodes."""
-    made = ChildReach()
+    made = ChildTransport()
     yield made
-    made.bury()
+    made.reap()
 
 
 @pytest.fixture
-def nodes(reach: ChildReach, tmp_path: Path) -> Iterator[RemoteNodes]:
+def nodes(transport: ChildTransport, tmp_path: Path) -> Iterator[RemoteNodes]:
     """Give two nodes."""
-    made = RemoteNodes(Boxes(str(tmp_path / "hf")), reach)
+    made = RemoteNodes(Boxes(str(tmp_path / "hf")), transport)
     yield made
-    reach.down = False
+    transport.down = False
     made.close()
-    last = RemoteNodes(Boxes(str(tmp_path / "hf")), reach)
+    last = RemoteNodes(Boxes(str(tmp_path / "hf")), transport)
     for node in last.names():
         last.fence(node)
     last.close()
 
 
-def remains(nodes: RemoteNodes, node: str) -> list[int]:
+def processes_of(nodes: RemoteNodes, node: str) -> list[int]:
     """Return what carries the mark of *node*."""
     return list(marked(NODE_MARK, mark_of(nodes.folder(node))))
 
@@ -58,13 +58,13 @@ def plan(tmp_path: Path) -> dict[str, Any]:
     return {"job": "job", "name": "named", "lease": 60.0, **how}
 
 
-class Talk:
-    """A fleet of one node with a worker, and what was heard."""
+class ConnectedAgent:
+    """An agent pool of one node with a worker, and the events received."""
 
     def __init__(self, nodes: RemoteNodes, tmp_path: Path) -> None:
-        self.fleet = AgentPool(nodes, plan(tmp_path), epoch=1)
-        self.channel = self.fleet.bring_up("box-0")
-        self.heard: list[Message] = []
+        self.pool = AgentPool(nodes, plan(tmp_path), epoch=1)
+        self.channel = self.pool.bring_up("box-0")
+        self.received: list[Message] = []
         workers = [{"rank": 0, "environment": {}}]
         self.channel.send_command("start", generation=1, membership={"box-0": [0]}, workers=workers)
         self.pid = int(self.wait("worker.started")["pid"])
@@ -73,24 +73,24 @@ class Talk:
         """Wait for an event."""
         until = time.monotonic() + seconds
         while True:
-            for event in self.heard:
+            for event in self.received:
                 if event["event"] == name:
                     return event
-            self.heard.append(self.fleet.event_queue.get(timeout=max(0.01, until - time.monotonic()))[1])
+            self.received.append(self.pool.event_queue.get(timeout=max(0.01, until - time.monotonic()))[1])
 
 
-def settled(talk: Talk) -> bool:
-    """Do what a flow does once a second; tell whether nothing is owed any more."""
-    talk.fleet.ping()
-    return not talk.fleet.uncleaned
+def settled(connected: ConnectedAgent) -> bool:
+    """Do what a controller does once a second; return whether no cleanup is pending."""
+    connected.pool.ping()
+    return not connected.pool.uncleaned
 
 
 @pytest.fixture
-def talk(nodes: RemoteNodes, tmp_path: Path) -> Iterator[Talk]:
+def connected(nodes: RemoteNodes, tmp_path: Path) -> Iterator[ConnectedAgent]:
     """Give a node with a worker on it."""
-    made = Talk(nodes, tmp_path)
+    made = ConnectedAgent(nodes, tmp_path)
     yield made
-    made.fleet.close(end=False)
+    made.pool.close(end=False)
 
 
 def test_a_node_is_surveyed_started_and_fenced_through_its_proxy(nodes: RemoteNodes, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_node_is_surveyed_started_and_fenced_through_its_proxy(nodes: RemoteNo
         nodes.connect("box-1")
     killed = nodes.fence("box-0")
     assert killed
-    assert remains(nodes, "box-0") == []
+    assert processes_of(nodes, "box-0") == []
     assert nodes.survey()[0].status == "idle"
 
 
@@ -115,25 +115,25 @@ def test_a_job_gets_the_settings_of_the_node(nodes: RemoteNodes) -> None:
     assert node_settings["log_directory"].endswith("hf/jobs/named/logs")
 
 
-def test_a_lost_connection_is_reopened_and_missed_events_are_replayed(talk: Talk, reach: ChildReach) -> None:
+def test_a_lost_connection_is_reopened_and_missed_events_are_replayed(connected: ConnectedAgent, transport: ChildTransport) -> None:
     """The worker exits while the connection is down: that is reported once it is up again, and the start is not reported twice."""
-    reach.cut()
-    wait_until(lambda: talk.channel.failed_attempts, seconds=SECONDS)
-    assert talk.fleet.cut_off().keys() == {"box-0"}
-    assert not talk.fleet.disconnected()
-    os.kill(talk.pid, signal.SIGKILL)
-    reach.down = False
-    assert talk.wait("worker.exited")["rank"] == 0
-    assert not talk.fleet.cut_off()
-    assert [event["event"] for event in talk.heard].count("worker.started") == 1
-    assert talk.channel.about()["workers"] == {}
+    transport.cut()
+    wait_until(lambda: connected.channel.failed_attempts, seconds=SECONDS)
+    assert connected.pool.cut_off().keys() == {"box-0"}
+    assert not connected.pool.disconnected()
+    os.kill(connected.pid, signal.SIGKILL)
+    transport.down = False
+    assert connected.wait("worker.exited")["rank"] == 0
+    assert not connected.pool.cut_off()
+    assert [event["event"] for event in connected.received].count("worker.started") == 1
+    assert connected.channel.about()["workers"] == {}
 
 
-def test_a_command_is_executed_once_whatever_happens_to_its_connection(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_is_executed_once_whatever_happens_to_its_connection(connected: ConnectedAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer was lost with the connection; sent again, it would be refused by an agent that does not know it."""
-    channel, took = talk.channel, talk.channel._dispatch
-    os.kill(talk.pid, signal.SIGKILL)
-    talk.wait("worker.exited")
+    channel, took = connected.channel, connected.channel._dispatch
+    os.kill(connected.pid, signal.SIGKILL)
+    connected.wait("worker.exited")
 
     def lose(message: Message) -> None:
         if "started" in message:
@@ -149,94 +149,98 @@ def test_a_command_is_executed_once_whatever_happens_to_its_connection(talk: Tal
     assert channel._dispatch == took, "the first answer did not get lost"
 
 
-def test_no_connection_is_tried_to_an_agent_that_exited(talk: Talk) -> None:
-    """Its node is reachable and reports that nobody listens."""
-    os.kill(int(talk.channel.about()["pid"]), signal.SIGKILL)
-    assert "nothing listens" in talk.wait("agent.gone")["why"]
-    assert talk.fleet.disconnected().keys() == {"box-0"}
+def test_no_connection_is_tried_to_an_agent_that_exited(connected: ConnectedAgent) -> None:
+    """Its node is reachable and reports that no agent listens."""
+    os.kill(int(connected.channel.about()["pid"]), signal.SIGKILL)
+    assert "nothing listens" in connected.wait("agent.gone")["why"]
+    assert connected.pool.disconnected().keys() == {"box-0"}
     with pytest.raises(AgentDisconnected):
-        talk.channel.send_command("ping")
+        connected.channel.send_command("ping")
 
 
-def test_a_new_agent_on_the_node_is_not_taken_for_the_previous_one(talk: Talk, nodes: RemoteNodes, reach: ChildReach) -> None:
+def test_a_new_agent_on_the_node_is_not_taken_for_the_previous_one(
+    connected: ConnectedAgent, nodes: RemoteNodes, transport: ChildTransport
+) -> None:
     """It knows nothing of the generation."""
-    reach.cut()
-    wait_until(lambda: talk.channel.failed_attempts, seconds=SECONDS)
-    reach.down, other = False, RemoteNodes(nodes._cluster, reach)
-    talk.channel._connect = lambda: (_ for _ in ()).throw(TimeoutError())  # not before the other one serves
+    transport.cut()
+    wait_until(lambda: connected.channel.failed_attempts, seconds=SECONDS)
+    transport.down, other = False, RemoteNodes(nodes._cluster, transport)
+    connected.channel._connect = lambda: (_ for _ in ()).throw(TimeoutError())  # not before the other one serves
     other.fence("box-0")
     other.start_agent("box-0")
-    talk.channel._connect = lambda: nodes.connect("box-0")
-    assert "another agent" in talk.wait("agent.disconnected")["why"]
+    connected.channel._connect = lambda: nodes.connect("box-0")
+    assert "another agent" in connected.wait("agent.disconnected")["why"]
     other.close()
 
 
-def test_a_connection_that_stalls_is_replaced_when_its_node_answers(talk: Talk, reach: ChildReach) -> None:
+def test_a_connection_that_stalls_is_replaced_when_its_node_answers(connected: ConnectedAgent, transport: ChildTransport) -> None:
     """Nothing ends and nothing arrives: only a new connection shows that it was not the agent, and no fault is recorded."""
-    reach.stall()
-    wait_until(lambda: talk.fleet.silent(1.0), seconds=SECONDS)
-    assert not talk.channel.lost_reason
-    reach.down = False
-    assert talk.fleet.recheck("box-0") is None
-    assert talk.channel.about()["workers"] == {"0": talk.pid}
+    transport.stall()
+    wait_until(lambda: connected.pool.silent(1.0), seconds=SECONDS)
+    assert not connected.channel.lost_reason
+    transport.down = False
+    assert connected.pool.recheck("box-0") is None
+    assert connected.channel.about()["workers"] == {"0": connected.pid}
 
 
-def test_a_node_that_fails_the_second_check_is_lost(talk: Talk, reach: ChildReach) -> None:
+def test_a_node_that_fails_the_second_check_is_lost(connected: ConnectedAgent, transport: ChildTransport) -> None:
     """Neither over the stalled connection nor over a new one."""
-    reach.stall()
-    wait_until(lambda: talk.fleet.silent(1.0), seconds=SECONDS)
-    assert talk.fleet.recheck("box-0") is False
-    reach.down = False
+    transport.stall()
+    wait_until(lambda: connected.pool.silent(1.0), seconds=SECONDS)
+    assert connected.pool.recheck("box-0") is False
+    transport.down = False
 
 
-def test_an_unreachable_node_that_was_dropped_is_fenced_once_it_is_reachable(talk: Talk, nodes: RemoteNodes, reach: ChildReach) -> None:
+def test_an_unreachable_node_that_was_dropped_is_fenced_once_it_is_reachable(
+    connected: ConnectedAgent, nodes: RemoteNodes, transport: ChildTransport
+) -> None:
     """What still runs there is ended, while the controller goes on."""
-    reach.cut()
-    wait_until(lambda: talk.channel.failed_attempts, seconds=SECONDS)
-    talk.fleet.drop("box-0")
-    assert talk.fleet.uncleaned == {"box-0"}
-    assert talk.pid in marked(NODE_MARK, mark_of(nodes.folder("box-0")))
+    transport.cut()
+    wait_until(lambda: connected.channel.failed_attempts, seconds=SECONDS)
+    connected.pool.drop("box-0")
+    assert connected.pool.uncleaned == {"box-0"}
+    assert connected.pid in marked(NODE_MARK, mark_of(nodes.folder("box-0")))
     assert nodes.survey()[0].status == "off"
-    reach.down = False
-    wait_until(lambda: settled(talk), seconds=SECONDS)
-    assert remains(nodes, "box-0") == []
+    transport.down = False
+    wait_until(lambda: settled(connected), seconds=SECONDS)
+    assert processes_of(nodes, "box-0") == []
 
 
 def test_a_proxy_of_another_version_is_refused_with_the_cure(tmp_path: Path) -> None:
     """The error names both versions."""
-    reach = ChildReach([sys.executable, "-c", "print('holdfast-gate {\"protocol\": 99}', flush=True); input()"])
-    nodes = RemoteNodes(Boxes(str(tmp_path)), reach)
+    transport = ChildTransport([sys.executable, "-c", "print('holdfast-gate {\"protocol\": 99}', flush=True); input()"])
+    nodes = RemoteNodes(Boxes(str(tmp_path)), transport)
     with pytest.raises(NodeStateUnknown, match=r"speaks protocol 99, this one \d+: `holdfast nodes bootstrap"):
         nodes.node_proxy("box-0")
     seen = nodes.survey()[0]
     assert "box-0" not in seen.why, "beside the node's name it says the reason alone"
     assert "speaks protocol 99" in seen.why
     assert "`holdfast nodes bootstrap" in seen.why
-    reach.bury()
+    transport.reap()
 
 
 def test_output_of_a_login_shell_is_skipped(tmp_path: Path) -> None:
     """As long as it ends."""
     proxy = "[os.sys.executable, '-m', 'holdfast.agent.node.proxy']"
     shell = f"import os; print('Welcome!\\n' * 9, flush=True); os.execv(os.sys.executable, {proxy})"
-    reach = ChildReach([sys.executable, "-c", shell])
-    nodes = RemoteNodes(Boxes(str(tmp_path)), reach)
+    transport = ChildTransport([sys.executable, "-c", shell])
+    nodes = RemoteNodes(Boxes(str(tmp_path)), transport)
     assert nodes.survey()[0].status == "idle"
     nodes.close()
-    reach.bury()
-    endless = ChildReach([sys.executable, "-c", "while True: print('Welcome!' * 100, flush=True)"])
+    transport.reap()
+    endless = ChildTransport([sys.executable, "-c", "while True: print('Welcome!' * 100, flush=True)"])
     with pytest.raises(NodeStateUnknown, match="login shell prints more than 64 KiB"):
         RemoteNodes(Boxes(str(tmp_path)), endless).node_proxy("box-0")
-    endless.bury()
+    endless.reap()
 
 
 def test_a_program_without_a_greeting_is_a_lost_node(tmp_path: Path) -> None:
     """In time, and its pipe is closed."""
-    reach = ChildReach([sys.executable, "-c", "import time; time.sleep(600)"])
+    transport = ChildTransport([sys.executable, "-c", "import time; time.sleep(600)"])
     with pytest.raises((NodeLost, NodeStateUnknown)):
-        RemoteNodes(Boxes(str(tmp_path)), reach).node_proxy("box-0", seconds=0.3)
-    assert reach.pipes[0].child.wait(SECONDS) < 0
-    reach.bury()
+        RemoteNodes(Boxes(str(tmp_path)), transport).node_proxy("box-0", seconds=0.3)
+    assert transport.pipes[0].child.wait(SECONDS) < 0
+    transport.reap()
 
 
 def test_bandwidth_between_two_nodes_is_measured_by_sending(nodes: RemoteNodes) -> None:

@@ -1,4 +1,4 @@
-"""One look at a whole node: by a program that needs nothing of ours, within a deadline, whatever a source does."""
+"""A reading of a complete node: by a program that needs no package, within a deadline, whatever a source does."""
 
 from __future__ import annotations
 

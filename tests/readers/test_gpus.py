@@ -19,7 +19,7 @@ FIRST = "0000:18:00.0"
 
 
 def looked(reading: GpuReading, at: float = 0.0) -> NodeReading:
-    """Return a look at a node that saw only its GPUs."""
+    """Return a reading with only the GPUs of a node."""
     return NodeReading(node="n0", at=at, gpus=reading)
 
 
@@ -49,7 +49,7 @@ def test_a_healthy_gpu_is_read_completely_and_has_no_fault(stand_in: StandIn) ->
 
 
 def test_the_program_for_nodes_reads_the_same(stand_in: StandIn) -> None:
-    """Started on its own, with nothing of ours to import."""
+    """Started by itself, without any module of ours to import."""
     stand_in.say("gpu1.rows_failed 1")
     assert stand_in.reading_of_the_program() == stand_in.reading()
 
@@ -91,7 +91,7 @@ GROWS = {
 
 @pytest.mark.parametrize("kind", GROWS)
 def test_only_counters_that_grew_since_the_last_reading_count(stand_in: StandIn, kind: str) -> None:
-    """What the counter had when the generation began is not its doing; a counter that began anew counts from zero."""
+    """What a counter had when the generation began does not count; one that was reset counts from zero."""
     line, old, new = GROWS[kind]
     stand_in.say(line.format(old))
     before = looked(stand_in.reading())
@@ -131,7 +131,7 @@ def test_only_what_a_gpu_does_not_support_is_unknown(stand_in: StandIn) -> None:
 
 
 def test_a_lost_gpu_does_not_affect_the_other_one(stand_in: StandIn) -> None:
-    """Its own fields are blind, not zero."""
+    """Its own fields are unknown, not zero."""
     stand_in.say("gpu0.fail 15")
     lost, other = stand_in.gpus()
     assert (lost.failed, other.failed) == (15, 0)
@@ -144,7 +144,7 @@ def test_a_lost_gpu_does_not_affect_the_other_one(stand_in: StandIn) -> None:
 def test_an_older_library_lacks_functions_and_the_rest_is_read(
     stand_in: StandIn, old_nvml_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pynvml says that a function is not found: that is blind too, never an end."""
+    """Pynvml reports that a function is not found: that is unknown too, and no error."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(old_nvml_library))
     found = stand_in.reading_of_the_program().gpus
     assert not isinstance(found, Unknown)
@@ -158,7 +158,7 @@ def test_an_older_library_lacks_functions_and_the_rest_is_read(
 def test_an_unknown_failure_of_the_driver_is_a_fault_and_a_missing_library_is_not(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first is something that NVML said of this node; the second says only that nobody could ask."""
+    """The first is NVML's report about this node; the second only means that it could not be asked."""
     stand_in.say("init 999")
     assert kinds(judge(looked(stand_in.reading()))) == ["gpu-unusable"]
     monkeypatch.setenv("LD_LIBRARY_PATH", str(stand_in.root))
@@ -170,7 +170,7 @@ def test_an_unknown_failure_of_the_driver_is_a_fault_and_a_missing_library_is_no
 
 @pytest.mark.parametrize(("vendor", "expected"), [("0x10de", ["driver-not-loaded"]), ("0x8086", [])])
 def test_a_driver_that_is_not_loaded_is_a_fault_where_there_is_a_gpu(stand_in: StandIn, vendor: str, expected: list[str]) -> None:
-    """The bus tells what is there without any driver."""
+    """The PCI bus shows it without any driver."""
     device = stand_in.root / "sys/bus/pci/devices/0000:18:00.0"
     device.mkdir(parents=True)
     (device / "vendor").write_text(vendor)

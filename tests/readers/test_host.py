@@ -45,7 +45,7 @@ HOST = {
 
 
 def look(host: HostReading, at: float = 0.0) -> NodeReading:
-    """Return a look at a node that saw only its host."""
+    """Return a reading with only the host part of a node."""
     return NodeReading(node="n0", at=at, host=host)
 
 
@@ -84,7 +84,7 @@ def test_each_changed_file_becomes_its_fault(tree: Tree, file: str, text: str, k
 
 
 def test_counters_of_another_boot_are_not_compared(tree: Tree) -> None:
-    """They began anew; only that is told."""
+    """They were reset; only that is reported."""
     before = look(read_host(tree(HOST)))
     after = {**HOST, "proc/sys/kernel/random/boot_id": "b2", "proc/vmstat": "oom_kill 900"}
     assert [fault.kind for fault in judge(look(read_host(tree(after)), at=60.0), before)] == ["node-rebooted"]
@@ -127,7 +127,7 @@ def test_a_zombie_is_found() -> None:
 
 
 def is_zombie(pid: int) -> bool:
-    """Tell whether the process has ended and nobody has waited for it."""
+    """Return whether the process has ended and was not reaped."""
     return state_of(pid) == "Z"
 
 
@@ -166,7 +166,7 @@ def waits(pid: int) -> bool:
 
 
 def test_a_process_that_waits_in_the_kernel_is_found_by_two_readings(waiting: int) -> None:
-    """A real one: one look cannot tell it from a process that waits for a disk for a moment."""
+    """A real one: a single reading cannot distinguish it from a process that waits for a disk for a moment."""
     wait_until(lambda: waits(waiting), seconds=60)
     before, now = (NodeReading(node="n0", at=at, processes=read_processes()) for at in (0.0, 0.0))
     assert judge(before) == []
@@ -199,7 +199,7 @@ def the_service(root: Path, name: str) -> ServiceState | None:
 
 
 def test_a_service_is_needed_by_hardware_or_by_systemd(tree: Tree) -> None:
-    """An NVSwitch needs the fabric manager; one that is only installed is nobody's need."""
+    """An NVSwitch needs the fabric manager; a service that is only installed is not needed."""
     root = tree({**SWITCH, "usr/bin/nvidia-persistenced": "", "usr/sbin/sshd": ""})
     (root / "etc/systemd/system/multi-user.target.wants").mkdir(parents=True)
     (root / "etc/systemd/system/multi-user.target.wants/ssh.service").symlink_to("/lib/systemd/system/ssh.service")

@@ -72,7 +72,7 @@ def fifo(tmp_path: Path) -> Iterator[tuple[KernelLog, int]]:
 
 
 def test_a_record_that_arrives_in_parts_is_one_record(fifo: tuple[KernelLog, int]) -> None:
-    """And what stands below it (its device, its subsystem) is no record."""
+    """And the lines below it (its device, its subsystem) are no records."""
     log, writer = fifo
     os.write(writer, b"4,10,5000,-;EXT4-fs er")
     assert log.read() == []
@@ -94,13 +94,13 @@ def test_the_facility_is_no_part_of_the_level() -> None:
 
 
 def test_a_log_that_cannot_be_opened_is_an_error_of_the_system(tmp_path: Path) -> None:
-    """Who looks at the whole node makes it blind."""
+    """The reading of the complete node makes it unknown."""
     with pytest.raises(FileNotFoundError):
         read_kernel(tmp_path)
 
 
 def a_look(at: float, *texts: str, first: int = 1) -> NodeReading:
-    """Return a look at a node that saw only its log, a line a second."""
+    """Return a reading with only the log of a node, a line a second."""
     lines = tuple(KernelLine(sequence=first + place, microseconds=place * 10**6, level=3, text=text) for place, text in enumerate(texts))
     return NodeReading(node="n0", at=at, kernel=KernelReading(lines=lines))
 

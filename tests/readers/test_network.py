@@ -42,7 +42,7 @@ def nothing(_interface: str) -> Counters | Unknown:
 
 
 def look(root: Path, at: float = 0.0) -> NodeReading:
-    """Return a look at a node that saw only its network."""
+    """Return a reading with only the network of a node."""
     return NodeReading(node="n0", at=at, network=read_network(root, nothing))
 
 
@@ -85,7 +85,7 @@ def test_each_changed_file_becomes_its_fault(tree: Tree, file: str, text: str, k
 
 
 def test_files_that_cannot_be_read_are_unknown_and_the_others_are_read(tree: Tree) -> None:
-    """A carrier is refused while its interface is switched off; a rate may be in words that we do not know."""
+    """A carrier cannot be read while its interface is switched off; a rate may be in an unknown format."""
     reading = read_network(tree({**WELL, f"{NIC}/carrier": "?", f"{PORT}/rate": "fast"}), nothing)
     assert not isinstance(reading.nics, Unknown)
     assert not isinstance(reading.ib_ports, Unknown)

@@ -80,7 +80,7 @@ def test_disks_are_read_from_what_the_kernel_counts(tree: Tree) -> None:
 
 
 def test_a_mount_that_was_removed_is_unknown(tmp_path: Path) -> None:
-    """Between the table and the look; its name stays known."""
+    """Between reading the table and the mount; its name stays known."""
     gone = with_space(Mount(path="/gone", kind="nfs4", source="server:/data", options=("rw",), own_options=("rw",)), tmp_path)
     assert isinstance(gone.size, Unknown)
     assert "No such file" in gone.size.why

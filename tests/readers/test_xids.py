@@ -1,4 +1,4 @@
-"""Xids through NVML's event set: real pynvml, a stand-in library, and an error that happens while somebody waits."""
+"""Xids through NVML's event set: real pynvml, a stand-in library, and an error that happens during a wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ with listening() as watch:
     for line in sys.stdin:
         print(json.dumps(repr(watch.wait(float(line)))), flush=True)
 """
-"""Waits as long as each line of its input says, and tells what came."""
+"""Waits as long as each line of its input says, and prints what was received."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def listener(stand_in: StandIn) -> Iterator[Callable[[], subprocess.Popen[str]]]
 
 
 def heard(child: subprocess.Popen[str]) -> object:
-    """Return the next thing that *child* tells."""
+    """Return the next line of *child*."""
     assert child.stdout is not None
     return json.loads(child.stdout.readline())
 
@@ -99,7 +99,7 @@ def test_without_an_event_set_there_is_an_error(stand_in: StandIn, listener: Cal
     [(79, "gpu-off-bus"), (48, "gpu-memory-double-bit"), (74, "gpu-nvlink"), (13, "gpu-engine-exception"), (201, "gpu-xid-other")],
 )
 def test_an_xid_is_named_by_its_code(code: int, kind: str) -> None:
-    """Those that are a kind of their own are that kind, wherever they were heard."""
+    """Those with a kind of their own have that kind, from whatever source."""
     (fault,) = see([XidEvent(node="n0", at=5.0, xid=Xid(code=code, bus="0000:28:00.0"))], HangLimits())
     assert (fault.kind, fault.quote, fault.at) == (kind, f"GPU 0000:28:00.0: Xid {code}", 5.0)
 

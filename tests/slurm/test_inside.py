@@ -1,4 +1,4 @@
-"""What `holdfast` makes of a batch job that it is run inside of, told by a real one."""
+"""`holdfast` inside a batch job of a real Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that are in no file: the cluster's file names them, and nobody else learns them."""
+"""Private keys and passphrases: from files, the environment, Prefect blocks and the SSH agent, and never in a message."""
 
 from __future__ import annotations
 

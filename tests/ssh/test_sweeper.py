@@ -1,4 +1,4 @@
-"""Looks at nodes by real SSH servers: what is seen, what counts as a miss, and what speaks against nobody."""
+"""Probes of nodes through real SSH servers: readings, failures of a node, and failures that are no fault of a node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.ssh.sshd import Sshd, key_at
 from tests.waiting import wait_until
 
 LONG = 15.0
-"""Seconds that a look may take where it is to succeed, on whatever machine."""
+"""Deadline of a probe that must succeed, on any machine."""
 SHORT = 3.0
 """Seconds after which what hangs is given up; a node that is connected answers in a tenth of it."""
 
@@ -52,7 +52,7 @@ def test_nodes_are_probed_over_one_connection(site: Site) -> None:
 
 
 def test_a_collector_ends_with_its_connection(site: Site) -> None:
-    """Nothing of ours stays on a node."""
+    """No process of ours remains on a node."""
     node = site.node("a")
     sweeper = site.sweeper()
     sweeper.sweep(LONG)
@@ -62,7 +62,7 @@ def test_a_collector_ends_with_its_connection(site: Site) -> None:
 
 
 def test_fresh_connections_leave_nothing(site: Site) -> None:
-    """Each sweep logs in anew where connections are not to stay."""
+    """Each sweep logs in again where connections are not kept."""
     node = site.node("a")
     sweeper = site.sweeper(keep=False)
     for _ in range(2):
@@ -87,7 +87,7 @@ def test_nodes_behind_jump_hosts_share_one_login_there(site: Site) -> None:
 
 
 def test_a_node_that_is_off_behind_a_jump_host_does_not_affect_the_others(site: Site) -> None:
-    """The jump host's word that nobody took the connection counts for the node behind it alone."""
+    """The jump host's report of a refused connection counts only for the node behind it."""
     jump, off = site.node("jump"), site.node("off")
     site.node("on")
     off.stop()
@@ -137,7 +137,7 @@ def test_our_own_lack_of_file_descriptors_is_no_fault_of_a_node(site: Site) -> N
 
 
 def test_a_changed_host_key_is_reported_as_such(site: Site) -> None:
-    """It names the file and the cure, and nothing is sent to whoever answers there."""
+    """The message names the file and the cure, and nothing is sent to that server."""
     node = site.node("a", known=False)
     other = key_at(site.place / "other")
     text = node.known.rpartition(" ")[0] + " " + other.with_suffix(".pub").read_text().split()[1] + "\n"
@@ -152,7 +152,7 @@ def test_a_changed_host_key_is_reported_as_such(site: Site) -> None:
 
 
 def test_an_unknown_host_key_is_never_added(site: Site) -> None:
-    """Not on the second look either."""
+    """Not by the second probe either."""
     node = site.node("a", known=False)
     sweeper = site.sweeper()
     for _ in range(2):
@@ -175,7 +175,7 @@ def test_the_known_one_of_a_servers_keys_is_requested(site: Site) -> None:
 
 
 def test_a_refused_key_is_reported_with_the_cure(site: Site) -> None:
-    """Nothing of it speaks against the node."""
+    """It is no fault of the node."""
     site.node("a")
     found = site.sweeper(key=str(key_at(site.place / "stranger"))).sweep(LONG)["a"].found
     assert isinstance(found, Unknown)
@@ -214,7 +214,7 @@ def test_a_node_without_the_interpreter_is_reported(site: Site) -> None:
 
 
 def test_an_address_that_does_not_resolve_is_reported(site: Site) -> None:
-    """Ours to mend, and no miss."""
+    """It is our own error, and no failure of the node."""
     site.known_hosts.touch()
     found = site.sweeper(hosts=[{"name": "a", "address": "no-such-host.invalid"}]).sweep(LONG)["a"].found
     assert isinstance(found, Unknown)
@@ -222,7 +222,7 @@ def test_an_address_that_does_not_resolve_is_reported(site: Site) -> None:
 
 
 def test_a_server_that_hangs_times_out(site: Site) -> None:
-    """The kernel takes the connection, and nobody speaks; a login that hangs in the middle is no different. The others are seen."""
+    """The kernel accepts the connection, and no server answers; a login that hangs in the middle is the same. The others are probed."""
     hung = site.node("hung")
     site.node("well")
     sweeper = site.sweeper(misses=2)
@@ -238,7 +238,7 @@ def test_a_server_that_hangs_times_out(site: Site) -> None:
 
 
 def test_a_connection_that_hangs_after_the_login_times_out(site: Site) -> None:
-    """Its server is stopped between two looks; the one that is tried then is stopped too."""
+    """Its server is stopped between two probes; so is a new connection."""
     hung = site.node("hung")
     site.node("well")
     sweeper = site.sweeper(misses=1)
@@ -252,7 +252,7 @@ def test_a_connection_that_hangs_after_the_login_times_out(site: Site) -> None:
 
 
 def script(site: Site, text: str) -> str:
-    """Return the path of a program that stands for the nodes' interpreter."""
+    """Return the path of a program in place of the nodes' interpreter."""
     path = site.place / "odd"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -280,7 +280,7 @@ def test_an_interpreter_that_sends_no_reading_is_reported(site: Site, text: str,
 
 
 def test_output_before_the_answer_is_skipped(site: Site) -> None:
-    """Some shells greet whoever comes."""
+    """Some login shells print a banner."""
     site.node("a")
     sweeper = site.sweeper(python=script(site, f'echo "Welcome. You have mail."; exec {site.python} "$@"'))
     for _ in range(2):
@@ -312,7 +312,7 @@ def test_a_collector_that_was_killed_is_started_again(site: Site) -> None:
 
 
 def test_a_node_is_unreachable_only_after_several_failures(site: Site) -> None:
-    """They are counted on over sweeps, so that one that stays away costs one attempt; an answer ends the row."""
+    """The count continues over sweeps, so a node that stays unreachable costs one attempt; an answer resets it."""
     off = site.node("off")
     site.node("on")
     off.stop()
@@ -349,7 +349,7 @@ def test_when_all_nodes_fail_at_once_the_network_is_suspect(site: Site) -> None:
 
 
 def test_the_only_node_of_a_cluster_can_be_unreachable(site: Site) -> None:
-    """There is nobody to compare with."""
+    """There is no other node to compare with."""
     site.node("a").stop()
     assert isinstance(site.sweeper().sweep(LONG)["a"].found, UnansweredProbe)
 
@@ -370,7 +370,7 @@ def test_a_key_file_that_cannot_be_used_is_refused_at_once(site: Site, text: str
 
 
 def test_a_named_known_hosts_file_must_exist(site: Site) -> None:
-    """A slip in its name must not look like strange hosts."""
+    """A typing error in its name must not look like unknown hosts."""
     site.node("a")
     with pytest.raises(UnusableFile, match="no such file"):
         site.sweeper(known_hosts=str(site.place / "gone"))
@@ -395,7 +395,7 @@ def is_alive(sweeper: SshSweeper, node: str) -> bool:
 
 
 def missed(sweeper: SshSweeper, node: str) -> int:
-    """Sweep, and return how often the node has missed in a row."""
+    """Sweep, and return the node's failures in a row."""
     found = sweeper.sweep(LONG)[node].found
     assert isinstance(found, UnansweredProbe)
     return found.times
