@@ -70,7 +70,7 @@ class HostOutcome:
 
     @property
     def failed(self) -> bool:
-        """Tell whether Holdfast is not usable there."""
+        """Return whether Holdfast is not usable there."""
         return self.done == "failed"
 
 

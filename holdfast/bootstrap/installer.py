@@ -88,7 +88,7 @@ class InstallFolder:
             return ""
 
     def is_complete(self) -> bool:
-        """Tell whether the environment for the wheel is the one in use, with every file as it should be."""
+        """Return whether the environment for the wheel is the one in use, with every file as it should be."""
         paths = self._parent_paths()
         has_paths = not paths or digest_of(self.packages / PARENT_PATHS) == encoded(paths)
         return self.in_use() == self.environment.name and self._is_made() and has_paths and not self._damaged()
@@ -138,7 +138,7 @@ class InstallFolder:
                 shutil.rmtree(str(path), ignore_errors=True)
 
     def _is_made(self) -> bool:
-        """Tell whether the environment was made completely: our own `bin/python` comes last."""
+        """Return whether the environment was made completely: our own `bin/python` comes last."""
         try:
             config = (self.environment / "pyvenv.cfg").read_text(encoding="utf-8")
         except OSError:
@@ -224,7 +224,7 @@ def digest_of(path: Path) -> str:
 
 
 def is_used(environment: Path) -> bool:
-    """Tell whether a process of this node uses an environment."""
+    """Return whether a process of this node uses an environment."""
     prefix = os.fsencode(str(environment)) + b"/"
     for entry in Path("/proc").glob("[0-9]*"):
         try:

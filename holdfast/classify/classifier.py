@@ -119,7 +119,7 @@ class Classifier:
                 index = hit + 1
 
     def _collect(self, line: bytes, number: int, page: Page) -> bool:
-        """Tell whether *line* belongs to a traceback, and classify those that are complete now."""
+        """Return whether *line* belongs to a traceback, and classify those that are complete now."""
         taken, complete = self._collector.take(line.decode(errors="replace"), number)
         page.faults.extend(_classified(one) for one in complete)
         if taken:

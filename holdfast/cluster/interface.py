@@ -100,7 +100,7 @@ class Allocator(Protocol):
         ...
 
     def is_allocated(self, node: str) -> bool:
-        """Tell whether *node* is allocated to the job now."""
+        """Return whether *node* is allocated to the job now."""
         ...
 
     def allocated_since(self, node: str) -> float | None:
@@ -147,7 +147,7 @@ class NodeBackend(Protocol):
 
     @property
     def remote(self) -> bool:
-        """Tell whether nodes are other machines: a connection to one may end although nothing on the node did."""
+        """Return whether nodes are other machines: a connection to one may end although nothing on the node did."""
         ...
 
     def names(self) -> list[str]:
@@ -176,11 +176,11 @@ class NodeBackend(Protocol):
         ...
 
     def is_reachable(self, node: str) -> bool:
-        """Tell whether *node* itself is reachable, independently of its agent; raise `NodeStateUnknown` when that could not be tried."""
+        """Return whether *node* itself is reachable, independently of its agent; raise `NodeStateUnknown` when that could not be tried."""
         ...
 
     def any_other_reachable(self, but: Collection[str]) -> bool:
-        """Tell whether any node of the cluster except these is reachable now: then our own network works."""
+        """Return whether any node of the cluster except these is reachable now: then our own network works."""
         ...
 
     def fence(self, node: str, job: str | None = None, confirm: Confirm | None = None) -> list[int]:

@@ -160,7 +160,7 @@ class LocalNodes:
     # -- nodes --------------------------------------------------------------------------------------------------------
 
     def is_reachable(self, node: str) -> bool:
-        """Tell whether the node is switched on, as far as can be seen."""
+        """Return whether the node is switched on, as far as can be seen."""
         try:
             return not (self.folder(node) / "off").exists()
         except OSError:  # the folder is not readable: whoever uses the node gets that error

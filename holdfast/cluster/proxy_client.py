@@ -103,7 +103,7 @@ class ProxyClient:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether the connection is open, as far as is known."""
+        """Return whether the connection is open, as far as is known."""
         return not self._ended
 
     def command(self, command: str, /, *, seconds: float, **facts: object) -> Message:

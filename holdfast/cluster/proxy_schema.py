@@ -9,7 +9,7 @@ import base64
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from typing import Annotated, Any, Final
 
 from detectors.codec import MalformedData, unpacked
@@ -71,81 +71,31 @@ Log = Annotated[str, _matching(LOG.pattern)]
 """The name of a log: it becomes a path in a support bundle, and so on the machine where that is unpacked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Agent:
-    pid: Count
-    job: Name | None
+def _answer(**fields: Any) -> type:  # noqa: ANN401 (types, and pairs of a type and a default)
+    """Return a dataclass with these fields; a field of the form ``(type, default)`` may be missing from the answer."""
+    parts = [(name, *kind) if isinstance(kind, tuple) else (name, kind) for name, kind in fields.items()]
+    return make_dataclass("Answer", parts, frozen=True, slots=True, kw_only=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    agent: _Agent | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Interface:
-    name: Name
-    address: Name
-    network: Name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Enter(_Look):
-    directory: Name
-    interpreter: Name
-    interfaces: Annotated[list[_Interface], _at_most(MAX_INTERFACES)]
-    reached: Name | None
-    clock: Seconds | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fence:
-    killed: list[Count]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Past:
-    events: list[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Logs:
-    logs: Annotated[dict[Log, Count], _at_most(MAX_LOGS)]
-    place: Name = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Log:
-    data: Annotated[str, _is_base64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Listen:
-    port: Port
-    token: Name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Measure:
-    bytes: Count
-    seconds: Seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Meet:
-    why: Annotated[str, _at_most(1000)]
-
-
+_AGENT: Final[Any] = _answer(pid=Count, job=Name | None)
+_INTERFACE: Final[Any] = _answer(name=Name, address=Name, network=Name)
 ANSWERS: Final[dict[str, type]] = {
-    "enter": _Enter,
-    "look": _Look,
-    "fence": _Fence,
-    "past": _Past,
-    "logs": _Logs,
-    "log": _Log,
-    "listen": _Listen,
-    "measure": _Measure,
-    "meet": _Meet,
+    "enter": _answer(
+        directory=Name,
+        interpreter=Name,
+        interfaces=Annotated[list[_INTERFACE], _at_most(MAX_INTERFACES)],
+        reached=Name | None,
+        agent=_AGENT | None,
+        clock=(Seconds | None, None),
+    ),
+    "look": _answer(agent=_AGENT | None),
+    "fence": _answer(killed=list[Count]),
+    "past": _answer(events=list[dict[str, Any]]),
+    "logs": _answer(logs=Annotated[dict[Log, Count], _at_most(MAX_LOGS)], place=(Name, "")),
+    "log": _answer(data=Annotated[str, _is_base64]),
+    "listen": _answer(port=Port, token=Name),
+    "measure": _answer(bytes=Count, seconds=Seconds),
+    "meet": _answer(why=Annotated[str, _at_most(1000)]),
 }
 """Commands whose answers need fields; the other commands only succeed or fail."""
 

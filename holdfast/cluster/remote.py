@@ -233,7 +233,7 @@ class RemoteNodes:
     # -- nodes --------------------------------------------------------------------------------------------------------
 
     def is_reachable(self, node: str) -> bool:
-        """Tell whether *node* is reachable now, by a new connection; raise `NodeStateUnknown` when that could not be tried."""
+        """Return whether *node* is reachable now, by a new connection; raise `NodeStateUnknown` when that could not be tried."""
         try:
             self.node_proxy(node, seconds=RECHECK_SECONDS, fresh=True)
         except NodeLost:
@@ -241,7 +241,7 @@ class RemoteNodes:
         return True
 
     def any_other_reachable(self, but: Collection[str]) -> bool:
-        """Tell whether any node except these is reachable now; a few are tried, chosen at random."""
+        """Return whether any node except these is reachable now; a few are tried, chosen at random."""
 
         def reachable(node: str) -> bool:
             try:

@@ -25,8 +25,8 @@ def answered(installer: ModuleType, asked: dict[str, Any], last: int) -> tuple[i
     read, write = os.pipe()
     if pid := os.fork():
         os.close(write)
-        with os.fdopen(read, "rb") as told:
-            said = told.read()
+        with os.fdopen(read, "rb") as output:
+            said = output.read()
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), json.loads(said or b"{}")
     done = 0
 

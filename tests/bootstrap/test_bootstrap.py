@@ -42,19 +42,19 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         yield rack
 
 
-def described(rack: Rack, place: Path, **fields: Any) -> str:
+def cluster_file(rack: Rack, place: Path, **fields: Any) -> str:
     """Write a file of the rack's cluster; return its name."""
     (place / "cluster.yaml").write_text(yaml.safe_dump(rack.cluster(**fields)))
     return str(place / "cluster.yaml")
 
 
 def rows(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Return what was told of each node."""
+    """Return the result for each node."""
     return {one["node"]: one for one in json.loads(done.stdout)["nodes"]}
 
 
 def files(host: Host) -> dict[str, tuple[int, int]]:
-    """Return what would change if somebody touched what is there."""
+    """Return what changes when a file is written or replaced."""
     stats = {path: path.lstat() for path in (host.home / "hf").rglob("*") if "__pycache__" not in str(path)}
     return {str(path): (one.st_ino, one.st_mtime_ns) for path, one in stats.items()}
 
@@ -64,8 +64,8 @@ def in_env(host: Host, code: str) -> str:
     return host.run(str(host.home / "hf/env/bin/python"), "-I", "-c", code).strip()
 
 
-def test_the_wheel_is_small_whole_and_the_same_each_time(tmp_path: Path) -> None:
-    """Unpacked, all of it but the runtime can be imported by an interpreter that has nothing else."""
+def test_the_wheel_is_small_complete_and_reproducible(tmp_path: Path) -> None:
+    """An interpreter without other packages can import all of it except the runtime."""
     first, second = node_wheel(), node_wheel.__wrapped__()
     assert first == second
     assert len(first.data) < 1 << 20
@@ -86,17 +86,17 @@ def test_the_wheel_is_small_whole_and_the_same_each_time(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
-def test_hosts_are_set_up_once_and_mended_when_damaged(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
-    """A second run touches nothing; a host that is away costs the others nothing, and is told with a cure."""
-    name = described(rack, tmp_path, directory="hf")
+def test_hosts_are_set_up_once_and_repaired_when_damaged(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
+    """A second run changes nothing; a host that is off does not delay the others, and is reported with a cure."""
+    name = cluster_file(rack, tmp_path, directory="hf")
     rack[2].server.stop()
     done = holdfast("nodes", "bootstrap", name, "--json")
     rack[2].server.start()
     assert done.returncode == 1
-    told = rows(done)
-    assert [one["done"] for one in told.values()] == ["installed", "installed", "failed"]
-    assert "refused" in told["n2"]["why"]
-    assert "SSH server" in told["n2"]["cure"]
+    results = rows(done)
+    assert [one["done"] for one in results.values()] == ["installed", "installed", "failed"]
+    assert "refused" in results["n2"]["why"]
+    assert "SSH server" in results["n2"]["cure"]
     assert in_env(rack[0], "import holdfast.runtime.session, torch; print(torch.__version__)"), "torch is the interpreter's own"
     before = files(rack[0])
     done = holdfast("nodes", "bootstrap", name, "--nodes", "n[0-1]")
@@ -109,9 +109,9 @@ def test_hosts_are_set_up_once_and_mended_when_damaged(rack: Rack, holdfast: Com
     assert in_env(rack[1], "import holdfast.protocol; print(holdfast.protocol.PROTOCOL)")
 
 
-def test_a_look_at_hosts_says_what_runs_there_now(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
-    """Only where it is asked for: to log in everywhere takes time. A host that is away is off, with the reason."""
-    name = described(rack, tmp_path, directory="hf")
+def test_a_survey_of_hosts_shows_what_runs_there_now(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
+    """Only on request: to log in everywhere takes time. A host that is down is off, with the reason."""
+    name = cluster_file(rack, tmp_path, directory="hf")
     holdfast("nodes", "bootstrap", name)
     assert [one["status"] for one in json.loads(holdfast("nodes", name, "--json").stdout)["nodes"]] == [None] * 3
     rack[2].server.stop()
@@ -123,7 +123,7 @@ def test_a_look_at_hosts_says_what_runs_there_now(rack: Rack, holdfast: Command,
 
 @pytest.mark.usefixtures("holdfast_home")
 def test_a_host_may_have_its_own_interpreter_folder_and_interface(rack: Rack) -> None:
-    """What is said of it goes before what is said of all, to which the others are held."""
+    """Its own settings take precedence over those of the cluster."""
     fields = rack.cluster(directory="hf", python="/no/python3", interface="10.99.0.0/16")
     for host in fields["hosts"][:2]:
         host |= {"python": sys.executable, "directory": "own"}
@@ -146,8 +146,8 @@ def test_a_host_may_have_its_own_interpreter_folder_and_interface(rack: Rack) ->
 
 
 @pytest.mark.usefixtures("holdfast_home")
-def test_who_runs_in_an_older_environment_keeps_it(rack: Rack) -> None:
-    """Modules that it imports late are of the version that it began with; whoever comes after gets the new one."""
+def test_a_process_keeps_the_environment_that_it_started_in(rack: Rack) -> None:
+    """Modules that it imports later are of the version that it started with; new processes get the new one."""
     cluster = cluster_of(rack.cluster(directory="hf"))
     assert isinstance(cluster, SshCluster)
     with Hosts(cluster, node_wheel()) as hosts:
@@ -160,32 +160,32 @@ def test_who_runs_in_an_older_environment_keeps_it(rack: Rack) -> None:
             (outcome,) = hosts.set_up(["n0"])
         assert outcome.done == "installed", outcome
         assert in_env(rack[0], "import holdfast; print(holdfast.__version__)") == "9.9"
-        told, _ = older.communicate("go\n")
-        assert told == "0.1.0\n"
+        output, _ = older.communicate("go\n")
+        assert output == "0.1.0\n"
 
 
 def test_hosts_that_share_a_folder_set_it_up_once(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
-    """As with a home that is mounted everywhere: one does it, and the others wait for that one."""
-    done = holdfast("nodes", "bootstrap", described(rack, tmp_path, directory=str(tmp_path / "shared")), "--json")
+    """As with a home that is mounted everywhere: one installs, and the others wait."""
+    done = holdfast("nodes", "bootstrap", cluster_file(rack, tmp_path, directory=str(tmp_path / "shared")), "--json")
     assert sorted(one["done"] for one in rows(done).values()) == ["installed", "kept", "kept"], done.stdout
 
 
-def test_what_cannot_be_is_told_with_a_cure(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
-    """A disk that is full leaves what was there; an interpreter that is missing is named; so are slips of the hand."""
+def test_a_failed_installation_is_reported_with_a_cure(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
+    """A full disk keeps what it had; a missing interpreter is named; so are invalid arguments."""
     full = rack[1].home / "full"
     full.mkdir()
     rack[1].run("mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(full))
-    done = holdfast("nodes", "bootstrap", described(rack, tmp_path, directory=str(full)), "--nodes", "n1")
+    done = holdfast("nodes", "bootstrap", cluster_file(rack, tmp_path, directory=str(full)), "--nodes", "n1")
     assert done.returncode == 1
     assert "No space left on device" in done.stdout
     assert "`directory`" in done.stdout
     rack[1].run("umount", str(full))
-    done = holdfast("nodes", "bootstrap", described(rack, tmp_path, python="/no/python3"), "--nodes", "n1")
+    done = holdfast("nodes", "bootstrap", cluster_file(rack, tmp_path, python="/no/python3"), "--nodes", "n1")
     assert done.returncode == 1
     assert "it has no /no/python3" in done.stdout
     (tmp_path / "torn.whl").write_bytes(node_wheel().data[:-100])
     (tmp_path / "local.yaml").write_text("kind: local\n")
-    name = described(rack, tmp_path)
+    name = cluster_file(rack, tmp_path)
     for words, why in (
         ([name, "--wheel", "torn.whl"], "it is no wheel of `holdfast_node`"),
         ([name, "--nodes", "n0,n7"], "has no node 'n7'"),
@@ -196,8 +196,8 @@ def test_what_cannot_be_is_told_with_a_cure(rack: Rack, holdfast: Command, tmp_p
         assert why in done.stderr
 
 
-def test_a_wheel_is_put_into_one_home_while_another_reader_looks(rack: Rack) -> None:
-    """Whoever starts programs through the link all the while never meets an environment that is not whole."""
+def test_programs_start_while_a_new_version_is_installed(rack: Rack) -> None:
+    """A program that is started through the link never gets an incomplete environment."""
     cluster = cluster_of(rack.cluster(directory="hf"))
     assert isinstance(cluster, SshCluster)
     python, stop = rack[0].home / "hf/env/bin/python", rack[0].home / "stop"
@@ -209,14 +209,14 @@ def test_a_wheel_is_put_into_one_home_while_another_reader_looks(rack: Rack) -> 
             with Hosts(cluster, one) as hosts:
                 assert not hosts.set_up(["n0"])[0].failed
         stop.touch()
-        told, _ = reader.communicate()
+        output, _ = reader.communicate()
         assert reader.returncode == 0
-        assert int(told) > 0
+        assert int(output) > 0
     assert in_env(rack[0], "import holdfast; print(holdfast.__version__)") == "0.1.0"
 
 
-def test_an_installation_that_dies_anywhere_is_healed_by_the_next(tmp_path: Path) -> None:
-    """Cut off before each file, link and folder that it makes; the interpreter is in an environment of its own, and lends what it has."""
+def test_an_interrupted_installation_is_completed_by_the_next(tmp_path: Path) -> None:
+    """Interrupted before each file, link and folder; the interpreter is in an environment itself, whose packages stay importable."""
     lender = tmp_path / "lender"
     venv.create(lender, symlinks=True)
     next((lender / "lib").glob("*/site-packages")).joinpath("lent_alone.py").write_text("")

@@ -1,4 +1,4 @@
-"""Hosts that are given another Holdfast while a job runs on them: its flow goes on, one of the other version is told why it cannot."""
+"""Hosts that get another version of Holdfast while a job runs: its controller goes on, and one of the other version is refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 
 @pytest.fixture
 def cluster(rack: Rack, tmp_path: Path) -> SshCluster:
-    """Give a cluster of both hosts, with this Holdfast on them in a folder that nobody has used."""
+    """Give a cluster of both hosts, with this version of Holdfast in a fresh folder."""
     made = cluster_of(rack.cluster(directory=f"hf-{tmp_path.name}"))
     assert isinstance(made, SshCluster)
     put(made, node_wheel())
@@ -54,8 +54,8 @@ def put(cluster: SshCluster, wheel: NodeWheel) -> None:
         assert [one.done for one in hosts.set_up(cluster.names)] == ["installed", "installed"]
 
 
-def fleet_of(cluster: SshCluster, epoch: int) -> AgentPool:
-    """Return what a flow steers."""
+def agents_of(cluster: SshCluster, epoch: int) -> AgentPool:
+    """Return the agents of a controller."""
     plan: dict[str, Any] = {"job": "job", "name": "named", "lease": 60.0, **HOW}
     return AgentPool(open_cluster(cluster), plan, epoch=epoch)
 
@@ -67,7 +67,7 @@ def version_of(host: Host, cluster: SshCluster) -> str:
     return command.partition(sign)[2].partition("-")[0]
 
 
-def told_by_a_standby(cluster: SshCluster) -> str:
+def problem_of_a_standby(cluster: SshCluster) -> str:
     """Return what keeps a standby from control_job a job there, once it has tried."""
     standby = BackupPrerequisites()
     for _ in range(2):
@@ -78,62 +78,62 @@ def told_by_a_standby(cluster: SshCluster) -> str:
     return standby.problem
 
 
-def test_hosts_without_holdfast_are_told_of_once_with_the_cure(rack: Rack) -> None:
-    """Where a launch finds no free node, the reason is not that the job wants too many."""
+def test_hosts_without_holdfast_are_reported_once_with_the_cure(rack: Rack) -> None:
+    """A launch that finds no free node does not report that the job wants too many."""
     raw = cluster_of(rack.cluster(directory="hf-never-set-up"))
     assert isinstance(raw, SshCluster)
-    fleet = fleet_of(raw, 1)
+    agents = agents_of(raw, 1)
     try:
-        assert fleet.free() == []
-        (told,) = reasons(fleet.unusable_nodes)
+        assert agents.free() == []
+        (reason,) = reasons(agents.unusable_nodes)
     finally:
-        fleet.close(end=False)
-    assert told.startswith("n0, n1: there is no Holdfast in hf-never-set-up/env")
-    assert "`holdfast nodes bootstrap CLUSTER_FILE` installs" in told
+        agents.close(end=False)
+    assert reason.startswith("n0, n1: there is no Holdfast in hf-never-set-up/env")
+    assert "`holdfast nodes bootstrap CLUSTER_FILE` installs" in reason
 
 
-def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rack, cluster: SshCluster) -> None:
-    """It fences, reconnects, takes nodes that it had never reached, and another flow of its version adopts them: then it fences no more."""
-    fleet = fleet_of(cluster, 1)
-    source = fleet.source
+def test_a_controller_keeps_using_its_own_version_when_hosts_get_another(rack: Rack, cluster: SshCluster) -> None:
+    """It fences, reconnects and uses further nodes; once another controller of its version has taken over, it can fence no more."""
+    agents = agents_of(cluster, 1)
+    source = agents.source
     assert isinstance(source, RemoteNodes)
-    talk = fleet.bring_up("n0")
+    connected = agents.bring_up("n0")
     put(cluster, newer(OTHER))
     assert (rack[0].home / cluster.directory / "env").readlink().name.startswith("9.9-"), "the other one is in use"
     before = source.node_proxy("n0")
     before.close()
     wait_until(
-        lambda: source.node_proxy("n0") is not before and talk.disconnected_since is None and not talk.lost_reason,
+        lambda: source.node_proxy("n0") is not before and connected.disconnected_since is None and not connected.lost_reason,
         seconds=60,
-        explain=lambda: f"{talk.lost_reason}",
+        explain=lambda: f"{connected.lost_reason}",
     )
-    assert talk.send_command("about", protocol=PROTOCOL)["job"] == "job", "the connection came back"
+    assert connected.send_command("about", protocol=PROTOCOL)["job"] == "job", "the connection came back"
     wait_until(lambda: source.is_reachable("n0"), seconds=60)  # a second look
-    fleet.bring_up("n1")
+    agents.bring_up("n1")
     assert [version_of(host, cluster) for host in rack] == ["0.1.0", "0.1.0"]
-    heir = fleet_of(cluster, 2)
+    heir = agents_of(cluster, 2)
     try:
         assert heir.reattach("n0")["job"] == "job"
-        for late in (fleet.fence, fleet.wipe):
+        for late in (agents.fence, agents.wipe):
             with pytest.raises(LeaseLost, match=r"a newer controller \(epoch 2\)"):
                 late("n0")
         assert version_of(rack[0], cluster) == "0.1.0", "its agent lives"
         assert heir.source.fence("n1", "job"), "its agent was ended"
     finally:
         heir.close(end=True)
-        fleet.close(end=False)
+        agents.close(end=False)
 
 
-def test_a_flow_of_another_version_is_refused_with_both_and_takes_no_node_for_lost(
+def test_a_controller_of_another_version_is_refused_and_takes_no_node_for_lost(
     rack: Rack, cluster: SshCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its hosts were not given its version. The job trains on; nodes without a job are told with the other cure."""
-    fleet = fleet_of(cluster, 1)
-    fleet.bring_up("n0")
-    assert told_by_a_standby(cluster) == ""
+    """Its hosts did not get its version. The job goes on training; nodes without a job are reported with the other cure."""
+    agents = agents_of(cluster, 1)
+    agents.bring_up("n0")
+    assert problem_of_a_standby(cluster) == ""
     for module in (proxy_client, client, transport):
         monkeypatch.setattr(module, "PROTOCOL", OTHER)
-    other = fleet_of(cluster, 2)
+    other = agents_of(cluster, 2)
     try:
         answers = other.each(["n0"], other.reattach)
         with pytest.raises(VersionMismatch) as refused:
@@ -143,11 +143,11 @@ def test_a_flow_of_another_version_is_refused_with_both_and_takes_no_node_for_lo
         with pytest.raises(ProtocolMismatch, match="holdfast nodes bootstrap"):
             other.source.fence("n1")
         assert version_of(rack[0], cluster) == "0.1.0"
-        wait_until(lambda: f"speaks protocol {PROTOCOL}, this one {OTHER}" in told_by_a_standby(cluster), seconds=60)
+        wait_until(lambda: f"speaks protocol {PROTOCOL}, this one {OTHER}" in problem_of_a_standby(cluster), seconds=60)
         monkeypatch.setenv("HOME", str(tmp_path))
         keyless = cluster.model_copy(update={"key": None})
-        wait_until(lambda: "there is no key to log in" in told_by_a_standby(keyless), seconds=60)
+        wait_until(lambda: "there is no key to log in" in problem_of_a_standby(keyless), seconds=60)
     finally:
         other.close(end=False)
         monkeypatch.undo()
-        fleet.close(end=True)
+        agents.close(end=True)

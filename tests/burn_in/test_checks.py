@@ -24,13 +24,13 @@ from holdfast.probe.burn_in.checks.core_pool import CoreEnded, judged
 TOKEN = "0123456789abcdef" * 2
 
 
-def test_sound_arithmetic_has_the_known_answers() -> None:
-    """All three kinds of work, on this very processor."""
+def test_correct_arithmetic_has_the_known_answers() -> None:
+    """All three kinds of work, on this machine's CPU."""
     assert [work() for work in compute.WORKS.values()] == [""] * 3
 
 
-def test_one_wrong_hash_among_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A core that errs once in a chain ends elsewhere."""
+def test_one_wrong_hash_in_a_chain_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core that errs once produces another end."""
     times = iter(range(10**9))
 
     def sha256(data: bytes) -> Any:
@@ -43,8 +43,8 @@ def test_one_wrong_hash_among_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     assert "hashes ended in" in compute.chain()
 
 
-def test_a_wrong_power_and_a_wrong_sum_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a multiplier would make them that loses a bit, and a sum that rounds."""
+def test_a_wrong_power_and_a_wrong_sum_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a multiplier that loses a bit, and a sum that rounds."""
     monkeypatch.setattr(compute, "pow", lambda *numbers: pow(*numbers) ^ 4, raising=False)
     assert "not 1" in compute.power()
     monkeypatch.setattr(compute, "math", SimpleNamespace(fsum=lambda terms: sum(terms) + 1.0))
@@ -52,14 +52,14 @@ def test_a_wrong_power_and_a_wrong_sum_are_seen(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_work_stops_at_the_first_wrong_answer() -> None:
-    """And says which it was; the rounds before it are counted."""
+    """It names the work, and counts the rounds before it."""
     answers = iter(["", "", "bad"])
     found = compute._work_until(time.monotonic() + 60, {"adding": lambda: next(answers)})
     assert found == {"rounds": 2, "wrong": "adding: bad"}
 
 
-def test_how_a_core_ended_is_told_apart() -> None:
-    """A crash speaks against the node, running out of memory speaks against nobody, and one wrong core is named among many."""
+def test_a_crash_fails_and_a_kill_is_skipped() -> None:
+    """A crash is a fault of the node, running out of memory is not, and one wrong core is named."""
     fine: dict[str, Any] = {"wrong": ""}
     told = judged("compute", {0: fine, 3: {"wrong": "7 is 8"}}, {}, fine="well", seconds=0.0)
     assert (told.mark, told.words) == (CheckMark.FAILED, "core 3: 7 is 8")
@@ -89,22 +89,22 @@ class Alias(bytearray):
 
 
 @pytest.mark.parametrize("value", [0, 1 << 5])
-def test_a_bit_that_sticks_is_found(value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever way; the address is told."""
+def test_a_stuck_bit_is_found(value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether at 0 or at 1; the address is reported."""
     monkeypatch.setattr(StuckBit, "value", value)
     found = memory.march(StuckBit(4 * memory.BLOCK), time.monotonic() + 60)
     assert f"was read at {StuckBit.place:#x}" in found["wrong"]
 
 
-def test_blocks_that_answer_for_one_another_are_found_by_their_addresses() -> None:
-    """A constant pattern would look well in both."""
+def test_aliased_blocks_are_found_by_their_addresses() -> None:
+    """A constant pattern would look correct in both."""
     found = memory.march(Alias(4 * memory.BLOCK), time.monotonic() + 60)
     assert found["wrong"].startswith("pattern addresses:")
     assert found["patterns"] == 0
 
 
-def test_sound_memory_passes_every_pattern() -> None:
-    """And what one pattern left is no obstacle to the next."""
+def test_healthy_memory_passes_every_pattern() -> None:
+    """One pattern does not disturb the next."""
     ends = iter([0.0] * (len(memory.PATTERNS) - 1) + [1.0])
 
     def clock() -> float:
@@ -116,8 +116,8 @@ def test_sound_memory_passes_every_pattern() -> None:
     assert found == {"patterns": len(memory.PATTERNS), "bytes": 2 * 2 * memory.BLOCK * len(memory.PATTERNS), "wrong": ""}
 
 
-def test_no_more_memory_is_taken_than_is_free(tmp_path: Path) -> None:
-    """In a container what its limit leaves, where that is less than what the machine has."""
+def test_no_more_memory_is_used_than_is_free(tmp_path: Path) -> None:
+    """In a container no more than its limit leaves, if that is less than the machine has."""
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
     assert memory.free_bytes(tmp_path) == 4000 * 1024
@@ -136,12 +136,12 @@ def written(tmp_path: Path) -> disk.Written:
 
 
 def test_a_file_is_read_as_it_was_written(written: disk.Written) -> None:
-    """With no fault there is nothing to tell."""
+    """Without a fault there is no message."""
     assert disk.read_back(written) == ""
 
 
 def test_a_byte_that_changed_on_the_disk_is_found(written: disk.Written) -> None:
-    """By the block that it is in."""
+    """The message names its block."""
     with written.path.open("r+b") as file:
         file.seek(disk.BLOCK + 77)
         byte = file.read(1)[0]
@@ -151,8 +151,8 @@ def test_a_byte_that_changed_on_the_disk_is_found(written: disk.Written) -> None
     assert (told.mark, told.words) == (CheckMark.FAILED, "block 1 of 3 has another checksum than when it was written")
 
 
-def test_blocks_that_changed_places_and_blocks_that_are_gone_are_found(written: disk.Written) -> None:
-    """As their number is in them, and their count is known."""
+def test_swapped_and_missing_blocks_are_found(written: disk.Written) -> None:
+    """Each contains its number, and their count is known."""
     data = written.path.read_bytes()
     written.path.write_bytes(data[disk.BLOCK :] + data[: disk.BLOCK])
     assert "block 0 of 3" in disk.read_back(written)
@@ -160,7 +160,7 @@ def test_blocks_that_changed_places_and_blocks_that_are_gone_are_found(written: 
     assert disk.read_back(written) == "block 2 of 3 ends after 5 bytes"
 
 
-def test_a_disk_check_tells_speed_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_disk_check_measures_speed_and_leaves_no_file(tmp_path: Path) -> None:
     """The folder is as empty as before."""
     told = disk.disk(str(tmp_path), 2 * disk.BLOCK, seconds=30)
     assert told.mark is CheckMark.PASSED
@@ -169,8 +169,8 @@ def test_a_disk_check_tells_speed_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_speaks_against_no_disk(tmp_path: Path) -> None:
-    """Somebody named the wrong one; a disk without room is the node's trouble."""
+def test_a_missing_folder_is_no_fault_of_a_disk(tmp_path: Path) -> None:
+    """The cluster file names the wrong one; a disk without space is the node's fault."""
     told = disk.disk(str(tmp_path / "gone"), disk.BLOCK, seconds=1)
     assert (told.mark, "No such file" in told.words) == (CheckMark.SKIPPED, True)
     full = disk.disk(str(tmp_path), 100, seconds=1)
@@ -178,20 +178,20 @@ def test_a_folder_that_is_not_there_speaks_against_no_disk(tmp_path: Path) -> No
     assert "are the minimum for a test" in full.words
 
 
-def test_clocks_that_go_evenly_pass() -> None:
+def test_even_clocks_pass() -> None:
     """This machine's own."""
     assert ticking.ticking(0.05).mark is CheckMark.PASSED
 
 
-def test_a_monotonic_clock_that_falls_is_found() -> None:
-    """By how much is told."""
+def test_a_monotonic_clock_that_goes_back_is_found() -> None:
+    """The message says by how much."""
     reads = iter([10.0, 10.1, 9.6])
     told = ticking.ticking(60.0, monotonic=lambda: next(reads))
     assert (told.mark, told.words) == (CheckMark.FAILED, "its monotonic clock went back by 0.500000 s")
 
 
-def test_a_clock_that_steps_while_it_is_watched_is_found() -> None:
-    """Against the monotonic one; one that stands still is found too."""
+def test_a_clock_that_is_stepped_is_found() -> None:
+    """Compared with the monotonic one; one that does not advance is found too."""
     start = time.time()
     reads = iter([start, start + 7.0])
     told = ticking.ticking(0.01, wall=lambda: next(reads))
@@ -200,8 +200,8 @@ def test_a_clock_that_steps_while_it_is_watched_is_found() -> None:
     assert "did not advance" in ticking.ticking(0.01, monotonic=lambda: 5.0).words
 
 
-def test_strangers_on_its_port_fail_no_nodes_network() -> None:
-    """Many silent ones, and one that says a byte now and then for longer than the check may take."""
+def test_other_clients_on_the_port_do_not_fail_the_network_check() -> None:
+    """Many silent ones, and one that sends a byte now and then for longer than the check may take."""
     port, over = queue.SimpleQueue[int](), threading.Event()
     with ThreadPoolExecutor() as hands, ExitStack() as strangers:
         serving = hands.submit(traffic.serve, TOKEN, 1, 20.0, 0, port.put)
@@ -221,8 +221,8 @@ def _trickled(line: socket.socket, over: threading.Event) -> None:
             line.sendall(b"0")
 
 
-def test_a_node_to_which_nobody_came_was_not_tried() -> None:
-    """Whatever strangers did meanwhile: it speaks neither for it nor against it."""
+def test_a_network_check_without_a_client_is_skipped() -> None:
+    """Whatever other clients did meanwhile: it says nothing about the node."""
     port = queue.SimpleQueue[int]()
     with ThreadPoolExecutor() as hands:
         serving = hands.submit(traffic.serve, TOKEN, 1, 1.0, 0, port.put)

@@ -27,7 +27,7 @@ def found() -> dict[str, Any]:
     return {"figures": {}, "products": []}
 
 
-def test_products_on_processors_are_those_in_integers() -> None:
+def test_products_on_the_cpu_equal_those_in_integers() -> None:
     """With real torch."""
     told = matrix.matrix(0.01)
     assert (told.mark, told.needed) == (CheckMark.PASSED, True)
@@ -35,8 +35,8 @@ def test_products_on_processors_are_those_in_integers() -> None:
 
 
 @pytest.mark.usefixtures("_small")
-def test_a_sound_device_passes_and_tells_its_speed() -> None:
-    """All figures are there."""
+def test_a_healthy_device_passes_with_its_speed() -> None:
+    """All measurements are present."""
     one = found()
     assert matrix.multiply(torch, CPU, time.monotonic() + 0.02, one) == ""
     assert matrix.fill(torch, CPU, time.monotonic(), 1 << 18, one) == ""
@@ -47,7 +47,7 @@ def test_a_sound_device_passes_and_tells_its_speed() -> None:
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize(("wrong", "words"), [(1, "whole numbers"), (4, "product 2 in float32 differs in 1 place(s)")])
 def test_one_wrong_product_is_found(wrong: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first is held against integers, each later one against the first."""
+    """The first is compared with integers, each later one with the first."""
     calls = iter(range(1, 10**9))
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -60,8 +60,8 @@ def test_one_wrong_product_is_found(wrong: int, words: str, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("_small")
-def test_a_bit_that_sticks_in_a_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second pattern would have it the other way."""
+def test_a_stuck_bit_in_a_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second pattern has it the other way."""
 
     def write(part: torch.Tensor, values: torch.Tensor) -> None:
         part.copy_(values)
@@ -81,8 +81,8 @@ def burnt(number: int, *, speed: float = 50.0, value: float = 1.0, wrong: str = 
     return {"number": number, "name": "H200", "wrong": wrong, "products": [product], **facts}
 
 
-def test_gpus_of_one_kind_are_held_against_each_other() -> None:
-    """One that computes otherwise, one that is slow, one that failed by itself, and one that torch does not see."""
+def test_gpus_of_one_kind_are_compared_with_each_other() -> None:
+    """One with other results, one that is slow, one that failed by itself, and one that torch does not see."""
     checks = matrix._compared([burnt(0), burnt(1, value=2.0), burnt(2), burnt(3, speed=30.0), burnt(4, wrong="lost")], missing=1)
     assert [one.mark for one in checks] == [
         CheckMark.PASSED,
@@ -97,8 +97,8 @@ def test_gpus_of_one_kind_are_held_against_each_other() -> None:
     assert checks[3].words == "it reached 30.0 float32 TFLOP/s, other GPUs of its kind 50.0"
 
 
-def test_a_node_without_gpus_says_so_and_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that has a GPU, and no torch to try it, may not pass."""
+def test_a_node_without_gpus_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has a GPU, and no torch to test it, may not pass."""
     monkeypatch.setattr(Path, "glob", lambda *_: iter([]))
     (none,) = matrix.gpu(0.1, 0.5)
     assert (none.mark, none.needed, none.words) == (CheckMark.SKIPPED, False, "no NVIDIA device is visible")

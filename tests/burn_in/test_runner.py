@@ -69,8 +69,8 @@ def check(outcome: BurnInOutcome, name: str) -> Check:
     return next(one for one in outcome.checks if one.name == name)
 
 
-def test_a_sound_machine_passes_and_tells_its_figures(cluster: Callable[..., LocalCluster]) -> None:
-    """Every check ran for real: each has figures, and is told as it ends."""
+def test_a_healthy_machine_passes_with_its_measurements(cluster: Callable[..., LocalCluster]) -> None:
+    """Every check really ran: each has measurements, and is reported as it ends."""
     told: list[tuple[str, str]] = []
     found = tried(cluster(), ["node-1"], ["node-2"], on_check=lambda node, one: told.append((node, one.name)))["node-1"]
     assert found.mark is CheckMark.PASSED, found
@@ -83,8 +83,8 @@ def test_a_sound_machine_passes_and_tells_its_figures(cluster: Callable[..., Loc
     assert check(found, "disk").devices[0].startswith("/"), "the mount point comes first"
 
 
-def test_the_bad_end_of_a_bad_pair_is_named(cluster: Callable[..., LocalCluster], relays: list[Relay]) -> None:
-    """One bit is turned over on every way to or from node-1: all others pass, and lose no word over it."""
+def test_the_faulty_end_of_a_pair_is_named(cluster: Callable[..., LocalCluster], relays: list[Relay]) -> None:
+    """One bit is flipped on every connection of node-1: all others pass, without a remark about it."""
 
     def through(serves: str, comes: str, port: int) -> tuple[str, int]:
         if "node-1" not in {serves, comes}:
@@ -113,8 +113,8 @@ SPOILT: dict[str, tuple[Spoil, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", ["slow", "cut"])
-def test_of_two_nodes_alone_none_is_named(case: str, cluster: Callable[..., LocalCluster], relays: list[Relay]) -> None:
-    """A link that is slow or breaks fails both, and the words say that it is not known which."""
+def test_of_only_two_nodes_none_is_named(case: str, cluster: Callable[..., LocalCluster], relays: list[Relay]) -> None:
+    """A link that is slow or breaks fails both, and the message says that it is unknown which is faulty."""
     spoil, limits, words = SPOILT[case]
 
     def through(_serves: str, _comes: str, port: int) -> tuple[str, int]:
@@ -129,7 +129,7 @@ def test_of_two_nodes_alone_none_is_named(case: str, cluster: Callable[..., Loca
 
 
 def test_a_clock_that_is_off_fails(cluster: Callable[..., LocalCluster]) -> None:
-    """By more than the way of the question can explain; the sign is the node's."""
+    """By more than the round trip of the question can explain; the sign is the node's."""
     found = tried(cluster(limits={"clock": "1s"}), ["node-0"], [], now=lambda: time.time() + 30.0)["node-0"]
     assert found.mark is CheckMark.FAILED
     assert "its clock is off by -30 s" in found.reason
@@ -144,7 +144,7 @@ def test_a_disk_that_is_too_slow_fails(cluster: Callable[..., LocalCluster]) -> 
 
 
 def test_a_node_that_is_off_neither_passes_nor_fails(cluster: Callable[..., LocalCluster]) -> None:
-    """Nor does one whose every partner is: nobody saw how its network is."""
+    """Neither does one whose partners are all off: its network was not tested."""
     made = cluster(nodes=2)
     LocalNodes.of(made).power_off("node-1")
     found = tried(made, ["node-1"], ["node-0"])["node-1"]
@@ -154,8 +154,8 @@ def test_a_node_that_is_off_neither_passes_nor_fails(cluster: Callable[..., Loca
     assert "with node-1: node-1: it is switched off" in partner.reason
 
 
-def test_torch_that_is_missing_is_told_and_is_no_pass(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node's python has none: the words say so, and the rest decides."""
+def test_missing_torch_is_reported(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node's python has none: the message says so, and the other checks decide."""
     hidden = "import sys;sys.modules['torch']=None;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
     monkeypatch.setattr("holdfast.probe.remote.program.BOOT", hidden)
     found = tried(cluster(burn_in={"torch": True}), ["node-0"], ["node-1"])["node-0"]
@@ -172,8 +172,8 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_what_a_node_runs_ends_with_who_asked(post: BurnInSession) -> None:
-    """Also in the middle of work, with every process of it."""
+def test_processes_on_a_node_end_with_the_session(post: BurnInSession) -> None:
+    """Also in the middle of work, with every child process."""
     pid = post.facts["pid"]
     assert runs(pid)
     post.begin("compute", seconds=600)
@@ -184,16 +184,16 @@ def test_what_a_node_runs_ends_with_who_asked(post: BurnInSession) -> None:
     wait_until(lambda: not runs(pid) and not runs(child), seconds=60)
 
 
-def test_an_order_that_makes_no_sense_is_blind(post: BurnInSession) -> None:
-    """The program lives on."""
+def test_an_invalid_command_is_skipped(post: BurnInSession) -> None:
+    """The program goes on."""
     (told,) = post.ask("disk", seconds=1)
     assert (told.mark, told.words) == (CheckMark.SKIPPED, "KeyError: 'folder'")
     (told,) = post.ask("ticking", seconds=0.01)
     assert told.mark is CheckMark.PASSED
 
 
-def test_a_check_whose_process_is_killed_is_blind(post: BurnInSession) -> None:
-    """As by the kernel when memory ends; that speaks against nobody."""
+def test_a_check_whose_process_is_killed_is_skipped(post: BurnInSession) -> None:
+    """As by the kernel when memory runs out; that is no fault of the node."""
     mark = post.begin("ticking", seconds=600)
     pid = post.facts["pid"]
     children = Path(f"/proc/{pid}/task/{pid}/children")
@@ -203,8 +203,8 @@ def test_a_check_whose_process_is_killed_is_blind(post: BurnInSession) -> None:
     assert (told.mark, told.words) == (CheckMark.SKIPPED, "its process ended by SIGKILL")
 
 
-def test_a_program_that_does_not_come_up_is_silent(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its last words."""
+def test_a_program_that_does_not_start_gives_no_answer(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its last output."""
     monkeypatch.setattr("holdfast.probe.remote.program.BOOT", "raise SystemExit('no room')")
     with pytest.raises(NoAnswer, match="no room"):
         LocalBurnInConnections(cluster()).open("node-0")

@@ -70,8 +70,8 @@ def score(lines: list[dict[str, str]]) -> Score:
 
 
 @pytest.mark.parametrize("half", ["open", "sealed"])
-def test_faults_are_found_and_what_looks_alike_is_let_be(half: str) -> None:
-    """At least 95 % of faults, at most 2 % false alarms, the right one blamed in 90 %."""
+def test_faults_are_found_and_similar_lines_are_not(half: str) -> None:
+    """At least 95 % of faults, at most 2 % false alarms, and 90 % attributed correctly."""
     got = score([row for row in rows("held_out.tsv") if row["half"] == half])
     assert got.found >= 0.95
     assert got.false <= 0.02
@@ -80,7 +80,7 @@ def test_faults_are_found_and_what_looks_alike_is_let_be(half: str) -> None:
 
 @pytest.mark.parametrize("lot", PUBLIC)
 def test_lines_from_public_reports_are_judged_right(lot: str) -> None:
-    """As they were posted, with all that stands around a fault in a real log."""
+    """As they were posted, with everything that surrounds a fault in a real log."""
     got = score(rows(lot))
     assert got.found >= 0.95
     assert got.false <= 0.02

@@ -1,4 +1,4 @@
-"""Every kind that stands in logs: its unhealthy sample is of that kind, its healthy one of none; and tables that cannot be used say why."""
+"""Every kind found in logs: its unhealthy sample has that kind, its healthy one none; and invalid tables are reported with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAST = {Area.HARDWARE: 200, Area.NETWORK: 40, Area.STORAGE: 30, Area.HOST: 30, 
 
 
 @pytest.mark.parametrize("name", IN_LOGS)
-def test_a_sick_line_is_of_its_kind_and_a_healthy_one_of_none(name: str) -> None:
+def test_an_unhealthy_line_has_its_kind_and_a_healthy_one_has_none(name: str) -> None:
     """By the rule itself, on the standard library alone."""
     entry = CATALOGUE[name]
     fault = see_line(entry.unhealthy.evidence, HangLimits())
@@ -28,14 +28,14 @@ def test_a_sick_line_is_of_its_kind_and_a_healthy_one_of_none(name: str) -> None
     assert judge(entry.healthy.evidence.text) is None
 
 
-def test_the_fast_matcher_says_the_same_of_every_sample() -> None:
+def test_both_matchers_agree_on_every_sample() -> None:
     """All samples in one log, the unhealthy ones at even places."""
     texts = [text for name in IN_LOGS for text in (words_of(CATALOGUE[name].unhealthy), words_of(CATALOGUE[name].healthy))]
     assert [(one.line, one.kind) for one in classify_text("\n".join(texts))] == [(2 * at + 1, name) for at, name in enumerate(IN_LOGS)]
 
 
 @pytest.mark.parametrize("name", IN_LOGS)
-def test_every_entry_is_whole(name: str) -> None:
+def test_every_entry_is_complete(name: str) -> None:
     """What docs and verdicts print: none may be missing, and what a kind is confused with exists."""
     entry = CATALOGUE[name]
     for text in (entry.title, entry.component, entry.source, entry.action, entry.reference):

@@ -43,13 +43,13 @@ def kinds(text: str) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("end", ["", "\r", "\x1b[0m", " \r"])
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_what_stands_around_a_line_does_not_matter(prefix: str, end: str) -> None:
+def test_what_surrounds_a_line_does_not_matter(prefix: str, end: str) -> None:
     """Neither for a fault nor for its absence."""
     assert kinds(f"{prefix}{OFF_BUS}{end}\n{prefix}{FINE}{end}\n") == [(1, "gpu-off-bus")]
 
 
 @given(st.binary(max_size=400))
-def test_no_bytes_break_it(garbage: bytes) -> None:
+def test_arbitrary_bytes_do_not_break_it(garbage: bytes) -> None:
     """Whatever comes in, each line is counted, and what follows is judged."""
     lines = list(classify(io.BytesIO(garbage + b"\n" + OFF_BUS.encode()).read))
     assert sum(page.count for page in lines) == garbage.count(b"\n") + 2
@@ -59,7 +59,7 @@ def test_no_bytes_break_it(garbage: bytes) -> None:
 @given(
     st.lists(st.sampled_from([OFF_BUS, FINE, "", "ERROR: x failed", "Traceback (most recent call last):"]), max_size=12), st.integers(1, 40)
 )
-def test_how_it_is_cut_does_not_matter(lines: list[str], size: int) -> None:
+def test_the_size_of_blocks_does_not_matter(lines: list[str], size: int) -> None:
     """Blocks of any size hold the same lines."""
     text = "\n".join(lines).encode() + b"\n"
     whole = [one for page in classify(io.BytesIO(text).read) for one in page.faults]
@@ -107,7 +107,7 @@ TRACEBACK = """Traceback (most recent call last):
         ("my.errors.Strange", "script-exception", "user_code"),
     ],
 )
-def test_a_traceback_is_one_verdict(last: str, kind: str, blame: str) -> None:
+def test_a_traceback_is_one_result(last: str, kind: str, blame: str) -> None:
     """Told on its first line, by the exception that it ends in; lines around it keep their own."""
     text = f"{FINE}\n{TRACEBACK.format(last)}\n{FINE}\n{OFF_BUS}\n"
     (first, name), second = kinds(text)
@@ -115,14 +115,14 @@ def test_a_traceback_is_one_verdict(last: str, kind: str, blame: str) -> None:
     assert second == (text.count("\n"), "gpu-off-bus")
 
 
-def test_a_chain_of_exceptions_is_one_verdict() -> None:
+def test_a_chain_of_exceptions_is_one_result() -> None:
     """And an error's number inside it counts for more than the last exception's type."""
     chain = TRACEBACK.format("OSError: [Errno 5] Input/output error")
     chain += "\n\nThe above exception was the direct cause of the following exception:\n\n" + TRACEBACK.format("RuntimeError: no batch")
     assert kinds(chain + "\n" + FINE) == [(1, "file-io-error")]
 
 
-def test_tracebacks_of_ranks_that_speak_at_once_are_told_apart() -> None:
+def test_interleaved_tracebacks_of_ranks_are_separated() -> None:
     """By the tag that torch puts in front of every line."""
     ranks = [[f"[rank{rank}]: {line}" for line in TRACEBACK.format(f"ValueError: of {rank}").split("\n")] for rank in range(3)]
     mixed = "\n".join(line for lines in zip(*ranks, strict=True) for line in lines)
@@ -131,12 +131,12 @@ def test_tracebacks_of_ranks_that_speak_at_once_are_told_apart() -> None:
     assert [one.text.splitlines()[-1] for one in found] == ["ValueError: of 0", "ValueError: of 1", "ValueError: of 2"]
 
 
-def test_a_traceback_that_is_cut_off_is_told_at_the_end() -> None:
-    """Nothing is lost because nobody said what it was."""
+def test_a_truncated_traceback_is_reported_at_the_end() -> None:
+    """Nothing is lost because its end is missing."""
     assert kinds(TRACEBACK.format("").rstrip()) == [(1, "script-exception")]
 
 
-def test_memory_is_bounded_whatever_comes() -> None:
+def test_memory_is_bounded() -> None:
     """A line without end, a traceback without end, and more open tracebacks than anybody reads."""
     endless = iter([b"x" * BLOCK] * 8 + [b"\n", OFF_BUS.encode()])
     held = list(blocks(lambda _: next(endless, b"")))
@@ -178,7 +178,7 @@ def test_a_flood_is_judged_as_each_of_its_lines_is() -> None:
     assert sorted([*found, *((one.line, one.kind) for one in classifier.finish().faults)]) == kinds("\n".join(block * 3))
 
 
-def test_a_verdict_comes_as_soon_as_its_line_is_whole() -> None:
+def test_a_line_is_classified_as_soon_as_it_is_complete() -> None:
     """Who follows a log need not wait for its end."""
     chunks = iter([OFF_BUS.encode(), b"\n", FINE.encode() + b"\n"])
     pages = classify(lambda _: next(chunks, b""))
@@ -186,7 +186,7 @@ def test_a_verdict_comes_as_soon_as_its_line_is_whole() -> None:
 
 
 def test_json_has_one_object_for_each_line_or_traceback() -> None:
-    """In the order in which they became whole, all with the same fields."""
+    """In the order in which they became complete, all with the same fields."""
     text = f"{FINE}\n{OFF_BUS}\n{TRACEBACK.format('KeyError: 3')}\nend\n"
     pages = list(classify(io.BytesIO(text.encode()).read))
     told = [json.loads(line) for page in pages for line in json_lines(page).splitlines()]

@@ -16,7 +16,7 @@ from holdfast.history.store import History
 from holdfast.paths import job_directory
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
-from tests.cluster.proxies import Boxes, ChildReach
+from tests.cluster.proxies import Boxes, ChildTransport
 from tests.waiting import wait_until
 
 
@@ -67,16 +67,16 @@ def test_a_log_that_is_followed_shows_lines_as_they_come_until_the_job_ends(
 
 
 @pytest.fixture
-def reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildReach]:
+def reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildTransport]:
     """Let the job's nodes be other machines."""
-    made = ChildReach()
+    made = ChildTransport()
     boxes = Boxes(str(tmp_path / "hf"), names=["n0", "n1", "n2"])
     monkeypatch.setattr("holdfast.cli.commands.logs.open_cluster", lambda _cluster: RemoteNodes(boxes, made))
     yield made
-    made.bury()
+    made.reap()
 
 
-def test_logs_of_other_machines_come_through_their_gates(here: Command, running: Author, reach: ChildReach, tmp_path: Path) -> None:
+def test_logs_of_other_machines_come_through_their_gates(here: Command, running: Author, reach: ChildTransport, tmp_path: Path) -> None:
     """Of one node all that it may have written, of ranks that went elsewhere too, and nothing of others with whom it shares a folder."""
     folder = write(tmp_path / "hf/jobs/gpt-small/logs", rank_0="far away\n", rank_2="went elsewhere\n", rank_7="of an earlier job\n")
     (folder / "secret.txt").write_text("hunter2")
@@ -107,7 +107,7 @@ broken
 @pytest.mark.parametrize(
     ("job", "name"), [("gpt-small", "../../x"), ("gpt-small", "secret.txt"), ("../x", "rank-0.log"), ("a/b", "rank-0.log")]
 )
-def test_a_gate_gives_away_logs_of_jobs_and_nothing_else(job: str, name: str, reach: ChildReach, tmp_path: Path) -> None:
+def test_a_gate_gives_away_logs_of_jobs_and_nothing_else(job: str, name: str, reach: ChildTransport, tmp_path: Path) -> None:
     """Whatever path is asked for."""
     write(tmp_path / "hf/jobs/gpt-small/logs", rank_0="far away\n")
     (tmp_path / "hf/jobs/gpt-small/logs/secret.txt").write_text("hunter2")

@@ -21,7 +21,7 @@ from holdfast.support.redactor import Redactor
 from holdfast.support.remote_logs import AHEAD, MAX_BYTES, MAX_LOGS_PER_NODE, RemoteLogs, in_order
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
-from tests.cluster.proxies import Boxes, ChildReach
+from tests.cluster.proxies import Boxes, ChildTransport
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 SECRETS = {
@@ -158,7 +158,7 @@ def test_logs_of_other_machines_are_in_it_once_and_without_their_secrets(  # noq
     """
     plant(holdfast_home, book, running, monkeypatch)
     (holdfast_home / "jobs" / "gpt-small" / "spec.json").unlink()
-    job, reach = running.job, ChildReach()
+    job, reach = running.job, ChildTransport()
     job.cluster = {"kind": "ssh", "name": "far", "hosts": ["n[0-3]"]}
     with book.session() as session:
         session.merge(job)
@@ -185,7 +185,7 @@ def test_logs_of_other_machines_are_in_it_once_and_without_their_secrets(  # noq
     assert max(len(texts[f"nodes/{name}"]) for name in found) <= TAIL
     (missing,) = json.loads(done.stdout)["missing"]
     assert missing.startswith("nodes/n2/agent.log, nodes/n1/agent.log: "), "n3 never held a rank: no agent need have been there"
-    reach.bury()
+    reach.reap()
     reach.down = True
     done = here("support-bundle", "gpt-small", "-o", "c.tar.gz", "--json")
     away = ", ".join(f"nodes/n{number}/logs" for number in (0, 2, 1, 3))

@@ -1,4 +1,4 @@
-"""A way to nodes that leads to real gates, each a child of the tests: it can be cut, stopped and closed."""
+"""A transport to real node proxies, which are children of the tests: it can be cut, stopped and closed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Boxes(RemoteCluster):
 
 
 class ChildPipe:
-    """The standard input and output of a gate that is our child."""
+    """The standard input and output of a proxy that is our child."""
 
     def __init__(self, command: list[str]) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -35,23 +35,23 @@ class ChildPipe:
         self._in, self._out = self.child.stdin, self.child.stdout
 
     def recv(self, size: int) -> bytes:
-        """Return what the gate said."""
+        """Return output of the proxy."""
         return os.read(self._out.fileno(), size)
 
     def sendall(self, data: bytes) -> None:
-        """Say *data* to the gate."""
+        """Send *data* to the proxy."""
         self._in.write(data)
         self._in.flush()
 
     def close(self) -> None:
-        """End the gate, as sshd does when the connection goes."""
+        """End the proxy, as sshd does when the connection ends."""
         self.child.kill()
 
     def ended(self) -> str:
-        """Return nothing: the gate says why."""
+        """Return nothing: the proxy gives the reason."""
         return ""
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Wait for its end."""
         self.child.kill()
         self.child.wait()
@@ -61,8 +61,8 @@ class ChildPipe:
 
 
 @dataclass
-class ChildReach:
-    """Starts gates on this machine."""
+class ChildTransport:
+    """Starts proxies on this machine."""
 
     command: list[str] = field(default_factory=lambda: [sys.executable, "-m", "holdfast.agent.node.proxy"])
     pipes: list[ChildPipe] = field(default_factory=list)
@@ -70,7 +70,7 @@ class ChildReach:
     """Nobody answers."""
 
     def open(self, node: str, until: float, then: float) -> ChildPipe:
-        """Start a gate."""
+        """Start a proxy."""
         if self.down:
             raise NodeLost(node, "no route to host")
         self.pipes.append(ChildPipe(self.command))
@@ -90,13 +90,13 @@ class ChildReach:
             pipe.close()
 
     def stall(self) -> None:
-        """Have nothing pass any more, and nobody told."""
+        """Let nothing pass any more, without closing a connection."""
         self.down = True
         for pipe in self.pipes:
             if pipe.child.poll() is None:
                 pipe.child.send_signal(signal.SIGSTOP)
 
-    def bury(self) -> None:
-        """Wait for the end of all gates."""
+    def reap(self) -> None:
+        """Wait for the end of all proxies."""
         for pipe in self.pipes:
-            pipe.bury()
+            pipe.reap()

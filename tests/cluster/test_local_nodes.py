@@ -1,4 +1,4 @@
-"""Nodes that are folders of this machine: agents brought up, power cut, fences that touch nobody else."""
+"""Nodes that are folders of this machine: starting agents, power cuts, fences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def clear(cluster: LocalNodes) -> None:
         cluster.fence(node)
 
 
-def remains(cluster: LocalNodes, node: str) -> list[int]:
+def processes_of(cluster: LocalNodes, node: str) -> list[int]:
     """Return what runs on a node."""
     return list(marked(NODE_MARK, mark_of(cluster.folder(node))))
 
@@ -61,8 +61,8 @@ def run_worker(cluster: LocalNodes, node: str) -> int:
     return int(event["pid"])
 
 
-def test_a_cluster_is_what_its_description_says(holdfast_home: Path, tmp_path: Path) -> None:
-    """Its nodes lie in the home unless it names a directory."""
+def test_a_cluster_follows_its_description(holdfast_home: Path, tmp_path: Path) -> None:
+    """Its nodes are in Holdfast's home unless it names a directory."""
     source = open_cluster(LocalCluster(name="mine", nodes=2))
     assert source.names() == ["node-0", "node-1"]
     assert source.folder("node-1") == holdfast_home / "clusters" / "mine" / "node-1"
@@ -71,20 +71,20 @@ def test_a_cluster_is_what_its_description_says(holdfast_home: Path, tmp_path: P
     assert source.survey() == [NodeView(name=name, status="idle") for name in source.names()]
 
 
-def test_what_is_the_orchestrators_alone_reaches_no_node(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither an agent, and so no worker, nor what Slurm keeps of an environment: addresses hold passwords."""
+def test_addresses_of_the_controller_reach_no_node(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an agent's environment, and so a worker's, nor that of Slurm's commands has them: they may contain passwords."""
     secret = "hunter2"
     for name in ("HOLDFAST_HISTORY", "PREFECT_API_AUTH_STRING", "HOLDFAST_PREFECT_STANDS_IN", "HOLDFAST_PREFECT_STANDS_IN_AUTH"):
         monkeypatch.setenv(name, f"http://ann:{secret}@prefect.example.org/api")
     nodes.start_agent("node-0")
-    found = [Path(f"/proc/{pid}/environ").read_bytes() for pid in remains(nodes, "node-0")]
+    found = [Path(f"/proc/{pid}/environ").read_bytes() for pid in processes_of(nodes, "node-0")]
     assert found
     assert not [one for one in found if secret.encode() in one]
     assert secret not in str(environment())
 
 
-def test_an_agent_outlives_whoever_started_it(tmp_path: Path) -> None:
-    """A flow comes and goes; its terminal too."""
+def test_an_agent_outlives_the_process_that_started_it(tmp_path: Path) -> None:
+    """A controller exits, and so does its terminal."""
     code = (
         "import sys\nfrom pathlib import Path\nfrom holdfast.cluster.local import LocalNodes\n"
         "LocalNodes('here', Path(sys.argv[1]), 1).start_agent('node-0')"
@@ -117,7 +117,7 @@ def test_eight_agents_come_up_at_once(tmp_path: Path) -> None:
 
 
 def test_each_node_shows_its_workers_its_own_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a real worker finds in its environment; who would be given one that another node holds is not started."""
+    """Checked in the environment of a real worker; a node whose GPUs another node holds is not started."""
     monkeypatch.setenv(VISIBLE, "4,5,6,7")
     nodes = LocalNodes("here", tmp_path, 2)
     try:
@@ -132,15 +132,15 @@ def test_each_node_shows_its_workers_its_own_gpus(tmp_path: Path, monkeypatch: p
         clear(nodes)
 
 
-def test_a_machine_without_gpus_shows_its_workers_what_it_did(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable is left alone."""
+def test_without_gpus_the_visible_devices_are_not_set(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable is left as it is."""
     monkeypatch.delenv(VISIBLE, raising=False)
     monkeypatch.setattr(gpu_assignment, "visible_gpus", lambda *_: ())
     assert VISIBLE not in nodes.place("node-0").environment
 
 
-def test_two_that_want_the_same_node_do_not_both_get_it(nodes: LocalNodes) -> None:
-    """The one that comes second is told, and the first one's agent is as it was."""
+def test_only_one_of_several_starts_of_an_agent_succeeds(nodes: LocalNodes) -> None:
+    """The others get an error, and the first agent is not affected."""
 
     def start(_: int) -> str:
         try:
@@ -156,8 +156,8 @@ def test_two_that_want_the_same_node_do_not_both_get_it(nodes: LocalNodes) -> No
     nodes.connect("node-0").close()
 
 
-def test_a_node_that_is_switched_off_is_gone_with_all_it_ran(nodes: LocalNodes) -> None:
-    """And comes back empty."""
+def test_a_node_that_is_switched_off_loses_all_processes(nodes: LocalNodes) -> None:
+    """It comes back empty."""
     nodes.start_agent("node-0")
     nodes.start_agent("node-1")
     pids = {node: run_worker(nodes, node) for node in ("node-0", "node-1")}
@@ -178,8 +178,8 @@ def test_a_node_that_is_switched_off_is_gone_with_all_it_ran(nodes: LocalNodes) 
     assert [view.status for view in nodes.survey()] == ["up", "up", "off"]
 
 
-def test_a_fence_ends_what_is_left_of_its_own_node_and_nothing_else(nodes: LocalNodes, tmp_path: Path) -> None:
-    """Nodes side by side, another cluster with nodes of the same names, and a name that begins like ours."""
+def test_a_fence_ends_the_processes_of_its_own_node_only(nodes: LocalNodes, tmp_path: Path) -> None:
+    """Other nodes of the cluster, nodes of the same name in another cluster, and a node whose name starts like ours are not affected."""
     others = [LocalNodes("there", tmp_path / "there", 1), LocalNodes("longer", tmp_path / "here" / "node-0", 1)]
     try:
         for cluster, node in ((nodes, "node-0"), (nodes, "node-1"), *((other, "node-0") for other in others)):
@@ -189,7 +189,7 @@ def test_a_fence_ends_what_is_left_of_its_own_node_and_nothing_else(nodes: Local
         ]
         killed = nodes.fence("node-0")
         assert set(killed) <= {*killed, pids[0]}
-        assert remains(nodes, "node-0") == []
+        assert processes_of(nodes, "node-0") == []
         assert [is_alive(pid, None) for pid in pids] == [False, True, True, True]
         assert [view.status for view in nodes.survey()] == ["idle", "up", "idle"]
         assert nodes.fence("node-0") == nodes.fence("node-2") == []
@@ -199,8 +199,8 @@ def test_a_fence_ends_what_is_left_of_its_own_node_and_nothing_else(nodes: Local
             clear(other)
 
 
-def test_a_fence_finds_what_an_agent_left_that_was_killed(nodes: LocalNodes) -> None:
-    """A stopped agent included: it holds its workers and answers nobody."""
+def test_a_fence_ends_a_stopped_agent_and_its_workers(nodes: LocalNodes) -> None:
+    """A stopped agent keeps its workers and does not answer."""
     nodes.start_agent("node-0")
     pid = run_worker(nodes, "node-0")
     agent = nodes.survey()[0].pid
@@ -213,7 +213,7 @@ def test_a_fence_finds_what_an_agent_left_that_was_killed(nodes: LocalNodes) -> 
 
 
 def test_a_job_does_not_fence_a_node_that_another_job_has_taken(nodes: LocalNodes) -> None:
-    """A flow that comes back after an hour still believes that the node is its own."""
+    """A controller that returns after an hour still believes that the node is its own."""
     nodes.start_agent("node-0")
     pid = run_worker(nodes, "node-0")
     assert nodes.fence("node-0", "another job") == []
@@ -223,8 +223,8 @@ def test_a_job_does_not_fence_a_node_that_another_job_has_taken(nodes: LocalNode
     assert nodes.fence("node-0", "another job") == []
 
 
-def test_a_node_may_be_named_by_a_link(tmp_path: Path) -> None:
-    """The mark is that of the folder itself: whoever comes by another path finds the same processes."""
+def test_a_node_may_be_reached_through_a_link(tmp_path: Path) -> None:
+    """The mark is that of the folder itself: another path leads to the same processes."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     by_link, by_name = LocalNodes("a", tmp_path / "link", 1), LocalNodes("b", tmp_path / "real", 1)
@@ -235,7 +235,7 @@ def test_a_node_may_be_named_by_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "agent.sock", "agent.log", "event-log.jsonl"])
 def test_an_agent_that_cannot_start_is_a_lost_node_with_the_reason(nodes: LocalNodes, name: str) -> None:
-    """Something is in the way of the folder, or of one of its files."""
+    """Something blocks the folder, or one of its files."""
     folder = nodes.folder("node-0")
     if name:
         (folder / name / "full").mkdir(parents=True)
@@ -245,14 +245,14 @@ def test_an_agent_that_cannot_start_is_a_lost_node_with_the_reason(nodes: LocalN
         folder.write_text("")
     with pytest.raises(NodeLost, match=r"File exists|[Dd]irectory"):
         nodes.start_agent("node-0")
-    wait_until(lambda: remains(nodes, "node-0") == [], seconds=SECONDS)
+    wait_until(lambda: processes_of(nodes, "node-0") == [], seconds=SECONDS)
     assert nodes.survey()[0].status == "idle"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize("mode", [0o755, 0o700])
-def test_a_folder_of_somebody_else_is_a_lost_node_with_the_reason(nodes: LocalNodes, tmp_path: Path, mode: int) -> None:
-    """Tried as a user that may not write there, or not even look."""
+def test_a_folder_of_another_user_is_a_lost_node_with_the_reason(nodes: LocalNodes, tmp_path: Path, mode: int) -> None:
+    """Tried as a user who may not write there, or not even read."""
     for folder in (tmp_path, *tmp_path.parents[:2]):  # as pytest makes them: for their owner alone
         folder.chmod(0o755)
     nodes.root.mkdir()
@@ -270,14 +270,14 @@ def test_a_folder_of_somebody_else_is_a_lost_node_with_the_reason(nodes: LocalNo
     assert str(nodes.folder("node-0")) in ran.stdout
 
 
-def test_an_agent_that_says_nothing_is_a_lost_node(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An interpreter that ends at once, one that is missing, and one that hangs."""
+def test_an_agent_that_does_not_report_is_a_lost_node(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An interpreter that exits at once, one that is missing, and one that hangs."""
     monkeypatch.setattr("holdfast.agent.node.directory.START_SECONDS", 0.5)
     for python, why in (("/bin/true", "no word from it"), (str(tmp_path / "none"), "No such file"), (sleeper(tmp_path), "timed out")):
         monkeypatch.setattr(sys, "executable", python)
         with pytest.raises(NodeLost, match=why):
             nodes.start_agent("node-0")
-        wait_until(lambda: remains(nodes, "node-0") == [], seconds=SECONDS)
+        wait_until(lambda: processes_of(nodes, "node-0") == [], seconds=SECONDS)
 
 
 def sleeper(folder: Path) -> str:
@@ -291,8 +291,8 @@ def sleeper(folder: Path) -> str:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"pid": "x", "started": 1, "job": null}', '{"pid": 1, "started": 1, "job": null}', "\xff"]
 )
-def test_facts_that_make_no_sense_are_no_agent(nodes: LocalNodes, text: str) -> None:
-    """A file torn by a power cut, or of an agent of an earlier boot."""
+def test_a_malformed_agent_file_is_no_agent(nodes: LocalNodes, text: str) -> None:
+    """A file damaged by a power cut, or of an agent from before the last boot."""
     nodes.folder("node-0").mkdir(parents=True)
     (nodes.folder("node-0") / "agent.json").write_bytes(text.encode("latin-1"))
     assert nodes.survey()[0] == NodeView(name="node-0", status="idle")

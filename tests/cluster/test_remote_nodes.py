@@ -1,4 +1,4 @@
-"""Nodes that are other machines: what is asked of them goes through gates, and a connection that ends is not a node that ends."""
+"""Nodes on other machines: commands go through their proxies, and a lost connection is not a lost node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import AgentDisconnected, NodeLost, NodeStateUnknown
 from holdfast.process import NODE_MARK, mark_of, marked
 from holdfast.protocol import Message
-from tests.cluster.proxies import Boxes, ChildReach
+from tests.cluster.proxies import Boxes, ChildTransport
 from tests.waiting import wait_until
 
 SECONDS = 60
@@ -27,27 +27,27 @@ NAP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 @pytest.fixture
-def reach() -> Iterator[ChildReach]:
+def transport() -> Iterator[ChildTransport]:
     """Give a way to nodes."""
-    made = ChildReach()
+    made = ChildTransport()
     yield made
-    made.bury()
+    made.reap()
 
 
 @pytest.fixture
-def nodes(reach: ChildReach, tmp_path: Path) -> Iterator[RemoteNodes]:
+def nodes(transport: ChildTransport, tmp_path: Path) -> Iterator[RemoteNodes]:
     """Give two nodes."""
-    made = RemoteNodes(Boxes(str(tmp_path / "hf")), reach)
+    made = RemoteNodes(Boxes(str(tmp_path / "hf")), transport)
     yield made
-    reach.down = False
+    transport.down = False
     made.close()
-    last = RemoteNodes(Boxes(str(tmp_path / "hf")), reach)
+    last = RemoteNodes(Boxes(str(tmp_path / "hf")), transport)
     for node in last.names():
         last.fence(node)
     last.close()
 
 
-def remains(nodes: RemoteNodes, node: str) -> list[int]:
+def processes_of(nodes: RemoteNodes, node: str) -> list[int]:
     """Return what carries the mark of *node*."""
     return list(marked(NODE_MARK, mark_of(nodes.folder(node))))
 
@@ -58,13 +58,13 @@ def plan(tmp_path: Path) -> dict[str, Any]:
     return {"job": "job", "name": "named", "lease": 60.0, **how}
 
 
-class Talk:
-    """A fleet of one node with a worker, and what was heard."""
+class ConnectedAgent:
+    """An agent pool of one node with a worker, and the events received."""
 
     def __init__(self, nodes: RemoteNodes, tmp_path: Path) -> None:
-        self.fleet = AgentPool(nodes, plan(tmp_path), epoch=1)
-        self.channel = self.fleet.bring_up("box-0")
-        self.heard: list[Message] = []
+        self.pool = AgentPool(nodes, plan(tmp_path), epoch=1)
+        self.channel = self.pool.bring_up("box-0")
+        self.received: list[Message] = []
         workers = [{"rank": 0, "environment": {}}]
         self.channel.send_command("start", generation=1, membership={"box-0": [0]}, workers=workers)
         self.pid = int(self.wait("worker.started")["pid"])
@@ -73,28 +73,28 @@ class Talk:
         """Wait for an event."""
         until = time.monotonic() + seconds
         while True:
-            for event in self.heard:
+            for event in self.received:
                 if event["event"] == name:
                     return event
-            self.heard.append(self.fleet.event_queue.get(timeout=max(0.01, until - time.monotonic()))[1])
+            self.received.append(self.pool.event_queue.get(timeout=max(0.01, until - time.monotonic()))[1])
 
 
-def settled(talk: Talk) -> bool:
-    """Do what a flow does once a second; tell whether nothing is owed any more."""
-    talk.fleet.ping()
-    return not talk.fleet.uncleaned
+def settled(connected: ConnectedAgent) -> bool:
+    """Do what a controller does once a second; return whether no cleanup is pending."""
+    connected.pool.ping()
+    return not connected.pool.uncleaned
 
 
 @pytest.fixture
-def talk(nodes: RemoteNodes, tmp_path: Path) -> Iterator[Talk]:
+def connected(nodes: RemoteNodes, tmp_path: Path) -> Iterator[ConnectedAgent]:
     """Give a node with a worker on it."""
-    made = Talk(nodes, tmp_path)
+    made = ConnectedAgent(nodes, tmp_path)
     yield made
-    made.fleet.close(end=False)
+    made.pool.close(end=False)
 
 
-def test_a_node_is_looked_at_started_and_fenced_through_its_gate(nodes: RemoteNodes, tmp_path: Path) -> None:
-    """The agent is the node's own, with its files in its folder there."""
+def test_a_node_is_surveyed_started_and_fenced_through_its_proxy(nodes: RemoteNodes, tmp_path: Path) -> None:
+    """The agent runs on the node, with its files in its folder there."""
     assert [view.status for view in nodes.survey()] == ["idle", "idle"]
     nodes.start_agent("box-0")
     assert nodes.folder("box-0") == tmp_path / "hf/nodes/box-0"
@@ -104,36 +104,36 @@ def test_a_node_is_looked_at_started_and_fenced_through_its_gate(nodes: RemoteNo
         nodes.connect("box-1")
     killed = nodes.fence("box-0")
     assert killed
-    assert remains(nodes, "box-0") == []
+    assert processes_of(nodes, "box-0") == []
     assert nodes.survey()[0].status == "idle"
 
 
-def test_a_job_gets_what_is_the_nodes_own(nodes: RemoteNodes) -> None:
-    """Its interpreter, and a place for logs there."""
+def test_a_job_gets_the_settings_of_the_node(nodes: RemoteNodes) -> None:
+    """Its interpreter, and a folder for logs there."""
     node_settings = nodes.node_settings("box-0", "named")
     assert node_settings["python"] == sys.executable
     assert node_settings["log_directory"].endswith("hf/jobs/named/logs")
 
 
-def test_a_connection_that_ends_is_sought_anew_and_what_was_missed_is_told(talk: Talk, reach: ChildReach) -> None:
-    """The worker ends while nobody listens; it is known as soon as somebody does, and its start is not told twice."""
-    reach.cut()
-    wait_until(lambda: talk.channel.failed_attempts, seconds=SECONDS)
-    assert talk.fleet.cut_off().keys() == {"box-0"}
-    assert not talk.fleet.disconnected()
-    os.kill(talk.pid, signal.SIGKILL)
-    reach.down = False
-    assert talk.wait("worker.exited")["rank"] == 0
-    assert not talk.fleet.cut_off()
-    assert [event["event"] for event in talk.heard].count("worker.started") == 1
-    assert talk.channel.about()["workers"] == {}
+def test_a_lost_connection_is_reopened_and_missed_events_are_replayed(connected: ConnectedAgent, transport: ChildTransport) -> None:
+    """The worker exits while the connection is down: that is reported once it is up again, and the start is not reported twice."""
+    transport.cut()
+    wait_until(lambda: connected.channel.failed_attempts, seconds=SECONDS)
+    assert connected.pool.cut_off().keys() == {"box-0"}
+    assert not connected.pool.disconnected()
+    os.kill(connected.pid, signal.SIGKILL)
+    transport.down = False
+    assert connected.wait("worker.exited")["rank"] == 0
+    assert not connected.pool.cut_off()
+    assert [event["event"] for event in connected.received].count("worker.started") == 1
+    assert connected.channel.about()["workers"] == {}
 
 
-def test_an_order_is_carried_out_once_whatever_its_connection_does(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its answer got lost with the connection; given again, it would be refused by an agent that did not know it."""
-    channel, took = talk.channel, talk.channel._dispatch
-    os.kill(talk.pid, signal.SIGKILL)
-    talk.wait("worker.exited")
+def test_a_command_is_executed_once_whatever_happens_to_its_connection(connected: ConnectedAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer was lost with the connection; sent again, it would be refused by an agent that does not know it."""
+    channel, took = connected.channel, connected.channel._dispatch
+    os.kill(connected.pid, signal.SIGKILL)
+    connected.wait("worker.exited")
 
     def lose(message: Message) -> None:
         if "started" in message:
@@ -149,103 +149,107 @@ def test_an_order_is_carried_out_once_whatever_its_connection_does(talk: Talk, m
     assert channel._dispatch == took, "the first answer did not get lost"
 
 
-def test_an_agent_that_is_gone_is_not_sought(talk: Talk) -> None:
-    """Its node answers and says that nobody listens."""
-    os.kill(int(talk.channel.about()["pid"]), signal.SIGKILL)
-    assert "nothing listens" in talk.wait("agent.disconnected")["why"]
-    assert talk.fleet.disconnected().keys() == {"box-0"}
+def test_no_connection_is_tried_to_an_agent_that_exited(connected: ConnectedAgent) -> None:
+    """Its node is reachable and reports that no agent listens."""
+    os.kill(int(connected.channel.about()["pid"]), signal.SIGKILL)
+    assert "nothing listens" in connected.wait("agent.disconnected")["why"]
+    assert connected.pool.disconnected().keys() == {"box-0"}
     with pytest.raises(AgentDisconnected):
-        talk.channel.send_command("ping")
+        connected.channel.send_command("ping")
 
 
-def test_another_agent_on_the_node_is_not_taken_for_the_one_before(talk: Talk, nodes: RemoteNodes, reach: ChildReach) -> None:
+def test_a_new_agent_on_the_node_is_not_taken_for_the_previous_one(
+    connected: ConnectedAgent, nodes: RemoteNodes, transport: ChildTransport
+) -> None:
     """It knows nothing of the generation."""
-    reach.cut()
-    wait_until(lambda: talk.channel.failed_attempts, seconds=SECONDS)
-    reach.down, other = False, RemoteNodes(nodes._cluster, reach)
-    talk.channel._connect = lambda: (_ for _ in ()).throw(TimeoutError())  # not before the other one serves
+    transport.cut()
+    wait_until(lambda: connected.channel.failed_attempts, seconds=SECONDS)
+    transport.down, other = False, RemoteNodes(nodes._cluster, transport)
+    connected.channel._connect = lambda: (_ for _ in ()).throw(TimeoutError())  # not before the other one serves
     other.fence("box-0")
     other.start_agent("box-0")
-    talk.channel._connect = lambda: nodes.connect("box-0")
-    assert "another agent" in talk.wait("agent.disconnected")["why"]
+    connected.channel._connect = lambda: nodes.connect("box-0")
+    assert "another agent" in connected.wait("agent.disconnected")["why"]
     other.close()
 
 
-def test_a_connection_that_stalls_is_replaced_when_its_node_answers(talk: Talk, reach: ChildReach) -> None:
-    """Nothing ends, nothing comes: only a new connection tells that it was not the agent, and that is no fault of anything."""
-    reach.stall()
-    wait_until(lambda: talk.fleet.silent(1.0), seconds=SECONDS)
-    assert not talk.channel.lost_reason
-    reach.down = False
-    assert talk.fleet.recheck("box-0") is None
-    assert talk.channel.about()["workers"] == {"0": talk.pid}
+def test_a_connection_that_stalls_is_replaced_when_its_node_answers(connected: ConnectedAgent, transport: ChildTransport) -> None:
+    """Nothing ends and nothing arrives: only a new connection shows that it was not the agent, and no fault is recorded."""
+    transport.stall()
+    wait_until(lambda: connected.pool.silent(1.0), seconds=SECONDS)
+    assert not connected.channel.lost_reason
+    transport.down = False
+    assert connected.pool.recheck("box-0") is None
+    assert connected.channel.about()["workers"] == {"0": connected.pid}
 
 
-def test_a_node_that_does_not_answer_a_second_look_is_lost(talk: Talk, reach: ChildReach) -> None:
-    """Neither over the connection that stalls nor over a new one."""
-    reach.stall()
-    wait_until(lambda: talk.fleet.silent(1.0), seconds=SECONDS)
-    assert talk.fleet.recheck("box-0") is False
-    reach.down = False
+def test_a_node_that_fails_the_second_check_is_lost(connected: ConnectedAgent, transport: ChildTransport) -> None:
+    """Neither over the stalled connection nor over a new one."""
+    transport.stall()
+    wait_until(lambda: connected.pool.silent(1.0), seconds=SECONDS)
+    assert connected.pool.recheck("box-0") is False
+    transport.down = False
 
 
-def test_a_node_that_was_let_go_of_unreached_is_fenced_once_it_can_be(talk: Talk, nodes: RemoteNodes, reach: ChildReach) -> None:
-    """Whatever it still runs is ended, beside what the flow does."""
-    reach.cut()
-    wait_until(lambda: talk.channel.failed_attempts, seconds=SECONDS)
-    talk.fleet.drop("box-0")
-    assert talk.fleet.uncleaned == {"box-0"}
-    assert talk.pid in marked(NODE_MARK, mark_of(nodes.folder("box-0")))
+def test_an_unreachable_node_that_was_dropped_is_fenced_once_it_is_reachable(
+    connected: ConnectedAgent, nodes: RemoteNodes, transport: ChildTransport
+) -> None:
+    """What still runs there is ended, while the controller goes on."""
+    transport.cut()
+    wait_until(lambda: connected.channel.failed_attempts, seconds=SECONDS)
+    connected.pool.drop("box-0")
+    assert connected.pool.uncleaned == {"box-0"}
+    assert connected.pid in marked(NODE_MARK, mark_of(nodes.folder("box-0")))
     assert nodes.survey()[0].status == "off"
-    reach.down = False
-    wait_until(lambda: settled(talk), seconds=SECONDS)
-    assert remains(nodes, "box-0") == []
+    transport.down = False
+    wait_until(lambda: settled(connected), seconds=SECONDS)
+    assert processes_of(nodes, "box-0") == []
 
 
-def test_a_gate_of_another_version_is_refused_with_the_cure(tmp_path: Path) -> None:
-    """Both versions are named."""
-    reach = ChildReach([sys.executable, "-c", "print('holdfast-gate {\"protocol\": 99}', flush=True); input()"])
-    nodes = RemoteNodes(Boxes(str(tmp_path)), reach)
+def test_a_proxy_of_another_version_is_refused_with_the_cure(tmp_path: Path) -> None:
+    """The error names both versions."""
+    transport = ChildTransport([sys.executable, "-c", "print('holdfast-gate {\"protocol\": 99}', flush=True); input()"])
+    nodes = RemoteNodes(Boxes(str(tmp_path)), transport)
     with pytest.raises(NodeStateUnknown, match=r"speaks protocol 99, this one \d+: `holdfast nodes bootstrap"):
         nodes.node_proxy("box-0")
     seen = nodes.survey()[0]
     assert "box-0" not in seen.why, "beside the node's name it says the reason alone"
     assert "speaks protocol 99" in seen.why
     assert "`holdfast nodes bootstrap" in seen.why
-    reach.bury()
+    transport.reap()
 
 
-def test_what_a_login_shell_prints_is_passed_over(tmp_path: Path) -> None:
-    """As long as it ends some time."""
+def test_output_of_a_login_shell_is_skipped(tmp_path: Path) -> None:
+    """As long as it ends."""
     proxy = "[os.sys.executable, '-m', 'holdfast.agent.node.proxy']"
     shell = f"import os; print('Welcome!\\n' * 9, flush=True); os.execv(os.sys.executable, {proxy})"
-    reach = ChildReach([sys.executable, "-c", shell])
-    nodes = RemoteNodes(Boxes(str(tmp_path)), reach)
+    transport = ChildTransport([sys.executable, "-c", shell])
+    nodes = RemoteNodes(Boxes(str(tmp_path)), transport)
     assert nodes.survey()[0].status == "idle"
     nodes.close()
-    reach.bury()
-    endless = ChildReach([sys.executable, "-c", "while True: print('Welcome!' * 100, flush=True)"])
+    transport.reap()
+    endless = ChildTransport([sys.executable, "-c", "while True: print('Welcome!' * 100, flush=True)"])
     with pytest.raises(NodeStateUnknown, match="login shell prints more than 64 KiB"):
         RemoteNodes(Boxes(str(tmp_path)), endless).node_proxy("box-0")
-    endless.bury()
+    endless.reap()
 
 
-def test_a_program_that_never_greets_is_a_lost_node(tmp_path: Path) -> None:
+def test_a_program_without_a_greeting_is_a_lost_node(tmp_path: Path) -> None:
     """In time, and its pipe is closed."""
-    reach = ChildReach([sys.executable, "-c", "import time; time.sleep(600)"])
+    transport = ChildTransport([sys.executable, "-c", "import time; time.sleep(600)"])
     with pytest.raises((NodeLost, NodeStateUnknown)):
-        RemoteNodes(Boxes(str(tmp_path)), reach).node_proxy("box-0", seconds=0.3)
-    assert reach.pipes[0].child.wait(SECONDS) < 0
-    reach.bury()
+        RemoteNodes(Boxes(str(tmp_path)), transport).node_proxy("box-0", seconds=0.3)
+    assert transport.pipes[0].child.wait(SECONDS) < 0
+    transport.reap()
 
 
 def test_bandwidth_between_two_nodes_is_measured_by_sending(nodes: RemoteNodes) -> None:
-    """Over a real connection, and no longer than asked for."""
+    """Over a real connection, and for no longer than requested."""
     assert nodes.bandwidth("box-0", "box-1", 0.05) > 1e6
 
 
-def test_what_an_agent_journaled_is_heard_through_the_gate_when_it_is_gone(nodes: RemoteNodes) -> None:
-    """Of the job that is asked for, and no other."""
+def test_the_event_log_of_an_agent_that_exited_is_read_through_the_proxy(nodes: RemoteNodes) -> None:
+    """Only the events of the requested job."""
     nodes.survey()
     folder = nodes.folder("box-0")
     folder.mkdir(parents=True)

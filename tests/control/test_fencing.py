@@ -22,7 +22,7 @@ from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import LeaseLost, LeaseUnconfirmed, NodeError, Superseded
 from holdfast.memstore import store_folders
 from holdfast.process import boot_time, is_alive, mark_of
-from tests.cluster.proxies import Boxes, ChildReach
+from tests.cluster.proxies import Boxes, ChildTransport
 from tests.waiting import wait_until
 
 NAP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -37,7 +37,7 @@ class Controller:
     """A controller of the job, with its own proxies to the job's only node."""
 
     def __init__(self, folder: Path, epoch: int) -> None:
-        self.reach = ChildReach()
+        self.reach = ChildTransport()
         self.nodes = RemoteNodes(Boxes(str(folder), names=[NODE]), self.reach)
         self.fleet = AgentPool(self.nodes, PLAN, epoch=epoch)
 
@@ -45,7 +45,7 @@ class Controller:
         """Close the connections."""
         self.fleet.close(end=False)
         wait_until(self._is_quiet, seconds=60)
-        self.reach.bury()
+        self.reach.reap()
 
     def _is_quiet(self) -> bool:
         """Tell whether nothing listens to a proxy any more."""

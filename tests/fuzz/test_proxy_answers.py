@@ -23,7 +23,7 @@ from tests.cluster.proxies import Boxes
 from tests.fuzz.examples import ANYTHING, SOCKETS
 
 Message = dict[str, Any]
-SAID: Final[dict[str, Message]] = {
+HONEST: Final[dict[str, Message]] = {
     "enter": {
         "directory": "/d", "interpreter": "/python", "host": "h", "reached": "10.0.0.1", "agent": None, "clock": 7.5,
         "interfaces": [{"name": "eth0", "address": "10.0.0.1", "network": "10.0.0.0/8"}],
@@ -84,7 +84,7 @@ class FalsePipe:
 
 
 @dataclass
-class FalseReach:
+class FalseTransport:
     """Leads to a false gate."""
 
     answer: Callable[[Message], bytes]
@@ -103,7 +103,7 @@ class FalseReach:
 
 def asked(ask: Callable[[RemoteNodes], object], answer: Callable[[Message], bytes], interface: str | None = None) -> str:
     """Ask a node whose gate is false; return the trouble that came of it. Any other error is a test's failure, as it is a flow's end."""
-    nodes = RemoteNodes(Boxes("/d", interface=interface, names=["n"]), FalseReach(answer))
+    nodes = RemoteNodes(Boxes("/d", interface=interface, names=["n"]), FalseTransport(answer))
     try:
         ask(nodes)
     except (NodeError, OSError) as error:
@@ -113,9 +113,11 @@ def asked(ask: Callable[[RemoteNodes], object], answer: Callable[[Message], byte
     return ""
 
 
-def says(verb: str, told: Message) -> Callable[[Message], bytes]:
+def answering(verb: str, told: Message) -> Callable[[Message], bytes]:
     """Have a gate answer honestly to all orders but *verb*."""
-    return lambda order: b"0 " + encode({"ok": True, **(told if order["do"] == verb else SAID.get(order["do"], {})), "re": order.get("id")})
+    return lambda order: (
+        b"0 " + encode({"ok": True, **(told if order["do"] == verb else HONEST.get(order["do"], {})), "re": order.get("id")})
+    )
 
 
 @some.composite
@@ -133,18 +135,18 @@ def spoiled(draw: some.DrawFn, whole: Any) -> Any:
 
 @SOCKETS
 @given(
-    told=some.sampled_from(sorted(SAID)).flatmap(
-        lambda verb: some.tuples(some.just(verb), spoiled(SAID[verb]).filter(lambda one: isinstance(one, dict)))
+    told=some.sampled_from(sorted(HONEST)).flatmap(
+        lambda verb: some.tuples(some.just(verb), spoiled(HONEST[verb]).filter(lambda one: isinstance(one, dict)))
     ),
     interface=some.sampled_from([None, "10.0.0.0/8"]),
     ok=some.sampled_from([True, True, True, False, 1]),
 )
-@example(told=("enter", {**SAID["enter"], "interfaces": 5}), interface=None, ok=True)
+@example(told=("enter", {**HONEST["enter"], "interfaces": 5}), interface=None, ok=True)
 @example(told=("fence", {"why": [], "errno": []}), interface=None, ok=False)
 def test_whatever_a_gate_answers_it_is_a_value_or_the_nodes_trouble(told: tuple[str, Message], interface: str | None, ok: object) -> None:
     """All that is asked of it, with the answer to one order spoiled, or a no that says nothing of use."""
     verb, facts = told
-    answer = says(verb, {**facts, "ok": ok})
+    answer = answering(verb, {**facts, "ok": ok})
     for ask in ASK.values():
         asked(ask, answer, interface)
     if verb == "fence" and (ok is not True or problem_of(verb, facts)):
@@ -153,10 +155,10 @@ def test_whatever_a_gate_answers_it_is_a_value_or_the_nodes_trouble(told: tuple[
 
 def test_an_honest_gate_is_understood() -> None:
     """Every order that has an answer of its own is among those that are spoiled; a gate may tell more than is known."""
-    assert SAID.keys() == ANSWERS.keys()
+    assert HONEST.keys() == ANSWERS.keys()
     for name, ask in ASK.items():
-        assert asked(ask, lambda order: says("", {})({**order}).replace(b'"ok":', b'"more":[1],"ok":')) == "", name
-    nodes = RemoteNodes(Boxes("/d", names=["n"]), FalseReach(says("", {})))
+        assert asked(ask, lambda order: answering("", {})({**order}).replace(b'"ok":', b'"more":[1],"ok":')) == "", name
+    nodes = RemoteNodes(Boxes("/d", names=["n"]), FalseTransport(answering("", {})))
     assert (nodes.fence("n"), nodes.log("n", "j", "x", None, 3)) == ([7], b"a l")
     assert nodes.logs("n", "j") == Logs(place="p", sizes={"rank-0.log": 5})
     nodes.close()
@@ -165,7 +167,7 @@ def test_an_honest_gate_is_understood() -> None:
 @pytest.mark.parametrize("name", ["../../../.ssh/authorized_keys", "/etc/cron.d/x", "rank-0.log/../x", "rank-0.log\n", "job.sh", ""])
 def test_a_log_that_is_not_called_like_one_is_the_nodes_trouble(name: str) -> None:
     """Its name would be a path wherever logs are put."""
-    assert asked(ASK["logs"], says("logs", {"logs": {"rank-0.log": 5, name: 5}, "place": "p"}))
+    assert asked(ASK["logs"], answering("logs", {"logs": {"rank-0.log": 5, name: 5}, "place": "p"}))
 
 
 def test_a_node_that_names_logs_without_end_is_not_believed() -> None:
@@ -182,7 +184,9 @@ def test_a_node_that_names_logs_without_end_is_not_believed() -> None:
 def test_a_line_that_is_none_ends_the_connection_and_nobody_waits(line: bytes) -> None:
     """The order that was asked for, and those after it, fail at once and say why; the thread that listens ends without a traceback."""
     turns = count()
-    nodes = RemoteNodes(Boxes("/d", names=["n"]), FalseReach(lambda order: says("", {})(order) if next(turns) == 0 else line + b"\n"))
+    nodes = RemoteNodes(
+        Boxes("/d", names=["n"]), FalseTransport(lambda order: answering("", {})(order) if next(turns) == 0 else line + b"\n")
+    )
     node_proxy = nodes.node_proxy("n")
     for _ in range(2):
         with pytest.raises(NodeLost, match=r"its proxy sent malformed data"):

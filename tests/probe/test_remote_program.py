@@ -44,7 +44,7 @@ def ask(remote: RemoteProgram, do: str, *, within: float = LONG, **question: obj
 
 
 def test_each_question_has_its_own_answer(remote: RemoteProgram) -> None:
-    """Words besides are none, and neither is the answer to a question that nobody waits for any more."""
+    """Other output is skipped, and so is the late answer to an earlier question."""
     assert ask(remote, "noise") == {"did": "noise"}
     with pytest.raises(ProbeFailed, match="gave no answer in time"):
         ask(remote, "late", within=0.2, seconds=1.0)
@@ -61,21 +61,21 @@ def test_each_question_has_its_own_answer(remote: RemoteProgram) -> None:
         ("list", r"its answer is malformed: '\[5\]'"),
     ],
 )
-def test_what_gives_no_answer_is_told(remote: RemoteProgram, do: str, why: str) -> None:
-    """By how it ended, and its last words."""
+def test_a_program_without_an_answer_is_reported(remote: RemoteProgram, do: str, why: str) -> None:
+    """With how it ended, and its last output."""
     with pytest.raises(ProbeFailed, match=why):
         ask(remote, do)
     if do in {"exit", "killed"}:
         wait_until(lambda: not remote.is_alive, seconds=LONG)
 
 
-def test_a_clock_that_is_no_number_is_no_clock(remote: RemoteProgram) -> None:
+def test_a_time_that_is_no_number_is_malformed(remote: RemoteProgram) -> None:
     """A node may answer anything."""
     with pytest.raises(ProbeFailed, match="malformed"):
         remote.clock_offset(3, LONG)
 
 
-def test_an_interpreter_that_is_not_there_is_an_error_of_this_machine() -> None:
+def test_a_missing_interpreter_is_an_error_of_this_machine() -> None:
     """And leaves nothing open: warnings are errors here."""
     with pytest.raises(OSError, match="No such file"):
         ChildInterpreter("/nowhere/python3")

@@ -58,7 +58,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="session")
 def looker(nvml_library: Path) -> Iterator[subprocess.Popen[str]]:
-    """Give a process that has the stand-in loaded and looks at its GPUs when it is told to."""
+    """Give a process that has the stand-in loaded and reads its GPUs on request."""
     environment, pipe = {**os.environ, "LD_LIBRARY_PATH": str(nvml_library)}, subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", LOOK], cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True) as child:
         yield child
@@ -66,7 +66,7 @@ def looker(nvml_library: Path) -> Iterator[subprocess.Popen[str]]:
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """What a test does to the GPUs, and how it looks at them."""
+    """What a test does to the GPUs, and how it reads them."""
 
     state: Path
     events: Path
@@ -92,7 +92,7 @@ class StandIn:
         return unpacked(GpuReading, json.loads(answers.readline()))
 
     def reading_of_the_program(self) -> GpuReading:
-        """Look at the GPUs by the program that travels to nodes, started anew."""
+        """Read the GPUs by a new process of the program for nodes."""
         found = read_node("n0", root=self.root).gpus
         assert isinstance(found, GpuReading), found
         return found

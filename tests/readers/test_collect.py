@@ -1,4 +1,4 @@
-"""One look at a whole node: by a program that needs nothing of ours, within a deadline, whatever a source does."""
+"""A reading of a complete node: by a program that needs no package, within a deadline, whatever a source does."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from holdfast.probe.remote.bundle import BOOT
 PARTS = [field.name for field in dataclasses.fields(NodeReading) if field.name not in {"node", "at"}]
 
 
-def test_this_node_is_read_whole() -> None:
-    """Every part is there or says why not, and a look survives its way as text."""
+def test_all_parts_of_this_node_are_read() -> None:
+    """Every part has a value or a reason, and a reading survives its encoding as text."""
     reading = read_node("n7")
     assert reading.node == "n7"
     for name, kind in (("network", NetworkReading), ("storage", StorageReading), ("host", HostReading), ("processes", ProcessReading)):
@@ -46,8 +46,8 @@ def test_this_node_is_read_whole() -> None:
     judge(reading, reading)
 
 
-def test_the_program_needs_nothing_of_ours(tmp_path: Path) -> None:
-    """An interpreter without packages and without our folder runs it, from a folder full of traps."""
+def test_the_program_needs_no_package(tmp_path: Path) -> None:
+    """An interpreter without packages and without our folder runs it, from a folder with modules of the same names."""
     for name in ("json", "detectors", "holdfast", "pynvml"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a trap')")
     asked = [sys.executable, "-S", "-I", "-c", BOOT]
@@ -61,7 +61,7 @@ def test_the_program_needs_nothing_of_ours(tmp_path: Path) -> None:
     assert "not installed" not in str(gpus), "pynvml travels with the program"
 
 
-def test_what_travels_is_the_readers_and_what_they_need() -> None:
+def test_the_program_carries_the_readers_and_what_they_need() -> None:
     """Neither the catalogue nor the command line."""
     carried = set(sources()) - {"pynvml"}
     assert {"detectors.readings", "holdfast.probe.readers.collect", "holdfast.probe.readers.gpus"} <= carried
@@ -85,8 +85,8 @@ print(json.dumps(run_in_children(jobs, time.monotonic() + 1.0, "too late")))
 """
 
 
-def test_a_source_that_hangs_or_breaks_blinds_only_itself() -> None:
-    """One waits for ever, one raises, one is refused, one is killed, one writes where answers are written; the others are read."""
+def test_a_source_that_hangs_or_breaks_affects_only_itself() -> None:
+    """One hangs, one raises, one is refused, one is killed, one writes to the standard output; the others are read."""
     done = subprocess.run(
         [sys.executable, "-c", GATHER], cwd=Path(__file__).parent.parent.parent, capture_output=True, text=True, check=True
     )
@@ -99,8 +99,8 @@ def test_a_source_that_hangs_or_breaks_blinds_only_itself() -> None:
     assert answers["dies"] == {"blind": "its reader exited without an answer"}
 
 
-def test_a_file_that_hangs_leaves_all_others_seen(tmp_path: Path) -> None:
-    """A FIFO in place of one of the kernel's files makes its reader wait for ever; the look ends at its deadline all the same."""
+def test_a_file_that_hangs_does_not_affect_the_others(tmp_path: Path) -> None:
+    """A FIFO in place of a file of the kernel blocks its reader; the probe still ends at its deadline."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/mountinfo").write_text("1 1 8:1 / / rw - xfs /dev/sda1 rw\n")
     (tmp_path / "sys/block/sda").mkdir(parents=True)
@@ -119,16 +119,16 @@ def test_a_file_that_hangs_leaves_all_others_seen(tmp_path: Path) -> None:
     ("python", "why"),
     [("/nowhere/python3", "No such file or directory"), ("/bin/false", "gave no answer"), ("/bin/echo", "gave no answer")],
 )
-def test_a_node_that_cannot_run_the_program_is_dark_with_the_reason(python: str, why: str) -> None:
-    """No interpreter, one that fails, one that says something else."""
+def test_a_node_that_cannot_run_the_program_is_unknown_with_the_reason(python: str, why: str) -> None:
+    """No interpreter, one that fails, one that prints something else."""
     reading = read_node("n0", python=python)
     dark = [getattr(reading, name) for name in PARTS]
     assert all(isinstance(part, Unknown) and why in part.why for part in dark)
     assert judge(reading) == []
 
 
-def test_an_interpreter_that_is_too_old_is_told_by_its_version() -> None:
-    """What says so runs on what the readers do not."""
+def test_an_interpreter_that_is_too_old_is_reported_with_its_version() -> None:
+    """The check itself runs on versions that cannot run the readers."""
     old = "import sys\nsys.version_info = (3, 8, 10, 'final', 0)\n"
     done = subprocess.run([sys.executable, "-I", "-"], input=old + program(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "its python3 is 3.8; the readers need 3.10 or newer\n")
@@ -138,21 +138,21 @@ def test_an_interpreter_that_is_too_old_is_told_by_its_version() -> None:
     "answer",
     [[], 5, {"node": 5, "at": 0}, {"node": "n0"}, {"node": "n0", "at": 0, "host": []}, {"node": "n0", "at": "x"}, {"blind": 5}],
 )
-def test_an_answer_in_another_shape_is_none(answer: object) -> None:
-    """What a node says is believed only in the shape that it should have."""
+def test_a_malformed_answer_is_unknown(answer: object) -> None:
+    """A node's answer is used only in the expected format."""
     assert isinstance(reading_of(answer), Unknown)
 
 
-def test_more_than_we_know_is_left_out() -> None:
-    """A newer program may tell more."""
+def test_unknown_fields_are_ignored() -> None:
+    """A newer program may send more."""
     newer = {"node": "n0", "at": 5, "humidity": 40, "clock": {"synchronized": True, "offset": 0, "worst": 0.5, "moon": 1}}
     assert unpacked(NodeReading, newer).clock == ClockReading(synchronized=True, offset=0.0, worst=0.5)
     with pytest.raises(MalformedData, match=r"clock\.synchronized"):
         unpacked(NodeReading, {**newer, "clock": {"synchronized": 1, "offset": 0, "worst": 0}})
 
 
-def test_a_look_has_the_nodes_own_time() -> None:
-    """Whoever asks another node can tell how far its clock is off."""
+def test_a_reading_has_the_nodes_own_time() -> None:
+    """The caller can compute how far the node's clock is off."""
     before = time.time()
     reading = read_node("n0")
     assert before <= reading.at <= time.time()

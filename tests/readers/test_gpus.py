@@ -19,7 +19,7 @@ FIRST = "0000:18:00.0"
 
 
 def looked(reading: GpuReading, at: float = 0.0) -> NodeReading:
-    """Return a look at a node that saw only its GPUs."""
+    """Return a reading with only the GPUs of a node."""
     return NodeReading(node="n0", at=at, gpus=reading)
 
 
@@ -33,7 +33,7 @@ def blinds(gpu: Gpu) -> set[str]:
     return {name for name in Gpu.__slots__ if isinstance(getattr(gpu, name), Unknown)}
 
 
-def test_a_healthy_gpu_is_read_whole_and_has_no_fault(stand_in: StandIn) -> None:
+def test_a_healthy_gpu_is_read_completely_and_has_no_fault(stand_in: StandIn) -> None:
     """Nothing that the readers ask is left open, and what they have is what NVML said, in its units."""
     reading = stand_in.reading()
     first, second = stand_in.gpus()
@@ -48,8 +48,8 @@ def test_a_healthy_gpu_is_read_whole_and_has_no_fault(stand_in: StandIn) -> None
     assert judge(looked(reading)) == []
 
 
-def test_the_program_that_travels_sees_the_same(stand_in: StandIn) -> None:
-    """Started on its own, with nothing of ours to import."""
+def test_the_program_for_nodes_reads_the_same(stand_in: StandIn) -> None:
+    """Started by itself, without any module of ours to import."""
     stand_in.say("gpu1.rows_failed 1")
     assert stand_in.reading_of_the_program() == stand_in.reading()
 
@@ -74,7 +74,7 @@ UNHEALTHY = {
 
 
 @pytest.mark.parametrize("kind", UNHEALTHY)
-def test_what_nvml_says_becomes_the_fault_it_is(stand_in: StandIn, kind: str) -> None:
+def test_each_nvml_value_becomes_its_fault(stand_in: StandIn, kind: str) -> None:
     """One thing is wrong with one GPU (or the driver): that fault is seen, it names the GPU, and no other is seen."""
     stand_in.say(*UNHEALTHY[kind])
     (fault,) = judge(looked(stand_in.reading()))
@@ -90,8 +90,8 @@ GROWS = {
 
 
 @pytest.mark.parametrize("kind", GROWS)
-def test_only_what_grew_since_the_look_before_is_held_against_a_generation(stand_in: StandIn, kind: str) -> None:
-    """What the counter had when the generation began is not its doing; a counter that began anew counts from zero."""
+def test_only_counters_that_grew_since_the_last_reading_count(stand_in: StandIn, kind: str) -> None:
+    """What a counter had when the generation began does not count; one that was reset counts from zero."""
     line, old, new = GROWS[kind]
     stand_in.say(line.format(old))
     before = looked(stand_in.reading())
@@ -101,7 +101,7 @@ def test_only_what_grew_since_the_look_before_is_held_against_a_generation(stand
     assert kinds(judge(now, before)) == [kind]
 
 
-def test_a_gpu_that_was_there_before_and_is_not_now_has_fallen_off(stand_in: StandIn) -> None:
+def test_a_gpu_that_disappeared_has_fallen_off(stand_in: StandIn) -> None:
     """After some drivers' resets a lost GPU is simply no longer counted."""
     before = looked(stand_in.reading())
     stand_in.say("count 1")
@@ -109,7 +109,7 @@ def test_a_gpu_that_was_there_before_and_is_not_now_has_fallen_off(stand_in: Sta
     assert (fault.kind, "0000:28:00.0" in fault.quote) == ("gpu-off-bus", True)
 
 
-def test_one_fault_that_nvml_and_the_kernel_tell_of_is_one(stand_in: StandIn) -> None:
+def test_a_fault_that_nvml_and_the_kernel_report_is_one(stand_in: StandIn) -> None:
     """Xid 79 in the log, and a GPU that NVML calls lost; another error of that GPU is another fault."""
     said = ("79, pid=7, GPU has fallen off the bus.", "45, pid=7, Ch 00000008")
     lines = [KernelLine(sequence=1, microseconds=1, level=3, text=f"NVRM: Xid (PCI:0000:18:00): {text}") for text in said]
@@ -118,7 +118,7 @@ def test_one_fault_that_nvml_and_the_kernel_tell_of_is_one(stand_in: StandIn) ->
     assert kinds(judge(now)) == ["gpu-off-bus", "gpu-channel-cleanup"]
 
 
-def test_what_a_gpu_does_not_support_is_blind_and_nothing_else_is(stand_in: StandIn) -> None:
+def test_only_what_a_gpu_does_not_support_is_unknown(stand_in: StandIn) -> None:
     """A card without NVLink, error correction and fabric has no fault for it."""
     refused = ("nvmlDeviceGetNvLinkState", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetGpuFabricInfoV")
     stand_in.say(*(f"gpu0.{function} 3" for function in refused), "count 1")
@@ -130,8 +130,8 @@ def test_what_a_gpu_does_not_support_is_blind_and_nothing_else_is(stand_in: Stan
     assert judge(looked(stand_in.reading())) == []
 
 
-def test_a_lost_gpu_leaves_the_other_one_seen(stand_in: StandIn) -> None:
-    """Its own fields are blind, not zero."""
+def test_a_lost_gpu_does_not_affect_the_other_one(stand_in: StandIn) -> None:
+    """Its own fields are unknown, not zero."""
     stand_in.say("gpu0.fail 15")
     lost, other = stand_in.gpus()
     assert (lost.failed, other.failed) == (15, 0)
@@ -144,7 +144,7 @@ def test_a_lost_gpu_leaves_the_other_one_seen(stand_in: StandIn) -> None:
 def test_an_older_library_lacks_functions_and_the_rest_is_read(
     stand_in: StandIn, old_nvml_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pynvml says that a function is not found: that is blind too, never an end."""
+    """Pynvml reports that a function is not found: that is unknown too, and no error."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(old_nvml_library))
     found = stand_in.reading_of_the_program().gpus
     assert not isinstance(found, Unknown)
@@ -158,7 +158,7 @@ def test_an_older_library_lacks_functions_and_the_rest_is_read(
 def test_an_unknown_failure_of_the_driver_is_a_fault_and_a_missing_library_is_not(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first is something that NVML said of this node; the second says only that nobody could ask."""
+    """The first is NVML's report about this node; the second only means that it could not be asked."""
     stand_in.say("init 999")
     assert kinds(judge(looked(stand_in.reading()))) == ["gpu-unusable"]
     monkeypatch.setenv("LD_LIBRARY_PATH", str(stand_in.root))
@@ -170,7 +170,7 @@ def test_an_unknown_failure_of_the_driver_is_a_fault_and_a_missing_library_is_no
 
 @pytest.mark.parametrize(("vendor", "expected"), [("0x10de", ["driver-not-loaded"]), ("0x8086", [])])
 def test_a_driver_that_is_not_loaded_is_a_fault_where_there_is_a_gpu(stand_in: StandIn, vendor: str, expected: list[str]) -> None:
-    """The bus tells what is there without any driver."""
+    """The PCI bus shows it without any driver."""
     device = stand_in.root / "sys/bus/pci/devices/0000:18:00.0"
     device.mkdir(parents=True)
     (device / "vendor").write_text(vendor)
@@ -179,7 +179,7 @@ def test_a_driver_that_is_not_loaded_is_a_fault_where_there_is_a_gpu(stand_in: S
     assert kinds(judge(looked(stand_in.reading()))) == expected
 
 
-def test_a_process_on_a_gpu_is_told_with_its_job(stand_in: StandIn) -> None:
+def test_a_process_on_a_gpu_is_read_with_its_job(stand_in: StandIn) -> None:
     """What an agent started carries the job's name; whose environment cannot be read is not called a stranger."""
     (stand_in.root / "proc/10").mkdir(parents=True)
     (stand_in.root / "proc/10/environ").write_bytes(b"PATH=/bin\0HOLDFAST_JOB=gpt\0RANK=3\0")
@@ -191,7 +191,7 @@ def test_a_process_on_a_gpu_is_told_with_its_job(stand_in: StandIn) -> None:
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU")
-def test_this_machine_without_a_gpu_says_why_it_saw_none() -> None:
+def test_without_a_gpu_the_reason_is_given() -> None:
     """The real library is not there, and nothing is claimed about GPUs."""
     reading = read_gpus()
     assert isinstance(reading.gpus, Unknown)

@@ -45,7 +45,7 @@ HOST = {
 
 
 def look(host: HostReading, at: float = 0.0) -> NodeReading:
-    """Return a look at a node that saw only its host."""
+    """Return a reading with only the host part of a node."""
     return NodeReading(node="n0", at=at, host=host)
 
 
@@ -76,7 +76,7 @@ def test_a_host_is_read_in_the_units_that_its_fields_have(tree: Tree) -> None:
         ("sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet", "clock-source-slow"),
     ],
 )
-def test_a_file_that_changes_is_the_fault_that_it_stands_for(tree: Tree, file: str, text: str, kind: str) -> None:
+def test_each_changed_file_becomes_its_fault(tree: Tree, file: str, text: str, kind: str) -> None:
     """One file is another an hour later; that fault is seen and no other."""
     before = look(read_host(tree(HOST)))
     (fault,) = judge(look(read_host(tree({**HOST, file: text})), at=3600.0), before)
@@ -84,13 +84,13 @@ def test_a_file_that_changes_is_the_fault_that_it_stands_for(tree: Tree, file: s
 
 
 def test_counters_of_another_boot_are_not_compared(tree: Tree) -> None:
-    """They began anew; only that is told."""
+    """They were reset; only that is reported."""
     before = look(read_host(tree(HOST)))
     after = {**HOST, "proc/sys/kernel/random/boot_id": "b2", "proc/vmstat": "oom_kill 900"}
     assert [fault.kind for fault in judge(look(read_host(tree(after)), at=60.0), before)] == ["node-rebooted"]
 
 
-def test_whatever_a_file_holds_or_lacks_is_blind_and_never_an_end(tree: Tree, tmp_path: Path) -> None:
+def test_an_invalid_or_missing_file_is_unknown(tree: Tree, tmp_path: Path) -> None:
     """Each file in turn is nonsense, then all are missing."""
     for file in HOST:
         host = read_host(tree({**HOST, file: "no\0nsense"}))
@@ -108,7 +108,7 @@ def test_this_machine_is_read() -> None:
     assert 0 < host.uptime <= time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def test_the_clock_is_asked_and_not_set() -> None:
+def test_the_clock_is_read_and_not_set() -> None:
     """This machine's, whatever keeps it."""
     clock = read_clock()
     assert isinstance(clock, ClockReading | Unknown)
@@ -117,7 +117,7 @@ def test_the_clock_is_asked_and_not_set() -> None:
         assert clock.worst >= 0
 
 
-def test_a_process_that_ended_unnoticed_is_seen() -> None:
+def test_a_zombie_is_found() -> None:
     """A real zombie, and no longer once its parent has taken note; seen by its place after the test's own process."""
     with subprocess.Popen(["true"]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -127,7 +127,7 @@ def test_a_process_that_ended_unnoticed_is_seen() -> None:
 
 
 def is_zombie(pid: int) -> bool:
-    """Tell whether the process has ended and nobody has waited for it."""
+    """Return whether the process has ended and was not reaped."""
     return state_of(pid) == "Z"
 
 
@@ -165,8 +165,8 @@ def waits(pid: int) -> bool:
     return any((one.pid, one.state) == (pid, "D") for one in read_processes().stuck)
 
 
-def test_a_process_that_waits_in_the_kernel_is_seen_by_two_looks(waiting: int) -> None:
-    """A real one: one look cannot tell it from a process that waits for a disk for a moment."""
+def test_a_process_that_waits_in_the_kernel_is_found_by_two_readings(waiting: int) -> None:
+    """A real one: a single reading cannot distinguish it from a process that waits for a disk for a moment."""
     wait_until(lambda: waits(waiting), seconds=60)
     before, now = (NodeReading(node="n0", at=at, processes=read_processes()) for at in (0.0, 0.0))
     assert judge(before) == []
@@ -198,8 +198,8 @@ def the_service(root: Path, name: str) -> ServiceState | None:
     return next((service for service in read_services(root).services if service.name == name), None)
 
 
-def test_a_service_is_needed_by_hardware_or_by_systemds_word(tree: Tree) -> None:
-    """An NVSwitch needs the fabric manager; one that is only installed is nobody's need."""
+def test_a_service_is_needed_by_hardware_or_by_systemd(tree: Tree) -> None:
+    """An NVSwitch needs the fabric manager; a service that is only installed is not needed."""
     root = tree({**SWITCH, "usr/bin/nvidia-persistenced": "", "usr/sbin/sshd": ""})
     (root / "etc/systemd/system/multi-user.target.wants").mkdir(parents=True)
     (root / "etc/systemd/system/multi-user.target.wants/ssh.service").symlink_to("/lib/systemd/system/ssh.service")
@@ -215,7 +215,7 @@ def test_a_service_is_needed_by_hardware_or_by_systemds_word(tree: Tree) -> None
     assert ssh.running is True
 
 
-def test_a_service_that_is_not_seen_from_inside_a_container_is_blind(tree: Tree) -> None:
+def test_a_service_that_cannot_be_seen_from_a_container_is_unknown(tree: Tree) -> None:
     """It may well run on the node around it: no fault."""
     root = tree(SWITCH)
     (root / "proc/self/ns").mkdir(parents=True)
@@ -226,6 +226,6 @@ def test_a_service_that_is_not_seen_from_inside_a_container_is_blind(tree: Tree)
     assert judge(NodeReading(node="n0", at=0.0, services=read_services(root))) == []
 
 
-def test_whether_all_processes_are_seen_is_known_here() -> None:
+def test_it_is_known_whether_all_processes_are_visible() -> None:
     """As the kernel numbers its namespaces."""
     assert sees_all_processes(Path("/")) is (Path("/proc/self/ns/pid").stat().st_ino == HOST_PID_NAMESPACE)

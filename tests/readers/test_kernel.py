@@ -37,7 +37,7 @@ def come(log: KernelLog, mark: str) -> list[KernelLine]:
 
 
 @pytest.mark.skipif(not WRITABLE, reason="needs root and a kernel log that takes lines")
-def test_a_line_of_the_real_log_wakes_who_waits_for_it() -> None:
+def test_a_line_of_the_real_log_wakes_a_waiting_reader() -> None:
     """Only what comes after the beginning, with the level that it has, and no line twice."""
     mark = f"holdfast-test-{uuid.uuid4().hex}"
     written(f"{mark} before")
@@ -49,7 +49,7 @@ def test_a_line_of_the_real_log_wakes_who_waits_for_it() -> None:
 
 
 @pytest.mark.skipif(not WRITABLE, reason="needs root and a kernel log that takes lines")
-def test_a_look_at_the_real_log_has_its_newest_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_of_the_real_log_has_its_newest_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order."""
     monkeypatch.delenv(ELSEWHERE)
     mark = f"holdfast-test-{uuid.uuid4().hex}"
@@ -71,8 +71,8 @@ def fifo(tmp_path: Path) -> Iterator[tuple[KernelLog, int]]:
         os.close(writer)
 
 
-def test_a_record_that_comes_in_pieces_is_one_record(fifo: tuple[KernelLog, int]) -> None:
-    """And what stands below it (its device, its subsystem) is no record."""
+def test_a_record_that_arrives_in_parts_is_one_record(fifo: tuple[KernelLog, int]) -> None:
+    """And the lines below it (its device, its subsystem) are no records."""
     log, writer = fifo
     os.write(writer, b"4,10,5000,-;EXT4-fs er")
     assert log.read() == []
@@ -81,7 +81,7 @@ def test_a_record_that_comes_in_pieces_is_one_record(fifo: tuple[KernelLog, int]
 
 
 @pytest.mark.parametrize("raw", [b"", b"garbage", b" SUBSYSTEM=pci;x", b"6,x,5,-;text", b"6;text", b"\xff\xfe;\xff"])
-def test_what_is_no_record_is_left_out(raw: bytes) -> None:
+def test_other_lines_are_ignored(raw: bytes) -> None:
     """Nothing that a log may hold ends its reading."""
     assert parsed(raw) is None
 
@@ -94,13 +94,13 @@ def test_the_facility_is_no_part_of_the_level() -> None:
 
 
 def test_a_log_that_cannot_be_opened_is_an_error_of_the_system(tmp_path: Path) -> None:
-    """Who looks at the whole node makes it blind."""
+    """The reading of the complete node makes it unknown."""
     with pytest.raises(FileNotFoundError):
         read_kernel(tmp_path)
 
 
 def a_look(at: float, *texts: str, first: int = 1) -> NodeReading:
-    """Return a look at a node that saw only its log, a line a second."""
+    """Return a reading with only the log of a node, a line a second."""
     lines = tuple(KernelLine(sequence=first + place, microseconds=place * 10**6, level=3, text=text) for place, text in enumerate(texts))
     return NodeReading(node="n0", at=at, kernel=KernelReading(lines=lines))
 
@@ -108,7 +108,7 @@ def a_look(at: float, *texts: str, first: int = 1) -> NodeReading:
 XID = "NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
 
-def test_only_lines_since_the_look_before_count() -> None:
+def test_only_lines_since_the_last_reading_count() -> None:
     """What stood there when the generation began has been answered, or is not its own."""
     before, same = a_look(0.0, XID), a_look(60.0, XID)
     assert see_growth(CounterGrowth(before=before, now=same), HangLimits()) == []

@@ -42,7 +42,7 @@ def nothing(_interface: str) -> Counters | Unknown:
 
 
 def look(root: Path, at: float = 0.0) -> NodeReading:
-    """Return a look at a node that saw only its network."""
+    """Return a reading with only the network of a node."""
     return NodeReading(node="n0", at=at, network=read_network(root, nothing))
 
 
@@ -75,7 +75,7 @@ def test_interfaces_and_ports_are_read_with_all_their_counters(tree: Tree) -> No
         (f"{PORT}/counters/symbol_error", "547", "ib-symbol-errors"),
     ],
 )
-def test_a_file_that_changes_is_the_fault_that_it_stands_for(tree: Tree, file: str, text: str, kind: str) -> None:
+def test_each_changed_file_becomes_its_fault(tree: Tree, file: str, text: str, kind: str) -> None:
     """One file is another an hour later; that fault is seen and no other, and an hour in which nothing changed has none."""
     before, unchanged = look(tree(WELL)), look(tree(WELL), at=3600.0)
     assert judge(unchanged, before) == []
@@ -84,8 +84,8 @@ def test_a_file_that_changes_is_the_fault_that_it_stands_for(tree: Tree, file: s
     assert ("mlx5_0/1" if file.startswith(PORT) else "eth0") in fault.quote
 
 
-def test_files_that_cannot_be_read_are_blind_and_the_others_are_read(tree: Tree) -> None:
-    """A carrier is refused while its interface is switched off; a rate may be in words that we do not know."""
+def test_files_that_cannot_be_read_are_unknown_and_the_others_are_read(tree: Tree) -> None:
+    """A carrier cannot be read while its interface is switched off; a rate may be in an unknown format."""
     reading = read_network(tree({**WELL, f"{NIC}/carrier": "?", f"{PORT}/rate": "fast"}), nothing)
     assert not isinstance(reading.nics, Unknown)
     assert not isinstance(reading.ib_ports, Unknown)
@@ -94,7 +94,7 @@ def test_files_that_cannot_be_read_are_blind_and_the_others_are_read(tree: Tree)
     assert reading.nics[0].state == "up"
 
 
-def test_no_infiniband_is_known_and_no_sysfs_is_blind(tree: Tree, tmp_path: Path) -> None:
+def test_no_infiniband_is_a_value_and_no_sysfs_is_unknown(tree: Tree, tmp_path: Path) -> None:
     """A node without adapters has no ports; a node that shows nothing may have any."""
     assert read_network(tree({"sys/class/net/eth0/operstate": "up"}), nothing) == NetworkReading(nics=(), ib_ports=())
     dark = read_network(tmp_path / "missing", nothing)

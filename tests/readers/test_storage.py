@@ -47,7 +47,7 @@ def test_each_file_system_is_listed_once_as_it_can_be_seen(tree: Tree) -> None:
     assert [fault.quote for fault in judged(*found)] == ["/forced (/dev/sda1): read-only, and was not to be"]
 
 
-def test_a_table_that_cannot_be_read_is_blind(tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     """Nothing is said about mounts then."""
     assert isinstance(mounted(tmp_path), Unknown)
 
@@ -79,8 +79,8 @@ def test_disks_are_read_from_what_the_kernel_counts(tree: Tree) -> None:
     assert (dark.name, dark.read_only, isinstance(dark.counters, Unknown)) == ("sdb", True, True)
 
 
-def test_a_mount_that_went_away_is_blind(tmp_path: Path) -> None:
-    """Between the table and the look; its name stays known."""
+def test_a_mount_that_was_removed_is_unknown(tmp_path: Path) -> None:
+    """Between reading the table and the mount; its name stays known."""
     gone = with_space(Mount(path="/gone", kind="nfs4", source="server:/data", options=("rw",), own_options=("rw",)), tmp_path)
     assert isinstance(gone.size, Unknown)
     assert "No such file" in gone.size.why
@@ -114,8 +114,8 @@ def the_mount(place: Path) -> Mount:
     return with_space(next(mount for mount in found if mount.path == str(place)))
 
 
-def test_a_full_disk_and_a_broken_one_are_seen(small_disk: Path) -> None:
-    """Both are real: hardly a byte is left, then the kernel itself meets an error and lets nobody write any more."""
+def test_a_full_disk_and_a_broken_one_are_found(small_disk: Path) -> None:
+    """Both are real: hardly a byte is free, then the kernel itself meets an error and refuses to write."""
     assert judged(the_mount(small_disk)) == []
     with pytest.raises(OSError, match="No space left"):
         (small_disk / "big").write_bytes(bytes(32 << 20))

@@ -1,4 +1,4 @@
-"""Xids through NVML's event set: real pynvml, a stand-in library, and an error that happens while somebody waits."""
+"""Xids through NVML's event set: real pynvml, a stand-in library, and an error that happens during a wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ with listening() as watch:
     for line in sys.stdin:
         print(json.dumps(repr(watch.wait(float(line)))), flush=True)
 """
-"""Waits as long as each line of its input says, and tells what came."""
+"""Waits as long as each line of its input says, and prints what was received."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def listener(stand_in: StandIn) -> Iterator[Callable[[], subprocess.Popen[str]]]
 
 
 def heard(child: subprocess.Popen[str]) -> object:
-    """Return the next thing that *child* tells."""
+    """Return the next line of *child*."""
     assert child.stdout is not None
     return json.loads(child.stdout.readline())
 
@@ -54,8 +54,8 @@ def ask(child: subprocess.Popen[str], seconds: float) -> None:
     child.stdin.flush()
 
 
-def test_an_xid_is_heard_while_it_is_waited_for(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
-    """With the place of its GPU; where nothing happens, nothing is told."""
+def test_an_xid_is_received_while_waiting(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
+    """With the PCI address of its GPU; where nothing happens, nothing is received."""
     child = listener()
     assert heard(child) == []
     ask(child, 0.01)
@@ -67,8 +67,8 @@ def test_an_xid_is_heard_while_it_is_waited_for(stand_in: StandIn, listener: Cal
     assert child.returncode == 0
 
 
-def test_a_gpu_that_cannot_be_listened_to_leaves_the_others_heard(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
-    """The first GPU refuses; the second one's error comes through."""
+def test_a_gpu_that_cannot_be_watched_does_not_affect_the_others(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
+    """The first GPU refuses; the second one's error is received."""
     stand_in.say("gpu0.nvmlDeviceRegisterEvents 3")
     child = listener()
     assert heard(child) == [0]
@@ -77,8 +77,8 @@ def test_a_gpu_that_cannot_be_listened_to_leaves_the_others_heard(stand_in: Stan
     assert "code=48" in str(heard(child))
 
 
-def test_a_wait_that_breaks_says_so(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
-    """A GPU that is lost under the wait is no quiet hour."""
+def test_a_wait_that_fails_is_reported(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
+    """A GPU that is lost during the wait is not silence."""
     child = listener()
     heard(child)
     stand_in.say("wait 15")
@@ -86,8 +86,8 @@ def test_a_wait_that_breaks_says_so(stand_in: StandIn, listener: Callable[[], su
     assert "GPU is lost" in str(heard(child))
 
 
-def test_where_nothing_can_be_heard_that_is_said(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
-    """No set of events, no listening."""
+def test_without_an_event_set_there_is_an_error(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
+    """Without it no Xid can be received."""
     stand_in.say("nvmlEventSetCreate 3")
     child = listener()
     assert child.stderr is not None
@@ -99,11 +99,11 @@ def test_where_nothing_can_be_heard_that_is_said(stand_in: StandIn, listener: Ca
     [(79, "gpu-off-bus"), (48, "gpu-memory-double-bit"), (74, "gpu-nvlink"), (13, "gpu-engine-exception"), (201, "gpu-xid-other")],
 )
 def test_an_xid_is_named_by_its_code(code: int, kind: str) -> None:
-    """Those that are a kind of their own are that kind, wherever they were heard."""
+    """Those with a kind of their own have that kind, from whatever source."""
     (fault,) = see([XidEvent(node="n0", at=5.0, xid=Xid(code=code, bus="0000:28:00.0"))], HangLimits())
     assert (fault.kind, fault.quote, fault.at) == (kind, f"GPU 0000:28:00.0: Xid {code}", 5.0)
 
 
-def test_an_xid_that_tells_of_no_fault_is_none() -> None:
+def test_an_xid_that_is_no_fault_is_ignored() -> None:
     """A circuit that works again is no news."""
     assert see([XidEvent(node="n0", at=5.0, xid=Xid(code=162, bus="0000:28:00.0"))], HangLimits()) == []

@@ -48,7 +48,7 @@ def wrong(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, dict[st
     return {node["node"]: {one["check"]: one for one in node["checks"] if one["state"] != "ok"} for node in nodes}
 
 
-def test_hosts_without_holdfast_are_told_how_to_get_it(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
+def test_hosts_without_holdfast_get_the_command_that_installs_it(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
     """The rest is looked at all the same; with Holdfast there, and nothing else the matter, the host is ready."""
     cluster, job = described(rack, tmp_path)
     done = holdfast("nodes", "check", cluster, "--nodes", "n0")
@@ -106,7 +106,7 @@ def test_each_fault_is_named_on_its_host(rack: Rack, holdfast: Command, tmp_path
 
 
 def test_a_job_whose_interpreter_has_no_torch_is_not_ready(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
-    """It is the job's own interpreter that is asked, its files are looked for, and so are the GPUs that the cluster file says there are."""
+    """The job's own interpreter is asked, its files are looked for, and so are the GPUs in the cluster file."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     python = str(tmp_path / "bare/bin/python")
     cluster, job = described(rack, tmp_path, python=python, script="missing.py")
@@ -129,8 +129,8 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_a_host_whose_user_is_another_one_cannot_save_with_the_others(open_folder: Path) -> None:
-    """It may make folders of its own there; what counts is whether it may write into those of the others, and read."""
+def test_a_host_with_another_user_cannot_save_with_the_others(open_folder: Path) -> None:
+    """It may make its own folders there; what counts is whether it may write into those of the others, and read them."""
     python, change = shutil.which("python3", path="/usr/bin"), shutil.which("setpriv")
     if python is None or change is None or os.geteuid() != 0:
         pytest.skip("needs root, setpriv and an interpreter that everybody may use")
@@ -193,8 +193,8 @@ def _node(name: str, **told: Any) -> Facts:
         ({"probe": {"shm": None}}, "memory", ReadinessState.DEGRADED),
     ],
 )
-def test_who_has_something_else_than_most_is_told(told: dict[str, Any], check: str, state: ReadinessState) -> None:
-    """What this machine cannot have is judged from what such a node would tell; the others are well."""
+def test_a_node_that_differs_from_most_is_reported(told: dict[str, Any], check: str, state: ReadinessState) -> None:
+    """What this machine cannot have is judged from what such a node would report; the others are fine."""
     found = [one for one in judge([_node("a"), _node("b"), _node("c", **told)]) if one.state is not ReadinessState.OK]
     assert [(one.node, one.check, one.state) for one in found] == [("c", check, state)]
     assert all(one.cure for one in found)
@@ -220,10 +220,10 @@ ROCM = {"cuda": None, "hip": "6.4", "devices": 8}
         ([{"torch": CPU}, {"torch": CPU}], {"a": 2}, [("a", "torch", "built without CUDA"), ("b", "torch", "has 2 NVIDIA GPUs")]),
     ],
 )
-def test_a_node_is_held_against_what_the_cluster_file_says_of_it(
+def test_a_node_is_compared_with_the_cluster_file(
     nodes: list[dict[str, Any]], declared: dict[str, int], wrong: list[tuple[str, str, str]]
 ) -> None:
-    """Only those of which it says nothing are compared with each other; a torch that all have alike may be none for their GPUs."""
+    """Only nodes that it does not mention are compared with each other; a torch that all have alike may still not fit their GPUs."""
     facts = [_node(name, **told) for name, told in zip("abc", nodes, strict=False)]
     found = [one for one in judge(facts, gpus=declared) if one.state is not ReadinessState.OK]
     assert [(one.node, one.check) for one in found] == [(node, check) for node, check, _ in wrong]

@@ -122,7 +122,7 @@ class SlurmServer:
             wait_until(lambda: self.state(name).startswith(("idle", "alloc", "drain", "mix")), seconds=60, explain=self.logs)
 
     def kill_node(self, name: str) -> None:
-        """Take a node away, as a power cut would: its daemon, and all that runs under it."""
+        """Remove a node, as a power cut would: its daemon, and everything that runs under it."""
         daemon = self._daemons.pop(name)
         daemon.kill()
         daemon.wait()
@@ -158,7 +158,7 @@ class SlurmServer:
         return done.stdout.strip()
 
     def state(self, name: str) -> str:
-        """Return a node's state in a word, or nothing while nobody tells."""
+        """Return a node's state in a word, or nothing while Slurm does not report it."""
         done = subprocess.run(
             ["sinfo", "-h", "-N", "-p", "train", "-n", name, "-o", "%T"],
             env=os.environ | self.environment,
@@ -184,7 +184,7 @@ class SlurmServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _stay(self) -> Iterator[int]:
-        """Find what has files of the folder open still: daemons of steps that try for long to tell the controller of their end."""
+        """Yield the processes with open files in the folder: daemons of steps that go on trying to report their end to the controller."""
         for place in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has ended meanwhile
                 if place.name != str(os.getpid()) and any(file.readlink().is_relative_to(self.folder) for file in (place / "fd").iterdir()):

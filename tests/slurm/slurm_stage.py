@@ -37,15 +37,15 @@ class SlurmStage(Stage):
         return {"kind": "slurm", "name": "slurm", "directory": str(self.home / "n"), **self.cluster}
 
     def play(self, name: str, **fields: Any) -> Play:
-        """Start a flow for the job; its checkpoints go where all nodes see them."""
+        """Start a controller for the job; its checkpoints go to a folder that all nodes share."""
         return super().play(name, **{"checkpoint": {"directory": str(self.home / "checkpoints" / name)}, **fields})
 
     def allocations(self, name: str) -> list[str]:
-        """Return the numbers of the allocations that a job of ours has or waits for."""
+        """Return the ids of the allocations that a job has or waits for."""
         return self.slurm.run("squeue", "--noheader", f"--name=holdfast-{name}", "--states=RUNNING,PENDING", "--format=%i").split()
 
     def take_node(self, name: str) -> None:
-        """Take a node away, as a power cut would: what Slurm runs there, and what belongs to its folder."""
+        """Remove a node, as a power cut would: what Slurm runs there, and what belongs to its folder."""
         self.slurm.kill_node(name)
         self.nodes.clear(name)
 

@@ -21,10 +21,10 @@ from tests.slurm.slurm_server import SlurmServer
 from tests.waiting import wait_until
 
 
-def test_agents_outlive_who_asked_for_them_know_no_secrets_and_end_with_their_allocation(
+def test_agents_outlive_their_controller_have_no_secrets_and_end_with_their_allocation(
     slurm: SlurmServer, holdfast_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes next finds them in the same allocation, though its node does not see where this host keeps its logs."""
+    """The next controller finds them in the same allocation, though its node does not see this host's log folder."""
     assert holdfast_home.is_dir()
     for name, value in {**slurm.environment, "LAB_TOKEN": "s3cret", "LAB_FOLDER": "/shared"}.items():
         monkeypatch.setenv(name, value)

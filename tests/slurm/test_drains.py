@@ -42,8 +42,8 @@ def nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_only_what_we_drained_is_ours_and_given_back(slurm: SlurmServer) -> None:
-    """A node that an administrator has drained stays so."""
+def test_only_our_own_drains_are_undone(slurm: SlurmServer) -> None:
+    """A node that an administrator has drained stays drained."""
     ours, theirs = slurm.names
     slurm.run("scontrol", "update", f"nodename={theirs}", "state=drain", "reason=holdfast is not to have it")
     allocations = Allocations(CLUSTER)
@@ -62,8 +62,8 @@ def test_only_what_we_drained_is_ours_and_given_back(slurm: SlurmServer) -> None
         slurm.run("scontrol", "update", f"nodename={theirs}", "state=resume")
 
 
-def test_a_node_that_another_flow_has_drained_is_given_back_only_by_one_that_knows_it_to_be_in_service_since(slurm: SlurmServer) -> None:
-    """Be it that the other one has a history of its own, or that this one's is away just now."""
+def test_a_node_drained_by_another_controller_is_resumed_only_if_it_returned_to_service_since(slurm: SlurmServer) -> None:
+    """The other controller may have its own history, or this one's may be unreachable."""
     node, drained = slurm.names[0], time.time()
     assert not Drains(CLUSTER).drain(node, "ecc: it has bad memory")
     wait_until(lambda: slurm.state(node).startswith("drain"), seconds=60, explain=slurm.logs)
@@ -80,8 +80,8 @@ def test_a_node_that_another_flow_has_drained_is_given_back_only_by_one_that_kno
     wait_until(lambda: slurm.state(node) == "idle", seconds=60, explain=slurm.logs)
 
 
-def test_where_draining_is_not_permitted_the_node_is_excluded_from_what_is_asked_for(slurm: SlurmServer, nobody: None) -> None:
-    """The next allocation comes without it."""
+def test_where_draining_is_not_permitted_the_node_is_excluded_from_requests(slurm: SlurmServer, nobody: None) -> None:
+    """The next allocation does not contain it."""
     node = slurm.names[0]
     states = node_states(run_command("sinfo", "--json"))
     (said,) = Drains(CLUSTER).update({node: "gpu-off-bus"}, {}, states)

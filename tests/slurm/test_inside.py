@@ -1,4 +1,4 @@
-"""What `holdfast` makes of a batch job that it is run inside of, told by a real one."""
+"""`holdfast` inside a batch job of a real Slurm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_job_file_without_a_cluster_means_the_allocation_that_it_is_submitted_in(slurm: SlurmServer, tmp_path: Path) -> None:
-    """Before, all of its ranks were started on the batch host, and nobody was told."""
+    """All of its ranks used to start on the batch host, without a message."""
     tmp_path.chmod(0o777)
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text(f"name: a\nscript: train.py\nnodes: {{wanted: 2}}\ncheckpoint: {{directory: {tmp_path}/c}}\n")

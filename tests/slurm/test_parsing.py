@@ -49,7 +49,7 @@ NEW = {
 
 
 @pytest.mark.parametrize("told", [OLD, LATER, NEW], ids=["22.05", "23.02", "23.11"])
-def test_states_of_nodes_are_read_in_whatever_shape_a_version_prints_them(told: object) -> None:
+def test_states_of_nodes_are_parsed_in_the_format_of_each_version(told: object) -> None:
     """A word and flags, a list, or groups of nodes."""
     (node,) = node_states(json.dumps(told)).values()
     assert (node.name, node.address, node.port, node.reason, node.since) == ("n1", "10.0.0.1", 6818, "Not responding", 1.7e9)
@@ -60,22 +60,22 @@ def test_states_of_nodes_are_read_in_whatever_shape_a_version_prints_them(told: 
 @pytest.mark.parametrize(
     ("told", "meant"), [("localhost", "127.0.0.1"), ("0:0:0:0:0:0:0:1", "::1"), ("no-such-name.invalid", "no-such-name.invalid")]
 )
-def test_the_address_of_a_node_is_of_ipv6_where_it_has_no_other(told: str, meant: str) -> None:
-    """A name that only the nodes can resolve is left to them."""
+def test_the_address_of_a_node_is_ipv6_only_where_it_has_no_other(told: str, meant: str) -> None:
+    """A name that only the nodes can resolve is kept."""
     (state,) = node_states(json.dumps(OLD).replace("10.0.0.1", told)).values()
     reach = SlurmTransport(SlurmCluster(kind="slurm"), lambda _node: None, {"n1": state}.get)
     assert reach.address("n1") == meant
 
 
 @pytest.mark.parametrize("text", ["", "slurm_load_node error", "[]", '{"nodes": [{}]}', '{"sinfo": [{"nodes": 3}]}', '{"nodes": null}'])
-def test_what_is_no_answer_is_said_to_be_none(text: str) -> None:
+def test_invalid_output_is_an_error(text: str) -> None:
     """It is never taken for a cluster without nodes."""
     with pytest.raises(SlurmUnavailable, match="cannot be read"):
         node_states(text)
 
 
 def test_nodes_of_other_partitions_are_left_out() -> None:
-    """Versions that print all nodes whatever they are asked for say of which partition each is."""
+    """Versions that print all nodes whatever is requested print the partitions of each."""
     rows = [{"name": name, "state": "idle", "partitions": [where, "all"]} for name, where in (("n1", "train"), ("n2", "debug"))]
     assert list(node_states(json.dumps({"nodes": rows}), "train,other")) == ["n1"]
 
@@ -91,14 +91,14 @@ def test_nodes_of_other_partitions_are_left_out() -> None:
         ("n[1-99999999999]", None),
     ],
 )
-def test_a_list_of_nodes_is_spelled_out(text: str, found: list[str] | None) -> None:
-    """As scontrol would; one without end is cut off."""
+def test_a_node_list_is_expanded(text: str, found: list[str] | None) -> None:
+    """As scontrol does it; an endless one is cut off."""
     spelled = names(text)
     assert spelled == found if found is not None else len(spelled) == 100_000
 
 
-def test_an_allocation_that_slurm_has_a_new_word_for_is_not_over() -> None:
-    """It is still to come; and a comment may hold anything."""
+def test_an_allocation_in_an_unknown_state_is_pending() -> None:
+    """A comment may contain anything."""
     lines = "7|REQUEUE_FED|Resources||N/A|N/A|4|holdfast:a|b\n8|RUNNING|None|n[1-2]|1795337112|1795337712|2|\nslurm_load_jobs error\n"
     coming, here = allocations(lines)
     assert (coming.is_pending, coming.is_running, coming.count, coming.comment, coming.ends) == (True, False, 4, "holdfast:a|b", None)

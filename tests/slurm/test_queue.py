@@ -15,10 +15,10 @@ HETEROGENEOUS = ["--nodes=1", ":", "--nodes=1"]
 
 
 @pytest.mark.parametrize("options", [ARRAY, HETEROGENEOUS], ids=["array", "heterogeneous"])
-def test_the_own_allocation_is_found_by_the_number_that_slurm_gives_its_processes(
+def test_the_own_allocation_is_found_by_the_id_in_its_environment(
     slurm: SlurmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    """It has a node and an end also where it is one of an array, or a part of a heterogeneous job, that Slurm shows by another name."""
+    """It has a node and an end also as an element of an array, or a part of a heterogeneous job, which Slurm lists by another name."""
     for name, value in slurm.environment.items():
         monkeypatch.setenv(name, value)
     tmp_path.chmod(0o777)

@@ -1,4 +1,4 @@
-"""Real SSH servers on this machine, one process each, as whoever runs the tests: nodes that can be broken one by one."""
+"""Real SSH servers on this machine, one process each, under the user of the tests: nodes that can be broken one by one."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Sshd:
         return _below(self.process.pid)
 
     def logins(self) -> int:
-        """Return how often somebody has logged in."""
+        """Return the number of logins."""
         return self.log.count("Accepted publickey")
 
     def signal(self, number: signal.Signals) -> None:

@@ -21,8 +21,8 @@ def settings(folder: Path) -> dict[str, object]:
     return {**small, "folder": str(folder), "limits": UNLIMITED}
 
 
-def test_nodes_over_ssh_are_tried_and_meet(site: Site, tmp_path: Path) -> None:
-    """A node that is away is not judged; the others meet each other under their own addresses, and nothing is left running."""
+def test_nodes_over_ssh_are_burned_in_and_paired(site: Site, tmp_path: Path) -> None:
+    """A node that is off is not judged; the others connect to each other at their own addresses, and no process remains."""
     for name in ("one", "two", "away"):
         site.node(name)
     site.nodes["away"].stop()
@@ -37,8 +37,8 @@ def test_nodes_over_ssh_are_tried_and_meet(site: Site, tmp_path: Path) -> None:
     wait_until(lambda: not [*site.nodes["one"].children(), *site.nodes["two"].children()], seconds=60)
 
 
-def test_an_interpreter_that_is_not_there_is_told(site: Site, tmp_path: Path) -> None:
-    """By what the node's shell says of it."""
+def test_a_missing_interpreter_is_reported(site: Site, tmp_path: Path) -> None:
+    """With the message of the node's shell."""
     site.node("one")
     cluster = site.cluster(burn_in=settings(tmp_path), python="/no/such/python3")
     with SshBurnInConnections(cluster) as posts:
@@ -47,8 +47,8 @@ def test_an_interpreter_that_is_not_there_is_told(site: Site, tmp_path: Path) ->
     assert "/no/such/python3" in found.reason
 
 
-def test_a_node_that_goes_away_in_the_middle_is_blind(site: Site, tmp_path: Path) -> None:
-    """Its server is killed while it works: what it was asked has no answer, and it has not failed."""
+def test_a_node_that_fails_during_its_burn_in_is_skipped(site: Site, tmp_path: Path) -> None:
+    """Its server is killed while it works: the check has no answer, and the node has not failed."""
     node = site.node("one")
     cluster = site.cluster(burn_in=settings(tmp_path))
     with SshBurnInConnections(cluster) as posts:

@@ -37,7 +37,7 @@ def line(names: str, key: PKey) -> str:
     return f"{names} {key.get_name()} {key.get_base64()} a comment\n"
 
 
-def test_names_and_ports_are_told_apart(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
+def test_a_key_belongs_to_a_name_and_a_port(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
     """A server on another port is another server."""
     one, other = keys
     found = known(tmp_path, line("a.example.org,10.0.0.1", one) + line("[a.example.org]:2222", other))
@@ -50,7 +50,7 @@ def test_names_and_ports_are_told_apart(tmp_path: Path, keys: tuple[PKey, PKey])
         found.check("[10.0.0.1]:2222", one)
 
 
-def test_several_keys_of_one_host_are_all_good(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
+def test_all_keys_of_a_host_are_trusted(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
     """As while a key is being changed."""
     found = known(tmp_path, "".join(line("a", key) for key in keys))
     for key in keys:
@@ -58,8 +58,8 @@ def test_several_keys_of_one_host_are_all_good(tmp_path: Path, keys: tuple[PKey,
     assert found.types_of("a") == ["ssh-ed25519"]
 
 
-def test_a_file_that_openssh_has_hashed_is_understood(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
-    """By `ssh-keygen -H`."""
+def test_a_hashed_file_is_understood(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
+    """Hashed by `ssh-keygen -H`."""
     (tmp_path / "known").write_text(line("a.example.org", keys[0]) + line("[b]:2222", keys[1]))
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", tmp_path / "known"], check=True, capture_output=True)
     assert "example" not in (tmp_path / "known").read_text()
@@ -81,14 +81,14 @@ def test_patterns_and_their_exceptions_hold(tmp_path: Path, keys: tuple[PKey, PK
 
 
 def test_a_revoked_key_is_never_trusted(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
-    """Not where another line has it either."""
+    """Even where another line has it."""
     found = known(tmp_path, line("a", keys[0]) + "@revoked " + line("*", keys[0]))
     with pytest.raises(ProbeFailed, match="revoked"):
         found.check("a", keys[0])
 
 
-def test_what_is_no_line_is_left_out(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
-    """Comments, blanks, half lines, authorities, garbage: the others hold."""
+def test_invalid_lines_are_ignored(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
+    """Comments, blanks, incomplete lines, authorities, garbage: the other lines count."""
     garbage = f"@new {line('c', keys[1])}# a comment\n\na\na ssh-ed25519\na ssh-ed25519 ???\n|1|x ssh-ed25519 AAAA\n\x00\xff\n"
     found = known(tmp_path, garbage + "@cert-authority " + line("*", keys[1]) + line("b", keys[0]))
     found.check("b", keys[0])
@@ -97,7 +97,7 @@ def test_what_is_no_line_is_left_out(tmp_path: Path, keys: tuple[PKey, PKey]) ->
 
 
 def test_paramiko_reads_less_of_a_file(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
-    """Why its `HostKeys` is not used: what it leaves out in silence is refused, or known, here."""
+    """Why its `HostKeys` is not used: what it silently skips is refused, or known, here."""
     one, other = keys
     plain = line("a", one) + line("a", other) + line("*.lab", one) + line("B.org", one)
     found, theirs = known(tmp_path, plain), HostKeys(str(tmp_path / "known"))
@@ -113,8 +113,8 @@ def test_paramiko_reads_less_of_a_file(tmp_path: Path, keys: tuple[PKey, PKey]) 
             HostKeys(str(tmp_path / "known")).check("b", one)
 
 
-def test_only_a_file_that_is_named_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user without a file of their own trusts nobody."""
+def test_only_a_named_file_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without their own file trusts no host."""
     monkeypatch.setenv("HOME", str(tmp_path))
     assert KnownHosts.read(None).types_of("a") == []
     with pytest.raises(UnusableFile):
@@ -123,7 +123,7 @@ def test_only_a_file_that_is_named_has_to_be_there(tmp_path: Path, monkeypatch: 
         KnownHosts.read(str(tmp_path))
 
 
-def test_names_are_the_same_in_capitals(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
+def test_names_are_case_insensitive(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
     """On both sides, as with OpenSSH: in names, patterns and hashes."""
     (tmp_path / "known").write_text(line("a.Example.org,[b]:2222,*.LAB", keys[0]))
     KnownHosts.read(str(tmp_path / "known")).check("X.lab", keys[0])
@@ -135,8 +135,8 @@ def test_names_are_the_same_in_capitals(tmp_path: Path, keys: tuple[PKey, PKey])
         subprocess.run(["ssh-keygen", "-q", "-H", "-f", tmp_path / "known"], check=True, capture_output=True)
 
 
-def test_the_sites_own_file_counts_as_well(tmp_path: Path, keys: tuple[PKey, PKey], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it says of a machine is told apart from what the user's says; only the user's is written to."""
+def test_the_files_of_the_machine_count_as_well(tmp_path: Path, keys: tuple[PKey, PKey], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages name the file; only the user's is written to."""
     site = tmp_path / "ssh_known_hosts"
     monkeypatch.setattr(known_hosts, "SITE", (site, tmp_path / "gone"))
     site.write_text(line("gpu-01", keys[0]) + "@revoked " + line("*", keys[1]))
@@ -165,7 +165,7 @@ def signed(key: Path, authority: Path, *options: str) -> PKey:
 
 
 def test_an_authority_vouches_for_the_hosts_that_it_names(tmp_path: Path) -> None:
-    """And for no others, not for ever, and not by a signature that is not its own."""
+    """And for no others, not forever, and only with a valid signature."""
     key, authority, other = (key_at(tmp_path / name) for name in ("host", "authority", "other"))
     trusted = "@cert-authority " + line("*.lab,[10.0.0.*]:2222", PKey.from_path(authority))
     found = known(tmp_path, trusted)

@@ -1,4 +1,4 @@
-"""Keys that are in no file: the cluster's file names them, and nobody else learns them."""
+"""Private keys and passphrases: from files, the environment, Prefect blocks and the SSH agent, and never in a message."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def cluster_in(path: Path) -> SshCluster:
     return made
 
 
-def test_a_key_out_of_the_environment_lets_us_in(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is written to no disk, and a newline that got lost at its end on the way is no harm."""
+def test_a_key_from_the_environment_works(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written to no disk, and a newline that is missing at its end does not matter."""
     site.node("a")
     monkeypatch.setenv("SITE_KEY", site.key.read_text().strip())
     site.key.unlink()
@@ -56,10 +56,8 @@ def test_a_key_out_of_the_environment_lets_us_in(site: Site, monkeypatch: pytest
         ),
     ],
 )
-def test_a_key_that_cannot_be_had_is_named_and_never_shown(
-    name: str, value: str | None, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever stands in its place."""
+def test_an_unusable_key_is_named_and_never_shown(name: str, value: str | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is in its place."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.delenv("SITE_KEY", raising=False)
     if value is not None:
@@ -70,8 +68,8 @@ def test_a_key_that_cannot_be_had_is_named_and_never_shown(
     assert "hunter2" not in str(raised.value)
 
 
-def test_a_server_that_is_away_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The address may hold one."""
+def test_an_unreachable_prefect_server_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address may contain one."""
     monkeypatch.setenv("PREFECT_API_URL", "http://ann:hunter2@127.0.0.1:9/api")
     assert server.unreachable_reason("http://ann:hunter2@127.0.0.1/api", 0.0) == "nonnumeric port: '***@127.0.0.1'"
     with pytest.raises(UnusableFile, match=r"the Prefect server at http://ann:\*\*\*@127\.0\.0\.1:9/api does not give it") as raised:
@@ -80,7 +78,7 @@ def test_a_server_that_is_away_is_named_without_its_password(monkeypatch: pytest
 
 
 def test_a_name_of_a_secret_is_no_path(tmp_path: Path) -> None:
-    """Files are seen from the cluster's folder; a secret is where it is."""
+    """Paths are relative to the cluster file's folder; the name of a secret is not."""
     (tmp_path / "c.yaml").write_text("kind: ssh\nhosts: [a, {name: b, key: 'block:other'}]\nkey: env:SITE_KEY\n")
     made = load_cluster(tmp_path / "c.yaml")
     assert made.kind == "ssh"
@@ -99,8 +97,8 @@ def agent_with(keys: list[Path], socket: Path) -> Iterator[None]:
             agent.terminate()
 
 
-def test_of_an_agents_many_keys_one_may_be_named(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that has refused too many is not to blame; the public half, or the locked private one, says which it takes."""
+def test_one_of_the_ssh_agents_keys_may_be_named(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that refused too many is not faulty; the public half, or the encrypted private one, selects the key."""
     node = site.node("a", "MaxAuthTries 3")
     with agent_with([*(key_at(tmp_path / f"other-{number}") for number in range(3)), site.key], tmp_path / "agent"):
         monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
@@ -128,10 +126,10 @@ def test_of_an_agents_many_keys_one_may_be_named(site: Site, tmp_path: Path, mon
         site.sweeper()
 
 
-def test_a_passphrase_is_had_from_where_the_cluster_says(
+def test_a_passphrase_is_read_from_where_the_cluster_says(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """From the environment or a file, for a key in a file or in the environment; nothing that is said or logged shows it."""
+    """From the environment or a file, for a key in a file or in the environment; no message or log shows it."""
     caplog.set_level(0)
     node = site.node("a")
     subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", PHRASE, "-f", site.key], check=True, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Looks at nodes by real SSH servers: what is seen, what counts as a miss, and what speaks against nobody."""
+"""Probes of nodes through real SSH servers: readings, failures of a node, and failures that are no fault of a node."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.ssh.sshd import Sshd, key_at
 from tests.waiting import wait_until
 
 LONG = 15.0
-"""Seconds that a look may take where it is to succeed, on whatever machine."""
+"""Deadline of a probe that must succeed, on any machine."""
 SHORT = 3.0
 """Seconds after which what hangs is given up; a node that is connected answers in a tenth of it."""
 
 
-def test_nodes_are_seen_and_the_connection_is_used_again(site: Site) -> None:
+def test_nodes_are_probed_over_one_connection(site: Site) -> None:
     """A second sweep logs in nowhere: the same server process and the same collector answer."""
     site.node("a")
     site.node("b")
@@ -52,7 +52,7 @@ def test_nodes_are_seen_and_the_connection_is_used_again(site: Site) -> None:
 
 
 def test_a_collector_ends_with_its_connection(site: Site) -> None:
-    """Nothing of ours stays on a node."""
+    """No process of ours remains on a node."""
     node = site.node("a")
     sweeper = site.sweeper()
     sweeper.sweep(LONG)
@@ -62,7 +62,7 @@ def test_a_collector_ends_with_its_connection(site: Site) -> None:
 
 
 def test_fresh_connections_leave_nothing(site: Site) -> None:
-    """Each sweep logs in anew where connections are not to stay."""
+    """Each sweep logs in again where connections are not kept."""
     node = site.node("a")
     sweeper = site.sweeper(keep=False)
     for _ in range(2):
@@ -86,8 +86,8 @@ def test_nodes_behind_jump_hosts_share_one_login_there(site: Site) -> None:
     assert {name: node.logins() for name, node in site.nodes.items()} == {"outer": 1, "inner": 1, "a": 1, "b": 1}
 
 
-def test_a_node_that_is_off_behind_a_jump_host_missed_and_the_others_are_seen(site: Site) -> None:
-    """The jump host's word that nobody took the connection counts for the node behind it alone."""
+def test_a_node_that_is_off_behind_a_jump_host_does_not_affect_the_others(site: Site) -> None:
+    """The jump host's report of a refused connection counts only for the node behind it."""
     jump, off = site.node("jump"), site.node("off")
     site.node("on")
     off.stop()
@@ -97,7 +97,7 @@ def test_a_node_that_is_off_behind_a_jump_host_missed_and_the_others_are_seen(si
     assert f"through {jump.address} port {jump.port}" in looks["off"].found.why
 
 
-def test_a_jump_host_that_is_off_speaks_against_no_node(site: Site) -> None:
+def test_a_jump_host_that_is_off_is_no_fault_of_a_node(site: Site) -> None:
     """What lies behind it cannot be seen."""
     jump = site.node("jump")
     site.node("a")
@@ -107,8 +107,8 @@ def test_a_jump_host_that_is_off_speaks_against_no_node(site: Site) -> None:
     assert f"jump host {jump.address} port {jump.port} could not be reached" in look.found.why
 
 
-def test_a_jump_host_that_hangs_speaks_against_no_node(site: Site) -> None:
-    """It is connected, and answers nobody: when it has failed to bring us to a node it has to prove itself before it is used again."""
+def test_a_jump_host_that_hangs_is_no_fault_of_a_node(site: Site) -> None:
+    """It is connected and does not answer: after a node behind it was unreachable, it is checked before it is used again."""
     jump = site.node("jump")
     site.node("a")
     sweeper = site.sweeper(jump=f"{jump.address}:{jump.port}")
@@ -122,7 +122,7 @@ def test_a_jump_host_that_hangs_speaks_against_no_node(site: Site) -> None:
     wait_until(lambda: isinstance(sweeper.sweep(LONG, ["a"])["a"].found, NodeReading), seconds=LONG)
 
 
-def test_our_own_lack_of_descriptors_speaks_against_no_node(site: Site) -> None:
+def test_our_own_lack_of_file_descriptors_is_no_fault_of_a_node(site: Site) -> None:
     """With the cure."""
     site.node("a")
     sweeper = site.sweeper(misses=1)
@@ -136,8 +136,8 @@ def test_our_own_lack_of_descriptors_speaks_against_no_node(site: Site) -> None:
     assert "raise `ulimit -n`" in look.found.why
 
 
-def test_a_changed_host_key_is_a_fact_of_its_own(site: Site) -> None:
-    """It names the file and the cure, and nothing is sent to whoever answers there."""
+def test_a_changed_host_key_is_reported_as_such(site: Site) -> None:
+    """The message names the file and the cure, and nothing is sent to that server."""
     node = site.node("a", known=False)
     other = key_at(site.place / "other")
     text = node.known.rpartition(" ")[0] + " " + other.with_suffix(".pub").read_text().split()[1] + "\n"
@@ -152,7 +152,7 @@ def test_a_changed_host_key_is_a_fact_of_its_own(site: Site) -> None:
 
 
 def test_an_unknown_host_key_is_never_added(site: Site) -> None:
-    """Not on the second look either."""
+    """Not by the second probe either."""
     node = site.node("a", known=False)
     sweeper = site.sweeper()
     for _ in range(2):
@@ -164,7 +164,7 @@ def test_an_unknown_host_key_is_never_added(site: Site) -> None:
     assert node.logins() == 0
 
 
-def test_of_a_servers_keys_the_known_one_is_asked_for(site: Site) -> None:
+def test_the_known_one_of_a_servers_keys_is_requested(site: Site) -> None:
     """The file holds its ECDSA key only; by itself the server would show another one."""
     other = site.place / "other"
     key_at(other, "-t", "ecdsa")
@@ -174,8 +174,8 @@ def test_of_a_servers_keys_the_known_one_is_asked_for(site: Site) -> None:
     assert isinstance(site.sweeper().sweep(LONG)["a"].found, NodeReading)
 
 
-def test_a_key_that_is_not_let_in_is_told_with_the_cure(site: Site) -> None:
-    """Nothing of it speaks against the node."""
+def test_a_refused_key_is_reported_with_the_cure(site: Site) -> None:
+    """It is no fault of the node."""
     site.node("a")
     found = site.sweeper(key=str(key_at(site.place / "stranger"))).sweep(LONG)["a"].found
     assert isinstance(found, Unknown)
@@ -183,7 +183,7 @@ def test_a_key_that_is_not_let_in_is_told_with_the_cure(site: Site) -> None:
     assert "authorized_keys" in found.why
 
 
-def test_without_any_key_the_cure_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_key_the_cure_is_reported(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a file nor an agent: the user's home is empty."""
     site.node("a")
     monkeypatch.setenv("HOME", str(site.place / "empty"))
@@ -193,7 +193,7 @@ def test_without_any_key_the_cure_is_told(site: Site, monkeypatch: pytest.Monkey
     assert "ssh-add" in found.why
 
 
-def test_keys_of_an_agent_and_of_the_home_folder_let_in(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_the_ssh_agent_and_of_the_home_folder_work(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with OpenSSH's own client, the user names nothing."""
     site.node("a")
     home = site.place / "home"
@@ -204,7 +204,7 @@ def test_keys_of_an_agent_and_of_the_home_folder_let_in(site: Site, monkeypatch:
     assert isinstance(site.sweeper(key=None, known_hosts=None).sweep(LONG)["a"].found, NodeReading)
 
 
-def test_a_node_without_the_interpreter_is_told_of(site: Site) -> None:
+def test_a_node_without_the_interpreter_is_reported(site: Site) -> None:
     """Not a miss: it let us in."""
     site.node("a")
     found = site.sweeper(python="/nowhere/python3").sweep(LONG)["a"].found
@@ -213,16 +213,16 @@ def test_a_node_without_the_interpreter_is_told_of(site: Site) -> None:
     assert "Install it, or name another interpreter" in found.why
 
 
-def test_an_address_that_does_not_resolve_is_told(site: Site) -> None:
-    """Ours to mend, and no miss."""
+def test_an_address_that_does_not_resolve_is_reported(site: Site) -> None:
+    """It is our own error, and no failure of the node."""
     site.known_hosts.touch()
     found = site.sweeper(hosts=[{"name": "a", "address": "no-such-host.invalid"}]).sweep(LONG)["a"].found
     assert isinstance(found, Unknown)
     assert "no-such-host.invalid does not resolve" in found.why
 
 
-def test_a_server_that_hangs_is_given_up_at_the_deadline(site: Site) -> None:
-    """The kernel takes the connection, and nobody speaks; a login that hangs in the middle is no different. The others are seen."""
+def test_a_server_that_hangs_times_out(site: Site) -> None:
+    """The kernel accepts the connection, and no server answers; a login that hangs in the middle is the same. The others are probed."""
     hung = site.node("hung")
     site.node("well")
     sweeper = site.sweeper(misses=2)
@@ -237,8 +237,8 @@ def test_a_server_that_hangs_is_given_up_at_the_deadline(site: Site) -> None:
     assert isinstance(sweeper.sweep(LONG)["hung"].found, NodeReading)
 
 
-def test_a_connection_that_hangs_after_the_login_is_given_up(site: Site) -> None:
-    """Its server is stopped between two looks; the one that is tried then is stopped too."""
+def test_a_connection_that_hangs_after_the_login_times_out(site: Site) -> None:
+    """Its server is stopped between two probes; so is a new connection."""
     hung = site.node("hung")
     site.node("well")
     sweeper = site.sweeper(misses=1)
@@ -252,7 +252,7 @@ def test_a_connection_that_hangs_after_the_login_is_given_up(site: Site) -> None
 
 
 def script(site: Site, text: str) -> str:
-    """Return the path of a program that stands for the nodes' interpreter."""
+    """Return the path of a program in place of the nodes' interpreter."""
     path = site.place / "odd"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -271,23 +271,23 @@ def script(site: Site, text: str) -> str:
     ],
     ids=["hangs", "endless lines", "flood", "banner", "complaint", "killed"],
 )
-def test_an_interpreter_that_answers_with_anything_else_is_told_of(site: Site, text: str, why: str) -> None:
-    """The login proves that the node lives: none of this is a miss."""
+def test_an_interpreter_that_sends_no_reading_is_reported(site: Site, text: str, why: str) -> None:
+    """The login proves that the node is up: this does not count as unreachable."""
     site.node("a")
     found = site.sweeper(python=script(site, text)).sweep(SHORT if "in time" in why else LONG)["a"].found
     assert isinstance(found, Unknown), found
     assert why in found.why
 
 
-def test_words_before_the_answer_do_no_harm(site: Site) -> None:
-    """Some shells greet whoever comes."""
+def test_output_before_the_answer_is_skipped(site: Site) -> None:
+    """Some login shells print a banner."""
     site.node("a")
     sweeper = site.sweeper(python=script(site, f'echo "Welcome. You have mail."; exec {site.python} "$@"'))
     for _ in range(2):
         assert isinstance(sweeper.sweep(LONG)["a"].found, NodeReading)
 
 
-def test_after_the_server_was_restarted_the_node_is_seen_at_once(site: Site) -> None:
+def test_after_the_server_was_restarted_the_node_is_probed_at_once(site: Site) -> None:
     """A connection that broke between two sweeps is no miss."""
     node = site.node("a")
     site.node("b")
@@ -311,8 +311,8 @@ def test_a_collector_that_was_killed_is_started_again(site: Site) -> None:
     assert node.logins() == 1
 
 
-def test_a_node_is_silent_only_after_several_misses(site: Site) -> None:
-    """They are counted on over sweeps, so that one that stays away costs one attempt; an answer ends the row."""
+def test_a_node_is_unreachable_only_after_several_failures(site: Site) -> None:
+    """The count continues over sweeps, so a node that stays unreachable costs one attempt; an answer resets it."""
     off = site.node("off")
     site.node("on")
     off.stop()
@@ -324,7 +324,7 @@ def test_a_node_is_silent_only_after_several_misses(site: Site) -> None:
     assert missed(sweeper, "off") == 3
 
 
-def test_a_node_that_answers_the_second_time_did_not_miss(site: Site) -> None:
+def test_a_node_that_answers_the_second_time_is_reachable(site: Site) -> None:
     """The first attempt meets a server that hangs up on everybody."""
     site.node("on")
     with refusing(times=1) as (address, port, real):
@@ -337,8 +337,8 @@ def test_a_node_that_answers_the_second_time_did_not_miss(site: Site) -> None:
     assert isinstance(look.found, NodeReading), look
 
 
-def test_when_all_nodes_miss_at_once_it_is_ours(site: Site) -> None:
-    """Two nodes that end together are less likely than a cable of ours."""
+def test_when_all_nodes_fail_at_once_the_network_is_suspect(site: Site) -> None:
+    """That two nodes end together is less likely than a failure of our network."""
     for name in ("a", "b"):
         site.node(name).stop()
     looks = site.sweeper().sweep(LONG)
@@ -348,8 +348,8 @@ def test_when_all_nodes_miss_at_once_it_is_ours(site: Site) -> None:
         assert "refused" in look.found.why
 
 
-def test_a_cluster_of_one_node_can_be_silent(site: Site) -> None:
-    """There is nobody to compare with."""
+def test_the_only_node_of_a_cluster_can_be_unreachable(site: Site) -> None:
+    """There is no other node to compare with."""
     site.node("a").stop()
     assert isinstance(site.sweeper().sweep(LONG)["a"].found, UnansweredProbe)
 
@@ -369,8 +369,8 @@ def test_a_key_file_that_cannot_be_used_is_refused_at_once(site: Site, text: str
     assert str(path) in str(refused.value)
 
 
-def test_a_known_hosts_file_that_is_named_has_to_be_there(site: Site) -> None:
-    """A slip in its name must not look like strange hosts."""
+def test_a_named_known_hosts_file_must_exist(site: Site) -> None:
+    """A typing error in its name must not look like unknown hosts."""
     site.node("a")
     with pytest.raises(UnusableFile, match="no such file"):
         site.sweeper(known_hosts=str(site.place / "gone"))
@@ -395,7 +395,7 @@ def is_alive(sweeper: SshSweeper, node: str) -> bool:
 
 
 def missed(sweeper: SshSweeper, node: str) -> int:
-    """Sweep, and return how often the node has missed in a row."""
+    """Sweep, and return the node's failures in a row."""
     found = sweeper.sweep(LONG)[node].found
     assert isinstance(found, UnansweredProbe)
     return found.times

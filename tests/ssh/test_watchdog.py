@@ -12,7 +12,7 @@ from holdfast.cluster.ssh.watchdog import Watchdog, in_time
 LONG = 60.0
 
 
-def test_what_is_late_is_cut_off_and_what_is_not_is_left() -> None:
+def test_only_what_is_late_is_cut_off() -> None:
     """In the order of their deadlines, not in that in which they came; a cut that fails harms no other."""
     dog, cut, ended = Watchdog(), [], threading.Event()
 
@@ -37,7 +37,7 @@ def test_a_watchdog_that_is_closed_has_no_thread() -> None:
     assert not dog._thread.is_alive()
 
 
-def test_nobody_waits_for_what_does_not_answer() -> None:
+def test_a_call_without_an_answer_times_out() -> None:
     """The answer, the error, or neither."""
     never = threading.Event()
     assert in_time(LONG, lambda: 5) == 5

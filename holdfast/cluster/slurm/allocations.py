@@ -54,9 +54,12 @@ class Allocations:
         """The allocation that is used and not ours to end: the one named in the cluster file, or that which this process runs in."""
         if isinstance(cluster.allocation, int):
             self._outer = str(cluster.allocation)
-        self._present: tuple[Allocation, ...] = ()
-        self._by_node: dict[str, Allocation] = {}
-        self._states: dict[str, SlurmNodeState] = {}
+        self.present: tuple[Allocation, ...] = ()
+        """All allocations, from the last poll."""
+        self.by_node: dict[str, Allocation] = {}
+        """Node to its running allocation; of several the one that ends last."""
+        self.states: Mapping[str, SlurmNodeState] = {}
+        """Node to its state in Slurm."""
         self._submitted: dict[str, tuple[float, int]] = {}
         """Allocations that are not in the queue yet: when they were submitted, and for how many nodes."""
         self._next_submit = self._next_nodes = 0.0
@@ -65,7 +68,8 @@ class Allocations:
         """Allocation to its newest description."""
         self._problem = ""
         self._reported_problems: set[str] = set()
-        self._refused: SlurmRefused | NoSlurm | None = None
+        self.refused: HoldfastError | None = None
+        """Why Slurm allocates nothing and will not, if that is so."""
         self._hurried: set[str] = set()
         """Allocations that were told to start without the pause after a requeue."""
         self._indivisible: set[str] = set()
@@ -86,45 +90,22 @@ class Allocations:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     @property
-    def present(self) -> tuple[Allocation, ...]:
-        """Return all allocations, from the last poll."""
-        return self._present
-
-    @property
-    def states(self) -> Mapping[str, SlurmNodeState]:
-        """Return the states of nodes, from the last poll."""
-        return self._states
-
-    @property
     def is_followed(self) -> bool:
-        """Tell whether a thread polls."""
+        """Return whether a thread polls."""
         return self._thread is not None
 
-    @property
-    def refused(self) -> HoldfastError | None:
-        """Return why Slurm allocates nothing and will not, if that is so."""
-        return self._refused
-
-    def allocation_of(self, node: str) -> Allocation | None:
-        """Return the allocation that *node* is in; of several the one that ends last."""
-        return self._by_node.get(node)
-
-    def nodes(self) -> list[str]:
-        """Return the nodes of all running allocations."""
-        return list(self._by_node)
-
     def is_allocated(self, node: str) -> bool:
-        """Tell whether *node* is in a running allocation."""
-        return node in self._by_node
+        """Return whether *node* is in a running allocation."""
+        return node in self.by_node
 
     def allocated_since(self, node: str) -> float | None:
         """Return when the allocation of *node* started."""
-        allocation = self._by_node.get(node)
+        allocation = self.by_node.get(node)
         return None if allocation is None else allocation.began
 
     def drain_reason(self, node: str, now: float) -> DrainReason | None:
         """Return why the job must leave *node*, once that is near: its allocation ends, or an administrator has drained it."""
-        allocation, state = self._by_node.get(node), self._states.get(node)
+        allocation, state = self.by_node.get(node), self.states.get(node)
         if allocation is None:
             return None
         if state is not None and state.is_leaving and not self._drains.are_of(state):
@@ -147,7 +128,7 @@ class Allocations:
         """Return the nodes that the job has and may go on using."""
         return [
             node
-            for node in self._by_node
+            for node in self.by_node
             if node not in self._request.excluded
             and not self._is_lost(node)
             and not self._is_dead(node)
@@ -159,26 +140,26 @@ class Allocations:
         return since is not None and (began is None or began < int(since))  # Slurm reports whole seconds
 
     def _is_dead(self, node: str) -> bool:
-        state = self._states.get(node)
+        state = self.states.get(node)
         return state is not None and state.is_dead
 
     def ends_at(self) -> float | None:
         """Return when this process will be ended, where it runs inside an allocation that the job uses."""
         if self._outer is None or self._outer != os.environ.get("SLURM_JOB_ID"):
             return None
-        return next((one.ends for one in self._present if one.id == self._outer), None)
+        return next((one.ends for one in self.present if one.id == self._outer), None)
 
     def scheduler_states(self) -> list[SchedulerNodeState]:
         """Return Slurm's states of the nodes that the job has."""
-        now, used = time.time(), {*self._by_node, *self._request.in_use}
-        states = [self._states[node] for node in used if node in self._states]
+        now, used = time.time(), {*self.by_node, *self._request.in_use}
+        states = [self.states[node] for node in used if node in self.states]
         return [
             SchedulerNodeState(node=one.name, at=now, states=one.states, reason=one.reason, ours=self._drains.are_of(one)) for one in states
         ]
 
     def describe(self) -> str:
         """Return what is allocated, and why there is not more, as text."""
-        parts = [one.describe() for one in self._present]
+        parts = [one.describe() for one in self.present]
         return "; ".join([*parts, *([self._problem] if self._problem else [])]) or "Slurm has allocated nothing yet"
 
     def new_messages(self) -> list[str]:
@@ -218,7 +199,7 @@ class Allocations:
             self._thread.join(30.0)
         if end:
             with self._lock:
-                ids = list(dict.fromkeys([*(one.id for one in self._present if one.id != self._outer), *self._submitted]))
+                ids = list(dict.fromkeys([*(one.id for one in self.present if one.id != self._outer), *self._submitted]))
             self._cancel(ids)
 
     def _follow(self) -> None:
@@ -231,7 +212,7 @@ class Allocations:
                 self._polled.set()
             except HoldfastError as error:
                 self._report_problem(error)
-            calm = self._polled.is_set() and not self._missing(time.time()) and not any(one.is_pending for one in self._present)
+            calm = self._polled.is_set() and not self._missing(time.time()) and not any(one.is_pending for one in self.present)
             self._wake.wait(CALM_POLL_SECONDS if calm else POLL_SECONDS)
             self._wake.clear()
 
@@ -242,7 +223,7 @@ class Allocations:
             self._report(self._problem)
 
     def is_slurm_reachable(self) -> bool:
-        """Tell whether Slurm's controller answers now."""
+        """Return whether Slurm's controller answers now."""
         try:
             in_queue(self._job, self._name, self._outer)
         except HoldfastError:
@@ -255,9 +236,9 @@ class Allocations:
         with self._lock:
             now, seen = time.time(), {one.id for one in found}
             self._submitted = {id_: one for id_, one in self._submitted.items() if id_ not in seen and now - one[0] < UNSEEN_SECONDS}
-            self._present = tuple(found)
+            self.present = tuple(found)
             by_end = sorted((one for one in found if one.is_running), key=lambda one: one.ends or float("inf"))
-            self._by_node = {node: one for one in by_end for node in one.nodes}
+            self.by_node = {node: one for one in by_end for node in one.nodes}
         self._problem = ""
         for one in found:
             self._report_change(one)
@@ -273,7 +254,7 @@ class Allocations:
             self._next_nodes = time.monotonic() + NODES_SECONDS
             where = [f"--partition={self._cluster.partition}"] if self._cluster.partition else []
             try:
-                self._states = node_states(run_command("sinfo", "--json", *where), self._cluster.partition)
+                self.states = node_states(run_command("sinfo", "--json", *where), self._cluster.partition)
             except HoldfastError as error:  # they are evidence: without them nodes can still be allocated
                 if not self.is_followed:
                     raise
@@ -313,7 +294,7 @@ class Allocations:
         if ends is not None and now > ends - self._notice():  # this process ends with its allocation, and requests nothing more
             return 0
         pending = sum(count for _, count in self._submitted.values())
-        for one in self._present:
+        for one in self.present:
             may_return = one.is_completing and one.id not in self._released and one.id != self._outer  # Slurm may have requeued it
             if one.is_pending or (may_return and now - self._completing.setdefault(one.id, now) < REQUEUE_SECONDS):
                 pending += self._sizes[one.id]
@@ -322,7 +303,7 @@ class Allocations:
     def _adjust(self, now: float) -> None:
         """Submit what is missing, release what is of no use, and drain excluded nodes."""
         if self._has_request and self._cluster.drain:
-            messages = list(self._drains.update(self._request.excluded, self._request.returned, self._states))
+            messages = list(self._drains.update(self._request.excluded, self._request.returned, self.states))
             self._next_nodes = 0.0 if messages else self._next_nodes
             for text in messages:
                 self._report(text)
@@ -334,7 +315,7 @@ class Allocations:
             return
         self._next_submit = time.monotonic() + RETRY_SECONDS
         request = SbatchRequest(self._cluster, self._job, self._name, self._directory)
-        excluded = self._request.excluded.keys() & self._states.keys()
+        excluded = self._request.excluded.keys() & self.states.keys()
         try:
             for count in [1] * missing if self.usable(now) else [missing]:  # one by one they come sooner; a launch needs all at once
                 id_ = request.submit(count, excluded)
@@ -342,14 +323,14 @@ class Allocations:
                     self._submitted[id_] = time.time(), count
                 self._report(f"requested {plural(count, 'node')} from Slurm: job {id_}")
         except (SlurmRefused, NoSlurm) as error:
-            self._refused = error
+            self.refused = error
             raise
-        self._refused = None
+        self.refused = None
         self._next_submit = 0.0 if not self._failures else self._next_submit
 
     def _cancel_pending(self, surplus: int) -> None:
         """Cancel pending allocations of no more than *surplus* nodes, smallest first."""
-        for one in sorted(self._present, key=lambda one: one.count):
+        for one in sorted(self.present, key=lambda one: one.count):
             if one.is_pending and one.id != self._outer and one.count <= surplus:
                 surplus -= one.count
                 self._report(f"Slurm job {one.id} is cancelled: there are enough nodes")
@@ -358,9 +339,9 @@ class Allocations:
     def _release(self, now: float) -> None:
         """Release nodes that are of no use to the job any more."""
         useful = {*self.usable(now), *self._request.in_use}
-        if self._missing(now) > 0 or any(one.is_pending for one in self._present):  # an unreachable node may return before a new one comes
+        if self._missing(now) > 0 or any(one.is_pending for one in self.present):  # an unreachable node may return before a new one comes
             useful |= {node for node in self._request.unreachable if self.drain_reason(node, now) is None and not self._is_dead(node)}
-        for one in self._present:
+        for one in self.present:
             if not one.is_running or one.id == self._outer or not self._request.nodes:
                 continue
             if useful.isdisjoint(one.nodes):

@@ -55,7 +55,7 @@ class Drains:
                 yield f"Slurm keeps {state.name} drained: {refusal}" if refusal else f"{state.name} is resumed in Slurm"
 
     def are_of(self, state: SlurmNodeState) -> bool:
-        """Tell whether this user's Holdfast drained a node, for this cluster."""
+        """Return whether this user's Holdfast drained a node, for this cluster."""
         return state.reason.startswith(self._prefix)
 
     def drain(self, node: str, why: str) -> str:

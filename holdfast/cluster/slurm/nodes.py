@@ -43,7 +43,7 @@ class SlurmNodes(RemoteNodes):
         self._domains = dict(cluster.domains)
 
     def _allocation_of(self, node: str) -> str | None:
-        found = self.allocator.allocation_of(node)
+        found = self.allocator.by_node.get(node)
         return None if found is None else found.id
 
     def _state_of(self, node: str) -> SlurmNodeState | None:
@@ -53,7 +53,7 @@ class SlurmNodes(RemoteNodes):
         """Return the names of the cluster's nodes, in Slurm's order."""
         if not self.allocator.states and not self.allocator.is_followed:
             self.allocator.poll()
-        return list(dict.fromkeys([*self.allocator.states, *self.allocator.nodes()]))
+        return list(dict.fromkeys([*self.allocator.states, *self.allocator.by_node]))
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
@@ -138,16 +138,16 @@ class SlurmNodes(RemoteNodes):
     # -- nodes --------------------------------------------------------------------------------------------------------
 
     def is_reachable(self, node: str) -> bool:
-        """Tell whether *node* is allocated and reachable now, by its own step."""
+        """Return whether *node* is allocated and reachable now, by its own step."""
         return self.allocator.is_allocated(node) and super().is_reachable(node)
 
     def any_other_reachable(self, but: Collection[str]) -> bool:  # noqa: ARG002 (nodes of other jobs say nothing)
-        """Tell whether Slurm's controller is reachable now: it knows what happens to nodes."""
+        """Return whether Slurm's controller is reachable now: it knows what happens to nodes."""
         return self.allocator.is_slurm_reachable()
 
     def survey(self, seconds: float | None = None) -> list[NodeView]:  # noqa: ARG002 (a step takes its time to start)
         """Look at all nodes that are allocated; of the others return the state in Slurm."""
-        names, ours = self.names(), self.allocator.nodes()
+        names, ours = self.names(), list(self.allocator.by_node)
         with ThreadPoolExecutor(min(MAX_THREADS, max(1, len(ours))), thread_name_prefix="survey") as pool:
             views = dict(zip(ours, pool.map(lambda node: self._view(node, CONNECT_SECONDS), ours), strict=True))
         found = []

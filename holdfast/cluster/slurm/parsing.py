@@ -44,17 +44,17 @@ class Allocation:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether its nodes can be used."""
+        """Return whether its nodes can be used."""
         return self.state == RUNNING
 
     @property
     def is_pending(self) -> bool:
-        """Tell whether it waits for nodes: for the first time, or after Slurm has requeued it."""
+        """Return whether it waits for nodes: for the first time, or after Slurm has requeued it."""
         return self.state != RUNNING and self.state not in ENDED
 
     @property
     def is_completing(self) -> bool:
-        """Tell whether Slurm cleans up after it: it has ended, or was requeued."""
+        """Return whether Slurm cleans up after it: it has ended, or was requeued."""
         return self.state == "COMPLETING"
 
     def describe(self) -> str:
@@ -80,12 +80,12 @@ class SlurmNodeState:
 
     @property
     def is_dead(self) -> bool:
-        """Tell whether Slurm considers it down."""
+        """Return whether Slurm considers it down."""
         return bool(DEAD & set(self.states))
 
     @property
     def is_leaving(self) -> bool:
-        """Tell whether Slurm gives it to no further job."""
+        """Return whether Slurm gives it to no further job."""
         return bool(LEAVING & set(self.states))
 
     def describe(self) -> str:

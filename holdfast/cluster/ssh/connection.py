@@ -72,7 +72,7 @@ class Connection:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it can be used, as far as is known."""
+        """Return whether it can be used, as far as is known."""
         return self.transport.is_active()
 
     def cut(self) -> None:

@@ -125,7 +125,7 @@ class Jumps:
 
 
 def _responds(present: Connection, until: float) -> bool:
-    """Tell whether a connected jump host opens a session."""
+    """Return whether a connected jump host opens a session."""
     with suppress(paramiko.SSHException, EOFError, OSError):
         present.transport.open_session(timeout=min(CHECK_SECONDS, max(0.01, (until - time.monotonic()) / 3))).close()
         return True

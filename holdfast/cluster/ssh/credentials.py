@@ -53,7 +53,7 @@ class AgentKey:
     public: bytes
 
     def is_present(self) -> bool:
-        """Tell whether the SSH agent has it."""
+        """Return whether the SSH agent has it."""
         with closing(_agent_keys()) as keys:
             return any(key.asbytes() == self.public for key in keys)
 

@@ -33,7 +33,7 @@ class SshInterpreter:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it can be asked, as far as is known."""
+        """Return whether it can be asked, as far as is known."""
         return self._connection.is_alive and not self._channel.closed and not self._channel.eof_received
 
     def settimeout(self, timeout: float | None) -> None:

@@ -62,7 +62,7 @@ class HostKeyStatus(StrEnum):
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Tell whether one of *patterns*, as in sshd's manual, matches *name*, and none that begins with `!` does.
+    """Return whether one of *patterns*, as in sshd's manual, matches *name*, and none that begins with `!` does.
 
     `[` begins names with a port; paramiko's own function takes it for a set of letters.
     """
@@ -176,7 +176,7 @@ class KnownHosts:
         return list(dict.fromkeys(one.kind for one in self._keys(name)))
 
     def has_authority(self, name: str) -> bool:
-        """Tell whether an authority may vouch for *name*: a server that has a certificate is asked for it."""
+        """Return whether an authority may vouch for *name*: a server that has a certificate is asked for it."""
         return bool(self._authorities_of(name))
 
     def status(self, name: str, key: PKey) -> HostKeyStatus:

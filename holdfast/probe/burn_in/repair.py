@@ -191,7 +191,7 @@ class BurnInReport(BaseModel):
 
     @property
     def passed(self) -> bool:
-        """Tell whether every node passed."""
+        """Return whether every node passed."""
         return all(one.outcome == "passed" for one in self.nodes)
 
 

@@ -117,7 +117,7 @@ class NodeHealth(BaseModel):
 
     @property
     def can_train(self) -> bool:
-        """Tell whether it is healthy, or only degraded."""
+        """Return whether it is healthy, or only degraded."""
         return self.health in {"healthy", "degraded"}
 
     def __str__(self) -> str:

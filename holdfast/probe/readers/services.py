@@ -90,7 +90,7 @@ def read_processes(root: Path = Path("/")) -> ProcessReading:
 
 
 def _is_ours(pid: int, root: Path) -> bool:
-    """Tell whether a process is one of Holdfast's own."""
+    """Return whether a process is one of Holdfast's own."""
     command = files.text(root / "proc" / str(pid) / "cmdline")
     return not isinstance(command, Unknown) and OURS.search(command) is not None
 
@@ -149,7 +149,7 @@ def read_services(root: Path = Path("/")) -> ServiceReading:
 
 
 def _starts_at_boot(root: Path, unit: str) -> bool:
-    """Tell whether systemd starts *unit* by itself; its link may lead out of what can be seen from here.
+    """Return whether systemd starts *unit* by itself; its link may lead out of what can be seen from here.
 
     Where systemd is not the init process, as in a container, units are there from their packages and mean nothing.
     """

@@ -129,7 +129,7 @@ def _join(asked: Question) -> dict[str, Any]:
 
 
 def _sees(file: Path, text: str, patience: float) -> bool:
-    """Tell whether a file appears within *patience* seconds, and contains *text*: network file systems cache folders.
+    """Return whether a file appears within *patience* seconds, and contains *text*: network file systems cache folders.
 
     Raise ``PermissionError`` where it exists and may not be read.
     """

@@ -52,7 +52,7 @@ class Interpreter(Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it can be asked, as far as is known."""
+        """Return whether it can be asked, as far as is known."""
         ...
 
     def settimeout(self, timeout: float | None, /) -> None:
@@ -107,7 +107,7 @@ class ChildInterpreter:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it can be asked, as far as is known."""
+        """Return whether it can be asked, as far as is known."""
         return self._child.poll() is None
 
     def stderr(self) -> bytes:
@@ -155,7 +155,7 @@ class RemoteProgram:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it can be asked, as far as is known."""
+        """Return whether it can be asked, as far as is known."""
         return self._interpreter.is_alive
 
     def ask(self, until: float, **question: object) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class CarriedModules(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return importlib.util.spec_from_loader(name, self) if name in self._sources else None
 
     def is_package(self, fullname: str) -> bool:
-        """Tell whether a module's name begins with *fullname* and a dot."""
+        """Return whether a module's name begins with *fullname* and a dot."""
         return any(other.startswith(fullname + ".") for other in self._sources)
 
     def get_source(self, fullname: str) -> str:

@@ -30,7 +30,7 @@ class CoreEnded:
 
     @property
     def is_fault(self) -> bool:
-        """Tell whether its end is a fault of the node: running out of memory, or being killed by somebody, is not."""
+        """Return whether its end is a fault of the node: running out of memory, or being killed by somebody, is not."""
         return -self.status in FAULT_SIGNALS
 
     def __str__(self) -> str:
