@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, ParamSpec
 
 from detectors.evidence import LogLine, Sample
 
@@ -72,9 +72,9 @@ class FaultKind:
     recommended_action: RecommendedAction
     blame: Blame
     action: str
-    reference: str
     unhealthy: Sample
     healthy: Sample
+    reference: str = "docs/architecture.md"
     weight: int = 50
     """How near the root of an incident this kind usually is (100: always a root, 0: always an echo of another)."""
     confused_with: tuple[str, ...] = ()
@@ -89,31 +89,39 @@ class FaultKind:
 
 
 CATALOGUE: Final[dict[str, FaultKind]] = {}
+"""Fault kind by id."""
+P = ParamSpec("P")
 
 
-def kind(entry: FaultKind) -> FaultKind:
-    """Enter *entry* into the catalogue, and return what stands there; a second one of the same id is a mistake of ours.
+def register(entry: FaultKind) -> FaultKind:
+    """Add *entry* to the catalogue and return the registered kind; raise ``ValueError`` if its id is already taken.
 
-    What is seen in logs and on devices too is entered twice: the entry with the device's evidence stands, whichever comes first.
+    A kind that devices and logs both show is defined twice. The definition with the device's evidence wins; the other one is kept as
+    `in_logs`.
     """
     present = CATALOGUE.get(entry.id)
-    if present is not None and _of_logs(entry) == _of_logs(present):
-        raise ValueError(f"fault kind {entry.id} is entered twice")
     if present is not None:
-        seen, read = (present, entry) if _of_logs(entry) else (entry, present)
-        confused_with = tuple(dict.fromkeys((*seen.confused_with, *read.confused_with)))
-        entry = replace(seen, confused_with=confused_with, in_logs=_as_logs_say(read))
+        if _is_from_logs(entry) == _is_from_logs(present):
+            raise ValueError(f"fault kind {entry.id} is defined twice")
+        measured, logged = (present, entry) if _is_from_logs(entry) else (entry, present)
+        line = logged.unhealthy.evidence.text if isinstance(logged.unhealthy.evidence, LogLine) else ""
+        confused_with = tuple(dict.fromkeys((*measured.confused_with, *logged.confused_with)))
+        in_logs = f"{logged.title} ({logged.recommended_action}: {logged.action}): {line}"
+        entry = replace(measured, confused_with=confused_with, in_logs=in_logs)
     CATALOGUE[entry.id] = entry
     return entry
 
 
-def _as_logs_say(entry: FaultKind) -> str:
-    line = entry.unhealthy.evidence.text if isinstance(entry.unhealthy.evidence, LogLine) else ""
-    return f"{entry.title} ({entry.recommended_action}: {entry.action}): {line}"
-
-
-def _of_logs(entry: FaultKind) -> bool:
+def _is_from_logs(entry: FaultKind) -> bool:
     return isinstance(entry.unhealthy.evidence, LogLine)
+
+
+def _registering(make: Callable[P, FaultKind]) -> Callable[P, FaultKind]:
+    return lambda *args, **fields: register(make(*args, **fields))
+
+
+fault_kind = _registering(FaultKind)
+"""Define a fault kind: takes the fields of `FaultKind` and adds the kind to the catalogue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
 from detectors.evidence import HangLimits, ReplicaDigests, Sample
 
 MAJORITY: Final = 3
@@ -63,38 +63,32 @@ def _before(seen: ReplicaDigests) -> str:
 
 def _sample(*digests: str) -> Sample:
     nodes = {rank: f"n{rank}" for rank in range(len(digests))}
-    return Sample(evidence=ReplicaDigests(at=0.0, step=128, nodes=nodes, digests=dict(enumerate(digests))))
+    return Sample(ReplicaDigests(at=0.0, step=128, nodes=nodes, digests=dict(enumerate(digests))))
 
 
-CORRUPT: Final = kind(
-    FaultKind(
-        id="silent-corruption",
-        title="The same step gave another result on the same rank, or copies of a state differ",
-        component="gpu",
-        source="digests of parameters that ranks report",
-        recommended_action=RecommendedAction.EVICT,
-        blame=Blame.GPU,
-        action="take the GPU out; go back to a checkpoint before the difference",
-        reference="docs/architecture.md",
-        unhealthy=_sample("a1", "a1", "b2"),
-        healthy=_sample("a1", "a1", "a1"),
-        weight=85,
-        confused_with=("copies-differ", "gradient-nan-one-rank"),
-    )
+CORRUPT: Final = fault_kind(
+    id="silent-corruption",
+    title="The same step gave another result on the same rank, or copies of a state differ",
+    component="gpu",
+    source="digests of parameters that ranks report",
+    recommended_action=RecommendedAction.EVICT,
+    blame=Blame.GPU,
+    action="take the GPU out; go back to a checkpoint before the difference",
+    unhealthy=_sample("a1", "a1", "b2"),
+    healthy=_sample("a1", "a1", "a1"),
+    weight=85,
+    confused_with=("copies-differ", "gradient-nan-one-rank"),
 )
-DIFFER: Final = kind(
-    FaultKind(
-        id="copies-differ",
-        title="Copies of a state differ, and no majority says which is right",
-        component="job",
-        source="digests of parameters that ranks report",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.GPU,
-        action="stop the job, run it from the checkpoint before the difference with more copies or on other nodes, and compare",
-        reference="docs/architecture.md",
-        unhealthy=_sample("a1", "b2"),
-        healthy=_sample("a1", "a1"),
-        weight=70,
-        confused_with=("silent-corruption",),
-    )
+DIFFER: Final = fault_kind(
+    id="copies-differ",
+    title="Copies of a state differ, and no majority says which is right",
+    component="job",
+    source="digests of parameters that ranks report",
+    recommended_action=RecommendedAction.MONITOR,
+    blame=Blame.GPU,
+    action="stop the job, run it from the checkpoint before the difference with more copies or on other nodes, and compare",
+    unhealthy=_sample("a1", "b2"),
+    healthy=_sample("a1", "a1"),
+    weight=70,
+    confused_with=("silent-corruption",),
 )

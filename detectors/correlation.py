@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from detectors.associations import ASSOCIATIONS, Accused, Family, Repeats, Shared, traits_of
-from detectors.catalogue import CATALOGUE, Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.catalogue import CATALOGUE, Blame, Fault, RecommendedAction, fault_kind
 from detectors.evidence import LogLine, Sample
 from detectors.gpu_readings import Xid, XidEvent
 from detectors.locations import device_in, device_of, peers_in
@@ -37,71 +38,55 @@ def _xids(node: str, code: int, times: int) -> tuple[XidEvent, ...]:
 _DOWN: Final = "mlx5_core 0000:3b:00.0 ens1f0np0: Link down"
 _STALE: Final = "nfs: server 10.0.0.9 not responding, timed out"
 
-SWITCH: Final = kind(
-    FaultKind(
-        id="network-switch-failed",
-        title="The links of several nodes went down at once: what they hang on failed",
-        component="network",
-        source="diagnosis",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.NETWORK,
-        action="look at the switch or router that these nodes share; the nodes themselves are well",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=_lines(_DOWN)),
-        healthy=Sample(evidence=_lines(_DOWN, nodes=1)),
-        weight=94,
-    )
+_define = partial(fault_kind, source="diagnosis", recommended_action=RecommendedAction.RESTART)
+SWITCH: Final = _define(
+    id="network-switch-failed",
+    title="The links of several nodes went down at once: what they hang on failed",
+    component="network",
+    blame=Blame.NETWORK,
+    action="look at the switch or router that these nodes share; the nodes themselves are well",
+    unhealthy=Sample(_lines(_DOWN)),
+    healthy=Sample(_lines(_DOWN, nodes=1)),
+    weight=94,
 )
-STORAGE_SERVICE: Final = kind(
-    FaultKind(
-        id="storage-service-failed",
-        title="Several nodes lost the same storage at once: the service failed, not the nodes",
-        component="network file system",
-        source="diagnosis",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.STORAGE,
-        action="look at the storage service and the network to it; the nodes themselves are well",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=_lines(_STALE)),
-        healthy=Sample(evidence=_lines(_STALE, nodes=1)),
-        weight=90,
-    )
+STORAGE_SERVICE: Final = _define(
+    id="storage-service-failed",
+    title="Several nodes lost the same storage at once: the service failed, not the nodes",
+    component="network file system",
+    blame=Blame.STORAGE,
+    action="look at the storage service and the network to it; the nodes themselves are well",
+    unhealthy=Sample(_lines(_STALE)),
+    healthy=Sample(_lines(_STALE, nodes=1)),
+    weight=90,
 )
-SUSPECT_GPU: Final = kind(
-    FaultKind(
-        id="gpu-suspect",
-        title="Kernels fail again and again on one GPU, and on no other",
-        component="gpu",
-        source="diagnosis, history",
-        recommended_action=RecommendedAction.EVICT,
-        blame=Blame.GPU,
-        action="take the node out and test the GPU: the same code runs well on the others",
-        reference="https://docs.nvidia.com/deploy/xid-errors/",
-        unhealthy=Sample(evidence=_xids("n0", 13, 3)),
-        healthy=Sample(evidence=(*_xids("n0", 13, 2), *_xids("n1", 13, 1))),
-        weight=92,
-        confused_with=("user-error",),
-    )
+SUSPECT_GPU: Final = _define(
+    id="gpu-suspect",
+    title="Kernels fail again and again on one GPU, and on no other",
+    component="gpu",
+    source="diagnosis, history",
+    recommended_action=RecommendedAction.EVICT,
+    blame=Blame.GPU,
+    action="take the node out and test the GPU: the same code runs well on the others",
+    reference="https://docs.nvidia.com/deploy/xid-errors/",
+    unhealthy=Sample(_xids("n0", 13, 3)),
+    healthy=Sample((*_xids("n0", 13, 2), *_xids("n1", 13, 1))),
+    weight=92,
+    confused_with=("user-error",),
 )
-BLAMED: Final = kind(
-    FaultKind(
-        id="peer-blamed",
-        title="Several ranks say that one peer does not answer them",
-        component="communication",
-        source="diagnosis",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.NODE,
-        action="restart the workers; replace the node that they name if it comes again",
-        reference="docs/architecture.md",
-        unhealthy=Sample(
-            evidence=tuple(
-                LogLine(text="NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", at=n / 10, node=f"n{n}", rank=n)
-                for n in range(2)
-            )
-        ),
-        healthy=Sample(evidence=_lines("NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", nodes=1, rank=0)),
-        weight=45,
-    )
+BLAMED: Final = _define(
+    id="peer-blamed",
+    title="Several ranks say that one peer does not answer them",
+    component="communication",
+    blame=Blame.NODE,
+    action="restart the workers; replace the node that they name if it comes again",
+    unhealthy=Sample(
+        evidence=tuple(
+            LogLine(text="NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", at=n / 10, node=f"n{n}", rank=n)
+            for n in range(2)
+        )
+    ),
+    healthy=Sample(_lines("NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", nodes=1, rank=0)),
+    weight=45,
 )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from detectors.associations import ASSOCIATIONS, follows_step, script_rule, settle_rule
-from detectors.catalogue import CATALOGUE_ACTIONS, Blame, Fault, FaultKind, RecommendedAction, RecommendedActions, kind
+from detectors.catalogue import CATALOGUE_ACTIONS, Blame, Fault, RecommendedAction, RecommendedActions, fault_kind
 from detectors.causes import NEGLIGIBLE, Candidate, candidates, explained
 from detectors.checkpoint import see_trouble
 from detectors.copies import see_copies
@@ -61,30 +61,27 @@ from detectors.xids import see_xid
 
 _BROKEN = WorkerException(type="ValueError", message="bad shape", traceback='File "train.py", line 3, in <module>')
 
-USER_ERROR: Final = kind(
-    FaultKind(
-        id="user-error",
-        title="The script fails the same way at the same step wherever it runs",
-        component="user code",
-        source="diagnosis",
-        recommended_action=RecommendedAction.USER_ERROR,
-        blame=Blame.USER_CODE,
-        action="mend the script: the traceback of the first failing rank is in the incident; running the job again will not help",
-        reference="docs/architecture.md",
-        unhealthy=Sample(
-            evidence=(
-                WorkerExit(node="n0", rank=0, at=0.0, code=1, step=7, raised=_BROKEN),
-                WorkerExit(node="n1", rank=1, at=0.1, code=1, step=7, raised=_BROKEN),
-            )
-        ),
-        healthy=Sample(
-            evidence=(
-                WorkerExit(node="n0", rank=0, at=0.0, signal=9, step=7),
-                WorkerExit(node="n1", rank=1, at=0.1, signal=9, step=7),
-            )
-        ),
-        weight=99,
-    )
+USER_ERROR: Final = fault_kind(
+    id="user-error",
+    title="The script fails the same way at the same step wherever it runs",
+    component="user code",
+    source="diagnosis",
+    recommended_action=RecommendedAction.USER_ERROR,
+    blame=Blame.USER_CODE,
+    action="mend the script: the traceback of the first failing rank is in the incident; running the job again will not help",
+    unhealthy=Sample(
+        evidence=(
+            WorkerExit(node="n0", rank=0, at=0.0, code=1, step=7, raised=_BROKEN),
+            WorkerExit(node="n1", rank=1, at=0.1, code=1, step=7, raised=_BROKEN),
+        )
+    ),
+    healthy=Sample(
+        evidence=(
+            WorkerExit(node="n0", rank=0, at=0.0, signal=9, step=7),
+            WorkerExit(node="n1", rank=1, at=0.1, signal=9, step=7),
+        )
+    ),
+    weight=99,
 )
 
 SILENCE_SECONDS: Final = 5.0

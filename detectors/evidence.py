@@ -420,9 +420,9 @@ class HangLimits:
     end_grace: float = 300.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """An example of evidence for a kind: by what it is seen, or what looks alike and is none."""
+    """An example of evidence for a fault kind: either it shows the fault, or it looks alike and is healthy."""
 
     evidence: Any
-    limits: HangLimits = field(default_factory=HangLimits)
+    limits: HangLimits = field(default_factory=HangLimits, kw_only=True)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
-from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import GroupProgress, PendingOperation, Progress, RankProgress, RankStatus, Sample
 
 HELD: Final = 1.0
@@ -236,59 +237,42 @@ def _rank(number: int, name: str, *, group: str = "0", count: int | None = None)
 
 
 def _sample(one: RankProgress, other: RankProgress) -> Sample:
-    return Sample(evidence=Progress(at=0.0, ranks={0: one, 1: other}, step_seconds=(0.3,) * 8, status_requested=True))
+    return Sample(Progress(at=0.0, ranks={0: one, 1: other}, step_seconds=(0.3,) * 8, status_requested=True))
 
 
 def _well(one: RankProgress, other: RankProgress) -> Sample:
     ranks = {rank: RankProgress(node="n0", step=40, age=0.6, status=held.status) for rank, held in enumerate((one, other))}
-    return Sample(evidence=Progress(at=0.0, ranks=ranks, step_seconds=(0.3,) * 8, status_requested=True))
+    return Sample(Progress(at=0.0, ranks=ranks, step_seconds=(0.3,) * 8, status_requested=True))
 
 
-MISMATCH: Final = kind(
-    FaultKind(
-        id="collective-mismatch",
-        title="Ranks entered different collectives, or one with tensors of different sizes",
-        component="job",
-        source="roll call of the ranks",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.USER_CODE,
-        action="mend the script: all ranks of a group must enter the same operations in the same order, with tensors of the same size",
-        reference="docs/architecture.md",
-        unhealthy=_sample(_rank(7, "allreduce"), _rank(7, "broadcast")),
-        healthy=_well(_rank(7, "allreduce"), _rank(7, "broadcast")),
-        weight=45,
-        confused_with=("nccl-desync", "job-hang"),
-    )
+_define = partial(fault_kind, component="job", source="roll call of the ranks", recommended_action=RecommendedAction.RESTART)
+MISMATCH: Final = _define(
+    id="collective-mismatch",
+    title="Ranks entered different collectives, or one with tensors of different sizes",
+    blame=Blame.USER_CODE,
+    action="mend the script: all ranks of a group must enter the same operations in the same order, with tensors of the same size",
+    unhealthy=_sample(_rank(7, "allreduce"), _rank(7, "broadcast")),
+    healthy=_well(_rank(7, "allreduce"), _rank(7, "broadcast")),
+    weight=45,
+    confused_with=("nccl-desync", "job-hang"),
 )
-CIRCLE: Final = kind(
-    FaultKind(
-        id="collective-deadlock",
-        title="Ranks wait for each other in different groups",
-        component="job",
-        source="roll call of the ranks",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.USER_CODE,
-        action="mend the script: ranks that share several groups must use them in the same order",
-        reference="docs/architecture.md",
-        unhealthy=_sample(_rank(7, "allreduce", count=2), _rank(3, "allreduce", group="1", count=6)),
-        healthy=_well(_rank(7, "allreduce", count=2), _rank(3, "allreduce", group="1", count=6)),
-        weight=45,
-        confused_with=("job-hang",),
-    )
+CIRCLE: Final = _define(
+    id="collective-deadlock",
+    title="Ranks wait for each other in different groups",
+    blame=Blame.USER_CODE,
+    action="mend the script: ranks that share several groups must use them in the same order",
+    unhealthy=_sample(_rank(7, "allreduce", count=2), _rank(3, "allreduce", group="1", count=6)),
+    healthy=_well(_rank(7, "allreduce", count=2), _rank(3, "allreduce", group="1", count=6)),
+    weight=45,
+    confused_with=("job-hang",),
 )
-STUCK: Final = kind(
-    FaultKind(
-        id="collective-stuck",
-        title="All ranks have come to a collective and it does not end",
-        component="job",
-        source="roll call of the ranks",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.NETWORK,
-        action="restart the workers; look at the network between the nodes when it comes again",
-        reference="docs/architecture.md",
-        unhealthy=_sample(_rank(7, "allreduce"), _rank(7, "allreduce")),
-        healthy=_well(_rank(7, "allreduce"), _rank(7, "allreduce")),
-        weight=42,
-        confused_with=("nccl-hang", "job-hang"),
-    )
+STUCK: Final = _define(
+    id="collective-stuck",
+    title="All ranks have come to a collective and it does not end",
+    blame=Blame.NETWORK,
+    action="restart the workers; look at the network between the nodes when it comes again",
+    unhealthy=_sample(_rank(7, "allreduce"), _rank(7, "allreduce")),
+    healthy=_well(_rank(7, "allreduce"), _rank(7, "allreduce")),
+    weight=42,
+    confused_with=("nccl-hang", "job-hang"),
 )

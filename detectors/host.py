@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
 from detectors.findings import HOUR, MINUTE, FaultFinding, Look, above, grown
 from detectors.readings import (
@@ -47,16 +47,16 @@ def _look(at: float = 0.0, **facts: Any) -> NodeReading:  # noqa: ANN401 (fields
 
 
 def _now(**facts: Any) -> Sample:  # noqa: ANN401
-    return Sample(evidence=_look(**facts))
+    return Sample(_look(**facts))
 
 
 def _hour_later(**facts: Any) -> Sample:  # noqa: ANN401
-    return Sample(evidence=CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
+    return Sample(CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
 
 
 def _clock(*, synchronized: bool, offset: float) -> Sample:
     clock = ClockReading(synchronized=synchronized, offset=offset, worst=0.1)
-    return Sample(evidence=NodeReading(node="n0", at=0.0, clock=clock))
+    return Sample(NodeReading(node="n0", at=0.0, clock=clock))
 
 
 def _process(state: str, *, at: float, pid: int = 10, switches: int = 500) -> NodeReading:
@@ -65,168 +65,140 @@ def _process(state: str, *, at: float, pid: int = 10, switches: int = 500) -> No
 
 
 def _minute_later(state: str, **facts: int) -> Sample:
-    return Sample(evidence=CounterGrowth(before=_process(state, at=0.0), now=_process(state, at=60.0, **facts)))
+    return Sample(CounterGrowth(before=_process(state, at=0.0), now=_process(state, at=60.0, **facts)))
 
 
 def _service(*, needed: bool) -> Sample:
     service = ServiceState(name="fabric manager", present=True, running=False, needed=needed)
-    return Sample(evidence=NodeReading(node="n0", at=0.0, services=ServiceReading(services=(service,))))
+    return Sample(NodeReading(node="n0", at=0.0, services=ServiceReading(services=(service,))))
 
 
-_entry = partial(
-    FaultKind, component="host", source="/proc and /sys", blame=Blame.NODE, recommended_action=RecommendedAction.MONITOR, weight=56
+_define = partial(
+    fault_kind, component="host", source="/proc and /sys", blame=Blame.NODE, recommended_action=RecommendedAction.MONITOR, weight=56
 )
 _PROC: Final = "https://docs.kernel.org/filesystems/proc.html"
 _EDAC: Final = "https://docs.kernel.org/driver-api/edac.html"
 
-REBOOTED: Final = kind(
-    _entry(
-        id="node-rebooted",
-        title="A node was started anew since the look before",
-        action="ask who did it; without an answer look at the kernel's log of the boot before and at the power",
-        reference="https://man7.org/linux/man-pages/man4/random.4.html",
-        unhealthy=_hour_later(boot="b"),
-        healthy=_hour_later(),
-        weight=96,
-    )
+REBOOTED: Final = _define(
+    id="node-rebooted",
+    title="A node was started anew since the look before",
+    action="ask who did it; without an answer look at the kernel's log of the boot before and at the power",
+    reference="https://man7.org/linux/man-pages/man4/random.4.html",
+    unhealthy=_hour_later(boot="b"),
+    healthy=_hour_later(),
+    weight=96,
 )
-MEMORY: Final = kind(
-    _entry(
-        id="memory-pressure",
-        title="A node has next to no memory left, or work stands still for want of it",
-        action="find what takes it; lower the job's memory or its data loaders",
-        reference="https://docs.kernel.org/accounting/psi.html",
-        unhealthy=_now(memory_available=5 * _GB),
-        healthy=_now(memory_available=60 * _GB, memory_pressure=Pressure(some_60s=40.0, full_60s=10.0)),
-    )
+MEMORY: Final = _define(
+    id="memory-pressure",
+    title="A node has next to no memory left, or work stands still for want of it",
+    action="find what takes it; lower the job's memory or its data loaders",
+    reference="https://docs.kernel.org/accounting/psi.html",
+    unhealthy=_now(memory_available=5 * _GB),
+    healthy=_now(memory_available=60 * _GB, memory_pressure=Pressure(some_60s=40.0, full_60s=10.0)),
 )
-OOM: Final = kind(
-    _entry(
-        id="host-oom-kill",
-        title="The kernel killed processes because memory ran out",
-        action="see the kernel's log for whom; find what takes the memory",
-        reference="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
-        unhealthy=_hour_later(oom_kills=3),
-        healthy=_hour_later(oom_kills=2),
-    )
+OOM: Final = _define(
+    id="host-oom-kill",
+    title="The kernel killed processes because memory ran out",
+    action="see the kernel's log for whom; find what takes the memory",
+    reference="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
+    unhealthy=_hour_later(oom_kills=3),
+    healthy=_hour_later(oom_kills=2),
 )
-MEMORY_LOST: Final = kind(
-    _entry(
-        id="memory-ecc-uncorrectable",
-        title="A node's memory lost data that its error correction could not restore",
-        recommended_action=RecommendedAction.EVICT,
-        action="replace the node, and the memory module that the log names",
-        reference=_EDAC,
-        unhealthy=_now(memory_errors_uncorrected=1),
-        healthy=_now(memory_errors_uncorrected=Unknown("nothing counts there")),
-        weight=88,
-    )
+MEMORY_LOST: Final = _define(
+    id="memory-ecc-uncorrectable",
+    title="A node's memory lost data that its error correction could not restore",
+    recommended_action=RecommendedAction.EVICT,
+    action="replace the node, and the memory module that the log names",
+    reference=_EDAC,
+    unhealthy=_now(memory_errors_uncorrected=1),
+    healthy=_now(memory_errors_uncorrected=Unknown("nothing counts there")),
+    weight=88,
 )
-MEMORY_WORN: Final = kind(
-    _entry(
-        id="memory-ecc-corrected",
-        title="A node's memory needs its error correction very often",
-        action="plan to replace the memory module that the log names",
-        reference=_EDAC,
-        unhealthy=_hour_later(memory_errors_corrected=5000),
-        healthy=_hour_later(memory_errors_corrected=9),
-    )
+MEMORY_WORN: Final = _define(
+    id="memory-ecc-corrected",
+    title="A node's memory needs its error correction very often",
+    action="plan to replace the memory module that the log names",
+    reference=_EDAC,
+    unhealthy=_hour_later(memory_errors_corrected=5000),
+    healthy=_hour_later(memory_errors_corrected=9),
 )
-THROTTLED: Final = kind(
-    _entry(
-        id="cpu-throttled",
-        title="A node's processors slow down for heat",
-        action="check cooling; its ranks hold all others up",
-        reference="https://docs.kernel.org/admin-guide/abi-testing-files.html#abi-file-testing-sysfs-devices-system-cpu",
-        unhealthy=_hour_later(throttled=4000),
-        healthy=_hour_later(throttled=41),
-    )
+THROTTLED: Final = _define(
+    id="cpu-throttled",
+    title="A node's processors slow down for heat",
+    action="check cooling; its ranks hold all others up",
+    reference="https://docs.kernel.org/admin-guide/abi-testing-files.html#abi-file-testing-sysfs-devices-system-cpu",
+    unhealthy=_hour_later(throttled=4000),
+    healthy=_hour_later(throttled=41),
 )
-LOAD: Final = kind(
-    _entry(
-        id="host-overloaded",
-        title="Many more processes want a processor than there are",
-        action="find what does not belong there; lower the number of data loaders",
-        reference=_PROC,
-        unhealthy=_now(load_5m=400.0),
-        healthy=_now(load_5m=120.0),
-    )
+LOAD: Final = _define(
+    id="host-overloaded",
+    title="Many more processes want a processor than there are",
+    action="find what does not belong there; lower the number of data loaders",
+    reference=_PROC,
+    unhealthy=_now(load_5m=400.0),
+    healthy=_now(load_5m=120.0),
 )
-FILES: Final = kind(
-    _entry(
-        id="files-exhausted",
-        title="A node can open next to no more files",
-        action="find who holds them open (`lsof`), or raise `fs.file-max`",
-        reference="https://docs.kernel.org/admin-guide/sysctl/fs.html",
-        unhealthy=_now(files_open=990_000),
-        healthy=_now(files_open=500_000),
-    )
+FILES: Final = _define(
+    id="files-exhausted",
+    title="A node can open next to no more files",
+    action="find who holds them open (`lsof`), or raise `fs.file-max`",
+    reference="https://docs.kernel.org/admin-guide/sysctl/fs.html",
+    unhealthy=_now(files_open=990_000),
+    healthy=_now(files_open=500_000),
 )
-CLOCK_SOURCE: Final = kind(
-    _entry(
-        id="clock-source-slow",
-        title="The kernel gave up its fast clock, and every look at the time is slow",
-        action="see the kernel's log for why; reboot, replace the node if it comes again",
-        reference="https://docs.kernel.org/timers/timekeeping.html",
-        unhealthy=_now(clock_source="hpet"),
-        healthy=_now(clock_source="kvm-clock"),
-    )
+CLOCK_SOURCE: Final = _define(
+    id="clock-source-slow",
+    title="The kernel gave up its fast clock, and every look at the time is slow",
+    action="see the kernel's log for why; reboot, replace the node if it comes again",
+    reference="https://docs.kernel.org/timers/timekeeping.html",
+    unhealthy=_now(clock_source="hpet"),
+    healthy=_now(clock_source="kvm-clock"),
 )
-CLOCK: Final = kind(
-    _entry(
-        id="clock-offset",
-        title="A node's clock is wrong by more than its log can bear",
-        source="adjtimex",
-        action="see whether its time service reaches a server",
-        reference="https://man7.org/linux/man-pages/man2/adjtimex.2.html",
-        unhealthy=_clock(synchronized=True, offset=4.2),
-        healthy=_clock(synchronized=True, offset=0.002),
-    )
+CLOCK: Final = _define(
+    id="clock-offset",
+    title="A node's clock is wrong by more than its log can bear",
+    source="adjtimex",
+    action="see whether its time service reaches a server",
+    reference="https://man7.org/linux/man-pages/man2/adjtimex.2.html",
+    unhealthy=_clock(synchronized=True, offset=4.2),
+    healthy=_clock(synchronized=True, offset=0.002),
 )
-CLOCK_ALONE: Final = kind(
-    _entry(
-        id="clock-unsynchronized",
-        title="Nobody keeps a node's clock",
-        source="adjtimex",
-        recommended_action=RecommendedAction.RECORD,
-        action="run a time service (chronyd); on a virtual machine its host may keep it unseen",
-        reference="https://man7.org/linux/man-pages/man2/adjtimex.2.html",
-        unhealthy=_clock(synchronized=False, offset=0.0),
-        healthy=_clock(synchronized=True, offset=0.0),
-    )
+CLOCK_ALONE: Final = _define(
+    id="clock-unsynchronized",
+    title="Nobody keeps a node's clock",
+    source="adjtimex",
+    recommended_action=RecommendedAction.RECORD,
+    action="run a time service (chronyd); on a virtual machine its host may keep it unseen",
+    reference="https://man7.org/linux/man-pages/man2/adjtimex.2.html",
+    unhealthy=_clock(synchronized=False, offset=0.0),
+    healthy=_clock(synchronized=True, offset=0.0),
 )
-STUCK: Final = kind(
-    _entry(
-        id="process-stuck",
-        title="A process has waited in the kernel, where no signal reaches it, from one look to the next",
-        action="see what it waits for: a dead server, a disk, a GPU; only that can let go of it, or a reboot",
-        reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
-        unhealthy=_minute_later("D"),
-        healthy=_minute_later("D", switches=900),
-    )
+STUCK: Final = _define(
+    id="process-stuck",
+    title="A process has waited in the kernel, where no signal reaches it, from one look to the next",
+    action="see what it waits for: a dead server, a disk, a GPU; only that can let go of it, or a reboot",
+    reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
+    unhealthy=_minute_later("D"),
+    healthy=_minute_later("D", switches=900),
 )
-ZOMBIE: Final = kind(
-    _entry(
-        id="process-zombie",
-        title="A process has ended and its parent did not take note from one look to the next",
-        recommended_action=RecommendedAction.RECORD,
-        blame=Blame.PROCESS,
-        action="end its parent; where that is process 1, what runs there reaps nobody: start the container with an init (`--init`)",
-        reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
-        unhealthy=_minute_later("Z"),
-        healthy=_minute_later("Z", pid=11),
-    )
+ZOMBIE: Final = _define(
+    id="process-zombie",
+    title="A process has ended and its parent did not take note from one look to the next",
+    recommended_action=RecommendedAction.RECORD,
+    blame=Blame.PROCESS,
+    action="end its parent; where that is process 1, what runs there reaps nobody: start the container with an init (`--init`)",
+    reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
+    unhealthy=_minute_later("Z"),
+    healthy=_minute_later("Z", pid=11),
 )
-SERVICE: Final = kind(
-    _entry(
-        id="service-down",
-        title="A service that a node needs does not run",
-        source="processes",
-        action="start it; see its log for why it ended",
-        reference="https://docs.nvidia.com/datacenter/tesla/",
-        unhealthy=_service(needed=True),
-        healthy=_service(needed=False),
-    )
+SERVICE: Final = _define(
+    id="service-down",
+    title="A service that a node needs does not run",
+    source="processes",
+    action="start it; see its log for why it ended",
+    reference="https://docs.nvidia.com/datacenter/tesla/",
+    unhealthy=_service(needed=True),
+    healthy=_service(needed=False),
 )
 
 SLOW_CLOCKS: Final = frozenset({"hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit"})

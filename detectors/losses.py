@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import groupby
 from math import isfinite
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
 from detectors.evidence import FrozenParameters, HangLimits, LossHistory, NonFiniteLoss, Sample
 from detectors.robust_stats import jitter
 
@@ -109,68 +110,49 @@ def see_same_state(seen: FrozenParameters, _limits: HangLimits) -> Fault | None:
 _FALLING: Final = tuple((step, 3.0 - 0.01 * step + 0.02 * (step % 5)) for step in range(1, 91))
 
 
-NOT_FINITE: Final = kind(
-    FaultKind(
-        id="loss-not-finite",
-        title="The loss or its gradient is no number any more",
-        component="user code",
-        source="losses that ranks report",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.USER_CODE,
-        action="go back to the checkpoint that is named; look at the data and the learning rate; suspect a GPU when one rank alone has it",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=NonFiniteLoss(node="n1", rank=1, at=0.0, step=4102, loss=float("nan"))),
-        healthy=Sample(evidence=LossHistory(at=0.0, losses=_FALLING)),
-        weight=30,
-        confused_with=("loss-spike", "gradient-nan-one-rank"),
-    )
+_define = partial(
+    fault_kind, recommended_action=RecommendedAction.MONITOR, blame=Blame.USER_CODE, healthy=Sample(LossHistory(at=0.0, losses=_FALLING))
 )
-LOST: Final = kind(
-    FaultKind(
-        id="loss-lost",
-        title="The loss is no number any more, and does not become one again: the parameters are spoiled",
-        component="user code",
-        source="losses that rank 0 reports",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.USER_CODE,
-        action="look at the batch and the gradient of the step that is named, and at the learning rate; the job goes back by itself, and "
-        "stops when that brings nothing",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, float("nan")) for step in range(91, 95))))),
-        healthy=Sample(evidence=LossHistory(at=0.0, losses=(*_FALLING, (91, float("nan")), (92, 2.1)))),
-        weight=45,
-        confused_with=("loss-not-finite", "silent-corruption"),
-    )
+NOT_FINITE: Final = _define(
+    id="loss-not-finite",
+    title="The loss or its gradient is no number any more",
+    component="user code",
+    source="losses that ranks report",
+    action="go back to the checkpoint that is named; look at the data and the learning rate; suspect a GPU when one rank alone has it",
+    unhealthy=Sample(NonFiniteLoss(node="n1", rank=1, at=0.0, step=4102, loss=float("nan"))),
+    weight=30,
+    confused_with=("loss-spike", "gradient-nan-one-rank"),
 )
-SPIKE: Final = kind(
-    FaultKind(
-        id="loss-spike",
-        title="The loss jumped",
-        component="performance",
-        source="losses that rank 0 reports",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.USER_CODE,
-        action="watch; go back to an earlier checkpoint when it does not come down",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, 6.9) for step in range(91, 94))))),
-        healthy=Sample(evidence=LossHistory(at=0.0, losses=_FALLING)),
-        weight=25,
-        confused_with=("loss-not-finite",),
-    )
+LOST: Final = _define(
+    id="loss-lost",
+    title="The loss is no number any more, and does not become one again: the parameters are spoiled",
+    component="user code",
+    source="losses that rank 0 reports",
+    recommended_action=RecommendedAction.RESTART,
+    action="look at the batch and the gradient of the step that is named, and at the learning rate; the job goes back by itself, and "
+    "stops when that brings nothing",
+    unhealthy=Sample(LossHistory(at=0.0, losses=(*_FALLING, *((step, float("nan")) for step in range(91, 95))))),
+    healthy=Sample(LossHistory(at=0.0, losses=(*_FALLING, (91, float("nan")), (92, 2.1)))),
+    weight=45,
+    confused_with=("loss-not-finite", "silent-corruption"),
 )
-ZOMBIE: Final = kind(
-    FaultKind(
-        id="job-zombie",
-        title="Steps go on and nothing is learnt: the loss, or every parameter, stays the same to the bit",
-        component="job",
-        source="losses and digests of parameters that ranks report",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.USER_CODE,
-        action="look at what the optimizer was given, at the learning rate, and at whether the data still changes",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, 2.1) for step in range(91, 160))))),
-        healthy=Sample(evidence=LossHistory(at=0.0, losses=_FALLING)),
-        weight=28,
-        confused_with=("job-hang",),
-    )
+SPIKE: Final = _define(
+    id="loss-spike",
+    title="The loss jumped",
+    component="performance",
+    source="losses that rank 0 reports",
+    action="watch; go back to an earlier checkpoint when it does not come down",
+    unhealthy=Sample(LossHistory(at=0.0, losses=(*_FALLING, *((step, 6.9) for step in range(91, 94))))),
+    weight=25,
+    confused_with=("loss-not-finite",),
+)
+ZOMBIE: Final = _define(
+    id="job-zombie",
+    title="Steps go on and nothing is learnt: the loss, or every parameter, stays the same to the bit",
+    component="job",
+    source="losses and digests of parameters that ranks report",
+    action="look at what the optimizer was given, at the learning rate, and at whether the data still changes",
+    unhealthy=Sample(LossHistory(at=0.0, losses=(*_FALLING, *((step, 2.1) for step in range(91, 160))))),
+    weight=28,
+    confused_with=("job-hang",),
 )

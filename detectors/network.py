@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
 from detectors.findings import HOUR, MINUTE, FaultFinding, Look, growths, listed
 from detectors.readings import CounterGrowth, IbPort, NetworkReading, Nic, NodeReading
@@ -38,94 +38,78 @@ def _look(at: float = 0.0, nic: dict[str, Any] | None = None, port: dict[str, An
 
 
 def _hour_later(**facts: Any) -> Sample:  # noqa: ANN401 (of a port, or of an interface)
-    return Sample(evidence=CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
+    return Sample(CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
 
 
-_entry = partial(
-    FaultKind, component="network", source="sysfs", blame=Blame.NETWORK, recommended_action=RecommendedAction.MONITOR, weight=58
+_define = partial(
+    fault_kind, component="network", source="sysfs", blame=Blame.NETWORK, recommended_action=RecommendedAction.MONITOR, weight=58
 )
 _COUNTERS: Final = "https://docs.kernel.org/admin-guide/abi-stable-files.html#abi-file-stable-sysfs-class-infiniband"
 _STATISTICS: Final = "https://docs.kernel.org/networking/statistics.html"
 
-NIC_DOWN: Final = kind(
-    _entry(
-        id="nic-link-down",
-        title="A network interface is switched on and has no link",
-        action="check cable, module and switch port; switch the interface off if it is not used",
-        reference="https://docs.kernel.org/networking/operstates.html",
-        unhealthy=Sample(evidence=_look(nic={"state": "down", "carrier": False})),
-        healthy=Sample(evidence=_look(nic={"wanted_up": False, "state": "down", "carrier": Unknown("Invalid argument")})),
-    )
+NIC_DOWN: Final = _define(
+    id="nic-link-down",
+    title="A network interface is switched on and has no link",
+    action="check cable, module and switch port; switch the interface off if it is not used",
+    reference="https://docs.kernel.org/networking/operstates.html",
+    unhealthy=Sample(_look(nic={"state": "down", "carrier": False})),
+    healthy=Sample(_look(nic={"wanted_up": False, "state": "down", "carrier": Unknown("Invalid argument")})),
 )
-NIC_FLAPPED: Final = kind(
-    _entry(
-        id="nic-link-flapped",
-        title="A network interface lost its link since the look before",
-        action="watch; change cable or module when it comes again",
-        reference=_STATISTICS,
-        unhealthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 91, "link_down_events_phy": 3}}),
-        healthy=_hour_later(),
-    )
+NIC_FLAPPED: Final = _define(
+    id="nic-link-flapped",
+    title="A network interface lost its link since the look before",
+    action="watch; change cable or module when it comes again",
+    reference=_STATISTICS,
+    unhealthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 91, "link_down_events_phy": 3}}),
+    healthy=_hour_later(),
 )
-NIC_ERRORS: Final = kind(
-    _entry(
-        id="nic-errors",
-        title="A network interface receives broken frames",
-        action="change cable or module",
-        reference=_STATISTICS,
-        unhealthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 1240, "link_down_events_phy": 2}}),
-        healthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 93, "link_down_events_phy": 2}}),
-    )
+NIC_ERRORS: Final = _define(
+    id="nic-errors",
+    title="A network interface receives broken frames",
+    action="change cable or module",
+    reference=_STATISTICS,
+    unhealthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 1240, "link_down_events_phy": 2}}),
+    healthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 93, "link_down_events_phy": 2}}),
 )
-IB_DOWN: Final = kind(
-    _entry(
-        id="ib-port-down",
-        title="An InfiniBand or RoCE port is not active",
-        action="check cable, switch port and subnet manager; disable the port if it is not used",
-        reference=_COUNTERS,
-        unhealthy=Sample(evidence=_look(port={"state": "DOWN", "physical_state": "Polling"})),
-        healthy=Sample(evidence=_look(port={"state": "DOWN", "physical_state": "Disabled"})),
-    )
+IB_DOWN: Final = _define(
+    id="ib-port-down",
+    title="An InfiniBand or RoCE port is not active",
+    action="check cable, switch port and subnet manager; disable the port if it is not used",
+    reference=_COUNTERS,
+    unhealthy=Sample(_look(port={"state": "DOWN", "physical_state": "Polling"})),
+    healthy=Sample(_look(port={"state": "DOWN", "physical_state": "Disabled"})),
 )
-IB_SLOW: Final = kind(
-    _entry(
-        id="ib-rate-low",
-        title="An InfiniBand port runs slower than before",
-        action="reseat or change the cable; replace the node when it stays",
-        reference=_COUNTERS,
-        unhealthy=_hour_later(port={"rate": 100.0}),
-        healthy=_hour_later(port={"rate": 400.0}),
-    )
+IB_SLOW: Final = _define(
+    id="ib-rate-low",
+    title="An InfiniBand port runs slower than before",
+    action="reseat or change the cable; replace the node when it stays",
+    reference=_COUNTERS,
+    unhealthy=_hour_later(port={"rate": 100.0}),
+    healthy=_hour_later(port={"rate": 400.0}),
 )
-IB_FLAPPED: Final = kind(
-    _entry(
-        id="ib-link-flapped",
-        title="An InfiniBand link went down or had to be trained anew since the look before",
-        action="watch; change the cable when it comes again",
-        reference=_COUNTERS,
-        unhealthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 4, "link_error_recovery": 0, "port_rcv_errors": 2}}),
-        healthy=_hour_later(),
-    )
+IB_FLAPPED: Final = _define(
+    id="ib-link-flapped",
+    title="An InfiniBand link went down or had to be trained anew since the look before",
+    action="watch; change the cable when it comes again",
+    reference=_COUNTERS,
+    unhealthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 4, "link_error_recovery": 0, "port_rcv_errors": 2}}),
+    healthy=_hour_later(),
 )
-IB_SYMBOLS: Final = kind(
-    _entry(
-        id="ib-symbol-errors",
-        title="An InfiniBand link has more broken symbols than its kind may have",
-        action="clean or change the cable",
-        reference=_COUNTERS,
-        unhealthy=_hour_later(port={"counters": {"symbol_error": 547, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
-        healthy=_hour_later(port={"counters": {"symbol_error": 87, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
-    )
+IB_SYMBOLS: Final = _define(
+    id="ib-symbol-errors",
+    title="An InfiniBand link has more broken symbols than its kind may have",
+    action="clean or change the cable",
+    reference=_COUNTERS,
+    unhealthy=_hour_later(port={"counters": {"symbol_error": 547, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
+    healthy=_hour_later(port={"counters": {"symbol_error": 87, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
 )
-IB_ERRORS: Final = kind(
-    _entry(
-        id="ib-port-errors",
-        title="An InfiniBand port receives broken packets",
-        action="watch; change the cable when it goes on",
-        reference=_COUNTERS,
-        unhealthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 882}}),
-        healthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 12}}),
-    )
+IB_ERRORS: Final = _define(
+    id="ib-port-errors",
+    title="An InfiniBand port receives broken packets",
+    action="watch; change the cable when it goes on",
+    reference=_COUNTERS,
+    unhealthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 882}}),
+    healthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 12}}),
 )
 
 DOWN_STATES: Final = frozenset({"down", "lowerlayerdown", "notpresent"})

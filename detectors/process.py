@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import re
 import signal
+from functools import partial
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
 from detectors.evidence import HangLimits, Sample, StartFailure, Unknown, WorkerExit, WorkerStop
 from detectors.exceptions import FINISHED, PEER_LOST, an_exit, see_exception
 from detectors.log_heuristics import TROUBLE
@@ -38,127 +39,94 @@ _SIGNALS: Final[tuple[tuple[str, str, Blame, int], ...]] = (
     ("SIGALRM", "let an alarm run out", Blame.PROCESS, 70),
 )
 
+_define = partial(fault_kind, component="worker", recommended_action=RecommendedAction.RESTART, healthy=FINISHED)
 for _name, _cause, _blame, _weight in _SIGNALS:
-    kind(
-        FaultKind(
-            id=f"worker-{_name.lower()}",
-            title=f"A worker was ended by {_name}: it {_cause}",
-            component="worker",
-            source="process exit",
-            recommended_action=RecommendedAction.RESTART,
-            blame=_blame,
-            action="restart the workers from the newest whole checkpoint",
-            reference=SIGNAL_7,
-            unhealthy=an_exit(signal=int(getattr(signal, _name))),
-            healthy=FINISHED,
-            weight=_weight,
-        )
-    )
-
-OTHER_SIGNAL: Final = kind(
-    FaultKind(
-        id="worker-other-signal",
-        title="A worker was ended by a signal without an entry of its own",
-        component="worker",
+    _define(
+        id=f"worker-{_name.lower()}",
+        title=f"A worker was ended by {_name}: it {_cause}",
         source="process exit",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
+        blame=_blame,
         action="restart the workers from the newest whole checkpoint",
         reference=SIGNAL_7,
-        unhealthy=an_exit(signal=int(signal.SIGRTMIN) + 3),
-        healthy=FINISHED,
-        weight=80,
+        unhealthy=an_exit(signal=int(getattr(signal, _name))),
+        weight=_weight,
     )
+
+OTHER_SIGNAL: Final = _define(
+    id="worker-other-signal",
+    title="A worker was ended by a signal without an entry of its own",
+    source="process exit",
+    blame=Blame.PROCESS,
+    action="restart the workers from the newest whole checkpoint",
+    reference=SIGNAL_7,
+    unhealthy=an_exit(signal=int(signal.SIGRTMIN) + 3),
+    weight=80,
 )
-OOM_KILLED: Final = kind(
-    FaultKind(
-        id="worker-oom-killed",
-        title="The kernel killed a worker because memory ran out",
-        component="host memory",
-        source="process exit, kernel log, cgroup counters",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.NODE,
-        action="restart; if it comes again move off the node or lower the job's memory",
-        reference="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
-        unhealthy=an_exit(signal=9, oom="Out of memory: Killed process 4711 (python) total-vm:9000kB, anon-rss:8000kB"),
-        healthy=FINISHED,
-        weight=95,
-    )
+OOM_KILLED: Final = _define(
+    id="worker-oom-killed",
+    title="The kernel killed a worker because memory ran out",
+    component="host memory",
+    source="process exit, kernel log, cgroup counters",
+    blame=Blame.NODE,
+    action="restart; if it comes again move off the node or lower the job's memory",
+    reference="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
+    unhealthy=an_exit(signal=9, oom="Out of memory: Killed process 4711 (python) total-vm:9000kB, anon-rss:8000kB"),
+    weight=95,
 )
-EXIT_CODE: Final = kind(
-    FaultKind(
-        id="worker-exit-code",
-        title="A worker ended with a status that is not 0 and said no reason",
-        component="worker",
-        source="process exit",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="restart once with the ranks on other nodes; the same status at the same step there is the user's error",
-        reference="https://man7.org/linux/man-pages/man3/exit.3.html",
-        unhealthy=an_exit(code=3),
-        healthy=FINISHED,
-        weight=55,
-    )
+EXIT_CODE: Final = _define(
+    id="worker-exit-code",
+    title="A worker ended with a status that is not 0 and said no reason",
+    source="process exit",
+    blame=Blame.PROCESS,
+    action="restart once with the ranks on other nodes; the same status at the same step there is the user's error",
+    reference="https://man7.org/linux/man-pages/man3/exit.3.html",
+    unhealthy=an_exit(code=3),
+    weight=55,
 )
-EXIT_EARLY: Final = kind(
-    FaultKind(
-        id="worker-exit-early",
-        title="A worker ended with status 0 before its steps were done",
-        component="worker",
-        source="process exit",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.USER_CODE,
-        action="restart once; a script that leaves its loop early is the user's to mend",
-        reference="docs/reference/glossary.md",
-        unhealthy=an_exit(code=0),
-        healthy=FINISHED,
-        weight=55,
-    )
+EXIT_EARLY: Final = _define(
+    id="worker-exit-early",
+    title="A worker ended with status 0 before its steps were done",
+    source="process exit",
+    blame=Blame.USER_CODE,
+    action="restart once; a script that leaves its loop early is the user's to mend",
+    reference="docs/reference/glossary.md",
+    unhealthy=an_exit(code=0),
+    weight=55,
 )
-STOPPED: Final = kind(
-    FaultKind(
-        id="worker-stopped",
-        title="A signal stopped a worker, and nobody lets it go on",
-        component="worker",
-        source="process state",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="kill it and restart the workers",
-        reference=SIGNAL_7,
-        unhealthy=Sample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=1.5)),
-        healthy=Sample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=0.2)),
-        weight=92,
-    )
+STOPPED: Final = _define(
+    id="worker-stopped",
+    title="A signal stopped a worker, and nobody lets it go on",
+    source="process state",
+    blame=Blame.PROCESS,
+    action="kill it and restart the workers",
+    reference=SIGNAL_7,
+    unhealthy=Sample(WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=1.5)),
+    healthy=Sample(WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=0.2)),
+    weight=92,
 )
-START_FAILED: Final = kind(
-    FaultKind(
-        id="worker-start-failed",
-        title="A node could not start its workers",
-        component="node",
-        source="agent",
-        recommended_action=RecommendedAction.EVICT,
-        blame=Blame.NODE,
-        action="try the next action: this node cannot run the job as it is",
-        reference="https://man7.org/linux/man-pages/man2/execve.2.html",
-        unhealthy=Sample(evidence=StartFailure(node="n0", at=0.0, why="[Errno 11] Resource temporarily unavailable", errno=11)),
-        healthy=FINISHED,
-        weight=88,
-    )
+START_FAILED: Final = _define(
+    id="worker-start-failed",
+    title="A node could not start its workers",
+    component="node",
+    source="agent",
+    recommended_action=RecommendedAction.EVICT,
+    blame=Blame.NODE,
+    action="try the next action: this node cannot run the job as it is",
+    reference="https://man7.org/linux/man-pages/man2/execve.2.html",
+    unhealthy=Sample(StartFailure(node="n0", at=0.0, why="[Errno 11] Resource temporarily unavailable", errno=11)),
+    weight=88,
 )
-NOT_RUNNABLE: Final = kind(
-    FaultKind(
-        id="worker-command-not-runnable",
-        title="A node cannot run the workers' command: it is missing there, or no program",
-        component="node",
-        source="agent",
-        recommended_action=RecommendedAction.EVICT,
-        blame=Blame.NODE,
-        action="on one node: mount or install what is missing; on every node: mend `command`, `python` or `directory` of the job",
-        reference="https://man7.org/linux/man-pages/man2/execve.2.html",
-        unhealthy=Sample(evidence=StartFailure(node="n0", at=0.0, why="[Errno 2] No such file or directory: 'trian'", errno=2)),
-        healthy=FINISHED,
-        weight=89,
-    )
+NOT_RUNNABLE: Final = _define(
+    id="worker-command-not-runnable",
+    title="A node cannot run the workers' command: it is missing there, or no program",
+    component="node",
+    source="agent",
+    recommended_action=RecommendedAction.EVICT,
+    blame=Blame.NODE,
+    action="on one node: mount or install what is missing; on every node: mend `command`, `python` or `directory` of the job",
+    reference="https://man7.org/linux/man-pages/man2/execve.2.html",
+    unhealthy=Sample(StartFailure(node="n0", at=0.0, why="[Errno 2] No such file or directory: 'trian'", errno=2)),
+    weight=89,
 )
 
 _NAMED: Final = {int(getattr(signal, name)): f"worker-{name.lower()}" for name, *_ in _SIGNALS}

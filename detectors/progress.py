@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, fault_kind
 from detectors.evidence import HangLimits, InterruptedRecovery, Progress, RankProgress, RecoveryTimeout, Sample
 from detectors.hang_analysis import CIRCLE, MISMATCH, STUCK, HangFinding, explain, numbered
 
@@ -37,105 +38,70 @@ def _ranks(age: float, *, section: str | None = None) -> dict[int, RankProgress]
     }
 
 
-HANG: Final = kind(
-    FaultKind(
-        id="job-hang",
-        title="No rank makes progress although all processes live",
-        component="job",
-        source="heartbeats",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="restart the workers; the rank that is furthest behind is the first suspect",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY)),
-        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
-        weight=40,
-    )
+_define = partial(fault_kind, component="job", recommended_action=RecommendedAction.RESTART, blame=Blame.PROCESS)
+HANG: Final = _define(
+    id="job-hang",
+    title="No rank makes progress although all processes live",
+    source="heartbeats",
+    action="restart the workers; the rank that is furthest behind is the first suspect",
+    unhealthy=Sample(Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY)),
+    healthy=Sample(Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
+    weight=40,
 )
-SECTION: Final = kind(
-    FaultKind(
-        id="job-section-overrun",
-        title="A declared long section takes longer than its own limit",
-        component="job",
-        source="heartbeats",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="restart the workers; raise the section's limit if it may take this long",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(2000.0, section="evaluation"), step_seconds=_STEADY)),
-        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0, section="evaluation"), step_seconds=_STEADY)),
-        weight=40,
-    )
+SECTION: Final = _define(
+    id="job-section-overrun",
+    title="A declared long section takes longer than its own limit",
+    source="heartbeats",
+    action="restart the workers; raise the section's limit if it may take this long",
+    unhealthy=Sample(Progress(at=0.0, ranks=_ranks(2000.0, section="evaluation"), step_seconds=_STEADY)),
+    healthy=Sample(Progress(at=0.0, ranks=_ranks(900.0, section="evaluation"), step_seconds=_STEADY)),
+    weight=40,
 )
-NEVER_STEPPED: Final = kind(
-    FaultKind(
-        id="job-never-stepped",
-        title="A job never reaches its first step",
-        component="job",
-        source="heartbeats",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="restart the workers; then try other nodes",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=1900.0)}, since_start=1900.0)),
-        healthy=Sample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=90.0)}, since_start=90.0)),
-        weight=40,
-    )
+NEVER_STEPPED: Final = _define(
+    id="job-never-stepped",
+    title="A job never reaches its first step",
+    source="heartbeats",
+    action="restart the workers; then try other nodes",
+    unhealthy=Sample(Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=1900.0)}, since_start=1900.0)),
+    healthy=Sample(Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=90.0)}, since_start=90.0)),
+    weight=40,
 )
-SILENT: Final = kind(
-    FaultKind(
-        id="job-output-silent",
-        title="A script without heartbeats has printed nothing for longer than it may",
-        component="job",
-        source="worker output",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="restart the workers; raise `limits.output_silence` if it may be quiet for this long",
-        reference="docs/architecture.md",
-        unhealthy=Sample(
-            evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=90.0),
-            limits=HangLimits(output_silence=60.0),
-        ),
-        healthy=Sample(
-            evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=20.0),
-            limits=HangLimits(output_silence=60.0),
-        ),
-        weight=35,
-    )
+SILENT: Final = _define(
+    id="job-output-silent",
+    title="A script without heartbeats has printed nothing for longer than it may",
+    source="worker output",
+    action="restart the workers; raise `limits.output_silence` if it may be quiet for this long",
+    unhealthy=Sample(
+        evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=90.0),
+        limits=HangLimits(output_silence=60.0),
+    ),
+    healthy=Sample(
+        evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=20.0),
+        limits=HangLimits(output_silence=60.0),
+    ),
+    weight=35,
 )
-NOT_ENDING: Final = kind(
-    FaultKind(
-        id="job-end-stuck",
-        title="Some ranks have ended with status 0, and the others neither end nor show a sign of life",
-        component="job",
-        source="process exits, heartbeats, worker output",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="have all ranks end together (a barrier, then `destroy_process_group`); raise `limits.end_grace` if the last need longer",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=900.0)),
-        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=30.0)),
-        weight=40,
-    )
+NOT_ENDING: Final = _define(
+    id="job-end-stuck",
+    title="Some ranks have ended with status 0, and the others neither end nor show a sign of life",
+    source="process exits, heartbeats, worker output",
+    action="have all ranks end together (a barrier, then `destroy_process_group`); raise `limits.end_grace` if the last need longer",
+    unhealthy=Sample(Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=900.0)),
+    healthy=Sample(Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=30.0)),
+    weight=40,
 )
-OVERRUN: Final = kind(
-    FaultKind(
-        id="recovery-overrun",
-        title="A recovery does not bring the job to a step within its action's deadline",
-        component="job",
-        source="heartbeats",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="the next action is tried at once; raise `deadlines` if the job needs longer to start",
-        reference="docs/architecture.md",
-        unhealthy=Sample(
-            evidence=RecoveryTimeout(at=0.0, action="restart-in-place", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})
-        ),
-        healthy=Sample(
-            evidence=RecoveryTimeout(at=0.0, action="restart-in-place", seconds=20.0, limit=120.0, reached={0: ("n0", 1, "started")})
-        ),
-        weight=45,
-    )
+OVERRUN: Final = _define(
+    id="recovery-overrun",
+    title="A recovery does not bring the job to a step within its action's deadline",
+    source="heartbeats",
+    action="the next action is tried at once; raise `deadlines` if the job needs longer to start",
+    unhealthy=Sample(
+        evidence=RecoveryTimeout(at=0.0, action="restart-in-place", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})
+    ),
+    healthy=Sample(
+        evidence=RecoveryTimeout(at=0.0, action="restart-in-place", seconds=20.0, limit=120.0, reached={0: ("n0", 1, "started")})
+    ),
+    weight=45,
 )
 
 
@@ -350,20 +316,15 @@ def see_overrun(seen: RecoveryTimeout, _limits: HangLimits) -> Fault | None:
     )
 
 
-CUT_SHORT: Final = kind(
-    FaultKind(
-        id="recovery-cut-short",
-        title="A flow died in the middle of a recovery, with the ranks stopped",
-        component="job",
-        source="agents' journals",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.NONE,
-        action="restart the workers: what the recovery answered is in the history if the flow had come to write it",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=InterruptedRecovery(at=0.0, state="RUNNING")),
-        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
-        weight=20,
-    )
+CUT_SHORT: Final = _define(
+    id="recovery-cut-short",
+    title="A flow died in the middle of a recovery, with the ranks stopped",
+    source="agents' journals",
+    blame=Blame.NONE,
+    action="restart the workers: what the recovery answered is in the history if the flow had come to write it",
+    unhealthy=Sample(InterruptedRecovery(at=0.0, state="RUNNING")),
+    healthy=Sample(Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
+    weight=20,
 )
 
 

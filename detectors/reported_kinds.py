@@ -5,33 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import Evidence, Sample, WorkerExit
 
 Row = tuple[str, str, RecommendedAction, str]
 """Kind, title, level, action."""
 
-_WELL: Final = Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
+_WELL: Final = Sample(WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
 
 
 def enter(rows: Iterable[Row], *, component: str, source: str, reports: Callable[[str], Evidence]) -> frozenset[str]:
     """Enter *rows* into the catalogue, each with what *reports* it; return the kinds."""
     known = set()
     for name, title, recommended_action, action in rows:
-        kind(
-            FaultKind(
-                id=name,
-                title=title,
-                component=component,
-                source=source,
-                recommended_action=recommended_action,
-                blame=Blame.STORAGE,
-                action=action,
-                reference="docs/architecture.md",
-                unhealthy=Sample(evidence=reports(name)),
-                healthy=_WELL,
-                weight=30,
-            )
+        fault_kind(
+            id=name,
+            title=title,
+            component=component,
+            source=source,
+            recommended_action=recommended_action,
+            blame=Blame.STORAGE,
+            action=action,
+            unhealthy=Sample(reports(name)),
+            healthy=_WELL,
+            weight=30,
         )
         known.add(name)
     return frozenset(known)

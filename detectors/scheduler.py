@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
 from detectors.evidence import HangLimits, Sample, SchedulerNodeState
 
 DEAD: Final = frozenset({"DOWN", "NOT_RESPONDING", "ERROR", "FAIL", "INVALID", "INVALID_REG", "POWERED_DOWN", "POWERING_DOWN"})
@@ -12,37 +12,33 @@ DEAD: Final = frozenset({"DOWN", "NOT_RESPONDING", "ERROR", "FAIL", "INVALID", "
 LEAVING: Final = frozenset({"DRAIN", "DRAINING", "DRAINED", "FAILING", "REBOOT_REQUESTED", "REBOOT_ISSUED"})
 """States in which it gives a node to no further job."""
 
-NODE_DOWN: Final = kind(
-    FaultKind(
-        id="scheduler-node-down",
-        title="The scheduler does not count on a node any more",
-        component="scheduler",
-        source="states of nodes, as Slurm has them",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.NODE,
-        action="look at the node and at slurmd on it: its part of the allocation is gone, or will be in a moment",
-        reference="https://slurm.schedmd.com/scontrol.html",
-        unhealthy=Sample(evidence=SchedulerNodeState(node="n0", at=0.0, states=("DOWN", "NOT_RESPONDING"), reason="Not responding")),
-        healthy=Sample(evidence=SchedulerNodeState(node="n0", at=0.0, states=("ALLOCATED",))),
-        weight=60,
-    )
+NODE_DOWN: Final = fault_kind(
+    id="scheduler-node-down",
+    title="The scheduler does not count on a node any more",
+    component="scheduler",
+    source="states of nodes, as Slurm has them",
+    recommended_action=RecommendedAction.MONITOR,
+    blame=Blame.NODE,
+    action="look at the node and at slurmd on it: its part of the allocation is gone, or will be in a moment",
+    reference="https://slurm.schedmd.com/scontrol.html",
+    unhealthy=Sample(SchedulerNodeState(node="n0", at=0.0, states=("DOWN", "NOT_RESPONDING"), reason="Not responding")),
+    healthy=Sample(SchedulerNodeState(node="n0", at=0.0, states=("ALLOCATED",))),
+    weight=60,
 )
-NODE_DRAINED: Final = kind(
-    FaultKind(
-        id="scheduler-node-drained",
-        title="Somebody has the scheduler give a node to no further job",
-        component="scheduler",
-        source="states of nodes, as Slurm has them",
-        recommended_action=RecommendedAction.RECORD,
-        blame=Blame.NODE,
-        action="leave the node when that interrupts nobody: who drained it wants to have it",
-        reference="https://slurm.schedmd.com/scontrol.html",
-        unhealthy=Sample(evidence=SchedulerNodeState(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud")),
-        healthy=Sample(
-            evidence=SchedulerNodeState(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="holdfast: gpu-off-bus", ours=True)
-        ),
-        weight=40,
-    )
+NODE_DRAINED: Final = fault_kind(
+    id="scheduler-node-drained",
+    title="Somebody has the scheduler give a node to no further job",
+    component="scheduler",
+    source="states of nodes, as Slurm has them",
+    recommended_action=RecommendedAction.RECORD,
+    blame=Blame.NODE,
+    action="leave the node when that interrupts nobody: who drained it wants to have it",
+    reference="https://slurm.schedmd.com/scontrol.html",
+    unhealthy=Sample(SchedulerNodeState(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud")),
+    healthy=Sample(
+        evidence=SchedulerNodeState(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="holdfast: gpu-off-bus", ours=True)
+    ),
+    weight=40,
 )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
 from detectors.findings import FaultFinding, Look, grown, growths
 from detectors.readings import CounterGrowth, Disk, Mount, NodeReading, StorageReading
@@ -37,64 +37,54 @@ def _look(at: float = 0.0, disk: Disk = _DISK, **facts: Any) -> NodeReading:  # 
 
 def _minute_later(writes: int, write_ms: int) -> Sample:
     disk = dataclasses.replace(_DISK, counters={"reads": 1000, "read_ms": 2000, "writes": writes, "write_ms": write_ms})
-    return Sample(evidence=CounterGrowth(before=_look(), now=_look(60.0, disk)))
+    return Sample(CounterGrowth(before=_look(), now=_look(60.0, disk)))
 
 
-_entry = partial(
-    FaultKind, component="storage", source="mounts and disks", blame=Blame.STORAGE, recommended_action=RecommendedAction.MONITOR, weight=57
+_define = partial(
+    fault_kind, component="storage", source="mounts and disks", blame=Blame.STORAGE, recommended_action=RecommendedAction.MONITOR, weight=57
 )
 
-FULL: Final = kind(
-    _entry(
-        id="disk-full",
-        title="A file system has next to no space, or no inodes, left",
-        action="free space; lower `checkpoint.keep` where it holds checkpoints",
-        reference="https://man7.org/linux/man-pages/man3/statvfs.3.html",
-        unhealthy=Sample(evidence=_look(free=100 * _GB)),
-        healthy=Sample(evidence=_look(free=0, inodes=0, inodes_free=0, options=("ro",), own_options=("ro",))),
-    )
+FULL: Final = _define(
+    id="disk-full",
+    title="A file system has next to no space, or no inodes, left",
+    action="free space; lower `checkpoint.keep` where it holds checkpoints",
+    reference="https://man7.org/linux/man-pages/man3/statvfs.3.html",
+    unhealthy=Sample(_look(free=100 * _GB)),
+    healthy=Sample(_look(free=0, inodes=0, inodes_free=0, options=("ro",), own_options=("ro",))),
 )
-READ_ONLY: Final = kind(
-    _entry(
-        id="filesystem-read-only",
-        title="A file system that was to be written to takes no writes",
-        recommended_action=RecommendedAction.DRAIN,
-        action="see the kernel's log for the damage that it met; check the file system, then mount it anew",
-        reference="https://man7.org/linux/man-pages/man5/ext4.5.html",
-        unhealthy=Sample(evidence=_look(own_options=("ro", "errors=remount-ro"))),
-        healthy=Sample(evidence=_look(options=("ro",), own_options=("ro",))),
-    )
+READ_ONLY: Final = _define(
+    id="filesystem-read-only",
+    title="A file system that was to be written to takes no writes",
+    recommended_action=RecommendedAction.DRAIN,
+    action="see the kernel's log for the damage that it met; check the file system, then mount it anew",
+    reference="https://man7.org/linux/man-pages/man5/ext4.5.html",
+    unhealthy=Sample(_look(own_options=("ro", "errors=remount-ro"))),
+    healthy=Sample(_look(options=("ro",), own_options=("ro",))),
 )
-BROKEN: Final = kind(
-    _entry(
-        id="filesystem-unreachable",
-        title="A mounted file system says that nothing on it can be reached",
-        action="mount it anew; look at its server or its disk",
-        reference="https://man7.org/linux/man-pages/man3/errno.3.html",
-        unhealthy=Sample(evidence=_look(failed=116, size=Unknown("Stale file handle"), free=Unknown("Stale file handle"))),
-        healthy=Sample(evidence=_look(size=Unknown("no answer within 10 s"), free=Unknown("no answer within 10 s"))),
-    )
+BROKEN: Final = _define(
+    id="filesystem-unreachable",
+    title="A mounted file system says that nothing on it can be reached",
+    action="mount it anew; look at its server or its disk",
+    reference="https://man7.org/linux/man-pages/man3/errno.3.html",
+    unhealthy=Sample(_look(failed=116, size=Unknown("Stale file handle"), free=Unknown("Stale file handle"))),
+    healthy=Sample(_look(size=Unknown("no answer within 10 s"), free=Unknown("no answer within 10 s"))),
 )
-IO_ERRORS: Final = kind(
-    _entry(
-        id="io-errors",
-        title="A disk or file system met errors that it could not mend",
-        source="kernel log, ext4's count",
-        action="save what is on it, check the disk (`smartctl -a`) and replace it",
-        reference="https://docs.kernel.org/admin-guide/ext4.html",
-        unhealthy=Sample(evidence=_look(errors=2)),
-        healthy=Sample(evidence=_look(errors=0)),
-    )
+IO_ERRORS: Final = _define(
+    id="io-errors",
+    title="A disk or file system met errors that it could not mend",
+    source="kernel log, ext4's count",
+    action="save what is on it, check the disk (`smartctl -a`) and replace it",
+    reference="https://docs.kernel.org/admin-guide/ext4.html",
+    unhealthy=Sample(_look(errors=2)),
+    healthy=Sample(_look(errors=0)),
 )
-SLOW: Final = kind(
-    _entry(
-        id="disk-slow",
-        title="A disk takes very long for each request",
-        action="see who keeps it busy; check the disk",
-        reference="https://docs.kernel.org/block/stat.html",
-        unhealthy=_minute_later(writes=1200, write_ms=203_000),
-        healthy=_minute_later(writes=1200, write_ms=4000),
-    )
+SLOW: Final = _define(
+    id="disk-slow",
+    title="A disk takes very long for each request",
+    action="see who keeps it busy; check the disk",
+    reference="https://docs.kernel.org/block/stat.html",
+    unhealthy=_minute_later(writes=1200, write_ms=203_000),
+    healthy=_minute_later(writes=1200, write_ms=4000),
 )
 
 NO_WRITES: Final = frozenset({"ro", "emergency_ro", "shutdown"})

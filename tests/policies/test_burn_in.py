@@ -20,10 +20,10 @@ def a_check(mark: CheckMark = CheckMark.PASSED, **fields: Any) -> Check:
 
 
 BEYOND = {
-    "disk": ({"written MB/s": 99.0}, "its disk wrote 99 MB/s, and 100 are the least"),
+    "disk": ({"written MB/s": 99.0}, "its disk wrote 99 MB/s, at least 100 are needed"),
     "sending": ({"sent MB/s": 10.0, "received MB/s": 60.0}, "it sent 10 MB/s"),
     "receiving": ({"sent MB/s": 60.0, "received MB/s": 10.0}, "it received 10 MB/s"),
-    "latency": ({"round trip ms": 2.5}, "took 2.5 ms, and 2 are the most"),
+    "latency": ({"round trip ms": 2.5}, "took 2.5 ms, at most 2 are allowed"),
     "clock behind": ({"offset s": -1.4, "uncertain s": 0.1}, "off by -1.4 s"),
 }
 

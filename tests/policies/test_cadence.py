@@ -242,7 +242,7 @@ def test_no_save_is_advised_before_the_one_before_is_written() -> None:
     assert advise(cheap, limits).steps == 20
     slow = replace(cheap, overlapped_s=100)
     assert advise(slow, limits).steps == 125
-    assert "written for 100 s beside training" in advise(slow, limits).reason
+    assert "written for 100 s while training runs" in advise(slow, limits).reason
     assert advise(replace(cheap, overlapped_s=1), limits).steps == 20
 
 

@@ -235,7 +235,7 @@ def test_a_decision_repeats_the_verdict_and_counts() -> None:
     ("name", "words"),
     [
         ("three recoveries without a step", "3 recoveries in a row brought no new step; last: "),
-        ("twenty recoveries within the hour", "20 recoveries within 3600 s are as many as the budget allows; last: "),
+        ("twenty recoveries within the hour", "20 recoveries within 3600 s are the maximum; last: "),
         ("a wait that failed", "no recovery action is left (tried: wait-for-capacity)"),
         ("the user's error", "user-error of node a: what was seen"),
     ],
@@ -253,17 +253,17 @@ def test_a_person_can_read_which_rules_were_passed_over_and_why() -> None:
     assert answer.rule == "WaitForCapacity(full=True)"
     assert answer.passed_over == {
         "StopForUserError": "no user error",
-        "StopWithoutProgress": "a is lost: that is no script's doing",
+        "StopWithoutProgress": "a is lost, which is not the script's fault",
         "StopWhenSpent": "0 of 20 recoveries used",
         "ExcuseWhenCorrelated": "node-lost came on 1 node(s) within 600 s, not on 3",
         "LeaveWhenRecurring": "node-lost for time 1 within 86400 s on a, of 6",
         "LeaveWhenFlapping": "node-lost came 1 time(s) within 600 s on a, of 8",
-        "GoBack": "the loss is not lost",
+        "GoBack": "the loss has not diverged",
         "RetryStep": "the job's process groups are not Holdfast's own",
         "ReplaceRanks": "the job's process groups are not Holdfast's own",
         "RestartWorkers": "a cannot hold ranks",
         "ReplaceNode": "0 spare(s) for 1 node(s)",
-        "AskAPerson": "no node that still works would be taken out without a person's word",
+        "AskAPerson": "no node that still works would be isolated without approval",
     }
 
 
@@ -273,7 +273,7 @@ def test_a_policy_that_does_not_always_answer_is_a_mistake_of_ours() -> None:
     def never(_case: Case) -> Decision | Pass:
         return Pass("never mine")
 
-    with pytest.raises(AssertionError, match="does not always answer"):
+    with pytest.raises(AssertionError, match="must always decide"):
         decide((never,), a_case())
 
 

@@ -13,8 +13,8 @@ from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
 from detectors.diagnosis import Diagnosis
 from policies.case import PastFault
 from policies.escalation import POLICIES, Case, Decision, HotSpare, PastRecovery, RecoveryAction, RecoveryBudget, RestartAgain, decide
+from policies.in_process import unhealthy_ranks
 from policies.placement import members_after, membership_after
-from policies.replace_ranks import unfit_nodes, unhealthy_ranks
 from tests.policies.cases import NOW, a_verdict
 
 NODES = tuple("abcdefgh")
@@ -173,14 +173,14 @@ def test_a_take_over_replaces_all_that_are_sick_and_nobody_else(policy: str, cas
     assert not case.blocked_reason
     ranks = {rank for held in case.ranks.values() for rank in held}
     assert {seat.rank for seat in decision.seats} == unhealthy_ranks(case) < ranks
-    assert not {seat.node for seat in decision.seats} & unfit_nodes(case)
+    assert not {seat.node for seat in decision.seats} & case.leaving
     used = [seat.standby for seat in decision.seats if seat.standby is not None]
     assert len(set(used)) == len(used)
     nodes = {one.id: one.node for one in case.standbys}
     assert all(nodes[seat.standby] == seat.node for seat in decision.seats if seat.standby is not None)
     after = membership_after({node: list(held) for node, held in case.ranks.items()}, decision.seats)
     assert sorted(rank for held in after.values() for rank in held) == sorted(ranks)
-    assert not set(after) & unfit_nodes(case)
+    assert not set(after) & case.leaving
 
 
 @given(A_POLICY, cases())

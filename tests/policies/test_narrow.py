@@ -14,8 +14,8 @@ from detectors.diagnosis import Diagnosis
 from policies.case import Case, Decision, HotSpare, ModelCopies, Pass, Placement, RecoveryAction
 from policies.case_codec import from_record, to_record
 from policies.escalation import ORDERS, POLICIES, decide
+from policies.in_process import ShrinkLive, complete_copies, placements_to_grow, restart_pays_off
 from policies.placement import membership_after
-from policies.shrink_live import ShrinkLive, complete_copies, placements_to_grow, restart_pays_off
 from tests.policies.cases import NOW, a_recovery
 
 PLAIN: ModelCopies = ((0,), (1,), (2,))
@@ -63,10 +63,10 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "groups of torch": (a_loss(blocked_reason="the groups are torch's"), "the groups are torch's"),
     "samples of its own for each rank": (a_loss(copies=()), "session.shares"),
     "fewer nodes than the job needs": (a_loss(least=3), "2 node(s) left, the job needs 3"),
-    "a spare": (a_loss(spares=("s",)), "every rank that is lost finds a place"),
-    "no copy is whole": (a_loss("bc", nodes="abcd", copies=PIPELINES), "no copy of the model is whole"),
+    "a spare": (a_loss(spares=("s",)), "every lost rank has a place"),
+    "no copy is whole": (a_loss("bc", nodes="abcd", copies=PIPELINES), "no copy of the model is complete"),
     "nobody is left who lives": (a_loss("ab", nodes="ab", copies=((0,), (1,)), standbys=(HotSpare(id=1, node="s"),)), "no copy"),
-    "a sixth one": (a_loss(replacement_attempts=5), "5 recoveries in living processes"),
+    "a sixth one": (a_loss(replacement_attempts=5), "5 recoveries in live processes"),
     "it failed, for a node that lives": (
         replace(a_loss(tried=(RecoveryAction.NARROW,), dead=frozenset({2})), lost=frozenset()), "tried already",
     ),

@@ -7,14 +7,14 @@ from itertools import product
 import pytest
 
 from policies.node_states import IN_SERVICE, NODE_MOVES, NodeEvent, NodeState, move_node
-from policies.states import UnlistedMove
+from policies.states import UnlistedTransition
 from tests.policies.shape import reached
 
 
 @pytest.mark.parametrize(("state", "event"), [pair for pair in product(NodeState, NodeEvent) if pair not in NODE_MOVES])
 def test_a_move_that_is_not_listed_is_refused(state: NodeState, event: NodeEvent) -> None:
     """It is a mistake of ours."""
-    with pytest.raises(UnlistedMove, match=f"no move from {state} on '{event}'"):
+    with pytest.raises(UnlistedTransition, match=f"no transition from {state} on '{event}'"):
         move_node(state, event)
 
 

@@ -56,7 +56,7 @@ def test_the_third_doubt_within_a_day_quarantines() -> None:
     assert len(twice.holds) == 1, "the newer doubt stands for both"
     third = done(doubt(twice, word(30.0), ward))
     assert third.state is NodeState.QUARANTINED
-    assert "doubted 3 times" in third.holds[0].reason
+    assert "suspect 3 times" in third.holds[0].reason
     assert done(doubt(twice, word(115.0), ward)).state is NodeState.SUSPECT, "the first is too old"
     assert done(doubt(twice, word(30.0), replace(ward, rules=replace(rules, doubts=0)))).state is NodeState.SUSPECT
     assert done(doubt(twice, word(30.0), replace(ward, isolated=2))).state is NodeState.SUSPECT, "programs may take no more out"
@@ -166,7 +166,7 @@ def test_of_two_persons_holds_one_has_to_be_named() -> None:
 def test_a_persons_word_needs_a_person_and_a_reason(verb: Any) -> None:
     """Both are said in the refusal."""
     held = done(hold(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
-    for owner, reason, words in ((JOB, "well", "job gpt is a program"), (ANN, " ", "needs a reason")):
+    for owner, reason, words in ((JOB, "well", "job gpt is a program"), (ANN, " ", "a reason is needed")):
         answer = verb(held, OperatorRequest(owner=owner, reason=reason, at=3.0))
         assert isinstance(answer, TransitionRefused)
         assert words in answer.why
@@ -221,9 +221,9 @@ def test_the_reason_is_in_words_with_owner_number_and_cure() -> None:
     assert describe(FRESH) == ""
     assert describe(done(doubt(FRESH, word(1.0), WARD))) == ""
     out = done(quarantine(FRESH, word(1.0), WARD))
-    assert describe(out) == "quarantined by job gpt (hold 1): Xid 79; `holdfast nodes readmit a --reason ...` takes it back"
-    assert describe(done(hold(out, word(2.0, ANN)))).startswith("held by ann@desk (hold 2): Xid 79; `holdfast nodes release a ")
-    assert describe(done(retire(out, word(2.0, ANN)))).startswith("retired by ann@desk (hold 2)")
+    assert describe(out) == "quarantined by job gpt (cordon 1): Xid 79; `holdfast nodes readmit a --reason ...` returns it to service"
+    assert describe(done(hold(out, word(2.0, ANN)))).startswith("held by ann@desk (cordon 2): Xid 79; `holdfast nodes release a ")
+    assert describe(done(retire(out, word(2.0, ANN)))).startswith("retired by ann@desk (cordon 2)")
 
 
 # -- what a node has to answer for ----------------------------------------------------------------------------------------
@@ -272,6 +272,6 @@ def test_what_came_on_many_nodes_is_held_against_none_and_what_came_too_often_ag
     assert find_node_faults(replace(told, common=frozenset({"gpu-off-bus"})), ("a",)) == []
     soft = replace(told, recommended_actions=RecommendedActions(changed={"gpu-off-bus": RecommendedAction.MONITOR}))
     assert [one.severe for one in find_node_faults(soft, ("a",))] == [False]
-    worn = replace(soft, worn=frozenset({"a"}), notes=("gpu-off-bus for time 4 within 86400 s on a: too often, the node leaves",))
+    worn = replace(soft, worn=frozenset({"a"}), notes=("gpu-off-bus for time 4 within 86400 s on a: too often, the node is replaced",))
     (found,) = find_node_faults(worn, ("a",))
     assert (found.severe, found.reason) == (True, worn.notes[0])

@@ -82,7 +82,9 @@ def test_a_large_case_keeps_what_rules_read(many: int) -> None:
         assert (one.decision, one.rule, one.passed_over, one.noted) == (other.decision, other.rule, other.passed_over, other.noted)
 
 
-@pytest.mark.parametrize(("secondary_failures", "most", "why"), [(MOST_FAULTS + 1, MOST_BYTES, "2,001 faults"), (10, 300, "300 are kept")])
+@pytest.mark.parametrize(
+    ("secondary_failures", "most", "why"), [(MOST_FAULTS + 1, MOST_BYTES, "2,001 faults"), (10, 300, "300 are stored")]
+)
 def test_a_case_that_cannot_be_kept_whole_is_left_out(secondary_failures: int, most: int, why: str) -> None:
     """Half a case could be decided otherwise than the whole one was; the record says why there is none."""
     record = bounded(a_case("node-lost", "a", *[("worker-sigkill", "b")] * secondary_failures), most)
@@ -103,9 +105,9 @@ def test_a_record_from_before_a_fact_was_known_has_its_default() -> None:
     ("spoilt", "why"),
     [
         ({"version": VERSION + 1, "case": {}, "faults": []}, "newer"),
-        ({}, "no case"),
-        ([1], "no case"),
-        ("", "no case"),
+        ({}, "not a case"),
+        ([1], "not a case"),
+        ("", "not a case"),
         ({"version": VERSION, "case": {}, "faults": []}, "cannot be read"),
         ({"version": VERSION, "case": {"diagnosis": {"root": 3}}, "faults": []}, "cannot be read"),
         ({"version": VERSION, "case": {}, "faults": [{"kind": "no-such-kind", "at": 1.0}]}, "no-such-kind"),

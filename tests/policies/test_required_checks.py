@@ -113,7 +113,7 @@ def test_most_kinds_that_take_a_node_out_can_be_tested() -> None:
         ("pcie-fatal", "0000:00:01.0", (GPU_0,), "no check used the PCIe device 0000:00:01.0 (pcie-fatal); the checks used 0000:18:00.0"),
         ("pcie-fatal", "node", (GPU_0,), "no check exercises pcie (pcie-fatal): the device behind the bus is not known"),
         ("cpu-machine-check", "CPU 3", SOUND, ""),
-        ("psu-failed", "", SOUND, "no check exercises power (psu-failed): a minute of work says nothing about power supplies"),
+        ("psu-failed", "", SOUND, "no check exercises power (psu-failed): a minute of load does not test power supplies"),
         ("of-another-version", "", SOUND, "this version does not know the fault"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
 from policies.case import Case, Decision, Pass, RecoveryAction
 from policies.escalation import POLICIES, decide
-from policies.retry import RetryStep
+from policies.in_process import RetryStep
 from tests.policies.cases import NOW, a_recovery
 from tests.policies.test_takeover import a_loss
 

@@ -10,8 +10,8 @@ from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
 from policies.case import Case, Decision, HotSpare, Pass, Placement, RecoveryAction
 from policies.escalation import POLICIES, decide
+from policies.in_process import ReplaceRanks
 from policies.placement import membership_after, nodes_needed, place, with_spares
-from policies.replace_ranks import ReplaceRanks
 from tests.policies.cases import NOW, a_recovery
 
 RANKS = {"a": (0, 1), "b": (2, 3)}
@@ -98,14 +98,14 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "a hang of nobody": (a_loss("job-output-silent", None), "do not name"),
     "a flow that died": (a_loss("recovery-cut-short", None), "do not name"),
     "one that failed": (a_loss("recovery-overrun", None, tried=(RecoveryAction.TAKE_OVER,)), "tried already"),
-    "a fifth one": (a_loss(replacement_attempts=5), "5 take-overs"),
-    "a new process that raised": (a_loss("worker-exception", seated=frozenset({1})), "rank(s) 1 failed for a reason of its own"),
-    "a new process that ran out of memory": (a_loss("host-no-memory", seated=frozenset({1})), "rank(s) 1 failed for a reason of its own"),
+    "a fifth one": (a_loss(replacement_attempts=5), "5 attempts to replace ranks"),
+    "a new process that raised": (a_loss("worker-exception", seated=frozenset({1})), "rank(s) 1 failed by itself"),
+    "a new process that ran out of memory": (a_loss("host-no-memory", seated=frozenset({1})), "rank(s) 1 failed by itself"),
     "a new process that raised beside a lost one": (
-        a_loss("worker-sigkill", 2, Fault(kind="worker-exception", at=NOW, node="a", rank=1), seated=frozenset({1})), "reason of its own",
+        a_loss("worker-sigkill", 2, Fault(kind="worker-exception", at=NOW, node="a", rank=1), seated=frozenset({1})), "failed by itself",
     ),
-    "nobody left": (a_loss(dead=frozenset({0, 2, 3})), "no rank is left"),
-    "no place": (a_loss("node-lost", None, node="b", lost=frozenset("b")), "no standby for rank(s) 2, 3"),
+    "nobody left": (a_loss(dead=frozenset({0, 2, 3})), "no rank with a usable state is left"),
+    "no place": (a_loss("node-lost", None, node="b", lost=frozenset("b")), "no hot spare for rank(s) 2, 3"),
     "an exception again": (
         a_loss("worker-exception", past=(a_recovery(RecoveryAction.TAKE_OVER, made_progress=False),)), "may follow the step",
     ),
@@ -129,7 +129,7 @@ def test_it_is_the_first_answer_of_every_policy(policy: str) -> None:
 def test_the_reason_names_who_goes_where_and_who_stays() -> None:
     """It goes unchanged into log, history and report."""
     reason = decide(POLICIES["balanced"], a_loss(standbys=(ELSEWHERE,))).decision.reason
-    assert reason == "worker-sigkill was seen; rank 1 goes on in standby 8 on s, the other 3 stay in their processes"
+    assert reason == "worker-sigkill was seen; rank 1 continues in hot spare 8 on s, the other 3 stay in their processes"
 
 
 def test_a_membership_after_a_take_over_keeps_places_and_drops_empty_nodes() -> None:

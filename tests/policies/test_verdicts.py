@@ -116,7 +116,7 @@ def test_a_probe_that_could_not_be_carried_out_neither_condemns_nor_mends() -> N
     assert standings(WELL, DARK, WELL) == ["ok", "unknown", "ok"]
     assert standings(AWAY, DARK) == ["unreachable", "unreachable"]
     *_, told = story(bad, DARK)
-    assert told.reason == "could not be looked at: changed host key"
+    assert told.reason == "could not be probed: changed host key"
     assert (told.seen, told.at) == (0.0, 60.0)
 
 
@@ -132,7 +132,7 @@ def test_a_part_that_is_not_seen_any_more_is_not_taken_for_healthy() -> None:
     assert standings(WELL, half, half, WELL) == ["ok", "unknown", "unknown", "ok"]
     assert standings(a_node(ssh=False), *[half] * (CLEAN + 1)) == ["degraded"] * (CLEAN + 2)
     *_, told = story(WELL, half)
-    assert told.reason == "services is not seen any more: no answer within 8 s"
+    assert told.reason == "services is no longer readable: no answer within 8 s"
 
 
 def test_only_changes_are_told() -> None:
@@ -188,7 +188,7 @@ def test_a_node_that_answers_again_is_not_said_to_be_free_of_what_is_held_agains
     _, gone, again = story(unhealthy, AWAY, unhealthy)
     change = health_change(gone, again)
     assert change is not None
-    assert change.reason == "it answers, and gpu-off-bus speaks against it"
+    assert change.reason == "it answers; open faults: gpu-off-bus"
 
 
 def test_evidence_has_the_worst_first() -> None:
