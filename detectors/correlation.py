@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from detectors.associations import ASSOCIATIONS, Accused, Family, Repeats, Shared, traits_of
 from detectors.catalogue import CATALOGUE, Blame, Fault, RecommendedAction, fault_kind
+from detectors.causes import device_in, device_of, peers_in
 from detectors.evidence import LogLine, Sample
 from detectors.gpu_readings import Xid, XidEvent
-from detectors.locations import device_in, device_of, peers_in
 
 if TYPE_CHECKING:
     from detectors.diagnosis import PastFailure

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from detectors.associations import ASSOCIATIONS, follows_step, script_rule, settle_rule
 from detectors.catalogue import CATALOGUE_ACTIONS, Blame, Fault, RecommendedAction, RecommendedActions, fault_kind
-from detectors.causes import NEGLIGIBLE, Candidate, candidates, explained
-from detectors.checkpoint import see_trouble
-from detectors.copies import see_copies
+from detectors.causes import NEGLIGIBLE, Candidate, candidates, device_of, explained
+from detectors.checkpoint import see_memory, see_trouble
 from detectors.correlation import inferred
 from detectors.evidence import (
     AgentUnreachable,
@@ -47,14 +46,11 @@ from detectors.evidence import (
 from detectors.gpu_readings import XidEvent
 from detectors.groups import see_broken, see_take_over
 from detectors.health import see_growth, see_reading
-from detectors.locations import device_of
-from detectors.losses import see_bad_loss, see_losses, see_same_state
-from detectors.memory import see_memory
-from detectors.node import see_leaving, see_severed, see_silence
+from detectors.losses import see_bad_loss, see_copies, see_losses, see_same_state
+from detectors.node import see_leaving, see_severed, see_silence, see_word
 from detectors.process import see_exit, see_start, see_stop
 from detectors.progress import see_cut_short, see_overrun, see_progress
 from detectors.readings import CounterGrowth, NodeReading, Reading
-from detectors.scheduler import see_word
 from detectors.sources import source_of
 from detectors.stragglers import see_paces, see_step_times
 from detectors.xids import see_xid

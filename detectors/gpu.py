@@ -1,12 +1,14 @@
-"""Kinds of faults of GPUs, their links and their driver, as NVML shows them; `gpu_judges` finds them."""
+"""Faults of GPUs, their links and their driver, from NVML readings."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
 from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
+from detectors.findings import MINUTE, SECOND, FaultFinding, ReadingPair, above, grown
 from detectors.gpu_readings import Clocks, Ecc, Fabric, Gpu, GpuProcess, GpuReading, NvLink, Pcie, Power, RemappedRows, RetiredPages
 from detectors.readings import CounterGrowth, NodeReading
 
@@ -236,4 +238,212 @@ STRANGER: Final = _define(
     action="find its owner and end it: it takes memory and time from the job",
     unhealthy=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30))),
     healthy=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30, job=_DARK))),
+)
+
+NVML_LIB_MISMATCH: Final = 18
+NVML_NOT_LOADED: Final = 9
+NVML_GPU_LOST: Final = 15
+NVML_RESET_REQUIRED: Final = 16
+"""Return codes."""
+STARTING: Final = {1: "not started", 2: "in progress"}
+COMPLETED: Final = 3
+"""States of a fabric's registration."""
+HW_SLOWDOWN: Final = 0x08
+THERMAL: Final = {0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown"}
+BRAKE: Final = 0x80
+"""Bits of NVML's clocks event reasons."""
+ASKED_FOR: Final = {
+    1: "for a reset of the GPU",
+    2: "for a reboot of the node",
+    3: "to drain peer-to-peer traffic",
+    4: "to drain and reset the GPU",
+    5: "to recover its IMEX domain",
+    6: "for a reset of its bus",
+    7: "for a reboot of the system",
+}
+"""NVML_GPU_RECOVERY_ACTION_*."""
+
+
+def judge_gpus(pair: ReadingPair[GpuReading]) -> Iterator[FaultFinding]:
+    """Yield what is wrong with a node's driver and GPUs."""
+    yield from _check_driver(pair.now)
+    before = {} if pair.before is None or isinstance(pair.before.gpus, Unknown) else {_name(gpu): gpu for gpu in pair.before.gpus}
+    if isinstance(pair.now.gpus, Unknown):
+        return
+    for gpu in pair.now.gpus:
+        for judge in _CHECKS:
+            yield from judge(ReadingPair(now=gpu, before=before.get(_name(gpu)), seconds=pair.seconds, limits=pair.limits))
+    if not any(isinstance(gpu.bus, Unknown) for gpu in pair.now.gpus):  # one without an address may be any of those before
+        for name in sorted(set(before) - {_name(gpu) for gpu in pair.now.gpus}):
+            yield FaultFinding(kind=OFF_BUS.id, part=name, quote=f"{name} is no longer among the GPUs of the node")
+
+
+def _name(gpu: Gpu) -> str:
+    return f"GPU {gpu.index}" if isinstance(gpu.bus, Unknown) else f"GPU {gpu.bus}"
+
+
+def _check_driver(now: GpuReading) -> Iterator[FaultFinding]:
+    why = now.gpus.why if isinstance(now.gpus, Unknown) else ""
+    versions = now.module_version, now.driver_version
+    if now.failed == NVML_LIB_MISMATCH:
+        yield FaultFinding(kind=DRIVER_MISMATCH.id, part="driver", quote=f"{why}; the loaded module is {now.module_version}")
+    elif now.failed == NVML_NOT_LOADED:
+        if now.on_bus and not isinstance(now.on_bus, Unknown):
+            yield FaultFinding(kind=DRIVER_MISSING.id, part="driver", quote=f"{why}; the bus has {', '.join(now.on_bus)}")
+    elif now.failed:
+        yield FaultFinding(kind=UNUSABLE.id, part="driver", quote=why)
+    elif not any(isinstance(version, Unknown) for version in versions) and versions[0] != versions[1]:
+        yield FaultFinding(kind=DRIVER_MISMATCH.id, part="driver", quote=f"the loaded module is {versions[0]}, NVML says {versions[1]}")
+
+
+def _check_whole(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    """Judge whether a GPU can be used at all."""
+    gpu, name = pair.now, _name(pair.now)
+    if gpu.failed == NVML_GPU_LOST:
+        yield FaultFinding(kind=OFF_BUS.id, part=name, quote=f"{name}: NVML says that it is lost")
+    elif gpu.failed == NVML_RESET_REQUIRED:
+        yield FaultFinding(kind=RESET_REQUIRED.id, part=name, quote=f"{name}: NVML says that it needs a reset")
+    elif gpu.failed:
+        why = gpu.bus.why if isinstance(gpu.bus, Unknown) else f"NVML error {gpu.failed}"
+        yield FaultFinding(kind=UNUSABLE.id, part=name, quote=f"{name}: {why}")
+    elif not isinstance(gpu.recovery_action, Unknown) and gpu.recovery_action:
+        wish = ASKED_FOR.get(gpu.recovery_action, f"for action {gpu.recovery_action}")
+        yield FaultFinding(kind=RESET_REQUIRED.id, part=name, quote=f"{name}: the driver asks {wish}")
+
+
+def _check_ecc(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    """Judge errors since the driver was loaded, or since the look before."""
+    ecc, name = pair.now.ecc, _name(pair.now)
+    if isinstance(ecc, Unknown):
+        return
+    known = pair.before is not None and not isinstance(pair.before.ecc, Unknown) and pair.before.ecc.volatile_uncorrected
+    old = known if isinstance(known, int) else 0
+    if more := grown(old, ecc.volatile_uncorrected):
+        lifelong = "" if isinstance(ecc.aggregate_uncorrected, Unknown) else f", {ecc.aggregate_uncorrected} in its life"
+        yield FaultFinding(kind=ECC.id, part=name, quote=f"{name}: {more} uncorrectable memory error(s){lifelong}")
+
+
+def _check_rows(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    rows, name = pair.now.rows, _name(pair.now)
+    if isinstance(rows, Unknown):
+        return
+    if rows.failed:
+        yield FaultFinding(kind=REMAP_FAILED.id, part=name, quote=f"{name}: a memory row could not be replaced")
+    elif rows.pending:
+        yield FaultFinding(kind=REMAP_PENDING.id, part=name, quote=f"{name}: a memory row waits for a reset to be replaced")
+
+
+def _check_pages(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    pages, name = pair.now.pages, _name(pair.now)
+    if isinstance(pages, Unknown):
+        return
+    count, most = pages.single_bit + pages.double_bit, pair.limits.retired_pages
+    if pages.pending or count >= most:
+        pending = ", more are pending" if pages.pending else ""
+        yield FaultFinding(kind=PAGES.id, part=name, quote=f"{name}: {count} retired pages, and {most} are the limit{pending}")
+
+
+def _check_clocks(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    """Judge heat, and what holds the clocks down."""
+    gpu, name = pair.now, _name(pair.now)
+    reasons = 0 if isinstance(gpu.clocks, Unknown) or isinstance(gpu.clocks.reasons, Unknown) else gpu.clocks.reasons
+    hot = [words for bit, words in THERMAL.items() if reasons & bit]
+    if not isinstance(gpu.heat, Unknown) and _reached(gpu.heat.gpu, gpu.heat.slowdown_at):
+        hot.append(f"{gpu.heat.gpu} °C, and it slows down at {gpu.heat.slowdown_at} °C")
+    if hot:
+        yield FaultFinding(kind=THROTTLE.id, part=name, quote=f"{name}: {', '.join(hot)}")
+    if reasons & BRAKE:
+        yield FaultFinding(kind=POWER_BRAKE.id, part=name, quote=f"{name}: hardware power brake slowdown")
+    elif reasons & HW_SLOWDOWN and not hot:
+        yield FaultFinding(kind=SLOWDOWN.id, part=name, quote=f"{name}: hardware slowdown")
+
+
+def _reached(value: int | Unknown, limit: int | Unknown) -> bool:
+    """Say whether *value* is at *limit*; drivers that no longer tell a limit may say 0."""
+    return not isinstance(value, Unknown) and not isinstance(limit, Unknown) and 0 < limit <= value
+
+
+def _check_power(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    power, name = pair.now.power, _name(pair.now)
+    if isinstance(power, Unknown) or isinstance(power.limit, Unknown) or isinstance(power.default_limit, Unknown):
+        return
+    if power.limit < power.default_limit:
+        quote = f"{name}: at most {power.limit / 1000:g} W, made for {power.default_limit / 1000:g} W"
+        yield FaultFinding(kind=POWER_CAPPED.id, part=name, quote=quote)
+
+
+def _check_fabric(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    fabric, name = pair.now.fabric, _name(pair.now)
+    if isinstance(fabric, Unknown):
+        return
+    trouble = STARTING.get(fabric.state) or (
+        f"ended with NVML error {fabric.status}" if fabric.state == COMPLETED and fabric.status else ""
+    )
+    if trouble:
+        yield FaultFinding(kind=FABRIC.id, part=name, quote=f"{name}: registration with the fabric: {trouble}")
+
+
+def _check_links(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    gpu, name = pair.now, _name(pair.now)
+    if isinstance(gpu.links, Unknown):
+        return
+    switched = not isinstance(gpu.fabric, Unknown) and gpu.fabric.state == COMPLETED
+    old = {} if pair.before is None or isinstance(pair.before.links, Unknown) else {link.link: link for link in pair.before.links}
+    for link in gpu.links:
+        was = old.get(link.link)
+        if link.active is False and (switched or (was is not None and was.active is True)):
+            yield FaultFinding(kind=NVLINK_DOWN.id, part=f"{name} link {link.link}", quote=f"{name}: NVLink {link.link} is inactive")
+        if was is not None and (errors := _link_errors(pair, was, link)):
+            yield FaultFinding(kind=NVLINK_ERRORS.id, part=f"{name} link {link.link}", quote=f"{name}: NVLink {link.link}: {errors}")
+
+
+def _link_errors(pair: ReadingPair[Gpu], was: NvLink, link: NvLink) -> str:
+    again = (grown(was.replays, link.replays) or 0) + (grown(was.recoveries, link.recoveries) or 0)
+    crc = (grown(was.crc_flit, link.crc_flit) or 0) + (grown(was.crc_data, link.crc_data) or 0)
+    if again >= pair.limits.nvlink_errors:
+        return f"{again} replays and recoveries, {crc} CRC errors"
+    return f"{crc} CRC errors in {pair.seconds:.0f} s" if pair.rate(crc, SECOND) >= pair.limits.nvlink_crc_per_second else ""
+
+
+def _check_bus(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    """Judge the PCIe link. An idle GPU may slow it down to save power, but never gives lanes up."""
+    gpu, name = pair.now, _name(pair.now)
+    if isinstance(gpu.pcie, Unknown):
+        return
+    link, found = gpu.pcie, []
+    if not isinstance(link.width, Unknown) and above(link.width_most, link.width):
+        found.append(f"{link.width} of {link.width_most} lanes")
+    busy = above(gpu.utilization, 0) and not isinstance(gpu.clocks, Unknown) and gpu.clocks.performance_state == 0
+    if busy and not isinstance(link.generation, Unknown) and above(link.generation_most, link.generation):
+        found.append(f"generation {link.generation} of {link.generation_most} while it computes")
+    if found:
+        yield FaultFinding(kind=PCIE.id, part=name, quote=f"{name}: PCIe with {' and '.join(found)}")
+    old = pair.before.pcie.replays if pair.before and not isinstance(pair.before.pcie, Unknown) else None
+    more = grown(old, link.replays) or 0
+    if pair.rate(more, MINUTE) > pair.limits.pcie_replays_per_minute:
+        yield FaultFinding(kind=REPLAYS.id, part=name, quote=f"{name}: {more} PCIe replays in {pair.seconds:.0f} s")
+
+
+def _check_strangers(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    gpu, name = pair.now, _name(pair.now)
+    if isinstance(gpu.processes, Unknown):
+        return
+    jobs = {one.job for one in gpu.processes if one.job and not isinstance(one.job, Unknown)}
+    strangers = [str(one.pid) for one in gpu.processes if one.job == ""]
+    if jobs and strangers:
+        quote = f"{name}: process {', '.join(strangers)} computes beside job {', '.join(sorted(map(str, jobs)))}"
+        yield FaultFinding(kind=STRANGER.id, part=name, quote=quote)
+
+
+_CHECKS: Final = (
+    _check_whole,
+    _check_ecc,
+    _check_rows,
+    _check_pages,
+    _check_clocks,
+    _check_power,
+    _check_fabric,
+    _check_links,
+    _check_bus,
+    _check_strangers,
 )

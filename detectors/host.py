@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
-from detectors.findings import HOUR, MINUTE, FaultFinding, Look, above, grown
+from detectors.findings import HOUR, MINUTE, FaultFinding, ReadingPair, above, grown
 from detectors.readings import (
     ClockReading,
     CounterGrowth,
@@ -204,10 +204,10 @@ SERVICE: Final = _define(
 SLOW_CLOCKS: Final = frozenset({"hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit"})
 
 
-def judge_host(look: Look[HostReading]) -> Iterator[FaultFinding]:
+def judge_host(pair: ReadingPair[HostReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's processors, memory and life."""
-    now, limits = look.now, look.limits
-    yield from _memory(now, look)
+    now, limits = pair.now, pair.limits
+    yield from _memory(now, pair)
     if (
         not isinstance(now.load_5m, Unknown)
         and not isinstance(now.processors, Unknown)
@@ -222,61 +222,61 @@ def judge_host(look: Look[HostReading]) -> Iterator[FaultFinding]:
         yield FaultFinding(kind=FILES.id, part="files", quote=f"{now.files_open} of {now.files_most} files are open")
     if now.clock_source in SLOW_CLOCKS:
         yield FaultFinding(kind=CLOCK_SOURCE.id, part="clock", quote=f"clock source {now.clock_source}")
-    if look.before is not None:
-        yield from _grown(look, look.before)
+    if pair.before is not None:
+        yield from _grown(pair, pair.before)
 
 
-def _memory(now: HostReading, look: Look[HostReading]) -> Iterator[FaultFinding]:
+def _memory(now: HostReading, pair: ReadingPair[HostReading]) -> Iterator[FaultFinding]:
     pressure, total, free = now.memory_pressure, now.memory_total, now.memory_available
-    if not isinstance(total, Unknown) and not isinstance(free, Unknown) and free < total * look.limits.memory_available:
+    if not isinstance(total, Unknown) and not isinstance(free, Unknown) and free < total * pair.limits.memory_available:
         yield FaultFinding(kind=MEMORY.id, part="memory", quote=f"{free / total:.1%} of memory available")
-    elif not isinstance(pressure, Unknown) and pressure.full_60s >= look.limits.memory_stalled:
+    elif not isinstance(pressure, Unknown) and pressure.full_60s >= pair.limits.memory_stalled:
         yield FaultFinding(
             kind=MEMORY.id, part="memory", quote=f"all work stood still for memory in {pressure.full_60s:g} % of the last minute"
         )
-    known = look.before.memory_errors_uncorrected if look.before is not None else 0
+    known = pair.before.memory_errors_uncorrected if pair.before is not None else 0
     if more := grown(0 if isinstance(known, Unknown) else known, now.memory_errors_uncorrected):
         yield FaultFinding(kind=MEMORY_LOST.id, part="memory", quote=f"{more} uncorrectable memory error(s)")
 
 
-def _grown(look: Look[HostReading], before: HostReading) -> Iterator[FaultFinding]:
-    now, limits = look.now, look.limits
+def _grown(pair: ReadingPair[HostReading], before: HostReading) -> Iterator[FaultFinding]:
+    now, limits = pair.now, pair.limits
     if kills := grown(before.oom_kills, now.oom_kills):
-        yield FaultFinding(kind=OOM.id, part="memory", quote=f"{kills} process(es) killed for memory in {look.seconds:.0f} s")
+        yield FaultFinding(kind=OOM.id, part="memory", quote=f"{kills} process(es) killed for memory in {pair.seconds:.0f} s")
     corrected = grown(before.memory_errors_corrected, now.memory_errors_corrected) or 0
-    if look.rate(corrected, HOUR) > limits.memory_errors_per_hour:
-        yield FaultFinding(kind=MEMORY_WORN.id, part="memory", quote=f"{corrected} corrected memory errors in {look.seconds:.0f} s")
+    if pair.rate(corrected, HOUR) > limits.memory_errors_per_hour:
+        yield FaultFinding(kind=MEMORY_WORN.id, part="memory", quote=f"{corrected} corrected memory errors in {pair.seconds:.0f} s")
     throttled = grown(before.throttled, now.throttled) or 0
-    if look.rate(throttled, MINUTE) > limits.throttles_per_minute:
-        yield FaultFinding(kind=THROTTLED.id, part="processors", quote=f"{throttled} slow-downs for heat in {look.seconds:.0f} s")
+    if pair.rate(throttled, MINUTE) > limits.throttles_per_minute:
+        yield FaultFinding(kind=THROTTLED.id, part="processors", quote=f"{throttled} slow-downs for heat in {pair.seconds:.0f} s")
 
 
-def judge_clock(look: Look[ClockReading]) -> Iterator[FaultFinding]:
+def judge_clock(pair: ReadingPair[ClockReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's clock."""
-    if not look.now.synchronized:
+    if not pair.now.synchronized:
         yield FaultFinding(kind=CLOCK_ALONE.id, part="clock", quote="the kernel says that its clock is not synchronized")
-    elif above(abs(look.now.offset), look.limits.clock_offset):
-        yield FaultFinding(kind=CLOCK.id, part="clock", quote=f"{look.now.offset:+.3f} s are still to be made up for")
+    elif above(abs(pair.now.offset), pair.limits.clock_offset):
+        yield FaultFinding(kind=CLOCK.id, part="clock", quote=f"{pair.now.offset:+.3f} s are still to be made up for")
 
 
-def judge_processes(look: Look[ProcessReading]) -> Iterator[FaultFinding]:
+def judge_processes(pair: ReadingPair[ProcessReading]) -> Iterator[FaultFinding]:
     """Yield processes that have ended, or waited for one and the same thing, since the look before."""
-    old = {one.pid: one for one in look.before.stuck} if look.before is not None else {}
-    for one in look.now.stuck:
+    old = {one.pid: one for one in pair.before.stuck} if pair.before is not None else {}
+    for one in pair.now.stuck:
         was = old.get(one.pid)
-        if was is None or was.state != one.state or one.age < look.seconds:
+        if was is None or was.state != one.state or one.age < pair.seconds:
             continue
         part, quote = f"process {one.pid}", f"{one.name} ({one.pid}) in state {one.state}"
         if one.state == "Z":
             yield FaultFinding(kind=ZOMBIE.id, part=part, quote=f"{quote}, child of {one.parent}")
         elif not isinstance(one.switches, Unknown) and one.switches == was.switches:
             where = "" if isinstance(one.wait, Unknown) else f", in {one.wait}"
-            yield FaultFinding(kind=STUCK.id, part=part, quote=f"{quote}{where}, for {look.seconds:.0f} s at least")
+            yield FaultFinding(kind=STUCK.id, part=part, quote=f"{quote}{where}, for {pair.seconds:.0f} s at least")
 
 
-def judge_services(look: Look[ServiceReading]) -> Iterator[FaultFinding]:
+def judge_services(pair: ReadingPair[ServiceReading]) -> Iterator[FaultFinding]:
     """Yield services that should run and do not."""
-    for service in look.now.services:
+    for service in pair.now.services:
         if service.needed and service.running is False:
             why = "" if service.present else ", and is not installed"
             yield FaultFinding(kind=SERVICE.id, part=service.name, quote=f"{service.name} does not run{why}")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
-from detectors.findings import HOUR, MINUTE, FaultFinding, Look, growths, listed
+from detectors.findings import HOUR, MINUTE, FaultFinding, ReadingPair, growths, listed
 from detectors.readings import CounterGrowth, IbPort, NetworkReading, Nic, NodeReading
 
 _NIC: Final = Nic(
@@ -119,25 +119,25 @@ _IB_FLAPS: Final = ("link_downed", "link_error_recovery")
 _IB_BROKEN: Final = ("port_rcv_errors", "local_link_integrity_errors", "excessive_buffer_overrun_errors", "rx_icrc_encapsulated")
 
 
-def judge_network(look: Look[NetworkReading]) -> Iterator[FaultFinding]:
+def judge_network(pair: ReadingPair[NetworkReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's network."""
-    before = look.before
-    if not isinstance(look.now.nics, Unknown):
+    before = pair.before
+    if not isinstance(pair.now.nics, Unknown):
         old_nics = {} if before is None or isinstance(before.nics, Unknown) else {nic.name: nic for nic in before.nics}
-        for nic in look.now.nics:
-            yield from _nic(Look(now=nic, before=old_nics.get(nic.name), seconds=look.seconds, limits=look.limits))
-    if not isinstance(look.now.ib_ports, Unknown):
+        for nic in pair.now.nics:
+            yield from _nic(ReadingPair(now=nic, before=old_nics.get(nic.name), seconds=pair.seconds, limits=pair.limits))
+    if not isinstance(pair.now.ib_ports, Unknown):
         old_ports = {} if before is None or isinstance(before.ib_ports, Unknown) else {_name(port): port for port in before.ib_ports}
-        for port in look.now.ib_ports:
-            yield from _port(Look(now=port, before=old_ports.get(_name(port)), seconds=look.seconds, limits=look.limits))
+        for port in pair.now.ib_ports:
+            yield from _port(ReadingPair(now=port, before=old_ports.get(_name(port)), seconds=pair.seconds, limits=pair.limits))
 
 
 def _name(port: IbPort) -> str:
     return f"{port.device}/{port.port}"
 
 
-def _nic(look: Look[Nic]) -> Iterator[FaultFinding]:
-    nic, old = look.now, look.before
+def _nic(pair: ReadingPair[Nic]) -> Iterator[FaultFinding]:
+    nic, old = pair.now, pair.before
     if nic.wanted_up is True and (nic.carrier is False or nic.state in DOWN_STATES):
         yield FaultFinding(kind=NIC_DOWN.id, part=nic.name, quote=f"{nic.name}: no link, state {nic.state}")
     if old is None:
@@ -149,12 +149,12 @@ def _nic(look: Look[Nic]) -> Iterator[FaultFinding]:
     if flaps:
         yield FaultFinding(kind=NIC_FLAPPED.id, part=nic.name, quote=f"{nic.name}: {listed(flaps)}")
     broken = {**growths(old.counters, nic.counters, _NIC_BROKEN), **growths(old.driver_counters, nic.driver_counters, _PHY_BROKEN)}
-    if broken and look.rate(max(broken.values()), MINUTE) > look.limits.nic_errors_per_minute:
-        yield FaultFinding(kind=NIC_ERRORS.id, part=nic.name, quote=f"{nic.name}: {listed(broken)} in {look.seconds:.0f} s")
+    if broken and pair.rate(max(broken.values()), MINUTE) > pair.limits.nic_errors_per_minute:
+        yield FaultFinding(kind=NIC_ERRORS.id, part=nic.name, quote=f"{nic.name}: {listed(broken)} in {pair.seconds:.0f} s")
 
 
-def _port(look: Look[IbPort]) -> Iterator[FaultFinding]:
-    port, old, name = look.now, look.before, _name(look.now)
+def _port(pair: ReadingPair[IbPort]) -> Iterator[FaultFinding]:
+    port, old, name = pair.now, pair.before, _name(pair.now)
     if not isinstance(port.state, Unknown) and port.state != "ACTIVE" and port.physical_state != "Disabled":
         yield FaultFinding(kind=IB_DOWN.id, part=name, quote=f"{name}: {port.state}, {port.physical_state}")
     if old is None:
@@ -163,14 +163,14 @@ def _port(look: Look[IbPort]) -> Iterator[FaultFinding]:
         yield FaultFinding(kind=IB_SLOW.id, part=name, quote=f"{name}: {port.rate:g} Gbit/s, {old.rate:g} before")
     if flaps := growths(old.counters, port.counters, _IB_FLAPS):
         yield FaultFinding(kind=IB_FLAPPED.id, part=name, quote=f"{name}: {listed(flaps)}")
-    yield from _rates(look, name, old)
+    yield from _rates(pair, name, old)
 
 
-def _rates(look: Look[IbPort], name: str, old: IbPort) -> Iterator[FaultFinding]:
+def _rates(pair: ReadingPair[IbPort], name: str, old: IbPort) -> Iterator[FaultFinding]:
     """Judge errors of which a good link has some."""
-    symbols = growths(old.counters, look.now.counters, ["symbol_error"])
-    if look.rate(sum(symbols.values()), HOUR) > look.limits.ib_symbol_errors_per_hour:
-        yield FaultFinding(kind=IB_SYMBOLS.id, part=name, quote=f"{name}: {listed(symbols)} in {look.seconds:.0f} s")
-    broken = growths(old.counters, look.now.counters, _IB_BROKEN)
-    if broken and look.rate(max(broken.values()), HOUR) > look.limits.ib_port_errors_per_hour:
-        yield FaultFinding(kind=IB_ERRORS.id, part=name, quote=f"{name}: {listed(broken)} in {look.seconds:.0f} s")
+    symbols = growths(old.counters, pair.now.counters, ["symbol_error"])
+    if pair.rate(sum(symbols.values()), HOUR) > pair.limits.ib_symbol_errors_per_hour:
+        yield FaultFinding(kind=IB_SYMBOLS.id, part=name, quote=f"{name}: {listed(symbols)} in {pair.seconds:.0f} s")
+    broken = growths(old.counters, pair.now.counters, _IB_BROKEN)
+    if broken and pair.rate(max(broken.values()), HOUR) > pair.limits.ib_port_errors_per_hour:
+        yield FaultFinding(kind=IB_ERRORS.id, part=name, quote=f"{name}: {listed(broken)} in {pair.seconds:.0f} s")

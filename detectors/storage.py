@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
-from detectors.findings import FaultFinding, Look, grown, growths
+from detectors.findings import FaultFinding, ReadingPair, grown, growths
 from detectors.readings import CounterGrowth, Disk, Mount, NodeReading, StorageReading
 
 _GB: Final = 10**9
@@ -97,21 +97,21 @@ KERNEL_LINE: Final = re.compile(
 """What the kernel's block layer and file systems write about errors that reach whoever reads or writes."""
 
 
-def judge_storage(look: Look[StorageReading]) -> Iterator[FaultFinding]:
+def judge_storage(pair: ReadingPair[StorageReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's file systems and disks."""
-    before = look.before
-    if not isinstance(look.now.mounts, Unknown):
+    before = pair.before
+    if not isinstance(pair.now.mounts, Unknown):
         old_mounts = {} if before is None or isinstance(before.mounts, Unknown) else {mount.path: mount for mount in before.mounts}
-        for mount in look.now.mounts:
-            yield from _mount(Look(now=mount, before=old_mounts.get(mount.path), seconds=look.seconds, limits=look.limits))
-    if not isinstance(look.now.disks, Unknown) and before is not None and not isinstance(before.disks, Unknown):
+        for mount in pair.now.mounts:
+            yield from _mount(ReadingPair(now=mount, before=old_mounts.get(mount.path), seconds=pair.seconds, limits=pair.limits))
+    if not isinstance(pair.now.disks, Unknown) and before is not None and not isinstance(before.disks, Unknown):
         old_disks = {disk.name: disk for disk in before.disks}
-        for disk in look.now.disks:
-            yield from _disk(Look(now=disk, before=old_disks.get(disk.name), seconds=look.seconds, limits=look.limits))
+        for disk in pair.now.disks:
+            yield from _disk(ReadingPair(now=disk, before=old_disks.get(disk.name), seconds=pair.seconds, limits=pair.limits))
 
 
-def _mount(look: Look[Mount]) -> Iterator[FaultFinding]:
-    mount, old = look.now, look.before
+def _mount(pair: ReadingPair[Mount]) -> Iterator[FaultFinding]:
+    mount, old = pair.now, pair.before
     if mount.failed:
         yield FaultFinding(kind=BROKEN.id, part=mount.path, quote=f"{mount.path}: {os.strerror(mount.failed)}")
     writable = "ro" not in mount.options
@@ -119,7 +119,7 @@ def _mount(look: Look[Mount]) -> Iterator[FaultFinding]:
     if shut and (writable or (old is not None and not NO_WRITES & set(old.own_options))):
         yield FaultFinding(kind=READ_ONLY.id, part=mount.path, quote=f"{mount.path} ({mount.source}): read-only, and was not to be")
     elif writable:
-        yield from _space(mount, look.limits.disk_free)
+        yield from _space(mount, pair.limits.disk_free)
     known = old.errors if old is not None and not isinstance(old.errors, Unknown) else 0
     if more := grown(known, mount.errors):
         yield FaultFinding(kind=IO_ERRORS.id, part=mount.path, quote=f"{mount.path} ({mount.source}): {more} error(s) of the file system")
@@ -131,12 +131,12 @@ def _space(mount: Mount, least: float) -> Iterator[FaultFinding]:
             yield FaultFinding(kind=FULL.id, part=mount.path, quote=f"{mount.path}: {free / whole:.1%} of its {words} left")
 
 
-def _disk(look: Look[Disk]) -> Iterator[FaultFinding]:
-    if look.before is None:
+def _disk(pair: ReadingPair[Disk]) -> Iterator[FaultFinding]:
+    if pair.before is None:
         return
-    more = growths(look.before.counters, look.now.counters, ("reads", "writes", "read_ms", "write_ms"))
+    more = growths(pair.before.counters, pair.now.counters, ("reads", "writes", "read_ms", "write_ms"))
     requests = more.get("reads", 0) + more.get("writes", 0)
     mean = (more.get("read_ms", 0) + more.get("write_ms", 0)) / 1000 / max(requests, 1)
-    if requests >= look.limits.disk_requests and mean > look.limits.disk_seconds:
-        quote = f"{look.now.name}: {mean:.2f} s for each of {requests} requests"
-        yield FaultFinding(kind=SLOW.id, part=look.now.name, quote=quote)
+    if requests >= pair.limits.disk_requests and mean > pair.limits.disk_seconds:
+        quote = f"{pair.now.name}: {mean:.2f} s for each of {requests} requests"
+        yield FaultFinding(kind=SLOW.id, part=pair.now.name, quote=quote)

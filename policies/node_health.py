@@ -10,10 +10,10 @@ from typing import Final
 from detectors.all_kinds import CATALOGUE
 from detectors.catalogue import Fault, RecommendedAction
 from detectors.evidence import NOT_REQUESTED, Unknown
+from detectors.findings import THRESHOLDS
 from detectors.health import judge
 from detectors.probe_result import NodeProbe, UnansweredProbe
 from detectors.readings import NodeReading
-from detectors.thresholds import THRESHOLDS
 
 CLEAN: Final = 3
 """Consecutive probes without a fault before it counts as over, so that health does not flap."""
