@@ -36,7 +36,7 @@ def test_each_policy_goes_back_twice_and_then_stops_with_the_reason(name: str) -
     assert "happened again after 2 restore(s)" in third.reason
 
 
-def test_another_place_is_another_trouble_and_the_numbers_are_the_policys() -> None:
+def test_a_distant_step_is_another_problem_and_the_policy_sets_the_numbers() -> None:
     """Two such losses far apart have nothing to do with each other."""
     policy = Policy(name="p", bad_loss=GoBack(same_data=0, without_batch=1, near=10))
     assert policy.decide(lost_at(77)).decision.skip == (76, 77)

@@ -46,7 +46,7 @@ def test_a_figure_within_its_limit_passes(figures: dict[str, float]) -> None:
     assert apply_thresholds(a_check(figures=figures), LIMITS).mark is CheckMark.PASSED
 
 
-def test_limits_are_held_against_nothing_that_did_not_pass() -> None:
+def test_thresholds_apply_only_to_passed_checks() -> None:
     """What failed says why by itself, and what could not be made has no figures to speak of."""
     for mark in (CheckMark.FAILED, CheckMark.SKIPPED):
         found = a_check(mark, figures={"sent MB/s": 1.0})

@@ -123,7 +123,7 @@ def test_only_a_passed_check_that_used_the_device_proves_anything(kind: str, dev
     assert words in "; ".join(map(str, found)) if words else found == ()
 
 
-def test_a_part_that_could_not_be_tested_keeps_the_node_out_and_says_what_to_do() -> None:
+def test_a_part_that_could_not_be_tested_keeps_the_node_isolated_and_says_what_to_do() -> None:
     """A failure goes before; without a fault to prove wrong the same checks pass."""
     wanted = parts_to_test([CordonedFault(kind="cuda-uncorrectable-ecc")])
     found = outcome("node-0", (*SOUND, NO_GPU), wanted)

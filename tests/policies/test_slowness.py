@@ -47,7 +47,7 @@ WATCH, STAY, MOVE = StragglerOutcome
         (replace(SLOW, moved=tuple(PastMigration(at=NOW, rank=9 + n, node=f"m{n}") for n in range(4))), WATCH, "which is the maximum"),
     ],
 )  # fmt: skip
-def test_the_sum_decides_and_stands_in_the_words(slow: StragglerCase, act: StragglerOutcome, words: str) -> None:
+def test_the_costs_decide_and_are_in_the_reason(slow: StragglerCase, act: StragglerOutcome, words: str) -> None:
     """What it costs to stay, what to move, and what else counts."""
     found = RULE(slow)
     assert found.act is act, found.reason

@@ -80,7 +80,7 @@ def test_ranks_never_stay_beyond_the_last_moment_and_never_leave_with_time_to_sp
     assert NOW + by - last == pytest.approx(min(save + STOP, by / 2), abs=1e-6)
 
 
-def test_the_ladder_leaves_the_node_and_holds_nothing_against_it() -> None:
+def test_a_drained_node_is_left_and_not_isolated() -> None:
     """With a spare it is replaced; without one the job goes on smaller where it may, or waits: nobody need be asked."""
     for facts, action, drop in (
         ({"spares": ("s",), "least": 3}, RecoveryAction.REPLACE_NODE, ("a",)),

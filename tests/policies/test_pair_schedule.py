@@ -59,7 +59,7 @@ def test_one_bad_node_among_three_or_more_is_named_and_all_others_pass(count: in
 
 
 @given(st.integers(2, 4), st.data())
-def test_several_bad_nodes_are_all_named_where_enough_are_well(many: int, data: st.DataObject) -> None:
+def test_several_bad_nodes_are_all_named_where_enough_are_healthy(many: int, data: st.DataObject) -> None:
     """With twice as many good nodes there are two good ones that meet, and each bad one meets one of those that passed."""
     names = [f"n{number}" for number in range(4 * many)]
     bad = set(data.draw(st.lists(st.sampled_from(names), min_size=many, max_size=many, unique=True)))
@@ -84,7 +84,7 @@ def test_partners_are_asked_only_where_they_are_needed() -> None:
     assert next_round(["a", "b"], ["p", "q"], passed) == [], "both are known to be well"
 
 
-def test_a_way_that_is_bad_between_two_good_ends_blames_neither() -> None:
+def test_a_bad_path_between_two_healthy_nodes_blames_neither() -> None:
     """Both are well with others."""
     met = [
         PairTest(a="a", b="b", mark=CheckMark.FAILED, words="slow"),

@@ -74,7 +74,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_why_it_cannot_be_is_said(name: str) -> None:
+def test_the_obstacle_is_named(name: str) -> None:
     """The next action reads it, and so does a person."""
     case, why = REFUSALS[name]
     answer = ShrinkLive()(case)
@@ -104,7 +104,7 @@ def test_an_error_that_follows_the_step_is_not_answered_so_twice() -> None:
     assert "may follow the step" in answer.why
 
 
-def test_what_a_case_says_of_copies_is_kept() -> None:
+def test_a_case_stores_its_model_copies() -> None:
     """A replay decides from the same facts."""
     case = a_loss()
     assert from_record(to_record(case)) == case
@@ -121,7 +121,7 @@ def meshes(draw: st.DrawFn) -> tuple[ModelCopies, frozenset[int], int]:
 
 
 @given(meshes())
-def test_whoever_stays_is_of_a_whole_copy_and_no_whole_copy_is_left_out(mesh: tuple[ModelCopies, frozenset[int], int]) -> None:
+def test_staying_ranks_form_exactly_the_complete_copies(mesh: tuple[ModelCopies, frozenset[int], int]) -> None:
     """Whatever is lost: each copy goes on whole or not at all, and the job never runs on fewer nodes than it needs."""
     copies, lost, width = mesh
     names = [f"n{place}" for place in range(sum(map(len, copies)) // width)]
@@ -147,7 +147,7 @@ def test_whoever_stays_is_of_a_whole_copy_and_no_whole_copy_is_left_out(mesh: tu
 
 
 @given(meshes(), st.dictionaries(st.sampled_from("xyz"), st.integers(0, 4)))
-def test_what_comes_back_makes_copies_whole_and_no_node_holds_more_than_it_can(
+def test_added_ranks_complete_copies_and_fit_on_their_nodes(
     mesh: tuple[ModelCopies, frozenset[int], int], room: dict[str, int]
 ) -> None:
     """Ranks come for whole copies only; and none that there is room for stays away."""

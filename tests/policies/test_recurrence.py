@@ -44,7 +44,7 @@ def passed(rule: Any, case: Case) -> str:
 # -- on many nodes --------------------------------------------------------------------------------------------------------
 
 
-def test_a_fault_on_three_nodes_is_held_against_none() -> None:
+def test_a_fault_on_three_nodes_is_attributed_to_none() -> None:
     """Nodes that have left the job count too: they had it."""
     others = (*before(60, kind="gpu-off-bus", node="x"), *before(599, kind="gpu-off-bus", node="y"))
     case = a_case("gpu-off-bus", spares=("s",), earlier=others)
@@ -177,7 +177,7 @@ def test_a_device_is_told_from_others_where_it_is_known() -> None:
     assert "for time 2 within 86400 s on a (0000:3b:00)" in passed(LeaveWhenRecurring(), known)
 
 
-def test_a_take_over_moves_all_ranks_of_a_node_that_leaves() -> None:
+def test_replace_ranks_moves_all_ranks_of_a_removed_node() -> None:
     """Those that live there too: they go where the spare is."""
     ranks = {"a": (0, 1), "b": (2, 3)}
     case = again(
@@ -193,7 +193,7 @@ def test_a_take_over_moves_all_ranks_of_a_node_that_leaves() -> None:
 # -- comes and goes -------------------------------------------------------------------------------------------------------
 
 
-def test_a_fault_that_comes_and_goes_moves_the_node_out_though_training_went_on() -> None:
+def test_a_flapping_fault_replaces_the_node_though_training_continued() -> None:
     """Also one that is only watched, beside the root of another node."""
     comings = before(100, 200, 300, 400, kind="link-down", root=False)
     case = a_case(KILL, "b", ("link-down", "a"), spares=("s",), earlier=comings)
@@ -203,7 +203,7 @@ def test_a_fault_that_comes_and_goes_moves_the_node_out_though_training_went_on(
     assert "link-down came 5 time(s) within 600 s on a: too often" in decision.reason
 
 
-def test_what_is_told_within_moments_is_one_coming() -> None:
+def test_reports_within_moments_are_one_occurrence() -> None:
     """A storm of lines is not a storm of faults, however long it lasts."""
     storm = before(*(2.0 + 3 * n for n in range(100)), kind="link-down", root=False)
     assert "came 1 time(s)" in passed(LeaveWhenFlapping(), a_case("link-down", spares=("s",), earlier=storm))

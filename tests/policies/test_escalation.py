@@ -197,7 +197,7 @@ MEMBERSHIPS: dict[str, tuple[str, Case, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", MEMBERSHIPS)
-def test_a_decision_says_who_leaves_and_who_comes(name: str) -> None:
+def test_a_decision_names_dropped_and_added_nodes(name: str) -> None:
     """In the order of ranks and of spares."""
     policy, case, facts = MEMBERSHIPS[name]
     decision = decided(policy, case)
@@ -222,7 +222,7 @@ def test_a_node_that_its_peers_do_not_reach_after_a_restart_either_is_replaced()
     assert decided("balanced", a_case("peer-blamed", spares=("s",))).action is IN_PLACE, "the first time may be chance"
 
 
-def test_a_decision_repeats_the_verdict_and_counts() -> None:
+def test_a_decision_repeats_the_diagnosis_and_counts() -> None:
     """A person reads why, and how much is left."""
     second = decided("balanced", a_case(past=SPENT[:1], budget=RecoveryBudget(in_place=5)))
     assert second.reason == f"{a_verdict().reason}; restart 2 of 5 within 3600 s"
@@ -240,7 +240,7 @@ def test_a_decision_repeats_the_verdict_and_counts() -> None:
         ("the user's error", "user-error of node a: what was seen"),
     ],
 )
-def test_giving_up_is_a_clear_verdict(name: str, words: str) -> None:
+def test_failing_the_job_states_a_clear_reason(name: str, words: str) -> None:
     """It says what was tried and what was seen last."""
     reason = decided("balanced", CASES[name][0]).reason
     assert words in reason
@@ -283,7 +283,7 @@ def test_the_policies_are_those_that_a_job_can_name() -> None:
     assert TrainingJob.model_fields["policy"].default == BASE
 
 
-def test_the_rungs_are_words_of_the_history() -> None:
+def test_recovery_actions_are_strings_of_the_history() -> None:
     """They are stored, and must not change."""
     assert [str(action) for action in RecoveryAction] == [
         *("retry-step", "take-over", "narrow", "restart-in-place", "go-back", "replace-node", "shrink", "ask-a-person"),
