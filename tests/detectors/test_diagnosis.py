@@ -283,7 +283,7 @@ def test_a_verdict_says_whom_and_why(name: str) -> None:
     verdict = SCENES[name].verdict()
     assert verdict.root.quote in verdict.reason
     if verdict.root.kind == "user-error":
-        assert "the script and not a node is at fault" in verdict.reason
+        assert "the script is at fault, not a node" in verdict.reason
     else:
         assert verdict.reason.startswith(f"{verdict.root.kind} of {verdict.root.subject}: ")
 
