@@ -1,4 +1,4 @@
-"""The whole catalogue: whoever imports this has every kind, those of logs too. An agent and a flow do without them."""
+"""The complete catalogue, including the kinds of logs, which agents and flows do not load."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ __all__ = ["CATALOGUE", "by_area", "by_place", "diagnosis", "logs", "words_of"]
 
 
 def by_place() -> list[FaultKind]:
-    """Return every kind, those of one component beside each other, in the order of areas."""
+    """Return all kinds, ordered by area and component."""
     areas = list(Area)
     return sorted(CATALOGUE.values(), key=lambda one: (areas.index(one.area), one.component, one.id))
 
 
 def by_area() -> dict[Area, int]:
-    """Return how many kinds there are of each area."""
+    """Return the number of kinds in each area."""
     found = Counter(one.area for one in CATALOGUE.values())
     return {area: found[area] for area in Area}
 
 
 def words_of(sample: Sample) -> str:
-    """Return a sample as a person reads it: a line of a log as it is, other evidence with its fields."""
+    """Format a sample: a log line as it is, other evidence with its fields."""
     evidence = sample.evidence
     if isinstance(evidence, LogLine):
         return evidence.text
-    return "\n".join(map(_said, evidence)) if isinstance(evidence, tuple) else _said(evidence)
+    return "\n".join(map(_format, evidence)) if isinstance(evidence, tuple) else _format(evidence)
 
 
-def _said(value: object) -> str:
-    """Return evidence without what says nothing: fields that are as they are unless somebody looks."""
+def _format(value: object) -> str:
+    """Format evidence without fields that have their default."""
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_said, value))}]"
+        return f"[{', '.join(map(_format, value))}]"
     if not is_dataclass(value) or isinstance(value, type):
         return repr(value)
-    told = {one.name: getattr(value, one.name) for one in fields(value) if not _is_default(getattr(value, one.name), one)}
-    return f"{type(value).__name__}({', '.join(f'{name}={_said(one)}' for name, one in told.items())})"
+    fields_ = {one.name: getattr(value, one.name) for one in fields(value) if not _is_default(getattr(value, one.name), one)}
+    return f"{type(value).__name__}({', '.join(f'{name}={_format(one)}' for name, one in fields_.items())})"
 
 
 def _is_default(value: object, field: Field[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What came of trying a node out: one value for each thing that was tried. Pure, as what was tried is told by programs elsewhere."""
+"""Results of burn-in checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Annotated, Final
 
 LONGEST: Final = 2000
-"""Characters of a text that are kept: it comes from a node that is in doubt."""
+"""Maximum length of a text: it comes from a node that may be faulty."""
 
 
 def _cut(text: str) -> str:
@@ -17,13 +17,13 @@ def _cut(text: str) -> str:
 Text = Annotated[str, _cut]
 
 
-class CheckMark(str, Enum):  # noqa: UP042 (nodes have python 3.10, which knows no StrEnum)
-    """How a trial ended."""
+class CheckMark(str, Enum):  # noqa: UP042 (nodes may have Python 3.10, without StrEnum)
+    """Result of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
-    """It could not run: that is not a pass, and not a failure."""
+    """It could not run: neither passed nor failed."""
 
     def __str__(self) -> str:
         return self.value
@@ -34,16 +34,16 @@ class CheckMark(str, Enum):  # noqa: UP042 (nodes have python 3.10, which knows 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was tried on a node."""
+    """A check on a node."""
 
     name: Text
     mark: CheckMark
     words: Text
-    """What was seen, or why nothing was."""
+    """What was found, or why the check could not run."""
     figures: dict[Text, float] = field(default_factory=dict)
-    """What was measured: each name ends in its unit."""
+    """Measured values; each name ends in its unit."""
     seconds: float = 0.0
     needed: bool = True
-    """A node is not healthy while this check is skipped; otherwise the skip is reported and changes nothing."""
+    """Whether a node is not proven healthy while this check is skipped."""
     devices: tuple[Text, ...] = ()
-    """Devices that the check used, by every name that the node has for them (PCI address, interface, disk, mount point); empty: unknown."""
+    """Devices that the check used, by all their names (PCI address, interface, disk, mount point); empty: unknown."""

@@ -1,17 +1,17 @@
-"""The fault catalogue: every kind Holdfast can name, in one table that the command line, the docs and the history walk."""
+"""The fault catalogue: every fault kind that Holdfast knows, with its recommended action, samples and reference."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, ParamSpec
 
 from detectors.evidence import LogLine, Sample
 
 
 class RecommendedAction(StrEnum):
-    """How much a fault asks for, least to most."""
+    """What a fault recommends, least severe first."""
 
     RECORD = "record"
     MONITOR = "monitor"
@@ -24,7 +24,7 @@ class RecommendedAction(StrEnum):
 
 
 class Blame(StrEnum):
-    """What a fault speaks against."""
+    """What a fault is attributed to."""
 
     GPU = "gpu"
     NODE = "node"
@@ -36,7 +36,7 @@ class Blame(StrEnum):
 
 
 class Area(StrEnum):
-    """Where faults of a kind have their place: the coarsest sorting of the catalogue."""
+    """Area of a fault kind, the coarsest grouping of the catalogue."""
 
     HARDWARE = "hardware"
     NETWORK = "network"
@@ -56,14 +56,14 @@ COMPONENTS: Final[dict[Area, tuple[str, ...]]] = {
     ),
     Area.PROGRESS: ("job", "performance"),
 }  # fmt: skip
-"""Every component, by its area."""
+"""All components by area."""
 
 AREAS: Final[dict[str, Area]] = {component: area for area, components in COMPONENTS.items() for component in components}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultKind:
-    """One kind of fault: what it is, how it is seen, and what it asks for."""
+    """One kind of fault: what it is, how it is detected, and what to do."""
 
     id: str
     title: str
@@ -72,53 +72,61 @@ class FaultKind:
     recommended_action: RecommendedAction
     blame: Blame
     action: str
-    reference: str
     unhealthy: Sample
     healthy: Sample
+    reference: str = "docs/architecture.md"
     weight: int = 50
-    """How near the root of an incident this kind usually is (100: always a root, 0: always an echo of another)."""
+    """How close to the root cause this kind usually is (100: always the root cause, 0: always a secondary failure)."""
     confused_with: tuple[str, ...] = ()
-    """Kinds that it is often taken for, or that often come with it."""
+    """Kinds that are easily confused with it, or often come with it."""
     in_logs: str = ""
-    """What is seen on devices and in logs too: what the logs' entry calls it and asks for, and its line."""
+    """For a kind that devices and logs both show: title, advice and sample line of the logs' definition."""
 
     @property
     def area(self) -> Area:
-        """Where faults of this kind have their place."""
+        """The area of its component."""
         return AREAS[self.component]
 
 
 CATALOGUE: Final[dict[str, FaultKind]] = {}
+"""Fault kind by id."""
+P = ParamSpec("P")
 
 
-def kind(entry: FaultKind) -> FaultKind:
-    """Enter *entry* into the catalogue, and return what stands there; a second one of the same id is a mistake of ours.
+def register(entry: FaultKind) -> FaultKind:
+    """Add *entry* to the catalogue and return the registered kind; raise ``ValueError`` if its id is already taken.
 
-    What is seen in logs and on devices too is entered twice: the entry with the device's evidence stands, whichever comes first.
+    A kind that devices and logs both show is defined twice. The definition with the device's evidence wins; the other one is kept as
+    `in_logs`.
     """
     present = CATALOGUE.get(entry.id)
-    if present is not None and _of_logs(entry) == _of_logs(present):
-        raise ValueError(f"fault kind {entry.id} is entered twice")
     if present is not None:
-        seen, read = (present, entry) if _of_logs(entry) else (entry, present)
-        confused_with = tuple(dict.fromkeys((*seen.confused_with, *read.confused_with)))
-        entry = replace(seen, confused_with=confused_with, in_logs=_as_logs_say(read))
+        if _is_from_logs(entry) == _is_from_logs(present):
+            raise ValueError(f"fault kind {entry.id} is defined twice")
+        measured, logged = (present, entry) if _is_from_logs(entry) else (entry, present)
+        line = logged.unhealthy.evidence.text if isinstance(logged.unhealthy.evidence, LogLine) else ""
+        confused_with = tuple(dict.fromkeys((*measured.confused_with, *logged.confused_with)))
+        in_logs = f"{logged.title} ({logged.recommended_action}: {logged.action}): {line}"
+        entry = replace(measured, confused_with=confused_with, in_logs=in_logs)
     CATALOGUE[entry.id] = entry
     return entry
 
 
-def _as_logs_say(entry: FaultKind) -> str:
-    line = entry.unhealthy.evidence.text if isinstance(entry.unhealthy.evidence, LogLine) else ""
-    return f"{entry.title} ({entry.recommended_action}: {entry.action}): {line}"
-
-
-def _of_logs(entry: FaultKind) -> bool:
+def _is_from_logs(entry: FaultKind) -> bool:
     return isinstance(entry.unhealthy.evidence, LogLine)
+
+
+def _registering(make: Callable[P, FaultKind]) -> Callable[P, FaultKind]:
+    return lambda *args, **fields: register(make(*args, **fields))
+
+
+fault_kind = _registering(FaultKind)
+"""Define a fault kind: takes the fields of `FaultKind` and adds the kind to the catalogue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A catalogue kind seen on a subject."""
+    """An occurrence of a fault kind on a rank, a node or the job."""
 
     kind: str
     at: float
@@ -126,48 +134,48 @@ class Fault:
     rank: int | None = None
     step: int | None = None
     quote: str = ""
-    """The evidence in a person's words."""
+    """The evidence as text."""
     signature: str = ""
-    """What makes two failures the same one (exception type and place, exit status)."""
+    """Identifies equal failures (exception type and place, exit status)."""
     detail: str = ""
     """Longer evidence: a traceback, the last lines printed."""
     source: str = ""
-    """Who told of it: ``kernel log on node-1``, ``worker output of rank 3``; `see` fills it in where a detector does not."""
+    """Who reported it: ``kernel log on node-1``, ``worker output of rank 3``; `see` sets it if the detector does not."""
     device: str = ""
-    """The part of the node it was seen on, where a detector knows it (a PCI address, an interface, a mount)."""
+    """The part of the node that it was seen on, if known (a PCI address, an interface, a mount)."""
 
     @property
     def entry(self) -> FaultKind:
-        """The catalogue's entry of this fault."""
+        """The fault kind in the catalogue."""
         return CATALOGUE[self.kind]
 
     @property
     def subject(self) -> str:
-        """Whom it was seen on."""
+        """The rank, node or job that it was seen on."""
         if self.rank is not None:
             return f"rank {self.rank} on {self.node}"
         return f"node {self.node}" if self.node else "job"
 
 
 NO_ACTION_NEEDED: Final = frozenset({RecommendedAction.RECORD, RecommendedAction.MONITOR})
-"""Levels of faults that need no answer."""
+"""Recommended actions that need no reaction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendedActions:
-    """How much faults ask for: what the catalogue says, but for the kinds of which a policy says otherwise."""
+    """Recommended actions of faults: those of the catalogue, with the overrides of a policy."""
 
     changed: Mapping[str, RecommendedAction] = field(default_factory=dict)
-    """Kind to its level."""
+    """Fault kind to the action that overrides the catalogue's."""
 
     def of(self, fault: Fault) -> RecommendedAction:
-        """Return how much *fault* asks for."""
+        """Return the recommended action of *fault*."""
         return self.changed.get(fault.kind, fault.entry.recommended_action)
 
     def needs_action(self, fault: Fault) -> bool:
-        """Tell whether *fault* asks for an answer."""
+        """Tell whether *fault* needs a reaction."""
         return self.of(fault) not in NO_ACTION_NEEDED
 
 
 CATALOGUE_ACTIONS: Final = RecommendedActions()
-"""Those of the catalogue, unchanged."""
+"""The catalogue's actions without overrides."""

@@ -1,59 +1,60 @@
-"""Faults and what they explain: a graph from `associations`, and the candidates for the root with their weights.
+"""Rank the hypotheses about the root cause of an incident, from the associations between fault kinds.
 
-Each fault is scored by how near the root its kind usually is, how little of it others explain, how much it explains, whether it came
-first (as far as clocks can tell), and how many told of it independently. Scores become weights: shares of one.
+A fault's score depends on how close to a root cause its kind usually is, how little of it other faults explain, how much it explains,
+whether it came first (within clock error), and how many independent sources reported it. Scores are normalized to weights with sum 1.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from detectors.associations import ASSOCIATIONS, Association, Scope, belongs, between
 from detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedActions
-from detectors.locations import device_of
 
 MOST: Final = 16
-"""Candidates that are weighed against each other; the echoes of ten thousand ranks are not compared pair by pair."""
+"""Maximum number of candidates: faults of ten thousand ranks are not compared pairwise."""
 MULTITUDE: Final = 256
-"""From so many subjects on only candidates of some weight are compared with all of them."""
+"""From this many groups on, light candidates are dropped."""
 _LIGHT: Final = 0.2
 NEGLIGIBLE: Final = 0.02
-"""Weight below which an explanation is not kept."""
+"""Weight below which a hypothesis is dropped."""
 _COVERS: Final = 0.5
-"""How much explaining all the rest adds to a score, as a share of it."""
+"""Share that explaining all other faults adds to a score."""
 _LATER: Final = 0.92
-"""What a candidate keeps of its score when something came surely before it that it does not explain."""
+"""Factor for a candidate if an unexplained fault surely came before it."""
 _LONG_BEFORE: Final = 30.0
-"""Seconds before the job stopped: what was there earlier, and training went on, is no root of what it does not explain."""
+"""Seconds before the job stopped: an earlier fault that training survived is not the root cause of what it does not explain."""
 _STALE: Final = 0.4
-"""What such a candidate keeps of its score."""
+"""Factor for such a candidate."""
 _WITNESS: Final = 0.04
-"""What each further independent source adds, up to four."""
+"""Share that each further independent source adds, up to four."""
 _UNORDERED: Final = 0.7
-"""What is left of a rule's strength when the order of cause and effect fits only if clocks differ."""
+"""Factor for a rule if the order of cause and effect fits only within clock error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One explanation of an incident: a fault as its root."""
+    """A hypothesis about an incident: one fault as its root cause."""
 
     fault: Fault
     weight: float
-    """How likely it is beside the others: 0 to 1; those of all candidates are 1 together, but for what is negligible."""
+    """Its likelihood among all candidates, 0 to 1; the sum is 1, apart from dropped ones."""
     reason: str
-    """By which rules it explains the rest."""
+    """The rules by which it explains other faults."""
     evidence: tuple[Fault, ...]
-    """What was told of it itself, earliest first; each with its time and source."""
+    """Reports of the fault itself, earliest first."""
     explains: tuple[Fault, ...] = ()
     unexplained: tuple[Fault, ...] = ()
 
 
 @dataclass(slots=True)
 class _Group:
-    """The faults of one kind seen on one subject."""
+    """The faults of one kind on one rank, node or device."""
 
     faults: list[Fault]
     device: str
@@ -70,7 +71,7 @@ class _Group:
 
     @property
     def needs_action(self) -> bool:
-        """Tell whether they ask for an answer: one that does not is a root only as far as it explains others."""
+        """Tell whether they need a reaction; otherwise they are a root cause only as far as they explain others."""
         return self.recommended_actions.needs_action(self.first)
 
     def sources(self) -> int:
@@ -78,26 +79,26 @@ class _Group:
 
 
 def candidates(faults: Sequence[Fault], recommended_actions: RecommendedActions = CATALOGUE_ACTIONS) -> list[Candidate]:
-    """Return what may be the root of *faults* (at least one), the likeliest first."""
+    """Return the hypotheses about *faults* (at least one), the most likely first."""
     groups = _grouped(faults, recommended_actions)
     runners = _runners(groups)
     links = [[_strength(cause, effect) for effect in groups] for cause in runners]
     places = {id(group): place for place, group in enumerate(groups)}
     reach = _closed(links, [places[id(one)] for one in runners])
     scores = [_score(number, runners, groups, reach) for number in range(len(runners))]
-    whole = sum(scores)
+    total = sum(scores)
     ranked = sorted(
         range(len(runners)), key=lambda number: (-round(scores[number], 9), -runners[number].weight, _order(runners[number].first))
     )
     return [
-        _candidate(runners[number], groups, reach[number], links[number], scores[number] / whole)
+        _candidate(runners[number], groups, reach[number], links[number], scores[number] / total)
         for place, number in enumerate(ranked)
-        if place == 0 or scores[number] >= NEGLIGIBLE * whole
+        if place == 0 or scores[number] >= NEGLIGIBLE * total
     ]
 
 
 def _runners(groups: list[_Group]) -> list[_Group]:
-    """Return the groups that may be the root: the heaviest and first; of a multitude not those that could never outweigh the heaviest."""
+    """Return the groups that may be the root cause: the heaviest and earliest; of many groups only those that can outweigh the heaviest."""
     ranked = sorted(groups, key=lambda one: (not one.needs_action, -one.weight, _order(one.first)))[:MOST]
     if len(groups) <= MULTITUDE:
         return ranked
@@ -105,7 +106,7 @@ def _runners(groups: list[_Group]) -> list[_Group]:
 
 
 def explained(cause: Fault, effect: Fault) -> float:
-    """Return how surely *effect* follows from *cause* directly: 0 to 1."""
+    """Return how strongly *cause* explains *effect* directly: 0 to 1."""
     return _strength(_Group([cause], device_of(cause)), _Group([effect], device_of(effect)))[0]
 
 
@@ -121,7 +122,7 @@ def _order(fault: Fault) -> tuple[float, str, int, str]:
 
 
 def _strength(cause: _Group, effect: _Group) -> tuple[float, str]:
-    """Return how surely *effect* follows from *cause* by one rule, and the rule."""
+    """Return how strongly *cause* explains *effect* by one rule, and the rule's name."""
     if cause is effect:
         return 0.0, ""
     best, name = 0.0, ""
@@ -146,7 +147,7 @@ def _in_scope(scope: Scope, cause: _Group, effect: _Group) -> bool:
 
 
 def _in_window(rule: Association, cause: _Group, effect: _Group) -> float:
-    """Return 1 when the times fit the rule, less when they fit only if clocks differ, 0 when they do not."""
+    """Return 1 if the times fit the rule, less if they fit only within clock error, else 0."""
     between_them = effect.first.at - cause.first.at
     if -rule.before <= between_them <= rule.after:
         return 1.0
@@ -159,7 +160,7 @@ def _slack(one: Fault, other: Fault) -> float:
 
 
 def _closed(links: list[list[tuple[float, str]]], places: list[int]) -> list[list[float]]:
-    """Return how surely each candidate leads to each group, by way of other candidates too."""
+    """Return how strongly each candidate explains each group, also through other candidates."""
     reach = [[strength for strength, _ in row] for row in links]
     for way, place in enumerate(places):
         for number, row in enumerate(reach):
@@ -203,3 +204,48 @@ def _candidate(me: _Group, groups: list[_Group], reach: list[float], links: list
         explains=tuple(fault for group, far in others if far > 0.0 for fault in group.faults),
         unexplained=tuple(fault for group, far in others if far == 0.0 for fault in group.faults),
     )
+
+
+# -- devices and peers named by a fault --------------------------------------------------------------------------------
+
+_BUS: Final = re.compile(r"(?:PCI:|\b)[0-9a-fA-F]{4,8}:(?P<bus>[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
+_PART: Final = re.compile(
+    r"\b(?P<part>mlx[45]_\d+|(?:bond|ib|eth|roce|rdma|enp|ens|eno)\d\w*|nvme\d+(?:n\d+)?|sd[a-z]{1,2}|md\d+|GPU[- ]?\d+|dimm\w*\d)\b",
+    re.IGNORECASE,
+)
+_STAMP: Final = re.compile(r"\b\d{1,2}:\d{2}:\d{2}\b|\d{4}-\d\d-\d\dT?\S*")
+_HOST: Final = re.compile(
+    r"(?:[Pp]eer|[Cc]onnect to|remote (?:peer )?address|connection (?:to|from))\s+(?:address )?"
+    r"\[?(?P<host>[A-Za-z0-9][\w.-]*)\]?\s*[<:](?P<port>\d+)"
+)
+_GLOO: Final = re.compile(r"\[(?P<host>[0-9a-fA-F.:]+)\]:\d+")
+_NUMBERS: Final = r"\d+(?:\s*,\s*\d+)*"
+_RANKS: Final = re.compile(
+    r"(?i)\b(?:remote rank|peer rank|from rank|to rank|rank\(s\)|dead ranks?|missing ranks?|peer)[ :=]+"
+    rf"\[?(?P<ranks>{_NUMBERS})\b(?![.<:\w])"
+    rf"|\branks? \[?(?P<failed>{_NUMBERS})\]? "
+    r"(?:failed to pass|did not (?:arrive|come|join|call)|not respond|is dead|has not joined)"
+)
+
+
+def device_of(fault: Fault) -> str:
+    """Return the device of *fault*: from the detector, or from its text; empty if there is none."""
+    return device_in(fault.device) or fault.device or device_in(fault.quote)
+
+
+@lru_cache(maxsize=4096)
+def device_in(text: str) -> str:
+    """Return the device that *text* names, normalized; empty if there is none."""
+    text = _STAMP.sub(" ", text)
+    if found := _BUS.search(text):
+        return found["bus"].lower()
+    return found["part"].lower() if (found := _PART.search(text)) else ""
+
+
+@lru_cache(maxsize=16384)
+def peers_in(text: str) -> frozenset[str]:
+    """Return the peers that *text* names: hosts and addresses as written, ranks as ``rank 3``."""
+    hosts = {found["host"] for pattern in (_HOST, _GLOO) for found in pattern.finditer(text)}
+    lists = [found["ranks"] or found["failed"] for found in _RANKS.finditer(text)]
+    ranks = {f"rank {number.strip()}" for one in lists for number in one.split(",")}
+    return frozenset(hosts | ranks)

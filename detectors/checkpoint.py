@@ -1,14 +1,39 @@
-"""Faults of checkpoints, as the worker that met them reports them. Training goes on through all of them."""
+"""Faults of checkpoints and of in-memory snapshots, as workers and agents report them. Training continues through all of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from detectors.catalogue import Fault, RecommendedAction
-from detectors.evidence import CheckpointFailure, HangLimits
-from detectors.reported_kinds import Row, enter
+from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
+from detectors.evidence import CheckpointFailure, Evidence, HangLimits, MemstoreFailure, Sample, WorkerExit
 
-_KINDS: Final[tuple[Row, ...]] = (
+Row = tuple[str, str, RecommendedAction, str]
+"""Kind, title, recommended action, advice."""
+_HEALTHY: Final = Sample(WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
+
+
+def _define(rows: Iterable[Row], *, component: str, source: str, reports: Callable[[str], Evidence]) -> frozenset[str]:
+    """Define the fault kinds of *rows*, each with a sample from *reports*; return their ids."""
+    known = set()
+    for name, title, recommended_action, action in rows:
+        fault_kind(
+            id=name,
+            title=title,
+            component=component,
+            source=source,
+            recommended_action=recommended_action,
+            blame=Blame.STORAGE,
+            action=action,
+            unhealthy=Sample(reports(name)),
+            healthy=_HEALTHY,
+            weight=30,
+        )
+        known.add(name)
+    return frozenset(known)
+
+
+_CHECKPOINT_KINDS: Final[tuple[Row, ...]] = (
     (
         "checkpoint-corrupt",
         "A checkpoint's bytes are not those that were written",
@@ -65,8 +90,8 @@ _KINDS: Final[tuple[Row, ...]] = (
     ),
 )
 
-_KNOWN: Final = enter(
-    _KINDS,
+_KNOWN: Final = _define(
+    _CHECKPOINT_KINDS,
     component="checkpoint",
     source="worker's report",
     reports=lambda name: CheckpointFailure(node="n0", rank=0, at=0.0, kind=name, path="/ckpt/step-00000100", why="sample", step=100),
@@ -86,3 +111,37 @@ def see_trouble(seen: CheckpointFailure, _limits: HangLimits) -> Fault:
         quote=f"{seen.path}: {seen.why}",
         signature=f"{seen.kind} {seen.path}",
     )
+
+
+_MEMSTORE_KINDS: Final[tuple[Row, ...]] = (
+    (
+        "memory-none",
+        "A node keeps no state in memory",
+        RecommendedAction.RECORD,
+        "give it a memory file system at /dev/shm (in a container: `--shm-size`), or set `checkpoint.memory.every: 0` to do without",
+    ),
+    (
+        "memory-limit",
+        "A node has no memory left for the replicas of another one",
+        RecommendedAction.MONITOR,
+        "raise `checkpoint.memory.limit`, spread the ranks over more nodes, or set `checkpoint.memory.replicas: 0`",
+    ),
+    (
+        "replica-lost",
+        "A node's snapshots have no replica on another node",
+        RecommendedAction.MONITOR,
+        "see the reason; replicas are sent again as soon as the other node can be reached",
+    ),
+)
+
+_ = _define(
+    _MEMSTORE_KINDS,
+    component="memory",
+    source="agent's report",
+    reports=lambda name: MemstoreFailure(node="n0", at=0.0, kind=name, why="sample"),
+)
+
+
+def see_memory(seen: MemstoreFailure, _limits: HangLimits) -> Fault:
+    """Name a trouble with memory."""
+    return Fault(kind=seen.kind, at=seen.at, node=seen.node, quote=seen.why, signature=seen.kind)

@@ -1,27 +1,28 @@
-"""Faults that no single observer tells: what several nodes share, what comes again and again in one place, whom several ranks accuse.
+"""Faults that follow from several observations: on shared infrastructure, recurring on one device, or a peer that several ranks blame.
 
-The tables (`associations.toml`) say of which kinds, on how many nodes and within what time.
+`associations.toml` defines the kinds, the number of nodes and the time window.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from detectors.associations import ASSOCIATIONS, Accused, Family, Repeats, Shared, traits_of
-from detectors.catalogue import CATALOGUE, Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.catalogue import CATALOGUE, Blame, Fault, RecommendedAction, fault_kind
+from detectors.causes import device_in, device_of, peers_in
 from detectors.evidence import LogLine, Sample
 from detectors.gpu_readings import Xid, XidEvent
-from detectors.locations import device_in, device_of, peers_in
 
 if TYPE_CHECKING:
     from detectors.diagnosis import PastFailure
 
-_HEARD: Final = 256
-"""Faults that are searched for whom they accuse, the first ones."""
+_MAX_SEARCHED: Final = 256
+"""Maximum number of faults to search for blamed peers."""
 _NAMED: Final = 4
-"""Subjects that a quote names."""
+"""Maximum number of names in a quote."""
 
 
 def _lines(text: str, nodes: int = 2, rank: int | None = None) -> tuple[LogLine, ...]:
@@ -37,76 +38,60 @@ def _xids(node: str, code: int, times: int) -> tuple[XidEvent, ...]:
 _DOWN: Final = "mlx5_core 0000:3b:00.0 ens1f0np0: Link down"
 _STALE: Final = "nfs: server 10.0.0.9 not responding, timed out"
 
-SWITCH: Final = kind(
-    FaultKind(
-        id="network-switch-failed",
-        title="The links of several nodes went down at once: what they hang on failed",
-        component="network",
-        source="diagnosis",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.NETWORK,
-        action="look at the switch or router that these nodes share; the nodes themselves are well",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=_lines(_DOWN)),
-        healthy=Sample(evidence=_lines(_DOWN, nodes=1)),
-        weight=94,
-    )
+_define = partial(fault_kind, source="diagnosis", recommended_action=RecommendedAction.RESTART)
+SWITCH: Final = _define(
+    id="network-switch-failed",
+    title="The links of several nodes went down at once: the switch they share failed",
+    component="network",
+    blame=Blame.NETWORK,
+    action="look at the switch or router that these nodes share; the nodes themselves are healthy",
+    unhealthy=Sample(_lines(_DOWN)),
+    healthy=Sample(_lines(_DOWN, nodes=1)),
+    weight=94,
 )
-STORAGE_SERVICE: Final = kind(
-    FaultKind(
-        id="storage-service-failed",
-        title="Several nodes lost the same storage at once: the service failed, not the nodes",
-        component="network file system",
-        source="diagnosis",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.STORAGE,
-        action="look at the storage service and the network to it; the nodes themselves are well",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=_lines(_STALE)),
-        healthy=Sample(evidence=_lines(_STALE, nodes=1)),
-        weight=90,
-    )
+STORAGE_SERVICE: Final = _define(
+    id="storage-service-failed",
+    title="Several nodes lost the same storage at once: the service failed, not the nodes",
+    component="network file system",
+    blame=Blame.STORAGE,
+    action="look at the storage service and the network to it; the nodes themselves are healthy",
+    unhealthy=Sample(_lines(_STALE)),
+    healthy=Sample(_lines(_STALE, nodes=1)),
+    weight=90,
 )
-SUSPECT_GPU: Final = kind(
-    FaultKind(
-        id="gpu-suspect",
-        title="Kernels fail again and again on one GPU, and on no other",
-        component="gpu",
-        source="diagnosis, history",
-        recommended_action=RecommendedAction.EVICT,
-        blame=Blame.GPU,
-        action="take the node out and test the GPU: the same code runs well on the others",
-        reference="https://docs.nvidia.com/deploy/xid-errors/",
-        unhealthy=Sample(evidence=_xids("n0", 13, 3)),
-        healthy=Sample(evidence=(*_xids("n0", 13, 2), *_xids("n1", 13, 1))),
-        weight=92,
-        confused_with=("user-error",),
-    )
+SUSPECT_GPU: Final = _define(
+    id="gpu-suspect",
+    title="Kernels fail again and again on one GPU, and on no other",
+    component="gpu",
+    source="diagnosis, history",
+    recommended_action=RecommendedAction.EVICT,
+    blame=Blame.GPU,
+    action="take the node out and test the GPU: the same code runs on the others",
+    reference="https://docs.nvidia.com/deploy/xid-errors/",
+    unhealthy=Sample(_xids("n0", 13, 3)),
+    healthy=Sample((*_xids("n0", 13, 2), *_xids("n1", 13, 1))),
+    weight=92,
+    confused_with=("user-error",),
 )
-BLAMED: Final = kind(
-    FaultKind(
-        id="peer-blamed",
-        title="Several ranks say that one peer does not answer them",
-        component="communication",
-        source="diagnosis",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.NODE,
-        action="restart the workers; replace the node that they name if it comes again",
-        reference="docs/architecture.md",
-        unhealthy=Sample(
-            evidence=tuple(
-                LogLine(text="NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", at=n / 10, node=f"n{n}", rank=n)
-                for n in range(2)
-            )
-        ),
-        healthy=Sample(evidence=_lines("NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", nodes=1, rank=0)),
-        weight=45,
-    )
+BLAMED: Final = _define(
+    id="peer-blamed",
+    title="Several ranks report that one peer does not answer",
+    component="communication",
+    blame=Blame.NODE,
+    action="restart the workers; replace the named node if it happens again",
+    unhealthy=Sample(
+        evidence=tuple(
+            LogLine(text="NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", at=n / 10, node=f"n{n}", rank=n)
+            for n in range(2)
+        )
+    ),
+    healthy=Sample(_lines("NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", nodes=1, rank=0)),
+    weight=45,
 )
 
 
 def inferred(faults: Sequence[Fault], past: Iterable[PastFailure], members: int, places: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield the faults that *faults* add up to, with the *past* failures of the job, when *members* nodes hold ranks."""
+    """Yield the faults that follow from *faults* and the job's *past* failures; *members* is the number of nodes with ranks."""
     for shared in ASSOCIATIONS.shared:
         yield from _shared(shared, _of(shared.of, faults), members)
     for repeats in ASSOCIATIONS.repeats:
@@ -116,13 +101,13 @@ def inferred(faults: Sequence[Fault], past: Iterable[PastFailure], members: int,
 
 
 def _of(family: Family, faults: Iterable[Fault]) -> list[Fault]:
-    told = list(faults)
-    kinds = {name for name in {fault.kind for fault in told} if family.takes(traits_of(name))}
-    return sorted((fault for fault in told if fault.kind in kinds), key=lambda fault: (fault.at, fault.node or ""))
+    faults = list(faults)
+    kinds = {name for name in {fault.kind for fault in faults} if family.takes(traits_of(name))}
+    return sorted((fault for fault in faults if fault.kind in kinds), key=lambda fault: (fault.at, fault.node or ""))
 
 
 def _shared(rule: Shared, faults: list[Fault], members: int) -> Iterator[Fault]:
-    """Yield what the nodes share: within the window around the newest, on enough of them."""
+    """Yield a fault of shared infrastructure: enough nodes have the fault within the window before the newest one."""
     if not faults:
         return
     within = [fault for fault in faults if fault.node and fault.at >= faults[-1].at - rule.window]
@@ -131,11 +116,11 @@ def _shared(rule: Shared, faults: list[Fault], members: int) -> Iterator[Fault]:
         return
     span = within[-1].at - within[0].at
     quote = f"{within[0].kind} on {_few(nodes)} within {span:.1f} s: {within[0].quote}"[:500]
-    yield Fault(kind=rule.kind, at=within[0].at, quote=quote, signature=rule.kind, source=_told(within))
+    yield Fault(kind=rule.kind, at=within[0].at, quote=quote, signature=rule.kind, source=_sources(within))
 
 
 def _repeated(rule: Repeats, faults: list[Fault], past: Iterable[PastFailure]) -> Iterator[Fault]:
-    """Yield the device on which alone the failures come, again and again."""
+    """Yield a fault of the only device on which the failures recur."""
     seen: dict[tuple[str | None, str], list[float]] = defaultdict(list)
     for fault in faults:
         seen[fault.node, device_of(fault)].append(fault.at)
@@ -150,14 +135,20 @@ def _repeated(rule: Repeats, faults: list[Fault], past: Iterable[PastFailure]) -
         where = f"device {device}" if device else "one GPU"
         quote = f"{len(times)} times on {where} of {node} within {max(times) - min(times):.0f} s, and nowhere else: {faults[0].quote}"[:500]
         yield Fault(
-            kind=rule.kind, at=faults[0].at, node=node, quote=quote, signature=f"{rule.kind} {device}", source=_told(faults), device=device
+            kind=rule.kind,
+            at=faults[0].at,
+            node=node,
+            quote=quote,
+            signature=f"{rule.kind} {device}",
+            source=_sources(faults),
+            device=device,
         )
 
 
 def _accused(rule: Accused, faults: list[Fault], places: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield the peer that most observers name; who is accused on its own node's word alone is not."""
+    """Yield a fault of the peer that most ranks on other nodes blame."""
     by_peer: dict[tuple[str, int | None], list[Fault]] = defaultdict(list)
-    for fault in faults[:_HEARD]:
+    for fault in faults[:_MAX_SEARCHED]:
         for name in peers_in(f"{fault.quote}\n{fault.detail}"):
             node = places.get(name, "" if name.startswith("rank ") or places else name)
             if node and node != fault.node:
@@ -165,10 +156,10 @@ def _accused(rule: Accused, faults: list[Fault], places: Mapping[str, str]) -> I
     ranked = sorted(by_peer.items(), key=lambda item: (-len(_observers(item[1])), item[0][0], item[0][1] or 0))
     if not ranked or len(_observers(ranked[0][1])) < rule.observers:
         return
-    (node, rank), told = ranked[0]
-    who = f"{len(_observers(told))} ranks ({_few(sorted({fault.subject for fault in told}))})"
-    quote = f"{who} say that {f'rank {rank} on {node}' if rank is not None else node} does not answer: {told[0].quote}"[:500]
-    yield Fault(kind=rule.kind, at=told[0].at, node=node, rank=rank, quote=quote, signature=rule.kind, source=_told(told))
+    (node, rank), reports = ranked[0]
+    ranks = f"{len(_observers(reports))} ranks ({_few(sorted({fault.subject for fault in reports}))})"
+    quote = f"{ranks} report that {f'rank {rank} on {node}' if rank is not None else node} does not answer: {reports[0].quote}"[:500]
+    yield Fault(kind=rule.kind, at=reports[0].at, node=node, rank=rank, quote=quote, signature=rule.kind, source=_sources(reports))
 
 
 def _observers(faults: Iterable[Fault]) -> set[tuple[str | None, int | None]]:
@@ -179,7 +170,7 @@ def _rank(name: str) -> int | None:
     return int(name.removeprefix("rank ")) if name.startswith("rank ") else None
 
 
-def _told(faults: Iterable[Fault]) -> str:
+def _sources(faults: Iterable[Fault]) -> str:
     return _few(sorted({fault.source for fault in faults if fault.source})) or "diagnosis"
 
 

@@ -1,7 +1,7 @@
-"""From all evidence of an incident to one verdict: the root over its echoes, the user's code when a failure follows the step.
+"""Diagnose an incident: from all evidence to the root cause and its secondary failures, or to a user error if the failure follows the step.
 
-What explains what, what several nodes share, what makes a failure the script's and how long to wait for more are tables of the catalogue
-(`associations.toml`); `causes` weighs the explanations by them, `correlation` adds what no single fault tells.
+The rules (what explains what, what nodes share, what makes a failure the script's, how long to wait for more evidence) are tables in
+`associations.toml`. `causes` ranks the hypotheses, `correlation` infers faults from several observations.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from detectors.associations import ASSOCIATIONS, follows_step, script_rule, settle_rule
-from detectors.catalogue import CATALOGUE_ACTIONS, Blame, Fault, FaultKind, RecommendedAction, RecommendedActions, kind
-from detectors.causes import NEGLIGIBLE, Candidate, candidates, explained
-from detectors.checkpoint import see_trouble
-from detectors.copies import see_copies
+from detectors.catalogue import CATALOGUE_ACTIONS, Blame, Fault, RecommendedAction, RecommendedActions, fault_kind
+from detectors.causes import NEGLIGIBLE, Candidate, candidates, device_of, explained
+from detectors.checkpoint import see_memory, see_trouble
 from detectors.correlation import inferred
 from detectors.evidence import (
     AgentUnreachable,
@@ -47,64 +46,58 @@ from detectors.evidence import (
 from detectors.gpu_readings import XidEvent
 from detectors.groups import see_broken, see_take_over
 from detectors.health import see_growth, see_reading
-from detectors.locations import device_of
-from detectors.losses import see_bad_loss, see_losses, see_same_state
-from detectors.memory import see_memory
-from detectors.node import see_leaving, see_severed, see_silence
+from detectors.losses import see_bad_loss, see_copies, see_losses, see_same_state
+from detectors.node import see_leaving, see_severed, see_silence, see_word
 from detectors.process import see_exit, see_start, see_stop
 from detectors.progress import see_cut_short, see_overrun, see_progress
 from detectors.readings import CounterGrowth, NodeReading, Reading
-from detectors.scheduler import see_word
 from detectors.sources import source_of
 from detectors.stragglers import see_paces, see_step_times
 from detectors.xids import see_xid
 
 _BROKEN = WorkerException(type="ValueError", message="bad shape", traceback='File "train.py", line 3, in <module>')
 
-USER_ERROR: Final = kind(
-    FaultKind(
-        id="user-error",
-        title="The script fails the same way at the same step wherever it runs",
-        component="user code",
-        source="diagnosis",
-        recommended_action=RecommendedAction.USER_ERROR,
-        blame=Blame.USER_CODE,
-        action="mend the script: the traceback of the first failing rank is in the incident; running the job again will not help",
-        reference="docs/architecture.md",
-        unhealthy=Sample(
-            evidence=(
-                WorkerExit(node="n0", rank=0, at=0.0, code=1, step=7, raised=_BROKEN),
-                WorkerExit(node="n1", rank=1, at=0.1, code=1, step=7, raised=_BROKEN),
-            )
-        ),
-        healthy=Sample(
-            evidence=(
-                WorkerExit(node="n0", rank=0, at=0.0, signal=9, step=7),
-                WorkerExit(node="n1", rank=1, at=0.1, signal=9, step=7),
-            )
-        ),
-        weight=99,
-    )
+USER_ERROR: Final = fault_kind(
+    id="user-error",
+    title="The script fails the same way at the same step wherever it runs",
+    component="user code",
+    source="diagnosis",
+    recommended_action=RecommendedAction.USER_ERROR,
+    blame=Blame.USER_CODE,
+    action="fix the script: the traceback of the first failing rank is in the incident; running the job again will not help",
+    unhealthy=Sample(
+        evidence=(
+            WorkerExit(node="n0", rank=0, at=0.0, code=1, step=7, raised=_BROKEN),
+            WorkerExit(node="n1", rank=1, at=0.1, code=1, step=7, raised=_BROKEN),
+        )
+    ),
+    healthy=Sample(
+        evidence=(
+            WorkerExit(node="n0", rank=0, at=0.0, signal=9, step=7),
+            WorkerExit(node="n1", rank=1, at=0.1, signal=9, step=7),
+        )
+    ),
+    weight=99,
 )
 
 SILENCE_SECONDS: Final = 5.0
-"""After how long a silent agent is noticed, unless the caller knows better (`limits.agent_silence`)."""
+"""Seconds after which an unreachable agent is noticed, by default (`limits.agent_silence`)."""
 _FOLLOWS: Final = 0.9
-"""Share of the weight of failures that the script takes once they follow the step."""
+"""Share of the weight of failures that moves to the script once they follow the step."""
 _SURELY: Final = 0.5
-"""From this strength on what a fault elsewhere explains is not held against a node."""
+"""From this strength on, a fault that another one elsewhere explains does not count against its node."""
 _SAME_TIME: Final = 1.0
-"""Seconds before a root within which a warning may belong to it: clocks differ."""
+"""Clock error in seconds within which a warning may belong to the root cause."""
 _NO_NAME: Final[Mapping[str, str]] = {}
 
 
 def _see_line(seen: LogLine, limits: HangLimits) -> Fault | None:
-    from detectors.logs import see_line  # noqa: PLC0415 (a thousand signatures: only who has lines reads them)
+    from detectors.logs import see_line  # noqa: PLC0415 (loads a thousand signatures, only if there are lines)
 
     return see_line(seen, limits)
 
 
-LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | list[Fault] | None]]] = {
+DETECTORS: Final[dict[type, Callable[[Any, HangLimits], Fault | list[Fault] | None]]] = {
     WorkerExit: see_exit,
     WorkerStop: see_stop,
     AgentUnreachable: see_silence,
@@ -130,12 +123,12 @@ LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | list[Fault] | None]]
     FrozenParameters: see_same_state,
     LogLine: _see_line,
 }
-"""Which detector reads which evidence: the one place where a new kind of evidence is entered."""
+"""Type of evidence to its detector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastFailure:
-    """A failure of this job that was answered earlier, as far as the diagnosis needs it."""
+    """An earlier failure of this job."""
 
     node: str | None
     step: int | None
@@ -147,29 +140,29 @@ class PastFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The verdict on one incident: the *root* fault, what else was seen, and why this one is the root."""
+    """Diagnosis of an incident: the *root* cause, its secondary failures, and the reason."""
 
     root: Fault
     secondary_failures: tuple[Fault, ...]
     reason: str
     candidates: tuple[Candidate, ...] = ()
-    """The explanations that were weighed, the root's first."""
+    """All hypotheses, the most likely first."""
     excused: tuple[Fault, ...] = ()
-    """Faults that ask for a node to leave, and are not that node's: what another one did to it, or words that its workers printed."""
+    """Faults that do not count against their node: caused by another one, or only printed by its workers."""
 
     def against_nodes(self) -> tuple[Fault, ...]:
-        """Return the faults for which the nodes they were seen on have to answer."""
+        """Return the faults that count against the nodes they were seen on."""
         excused = {id(fault) for fault in self.excused}
         return tuple(fault for fault in (self.root, *self.secondary_failures) if id(fault) not in excused)
 
 
 def see(evidence: Iterable[Evidence | Reading], limits: HangLimits) -> list[Fault]:
     """Return the faults in *evidence*, in its order."""
-    return [fault for item in evidence for fault in _look(item, limits)]
+    return [fault for item in evidence for fault in _detect(item, limits)]
 
 
-def _look(item: Evidence | Reading, limits: HangLimits) -> Iterator[Fault]:
-    found = LOOKS[type(item)](item, limits)
+def _detect(item: Evidence | Reading, limits: HangLimits) -> Iterator[Fault]:
+    found = DETECTORS[type(item)](item, limits)
     for fault in found if isinstance(found, list) else [found] if found is not None else []:
         yield fault if fault.source else replace(fault, source=source_of(item))
 
@@ -177,10 +170,10 @@ def _look(item: Evidence | Reading, limits: HangLimits) -> Iterator[Fault]:
 def evidence_wait_seconds(
     faults: Iterable[Fault], members: int, *, silence: float = SILENCE_SECONDS, recommended_actions: RecommendedActions = CATALOGUE_ACTIONS
 ) -> float:
-    """Return how many seconds to wait for more evidence before the verdict, when *members* nodes hold ranks.
+    """Return how many seconds to wait for more evidence before the diagnosis; *members* is the number of nodes with ranks.
 
-    Nothing for a root that speaks for itself; a moment for a failure that other nodes may share; when all that is known are echoes, as long
-    as it takes to notice the node that caused them, *silence* seconds if it says nothing at all.
+    0 for a root cause that is certain, a moment for a failure that other nodes may share. If only secondary failures are known: long enough
+    to notice the node that caused them, *silence* seconds if it is unreachable.
     """
     acting = [fault for fault in faults if recommended_actions.needs_action(fault)]
     rule = settle_rule(candidates(acting, recommended_actions)[0].fault.kind) if acting else None
@@ -198,44 +191,53 @@ def diagnose(
     places: Mapping[str, str] = _NO_NAME,
     recommended_actions: RecommendedActions = CATALOGUE_ACTIONS,
 ) -> Diagnosis:
-    """Return the verdict on *faults* (at least one), knowing the *past* failures of the job and how many nodes hold ranks.
+    """Return the diagnosis of *faults* (at least one), given the job's *past* failures and the number of nodes with ranks.
 
-    *places* maps what faults call a peer (``rank 3``, a host, an address) to its node; *recommended_actions* say how much faults ask for.
+    *places* maps the names of peers in faults (``rank 3``, a host, an address) to nodes.
     """
-    told = [*faults, *inferred(faults, past, members, places)]
-    weighed = candidates(told, recommended_actions)
-    root = weighed[0].fault
-    why = _at_once(root, told, members) or _again(root, past, members)
+    all_faults = [*faults, *inferred(faults, past, members, places)]
+    ranked = candidates(all_faults, recommended_actions)
+    root = ranked[0].fault
+    why = _at_once(root, all_faults, members) or _again(root, past, members)
     if why is None:
-        others = tuple(fault for fault in told if fault is not root)
-        reason = f"{root.kind} of {root.subject}: {root.quote}" + _beside(weighed[0], recommended_actions)
+        others = tuple(fault for fault in all_faults if fault is not root)
+        reason = f"{root.kind} of {root.subject}: {root.quote}" + _summary(ranked[0], recommended_actions)
         return Diagnosis(
-            root=root, secondary_failures=others, reason=reason, candidates=tuple(weighed), excused=_excused(weighed[0], told, members)
+            root=root, secondary_failures=others, reason=reason, candidates=tuple(ranked), excused=_excused(ranked[0], all_faults, members)
         )
-    reason = f"{root.quote}: {why}, so the script and not a node is at fault"
-    blamed = replace(root, kind=USER_ERROR.id)
+    reason = f"{root.quote}: {why}, so the script is at fault, not a node"
+    user_error = replace(root, kind=USER_ERROR.id)
     return Diagnosis(
-        root=blamed, secondary_failures=tuple(told), reason=reason, candidates=_the_script(blamed, why, weighed), excused=tuple(told)
+        root=user_error,
+        secondary_failures=tuple(all_faults),
+        reason=reason,
+        candidates=_with_script(user_error, why, ranked),
+        excused=tuple(all_faults),
     )
 
 
-def _the_script(root: Fault, why: str, weighed: list[Candidate]) -> tuple[Candidate, ...]:
-    """Put the script in front of the explanations that were weighed: it takes the place of the failures that follow the step."""
-    first = weighed[0].fault
-    twins = [one for one in weighed if (one.fault.kind, _likeness(one.fault)) == (first.kind, _likeness(first))]
-    told = sum(one.weight for one in twins)
+def _with_script(root: Fault, why: str, ranked: list[Candidate]) -> tuple[Candidate, ...]:
+    """Put the script in front of the hypotheses: it replaces the failures that follow the step."""
+    first = ranked[0].fault
+    twins = [one for one in ranked if (one.fault.kind, _identity(one.fault)) == (first.kind, _identity(first))]
+    weight = sum(one.weight for one in twins)
     seen = tuple(sorted((fault for one in twins for fault in one.evidence), key=lambda fault: fault.at))
     explains = {id(fault): fault for one in twins for fault in one.explains if fault not in seen}
-    unexplained = tuple(fault for fault in weighed[0].unexplained if id(fault) not in explains and fault not in seen)
+    unexplained = tuple(fault for fault in ranked[0].unexplained if id(fault) not in explains and fault not in seen)
     script = Candidate(
-        fault=root, weight=round(told * _FOLLOWS, 4), reason=why, evidence=seen, explains=tuple(explains.values()), unexplained=unexplained
+        fault=root,
+        weight=round(weight * _FOLLOWS, 4),
+        reason=why,
+        evidence=seen,
+        explains=tuple(explains.values()),
+        unexplained=unexplained,
     )
-    rest = [replace(one, weight=round(one.weight * (1 - _FOLLOWS), 4)) if one in twins else one for one in weighed]
+    rest = [replace(one, weight=round(one.weight * (1 - _FOLLOWS), 4)) if one in twins else one for one in ranked]
     return script, *sorted((one for one in rest if one.weight >= NEGLIGIBLE), key=lambda one: -one.weight)
 
 
 def _excused(root: Candidate, faults: Sequence[Fault], members: int) -> tuple[Fault, ...]:
-    """Return the faults that ask for a node to leave for what is not its own doing: what is said of most nodes is of none."""
+    """Return the faults that do not count against their node; a fault on most nodes counts against none."""
     elsewhere = {id(fault) for fault in root.explains if fault.node != root.fault.node and explained(root.fault, fault) >= _SURELY}
     printed = {id(fault) for fault in faults if fault.rank is not None and isinstance(fault.entry.unhealthy.evidence, LogLine)}
     nodes = Counter(kind for kind, _ in {(fault.kind, fault.node) for fault in faults if fault.node and fault.kind != root.fault.kind})
@@ -245,25 +247,25 @@ def _excused(root: Candidate, faults: Sequence[Fault], members: int) -> tuple[Fa
 
 
 def unexplained_faults(root: Candidate, recommended_actions: RecommendedActions) -> list[Fault]:
-    """Return the faults that *root* does not explain, without warnings from before it: training went on through those."""
+    """Return the faults that *root* does not explain, without earlier warnings, which training survived."""
     return [fault for fault in root.unexplained if recommended_actions.needs_action(fault) or fault.at >= root.fault.at - _SAME_TIME]
 
 
-def _beside(root: Candidate, recommended_actions: RecommendedActions) -> str:
-    """Say what else was seen: causes of their own, how many symptoms follow, and how many other faults the root leaves unexplained."""
+def _summary(root: Candidate, recommended_actions: RecommendedActions) -> str:
+    """Summarize other faults: further root causes, the number of secondary failures, and of unexplained faults."""
     left = unexplained_faults(root, recommended_actions)
     own = [fault for fault in left if fault.entry.weight >= ASSOCIATIONS.own]
     rest = len(left) - len(own)
     follow = len(root.explains) + len(root.evidence) - 1
     words = "".join(f"; also {fault.kind} of {fault.subject}" for fault in own)
-    words += f"; {follow} {'symptom follows' if follow == 1 else 'symptoms follow'} from it" if follow else ""
+    words += f"; {follow} {'secondary failure' if follow == 1 else 'secondary failures'}" if follow else ""
     return words + (f"; {rest} unrelated {'fault' if rest == 1 else 'faults'} at the same time" if rest else "")
 
 
 def _at_once(root: Fault, faults: Sequence[Fault], members: int) -> str | None:
-    """Say that *root* is seen on several nodes in this incident, if that makes it the script's."""
+    """Return the reason if *root* is a user error because several nodes have it in this incident."""
     rule = script_rule(root.kind)
-    twins = {fault.node for fault in faults if fault.node and _likeness(fault) == _likeness(root)}
+    twins = {fault.node for fault in faults if fault.node and _identity(fault) == _identity(root)}
     if rule is None or not root.node or len(twins) < (members if rule.together == "all" else rule.together):
         return None
     if rule.reason:
@@ -272,9 +274,9 @@ def _at_once(root: Fault, faults: Sequence[Fault], members: int) -> str | None:
 
 
 def _again(root: Fault, past: tuple[PastFailure, ...], members: int) -> str | None:
-    """Say that *root* came before at the same step on another node (or on the only one), if that makes it the script's.
+    """Return the reason if *root* is a user error because it happened before at the same step on another node (or on the only one).
 
-    Where no step is known, the same line may have failed hours apart for reasons of the node's: then it takes three times.
+    Without a known step the same line may fail hours apart because of the node: then it takes three occurrences.
     """
     twins = [old for old in past if (old.signature, old.step) == (root.signature, root.step)]
     if not follows_step(root.kind) or len(twins) < (1 if root.step is not None else 2):
@@ -287,8 +289,8 @@ def _again(root: Fault, past: tuple[PastFailure, ...], members: int) -> str | No
     return None
 
 
-def _likeness(fault: Fault) -> tuple[str, int | None]:
-    """Return what two failures on two nodes have in common when they are one: of what the driver tells, the device is each node's own."""
+def _identity(fault: Fault) -> tuple[str, int | None]:
+    """Return what equal failures on two nodes have in common; of driver errors only the kind, as the device differs."""
     return fault.kind if fault.rank is None and device_of(fault) else fault.signature, fault.step
 
 

@@ -1,6 +1,6 @@
-"""Raw signals as values. Who fetched them, and how, a detector cannot know.
+"""Evidence about jobs: raw signals as values, independent of how they were collected.
 
-Every time is in seconds on one clock of the reader's choice; ages are seconds already passed when the evidence was taken.
+Times are in seconds on one clock that the collector chooses; ages are in seconds before the evidence was collected.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Evidence that could not be had, and why: neither healthy nor a fault."""
+    """Evidence that could not be collected, and why: neither healthy nor a fault."""
 
     why: str
 
 
-NOT_REQUESTED: Final = Unknown("not asked for")
-"""What stands where nobody looked."""
+NOT_REQUESTED: Final = Unknown("not requested")
+"""Value of evidence that was not requested."""
 Number = int | Unknown
-"""A count, or why it is not known."""
+"""A count, or why it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerException:
-    """An exception that left a worker's script."""
+    """An exception that ended a worker's script."""
 
     type: str
     message: str
@@ -36,7 +36,7 @@ class WorkerException:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
-    """The end of a worker's process."""
+    """The exit of a worker's process."""
 
     node: str
     rank: int
@@ -44,120 +44,120 @@ class WorkerExit:
     code: int | None = None
     signal: int | None = None
     finished: bool = False
-    """It had said that all its steps are done, or its script reports no steps."""
+    """It had reported that all steps are done, or its script reports no steps."""
     step: int | None = None
     raised: WorkerException | None = None
     oom: str | Unknown | None = None
-    """The kernel's line about an out-of-memory kill of this process."""
+    """The kernel's log line about an out-of-memory kill of this process."""
     output: str = ""
     """The last lines it printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStop:
-    """A worker that a signal stopped, and that nobody let go on."""
+    """A worker that a signal stopped and that was not continued."""
 
     node: str
     rank: int
     at: float
     signal: int
     seconds: float
-    """How long it has stood still."""
+    """How long it has been stopped."""
     step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentUnreachable:
-    """An agent that no longer speaks."""
+    """An agent that no longer answers."""
 
     node: str
     at: float
     why: str
     node_answers: bool | Unknown
-    """Whether a second, independent look reached the node."""
+    """Whether an independent second check reached the node."""
     step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePartitioned:
-    """A node that can be asked, and that other nodes do not reach."""
+    """A node that answers the controller, and that other nodes cannot reach."""
 
     node: str
     at: float
     peers: tuple[str, ...]
-    """Those that were tried and do not meet it."""
+    """Nodes that tried to connect and failed."""
     why: str
-    """Why the first of them did not."""
+    """Why the first of them failed."""
     alone: bool = True
-    """It meets nobody while others meet each other: what is wrong is at its end. Else it is between the two, or nobody knows where."""
+    """It reaches no node while others reach each other, so the problem is on its side; otherwise the location is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingOperation:
-    """An operation of a group that a rank has begun and that has not ended there."""
+    """An operation of a process group that a rank has started and not finished."""
 
     way: str = ""
-    """Empty for what all members take part in; ``send>3`` or ``recv<3`` for what passes between two ranks."""
+    """Empty for a collective; ``send>3`` or ``recv<3`` for point-to-point operations."""
     number: int
-    """The how manieth of its way in this group, from 1: members agree about it."""
+    """Its sequence number among operations of this direction in the group, from 1; equal on all members."""
     name: str
     size: int = 0
-    """Elements of its first tensor."""
+    """Number of elements of its first tensor."""
     kind: str = ""
-    """Their type."""
+    """Data type of its first tensor."""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupProgress:
-    """How far a rank is in one group."""
+    """Progress of a rank in one process group."""
 
     name: str
     ranks: tuple[int, ...]
     counts: Mapping[str, int]
-    """Operations begun, by their way."""
+    """Number of started operations by direction."""
     pending: tuple[PendingOperation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """Where a rank stands, as it told when it was asked."""
+    """Status of a rank, as it reported on request."""
 
     waits: str = ""
-    """What it waits for (``gradients``, ``pipeline``, ``vote``, ``data``, ...); empty while it works, as far as can be seen."""
+    """What it waits for (``gradients``, ``pipeline``, ``vote``, ``data``, ...); empty while it computes."""
     seconds: float = 0.0
-    """For how long."""
+    """For how long it has waited."""
     groups: tuple[GroupProgress, ...] = ()
     place: str = ""
-    """The innermost line of the user's own code."""
+    """The innermost line of the user's code."""
     stack: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProgress:
-    """How far one rank is."""
+    """Progress of one rank."""
 
     node: str
     step: int
     age: float
-    """Seconds since its last sign of progress (a step, a section's begin or end, its start)."""
+    """Seconds since its last progress (a step, the start or end of a section, its start)."""
     section: str | None = None
     section_limit: float | None = None
     process: str = "?"
     """The kernel's one-letter process state."""
     wait: str = ""
-    """The kernel function it sleeps in, if it could be read."""
+    """The kernel function that it sleeps in, if known."""
     managed: bool = True
-    """It has announced itself, so that steps are expected of it."""
+    """It uses the runtime, so that steps are expected of it."""
     status: RankStatus | None = None
-    """Where it stands, if it was asked since its last sign of progress and has answered."""
+    """Its status, if it was requested since its last progress and was answered."""
     heard: bool = True
-    """Its agent has told of it in this generation."""
+    """Its agent has reported it in this generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far all ranks are, now."""
+    """Progress of all ranks."""
 
     at: float
     ranks: dict[int, RankProgress]
@@ -167,24 +167,24 @@ class Progress:
     """Seconds since the workers of this generation started."""
     steps_expected: bool = True
     output_age: float | None = None
-    """Seconds since any worker printed anything, or ended."""
+    """Seconds since any worker printed something or exited."""
     moved: float | None = None
-    """Seconds since ranks were last seen to get on within their step: operations of groups that begin."""
+    """Seconds since ranks last started an operation within their step."""
     status_requested: bool = False
-    """All ranks were asked where they stand, long enough ago to have answered."""
+    """The status of all ranks was requested long enough ago for an answer."""
     longest_pause: float = 0.0
-    """The longest time without progress after which this job went on by itself."""
+    """The longest time without progress from which this job continued by itself."""
     printed: bool = True
-    """Whether any rank has printed anything since the start."""
+    """Whether any rank has printed something since the start."""
     ended: tuple[int, ...] = ()
-    """Ranks that have ended with status 0, while those in `ranks` still run."""
+    """Ranks that exited with status 0 while those in `ranks` still run."""
     since_end: float = 0.0
-    """Seconds since the newest of these ends."""
+    """Seconds since the last of them exited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonFiniteLoss:
-    """A rank's loss that is no number, after one that was."""
+    """A rank's non-finite loss after a finite one."""
 
     node: str
     rank: int
@@ -192,14 +192,14 @@ class NonFiniteLoss:
     step: int
     loss: float
     alone: bool = False
-    """No other rank told the like, although they had the time."""
+    """No other rank reported one in time."""
     good: str = ""
-    """What there is from before, in words."""
+    """The checkpoint from before, as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossHistory:
-    """The newest losses that rank 0 told of, oldest first."""
+    """The newest losses of rank 0, oldest first."""
 
     at: float
     losses: tuple[tuple[int, float], ...]
@@ -208,7 +208,7 @@ class LossHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """How long the newest steps of a generation took, oldest first, all since its warm-up."""
+    """Step times of a generation since its warm-up, oldest first."""
 
     at: float
     steps: tuple[tuple[int, float], ...]
@@ -217,60 +217,60 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBreakdown:
-    """How a rank's steps spent their time: medians of a block of steps, in seconds a step."""
+    """Where the time of a rank's steps went: medians of a block of steps, in seconds per step."""
 
     own: float
-    """Own work: neither waiting for other ranks nor for data."""
+    """Compute: neither waiting for other ranks nor for data."""
     talk: float
-    """Waiting for other ranks: for those that are slower, and for what passes between them."""
+    """Waiting for other ranks and for transfers."""
     data: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBreakdowns:
-    """How all ranks spent their time, block by block since the warm-up of the generation."""
+    """Step time breakdowns of all ranks, block by block since the warm-up of the generation."""
 
     at: float
     step: int
     nodes: Mapping[int, str]
     first: Mapping[int, tuple[StepBreakdown, ...]]
-    """By rank, the first blocks after the warm-up: what the newest are compared with."""
+    """By rank, the first blocks after the warm-up, as a baseline."""
     blocks: Mapping[int, tuple[StepBreakdown, ...]]
     """By rank, the newest blocks, oldest first."""
     roles: tuple[tuple[int, ...], ...] = ()
-    """Sets of ranks that do the same work; empty where that is not known."""
+    """Sets of ranks with the same work; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaDigests:
-    """Digests of the parameters of ranks that hold copies of one state, after the same step."""
+    """Digests of the parameters of replicas, after the same step."""
 
     at: float
     step: int
     nodes: Mapping[int, str]
     digests: Mapping[int, str]
     sums: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """By rank, the sums of single tensors, where they were asked for."""
+    """By rank, checksums of single tensors, if requested."""
     equal_at: int | None = None
     """The newest step after which they were equal."""
     good: str = ""
-    """What there is from before the difference, in words."""
+    """The checkpoint from before the difference, as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenParameters:
-    """A rank whose parameters are the same to the bit in check after check."""
+    """A rank whose parameters stay bit-equal in consecutive checks."""
 
     at: float
     node: str
     rank: int
     steps: tuple[int, ...]
-    """The steps of those checks, oldest first."""
+    """Steps of the checks, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailure:
-    """What a worker said about a checkpoint that is not whole, or could not be written."""
+    """A checkpoint that is incomplete or could not be written, as a worker reported."""
 
     node: str
     rank: int
@@ -283,7 +283,7 @@ class CheckpointFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemstoreFailure:
-    """What a node's agent said about state that is not kept in memory, or not on another node."""
+    """In-memory snapshots that cannot be stored or replicated, as an agent reported."""
 
     node: str
     at: float
@@ -303,7 +303,7 @@ class StartFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFailure:
-    """What a worker that lives said of a process group that no longer works."""
+    """A broken process group, as a live worker reported."""
 
     node: str
     rank: int
@@ -315,7 +315,7 @@ class GroupFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceRanksFailure:
-    """A take-over that somebody who has a part in it cannot carry out: a worker, or the agent of *node*."""
+    """A replacement of ranks that a worker, or the agent of *node*, cannot carry out."""
 
     node: str
     at: float
@@ -325,60 +325,60 @@ class ReplaceRanksFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryTimeout:
-    """A recovery that did not bring the job to a step within its action's deadline."""
+    """A recovery that brought no step within its action's deadline."""
 
     at: float
     action: str
     seconds: float
     limit: float
     reached: dict[int, tuple[str, int, str]] = field(default_factory=dict)
-    """Rank to its node, how far its start came (higher is further), and that in words."""
+    """Rank to its node, the phase that its start reached (higher is later), and the phase's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLeaving:
-    """A node whose time is up: its ranks could not move while training went on, and it will be gone in a moment."""
+    """A node that is about to be removed, and whose ranks could not migrate."""
 
     node: str
     at: float
     why: str
-    """Who takes it away, when and why; and why its ranks are on it still. Empty: nobody does."""
+    """Who removes it, when and why, and why its ranks are still on it. Empty: it stays."""
     step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerNodeState:
-    """What the scheduler says of a node."""
+    """State of a node in the scheduler."""
 
     node: str
     at: float
     states: tuple[str, ...]
-    """In its own words, in capitals: `DOWN`, `NOT_RESPONDING`, `DRAIN`, `ALLOCATED` and so on."""
+    """The scheduler's names, in capitals: `DOWN`, `NOT_RESPONDING`, `DRAIN`, `ALLOCATED`, ..."""
     reason: str = ""
-    """What somebody wrote beside it."""
+    """The reason in the scheduler."""
     ours: bool = False
-    """It was drained by Holdfast."""
+    """Holdfast drained it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptedRecovery:
-    """Ranks that a flow had stopped for a recovery which it did not live to finish."""
+    """Ranks that a controller stopped for a recovery and did not restart before it died."""
 
     at: float
     state: str
-    """What the history says the job was doing."""
+    """The job's state in the history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """A line of any log, or a whole traceback."""
+    """A log line, or a complete traceback."""
 
     text: str
     at: float = 0.0
     node: str | None = None
     rank: int | None = None
     log: str = "log"
-    """What it stands in, such as ``kernel log``."""
+    """The log, such as ``kernel log``."""
 
 
 Evidence = (
@@ -408,7 +408,7 @@ Evidence = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangLimits:
-    """When no progress is a hang: at least *least* seconds and *factor* median steps, and *timeout* seconds where nothing proves it."""
+    """When missing progress is a hang: after *least* seconds and *factor* median steps if proven, else after *timeout* seconds."""
 
     first_step: float = 1800.0
     least: float = 2.0
@@ -420,9 +420,9 @@ class HangLimits:
     end_grace: float = 300.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """An example of evidence for a kind: by what it is seen, or what looks alike and is none."""
+    """An example of evidence for a fault kind: either it shows the fault, or it looks alike and is healthy."""
 
     evidence: Any
-    limits: HangLimits = field(default_factory=HangLimits)
+    limits: HangLimits = field(default_factory=HangLimits, kw_only=True)

@@ -1,120 +1,88 @@
-"""Faults seen in the exception that ended a worker's script, whether the worker told it or only printed it."""
+"""Faults from the exception that ended a worker's script, reported or printed."""
 
 from __future__ import annotations
 
 import errno
+from functools import partial
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
 from detectors.evidence import Sample, WorkerException, WorkerExit
 from detectors.sources import exception_report
 from detectors.tracebacks import places_in
 
 ERRNO_3: Final = "https://man7.org/linux/man-pages/man3/errno.3.html"
-FINISHED: Final = Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
+FINISHED: Final = Sample(WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
 
 
 def an_exit(**facts: object) -> Sample:
-    """Return a sample of a worker's end."""
-    return Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, step=7, **facts))  # type: ignore[arg-type]
+    """Return a sample of a worker's exit."""
+    return Sample(WorkerExit(node="n0", rank=0, at=0.0, step=7, **facts))  # type: ignore[arg-type]
 
 
-EXCEPTION: Final = kind(
-    FaultKind(
-        id="worker-exception",
-        title="A worker's script raised an exception",
-        component="worker",
-        source="exception report, worker output",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="restart once with the ranks on other nodes; the same exception at the same step there is the user's error",
-        reference="https://docs.python.org/3/tutorial/errors.html",
-        unhealthy=an_exit(code=1, raised=WorkerException(type="ValueError", message="bad batch")),
-        healthy=FINISHED,
-        weight=60,
-    )
+_define = partial(fault_kind, source="exception report, worker output", recommended_action=RecommendedAction.RESTART, healthy=FINISHED)
+EXCEPTION: Final = _define(
+    id="worker-exception",
+    title="A worker's script raised an exception",
+    component="worker",
+    blame=Blame.PROCESS,
+    action="restart once with the ranks on other nodes; the same exception at the same step there is the user's error",
+    reference="https://docs.python.org/3/tutorial/errors.html",
+    unhealthy=an_exit(code=1, raised=WorkerException(type="ValueError", message="bad batch")),
+    weight=60,
 )
-PEER_LOST: Final = kind(
-    FaultKind(
-        id="worker-peer-lost",
-        title="A worker failed because another one went away",
-        component="communication",
-        source="exception report, worker output",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.NONE,
-        action="look for the peer that failed first; restart the workers",
-        reference="https://docs.pytorch.org/docs/stable/distributed.html",
-        unhealthy=an_exit(code=1, raised=WorkerException(type="RuntimeError", message="Connection reset by peer", peer_lost=True)),
-        healthy=FINISHED,
-        weight=5,
-    )
+PEER_LOST: Final = _define(
+    id="worker-peer-lost",
+    title="A worker failed because a peer was lost",
+    component="communication",
+    blame=Blame.NONE,
+    action="look for the peer that failed first; restart the workers",
+    reference="https://docs.pytorch.org/docs/stable/distributed.html",
+    unhealthy=an_exit(code=1, raised=WorkerException(type="RuntimeError", message="Connection reset by peer", peer_lost=True)),
+    weight=5,
 )
-GPU_MEMORY: Final = kind(
-    FaultKind(
-        id="worker-gpu-out-of-memory",
-        title="A worker asked for more GPU memory than is free",
-        component="gpu memory",
-        source="exception report, worker output",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.USER_CODE,
-        action="restart once: another process may have held the memory; then the user's to mend",
-        reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
-        unhealthy=an_exit(
-            code=1, raised=WorkerException(type="torch.OutOfMemoryError", message="CUDA out of memory. Tried to allocate 2 GiB")
-        ),
-        healthy=FINISHED,
-        weight=65,
-    )
+GPU_MEMORY: Final = _define(
+    id="worker-gpu-out-of-memory",
+    title="A worker requested more GPU memory than is free",
+    component="gpu memory",
+    blame=Blame.USER_CODE,
+    action="restart once: another process may have held the memory; then the user must fix it",
+    reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+    unhealthy=an_exit(code=1, raised=WorkerException(type="torch.OutOfMemoryError", message="CUDA out of memory. Tried to allocate 2 GiB")),
+    weight=65,
 )
-DISK_FULL: Final = kind(
-    FaultKind(
-        id="worker-disk-full",
-        title="A worker failed because a disk has no space left",
-        component="storage",
-        source="exception report, worker output",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.STORAGE,
-        action="free space, or move the job's output",
-        reference=ERRNO_3,
-        unhealthy=an_exit(code=1, raised=WorkerException(type="OSError", message="[Errno 28] No space left on device", errno=28)),
-        healthy=FINISHED,
-        weight=70,
-    )
+DISK_FULL: Final = _define(
+    id="worker-disk-full",
+    title="A worker failed because a disk has no space left",
+    component="storage",
+    blame=Blame.STORAGE,
+    action="free space, or move the job's output",
+    reference=ERRNO_3,
+    unhealthy=an_exit(code=1, raised=WorkerException(type="OSError", message="[Errno 28] No space left on device", errno=28)),
+    weight=70,
 )
-STORAGE: Final = kind(
-    FaultKind(
-        id="worker-storage-failed",
-        title="A worker failed because storage did: an I/O error, a stale mount, a file system gone read-only",
-        component="storage",
-        source="exception report, worker output",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.STORAGE,
-        action="restart; if it comes again look at the mount and at the kernel's log",
-        reference=ERRNO_3,
-        unhealthy=an_exit(code=1, raised=WorkerException(type="OSError", message="[Errno 5] Input/output error: '/data/shard-3'", errno=5)),
-        healthy=FINISHED,
-        weight=68,
-    )
+STORAGE: Final = _define(
+    id="worker-storage-failed",
+    title="A worker failed because storage did: an I/O error, a stale mount, a file system gone read-only",
+    component="storage",
+    blame=Blame.STORAGE,
+    action="restart; if it happens again check the mount and the kernel's log",
+    reference=ERRNO_3,
+    unhealthy=an_exit(code=1, raised=WorkerException(type="OSError", message="[Errno 5] Input/output error: '/data/shard-3'", errno=5)),
+    weight=68,
 )
-NETWORK: Final = kind(
-    FaultKind(
-        id="worker-service-unreachable",
-        title="A worker failed because something that its script uses over the network did not answer",
-        component="network",
-        source="exception report, worker output",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.NETWORK,
-        action="restart; if it comes again look at the service that the script asks",
-        reference=ERRNO_3,
-        unhealthy=an_exit(
-            code=1, raised=WorkerException(type="ConnectionRefusedError", message="[Errno 111] Connection refused", errno=111)
-        ),
-        healthy=FINISHED,
-        weight=50,
-    )
+NETWORK: Final = _define(
+    id="worker-service-unreachable",
+    title="A worker failed because something that its script uses over the network did not answer",
+    component="network",
+    blame=Blame.NETWORK,
+    action="restart; if it happens again check the service that the script uses",
+    reference=ERRNO_3,
+    unhealthy=an_exit(code=1, raised=WorkerException(type="ConnectionRefusedError", message="[Errno 111] Connection refused", errno=111)),
+    weight=50,
 )
 
-# Numbers that speak against the world and not against the code, however many nodes they come from at once.
+# Error numbers of the environment, not of the code, however many nodes have them at once.
 _BY_ERRNO: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), DISK_FULL.id),
     **dict.fromkeys((errno.EIO, errno.EROFS, errno.ESTALE, errno.EREMOTEIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN), STORAGE.id),
@@ -124,11 +92,11 @@ _BY_ERRNO: Final = {
 }
 _GPU_MEMORY: Final = ("CUDA out of memory", "CUDA error: out of memory")
 INTERRUPT: Final = "worker-sigint"
-"""Python makes an exception of this signal; it is nobody's error."""
+"""Python raises an exception for this signal; it is no error."""
 
 
 def kind_of(raised: WorkerException) -> str:
-    """Return the kind of fault that *raised* tells of."""
+    """Return the fault kind of *raised*."""
     if raised.peer_lost:
         return PEER_LOST.id
     if raised.type == "KeyboardInterrupt":
@@ -143,11 +111,11 @@ def kind_of(raised: WorkerException) -> str:
 
 
 def see_exception(seen: WorkerExit, raised: WorkerException, source: str = "") -> Fault:
-    """Name the exception that ended a worker's script; type and innermost place make two of them the same.
+    """Return the fault of the exception that ended a worker's script; type and innermost location identify equal ones.
 
-    *source* is where it was read; the worker's own report, unless the caller knows better.
+    *source*: where it was read; by default the worker's own report.
     """
-    name = raised.type.removeprefix("__main__.")  # a worker that prints it says it without
+    name = raised.type.removeprefix("__main__.")  # printed tracebacks omit it
     first = next(iter(raised.message.strip().splitlines()), "")
     place = next(reversed(places_in(raised.traceback)), "?")
     return Fault(

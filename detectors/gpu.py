@@ -1,12 +1,14 @@
-"""Kinds of faults of GPUs, their links and their driver, as NVML shows them; `gpu_judges` finds them."""
+"""Faults of GPUs, their links and their driver, from NVML readings."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
+from detectors.findings import MINUTE, SECOND, FaultFinding, ReadingPair, above, grown
 from detectors.gpu_readings import Clocks, Ecc, Fabric, Gpu, GpuProcess, GpuReading, NvLink, Pcie, Power, RemappedRows, RetiredPages
 from detectors.readings import CounterGrowth, NodeReading
 
@@ -28,7 +30,7 @@ def _after(before: NodeReading, now: NodeReading) -> CounterGrowth:
 
 
 def _seen(**facts: Any) -> Sample:  # noqa: ANN401
-    return Sample(evidence=_reading(**facts))
+    return Sample(_reading(**facts))
 
 
 def _clocks(reasons: int) -> Clocks:
@@ -62,216 +64,386 @@ def _power(limit: int) -> Power:
     return Power(draw=300_000, limit=limit, default_limit=700_000)
 
 
-_entry = partial(FaultKind, component="gpu", source="NVML", blame=Blame.GPU, reference=NVML, weight=60)
+_define = partial(fault_kind, component="gpu", source="NVML", blame=Blame.GPU, reference=NVML, weight=60)
 
-OFF_BUS: Final = kind(
-    _entry(
-        id="gpu-off-bus",
-        title="A GPU no longer answers on its bus",
-        recommended_action=RecommendedAction.EVICT,
-        action="replace the node; a reboot or a power cycle may bring the GPU back, and it has to prove itself before it is used",
-        reference="https://docs.nvidia.com/deploy/xid-errors/",
-        unhealthy=_seen(failed=15),
-        healthy=_seen(failed=0),
-        weight=98,
-    )
+OFF_BUS: Final = _define(
+    id="gpu-off-bus",
+    title="A GPU no longer answers on its bus",
+    recommended_action=RecommendedAction.EVICT,
+    action="replace the node; a reboot or a power cycle may bring the GPU back, and it has to prove itself before it is used",
+    reference="https://docs.nvidia.com/deploy/xid-errors/",
+    unhealthy=_seen(failed=15),
+    healthy=_seen(failed=0),
+    weight=98,
 )
-RESET_REQUIRED: Final = kind(
-    _entry(
-        id="gpu-reset-required",
-        title="The driver asks for a reset of a GPU or its node",
-        recommended_action=RecommendedAction.RESET_GPU,
-        action="move the ranks off, reset the GPU (or reboot, as it asks) and test it before it is used",
-        unhealthy=_seen(recovery_action=1),
-        healthy=_seen(recovery_action=0),
-        weight=92,
-    )
+RESET_REQUIRED: Final = _define(
+    id="gpu-reset-required",
+    title="The driver asks for a reset of a GPU or its node",
+    recommended_action=RecommendedAction.RESET_GPU,
+    action="move the ranks off, reset the GPU (or reboot, as it asks) and test it before it is used",
+    unhealthy=_seen(recovery_action=1),
+    healthy=_seen(recovery_action=0),
+    weight=92,
 )
-UNUSABLE: Final = kind(
-    _entry(
-        id="gpu-unusable",
-        title="NVML cannot be started or a GPU not be opened, for a reason of the node's own",
-        recommended_action=RecommendedAction.EVICT,
-        action="replace the node and look at the kernel's log; a reboot often helps",
-        unhealthy=Sample(evidence=_node(failed=999, gpus=Unknown("nvmlInit: Unknown Error"))),
-        healthy=Sample(evidence=_node(gpus=Unknown("nvmlInit: NVML Shared Library Not Found"))),
-        weight=91,
-    )
+UNUSABLE: Final = _define(
+    id="gpu-unusable",
+    title="NVML cannot be started or a GPU not be opened, for a reason of the node's own",
+    recommended_action=RecommendedAction.EVICT,
+    action="replace the node and look at the kernel's log; a reboot often helps",
+    unhealthy=Sample(_node(failed=999, gpus=Unknown("nvmlInit: Unknown Error"))),
+    healthy=Sample(_node(gpus=Unknown("nvmlInit: NVML Shared Library Not Found"))),
+    weight=91,
 )
-DRIVER_MISSING: Final = kind(
-    _entry(
-        id="driver-not-loaded",
-        title="A node has GPUs, and the NVIDIA driver is not loaded",
-        recommended_action=RecommendedAction.EVICT,
-        blame=Blame.NODE,
-        action="load the driver (`modprobe nvidia`) or reboot; see why it was not loaded",
-        unhealthy=Sample(evidence=_node(failed=9, gpus=Unknown("nvmlInit: Driver Not Loaded"))),
-        healthy=Sample(evidence=_node(failed=9, on_bus=(), gpus=Unknown("nvmlInit: Driver Not Loaded"))),
-        weight=91,
-    )
+DRIVER_MISSING: Final = _define(
+    id="driver-not-loaded",
+    title="A node has GPUs, and the NVIDIA driver is not loaded",
+    recommended_action=RecommendedAction.EVICT,
+    blame=Blame.NODE,
+    action="load the driver (`modprobe nvidia`) or reboot; see why it was not loaded",
+    unhealthy=Sample(_node(failed=9, gpus=Unknown("nvmlInit: Driver Not Loaded"))),
+    healthy=Sample(_node(failed=9, on_bus=(), gpus=Unknown("nvmlInit: Driver Not Loaded"))),
+    weight=91,
 )
-DRIVER_MISMATCH: Final = kind(
-    _entry(
-        id="driver-mismatch",
-        title="The NVIDIA library and the loaded kernel module are of different versions",
-        recommended_action=RecommendedAction.EVICT,
-        blame=Blame.NODE,
-        action="reboot, or unload and load the module: an update was installed beside a running driver",
-        unhealthy=Sample(evidence=_node(failed=18, gpus=Unknown("nvmlInit: Driver/library version mismatch"))),
-        healthy=Sample(evidence=_node(module_version="550.54.15", driver_version="550.54.15", gpus=())),
-        weight=91,
-    )
+DRIVER_MISMATCH: Final = _define(
+    id="driver-mismatch",
+    title="The NVIDIA library and the loaded kernel module are of different versions",
+    recommended_action=RecommendedAction.EVICT,
+    blame=Blame.NODE,
+    action="reboot, or unload and load the module: an update was installed beside a running driver",
+    unhealthy=Sample(_node(failed=18, gpus=Unknown("nvmlInit: Driver/library version mismatch"))),
+    healthy=Sample(_node(module_version="550.54.15", driver_version="550.54.15", gpus=())),
+    weight=91,
 )
-ECC: Final = kind(
-    _entry(
-        id="gpu-ecc-uncorrectable",
-        title="A GPU's memory lost data that its error correction could not restore",
-        recommended_action=RecommendedAction.RESET_GPU,
-        action="restart the ranks on another GPU, reset this one, and replace it when it comes again",
-        reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
-        unhealthy=_seen(ecc=_ecc(volatile=1, aggregate=1)),
-        healthy=_seen(ecc=_ecc(volatile=0, aggregate=4)),
-        weight=90,
-    )
+ECC: Final = _define(
+    id="gpu-ecc-uncorrectable",
+    title="A GPU's memory lost data that its error correction could not restore",
+    recommended_action=RecommendedAction.RESET_GPU,
+    action="restart the ranks on another GPU, reset this one, and replace it when it comes again",
+    reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
+    unhealthy=_seen(ecc=_ecc(volatile=1, aggregate=1)),
+    healthy=_seen(ecc=_ecc(volatile=0, aggregate=4)),
+    weight=90,
 )
-REMAP_PENDING: Final = kind(
-    _entry(
-        id="gpu-row-remap-pending",
-        title="A GPU has broken memory that is replaced at its next reset",
-        recommended_action=RecommendedAction.DRAIN,
-        action="reset the GPU at the next pause",
-        reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
-        unhealthy=_seen(rows=_rows(pending=True)),
-        healthy=_seen(rows=_rows()),
-    )
+REMAP_PENDING: Final = _define(
+    id="gpu-row-remap-pending",
+    title="A GPU has broken memory that is replaced at its next reset",
+    recommended_action=RecommendedAction.DRAIN,
+    action="reset the GPU at the next pause",
+    reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
+    unhealthy=_seen(rows=_rows(pending=True)),
+    healthy=_seen(rows=_rows()),
 )
-REMAP_FAILED: Final = kind(
-    _entry(
-        id="gpu-row-remap-failed",
-        title="A GPU has broken memory and nothing left to replace it",
-        recommended_action=RecommendedAction.EVICT,
-        action="take the GPU out of service and have it replaced: this is a condition of its warranty",
-        reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
-        unhealthy=_seen(rows=_rows(failed=True)),
-        healthy=_seen(rows=_rows()),
-        weight=89,
-    )
+REMAP_FAILED: Final = _define(
+    id="gpu-row-remap-failed",
+    title="A GPU has broken memory and nothing left to replace it",
+    recommended_action=RecommendedAction.EVICT,
+    action="take the GPU out of service and have it replaced: this is a condition of its warranty",
+    reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
+    unhealthy=_seen(rows=_rows(failed=True)),
+    healthy=_seen(rows=_rows()),
+    weight=89,
 )
-PAGES: Final = kind(
-    _entry(
-        id="gpu-pages-retired",
-        title="A GPU has retired as many memory pages as it can, or waits for a reset to retire more",
-        recommended_action=RecommendedAction.DRAIN,
-        action="reset the GPU if pages are pending; have it replaced if its list is full",
-        reference="https://docs.nvidia.com/deploy/dynamic-page-retirement/",
-        unhealthy=_seen(pages=_pages(63)),
-        healthy=_seen(pages=_pages(5)),
-    )
+PAGES: Final = _define(
+    id="gpu-pages-retired",
+    title="A GPU has retired as many memory pages as it can, or waits for a reset to retire more",
+    recommended_action=RecommendedAction.DRAIN,
+    action="reset the GPU if pages are pending; have it replaced if its list is full",
+    reference="https://docs.nvidia.com/deploy/dynamic-page-retirement/",
+    unhealthy=_seen(pages=_pages(63)),
+    healthy=_seen(pages=_pages(5)),
 )
-THROTTLE: Final = kind(
-    _entry(
-        id="gpu-thermal-throttle",
-        title="A GPU slows itself down for heat",
-        recommended_action=RecommendedAction.MONITOR,
-        action="check cooling and the air around; its ranks hold all others up",
-        unhealthy=_seen(clocks=_clocks(0x40)),
-        healthy=_seen(clocks=_clocks(0x04)),
-    )
+THROTTLE: Final = _define(
+    id="gpu-thermal-throttle",
+    title="A GPU slows itself down for heat",
+    recommended_action=RecommendedAction.MONITOR,
+    action="check cooling and the air around; its ranks hold all others up",
+    unhealthy=_seen(clocks=_clocks(0x40)),
+    healthy=_seen(clocks=_clocks(0x04)),
 )
-POWER_BRAKE: Final = kind(
-    _entry(
-        id="gpu-power-brake",
-        title="A GPU is slowed down from outside for want of power",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.NODE,
-        action="check power supplies and the rack's power",
-        unhealthy=_seen(clocks=_clocks(0x88)),
-        healthy=_seen(clocks=_clocks(0x04)),
-    )
+POWER_BRAKE: Final = _define(
+    id="gpu-power-brake",
+    title="A GPU is slowed down from outside for want of power",
+    recommended_action=RecommendedAction.MONITOR,
+    blame=Blame.NODE,
+    action="check power supplies and the rack's power",
+    unhealthy=_seen(clocks=_clocks(0x88)),
+    healthy=_seen(clocks=_clocks(0x04)),
 )
-SLOWDOWN: Final = kind(
-    _entry(
-        id="gpu-slowdown",
-        title="A GPU's hardware holds its clocks down and does not say for what",
-        recommended_action=RecommendedAction.MONITOR,
-        action="check cables, power and temperature; replace the node if it lasts",
-        unhealthy=_seen(clocks=_clocks(0x08)),
-        healthy=_seen(clocks=_clocks(0x10)),
-    )
+SLOWDOWN: Final = _define(
+    id="gpu-slowdown",
+    title="A GPU's hardware holds its clocks down and does not say for what",
+    recommended_action=RecommendedAction.MONITOR,
+    action="check cables, power and temperature; replace the node if it lasts",
+    unhealthy=_seen(clocks=_clocks(0x08)),
+    healthy=_seen(clocks=_clocks(0x10)),
 )
-POWER_CAPPED: Final = kind(
-    _entry(
-        id="gpu-power-capped",
-        title="A GPU may draw less power than its board was made for",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.NODE,
-        action="restore the limit (`nvidia-smi -pl`), unless somebody set it on purpose on all nodes",
-        unhealthy=_seen(power=_power(450_000)),
-        healthy=_seen(power=_power(700_000)),
-    )
+POWER_CAPPED: Final = _define(
+    id="gpu-power-capped",
+    title="A GPU may draw less power than its board was made for",
+    recommended_action=RecommendedAction.MONITOR,
+    blame=Blame.NODE,
+    action="restore the limit (`nvidia-smi -pl`), unless somebody set it on purpose on all nodes",
+    unhealthy=_seen(power=_power(450_000)),
+    healthy=_seen(power=_power(700_000)),
 )
-NVLINK_DOWN: Final = kind(
-    _entry(
-        id="nvlink-down",
-        title="An NVLink of a GPU in an NVSwitch fabric is down, or one that was up",
-        recommended_action=RecommendedAction.EVICT,
-        action="replace the node; restart the fabric manager, reset all GPUs of the node",
-        unhealthy=_seen(links=_links(second=False), fabric=Fabric(state=3, status=0)),
-        healthy=_seen(links=_links(second=False), fabric=Fabric(state=0, status=0)),  # a card with fewer bridges than sockets for them
-        weight=88,
-    )
+NVLINK_DOWN: Final = _define(
+    id="nvlink-down",
+    title="An NVLink of a GPU in an NVSwitch fabric is down, or one that was up",
+    recommended_action=RecommendedAction.EVICT,
+    action="replace the node; restart the fabric manager, reset all GPUs of the node",
+    unhealthy=_seen(links=_links(second=False), fabric=Fabric(state=3, status=0)),
+    healthy=_seen(links=_links(second=False), fabric=Fabric(state=0, status=0)),  # a card with fewer bridges than sockets for them
+    weight=88,
 )
-NVLINK_ERRORS: Final = kind(
-    _entry(
-        id="nvlink-errors",
-        title="An NVLink had to send again or to recover",
-        recommended_action=RecommendedAction.MONITOR,
-        action="watch; replace the node when it goes on",
-        unhealthy=Sample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=4)))),
-        healthy=Sample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=3)))),
-    )
+NVLINK_ERRORS: Final = _define(
+    id="nvlink-errors",
+    title="An NVLink had to send again or to recover",
+    recommended_action=RecommendedAction.MONITOR,
+    action="watch; replace the node when it goes on",
+    unhealthy=Sample(_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=4)))),
+    healthy=Sample(_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=3)))),
 )
-PCIE: Final = kind(
-    _entry(
-        id="pcie-degraded",
-        title="A GPU's PCIe link runs with fewer lanes or slower than GPU and host can",
-        recommended_action=RecommendedAction.MONITOR,
-        action="reseat the card or its cable; replace the node when it stays",
-        unhealthy=_seen(pcie=_pcie(width=8)),
-        healthy=_seen(pcie=_pcie(width=16)),
-    )
+PCIE: Final = _define(
+    id="pcie-degraded",
+    title="A GPU's PCIe link runs with fewer lanes or slower than GPU and host can",
+    recommended_action=RecommendedAction.MONITOR,
+    action="reseat the card or its cable; replace the node when it stays",
+    unhealthy=_seen(pcie=_pcie(width=8)),
+    healthy=_seen(pcie=_pcie(width=16)),
 )
-REPLAYS: Final = kind(
-    _entry(
-        id="pcie-replays",
-        title="A GPU's PCIe link sends packets again and again",
-        recommended_action=RecommendedAction.MONITOR,
-        action="watch; reseat the card or its cable when it goes on",
-        unhealthy=Sample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=120)))),
-        healthy=Sample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=102)))),
-    )
+REPLAYS: Final = _define(
+    id="pcie-replays",
+    title="A GPU's PCIe link sends packets again and again",
+    recommended_action=RecommendedAction.MONITOR,
+    action="watch; reseat the card or its cable when it goes on",
+    unhealthy=Sample(_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=120)))),
+    healthy=Sample(_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=102)))),
 )
-FABRIC: Final = kind(
-    _entry(
-        id="fabric-not-ready",
-        title="A GPU has not joined the NVSwitch fabric of its node",
-        recommended_action=RecommendedAction.EVICT,
-        blame=Blame.NODE,
-        action="start the fabric manager; reset the GPUs or reboot when that does not help",
-        reference="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
-        unhealthy=_seen(fabric=Fabric(state=2, status=0)),
-        healthy=_seen(fabric=Fabric(state=3, status=0)),
-        weight=90,
-    )
+FABRIC: Final = _define(
+    id="fabric-not-ready",
+    title="A GPU has not joined the NVSwitch fabric of its node",
+    recommended_action=RecommendedAction.EVICT,
+    blame=Blame.NODE,
+    action="start the fabric manager; reset the GPUs or reboot when that does not help",
+    reference="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
+    unhealthy=_seen(fabric=Fabric(state=2, status=0)),
+    healthy=_seen(fabric=Fabric(state=3, status=0)),
+    weight=90,
 )
-STRANGER: Final = kind(
-    _entry(
-        id="gpu-stranger",
-        title="A process that belongs to no job computes on a GPU of a job",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.PROCESS,
-        action="find its owner and end it: it takes memory and time from the job",
-        unhealthy=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30))),
-        healthy=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30, job=_DARK))),
+STRANGER: Final = _define(
+    id="gpu-stranger",
+    title="A process that belongs to no job computes on a GPU of a job",
+    recommended_action=RecommendedAction.MONITOR,
+    blame=Blame.PROCESS,
+    action="find its owner and end it: it takes memory and time from the job",
+    unhealthy=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30))),
+    healthy=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30, job=_DARK))),
+)
+
+NVML_LIB_MISMATCH: Final = 18
+NVML_NOT_LOADED: Final = 9
+NVML_GPU_LOST: Final = 15
+NVML_RESET_REQUIRED: Final = 16
+"""Return codes."""
+STARTING: Final = {1: "not started", 2: "in progress"}
+COMPLETED: Final = 3
+"""States of a fabric's registration."""
+HW_SLOWDOWN: Final = 0x08
+THERMAL: Final = {0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown"}
+BRAKE: Final = 0x80
+"""Bits of NVML's clocks event reasons."""
+ASKED_FOR: Final = {
+    1: "for a reset of the GPU",
+    2: "for a reboot of the node",
+    3: "to drain peer-to-peer traffic",
+    4: "to drain and reset the GPU",
+    5: "to recover its IMEX domain",
+    6: "for a reset of its bus",
+    7: "for a reboot of the system",
+}
+"""NVML_GPU_RECOVERY_ACTION_*."""
+
+
+def judge_gpus(pair: ReadingPair[GpuReading]) -> Iterator[FaultFinding]:
+    """Yield what is wrong with a node's driver and GPUs."""
+    yield from _check_driver(pair.now)
+    before = {} if pair.before is None or isinstance(pair.before.gpus, Unknown) else {_name(gpu): gpu for gpu in pair.before.gpus}
+    if isinstance(pair.now.gpus, Unknown):
+        return
+    for gpu in pair.now.gpus:
+        for judge in _CHECKS:
+            yield from judge(ReadingPair(now=gpu, before=before.get(_name(gpu)), seconds=pair.seconds, limits=pair.limits))
+    if not any(isinstance(gpu.bus, Unknown) for gpu in pair.now.gpus):  # one without an address may be any of those before
+        for name in sorted(set(before) - {_name(gpu) for gpu in pair.now.gpus}):
+            yield FaultFinding(kind=OFF_BUS.id, part=name, quote=f"{name} is no longer among the GPUs of the node")
+
+
+def _name(gpu: Gpu) -> str:
+    return f"GPU {gpu.index}" if isinstance(gpu.bus, Unknown) else f"GPU {gpu.bus}"
+
+
+def _check_driver(now: GpuReading) -> Iterator[FaultFinding]:
+    why = now.gpus.why if isinstance(now.gpus, Unknown) else ""
+    versions = now.module_version, now.driver_version
+    if now.failed == NVML_LIB_MISMATCH:
+        yield FaultFinding(kind=DRIVER_MISMATCH.id, part="driver", quote=f"{why}; the loaded module is {now.module_version}")
+    elif now.failed == NVML_NOT_LOADED:
+        if now.on_bus and not isinstance(now.on_bus, Unknown):
+            yield FaultFinding(kind=DRIVER_MISSING.id, part="driver", quote=f"{why}; the bus has {', '.join(now.on_bus)}")
+    elif now.failed:
+        yield FaultFinding(kind=UNUSABLE.id, part="driver", quote=why)
+    elif not any(isinstance(version, Unknown) for version in versions) and versions[0] != versions[1]:
+        yield FaultFinding(kind=DRIVER_MISMATCH.id, part="driver", quote=f"the loaded module is {versions[0]}, NVML says {versions[1]}")
+
+
+def _check_whole(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    """Judge whether a GPU can be used at all."""
+    gpu, name = pair.now, _name(pair.now)
+    if gpu.failed == NVML_GPU_LOST:
+        yield FaultFinding(kind=OFF_BUS.id, part=name, quote=f"{name}: NVML says that it is lost")
+    elif gpu.failed == NVML_RESET_REQUIRED:
+        yield FaultFinding(kind=RESET_REQUIRED.id, part=name, quote=f"{name}: NVML says that it needs a reset")
+    elif gpu.failed:
+        why = gpu.bus.why if isinstance(gpu.bus, Unknown) else f"NVML error {gpu.failed}"
+        yield FaultFinding(kind=UNUSABLE.id, part=name, quote=f"{name}: {why}")
+    elif not isinstance(gpu.recovery_action, Unknown) and gpu.recovery_action:
+        wish = ASKED_FOR.get(gpu.recovery_action, f"for action {gpu.recovery_action}")
+        yield FaultFinding(kind=RESET_REQUIRED.id, part=name, quote=f"{name}: the driver asks {wish}")
+
+
+def _check_ecc(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    """Judge errors since the driver was loaded, or since the look before."""
+    ecc, name = pair.now.ecc, _name(pair.now)
+    if isinstance(ecc, Unknown):
+        return
+    known = pair.before is not None and not isinstance(pair.before.ecc, Unknown) and pair.before.ecc.volatile_uncorrected
+    old = known if isinstance(known, int) else 0
+    if more := grown(old, ecc.volatile_uncorrected):
+        lifelong = "" if isinstance(ecc.aggregate_uncorrected, Unknown) else f", {ecc.aggregate_uncorrected} in its life"
+        yield FaultFinding(kind=ECC.id, part=name, quote=f"{name}: {more} uncorrectable memory error(s){lifelong}")
+
+
+def _check_rows(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    rows, name = pair.now.rows, _name(pair.now)
+    if isinstance(rows, Unknown):
+        return
+    if rows.failed:
+        yield FaultFinding(kind=REMAP_FAILED.id, part=name, quote=f"{name}: a memory row could not be replaced")
+    elif rows.pending:
+        yield FaultFinding(kind=REMAP_PENDING.id, part=name, quote=f"{name}: a memory row waits for a reset to be replaced")
+
+
+def _check_pages(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    pages, name = pair.now.pages, _name(pair.now)
+    if isinstance(pages, Unknown):
+        return
+    count, most = pages.single_bit + pages.double_bit, pair.limits.retired_pages
+    if pages.pending or count >= most:
+        pending = ", more are pending" if pages.pending else ""
+        yield FaultFinding(kind=PAGES.id, part=name, quote=f"{name}: {count} retired pages, and {most} are the limit{pending}")
+
+
+def _check_clocks(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    """Judge heat, and what holds the clocks down."""
+    gpu, name = pair.now, _name(pair.now)
+    reasons = 0 if isinstance(gpu.clocks, Unknown) or isinstance(gpu.clocks.reasons, Unknown) else gpu.clocks.reasons
+    hot = [words for bit, words in THERMAL.items() if reasons & bit]
+    if not isinstance(gpu.heat, Unknown) and _reached(gpu.heat.gpu, gpu.heat.slowdown_at):
+        hot.append(f"{gpu.heat.gpu} °C, and it slows down at {gpu.heat.slowdown_at} °C")
+    if hot:
+        yield FaultFinding(kind=THROTTLE.id, part=name, quote=f"{name}: {', '.join(hot)}")
+    if reasons & BRAKE:
+        yield FaultFinding(kind=POWER_BRAKE.id, part=name, quote=f"{name}: hardware power brake slowdown")
+    elif reasons & HW_SLOWDOWN and not hot:
+        yield FaultFinding(kind=SLOWDOWN.id, part=name, quote=f"{name}: hardware slowdown")
+
+
+def _reached(value: int | Unknown, limit: int | Unknown) -> bool:
+    """Say whether *value* is at *limit*; drivers that no longer tell a limit may say 0."""
+    return not isinstance(value, Unknown) and not isinstance(limit, Unknown) and 0 < limit <= value
+
+
+def _check_power(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    power, name = pair.now.power, _name(pair.now)
+    if isinstance(power, Unknown) or isinstance(power.limit, Unknown) or isinstance(power.default_limit, Unknown):
+        return
+    if power.limit < power.default_limit:
+        quote = f"{name}: at most {power.limit / 1000:g} W, made for {power.default_limit / 1000:g} W"
+        yield FaultFinding(kind=POWER_CAPPED.id, part=name, quote=quote)
+
+
+def _check_fabric(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    fabric, name = pair.now.fabric, _name(pair.now)
+    if isinstance(fabric, Unknown):
+        return
+    trouble = STARTING.get(fabric.state) or (
+        f"ended with NVML error {fabric.status}" if fabric.state == COMPLETED and fabric.status else ""
     )
+    if trouble:
+        yield FaultFinding(kind=FABRIC.id, part=name, quote=f"{name}: registration with the fabric: {trouble}")
+
+
+def _check_links(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    gpu, name = pair.now, _name(pair.now)
+    if isinstance(gpu.links, Unknown):
+        return
+    switched = not isinstance(gpu.fabric, Unknown) and gpu.fabric.state == COMPLETED
+    old = {} if pair.before is None or isinstance(pair.before.links, Unknown) else {link.link: link for link in pair.before.links}
+    for link in gpu.links:
+        was = old.get(link.link)
+        if link.active is False and (switched or (was is not None and was.active is True)):
+            yield FaultFinding(kind=NVLINK_DOWN.id, part=f"{name} link {link.link}", quote=f"{name}: NVLink {link.link} is inactive")
+        if was is not None and (errors := _link_errors(pair, was, link)):
+            yield FaultFinding(kind=NVLINK_ERRORS.id, part=f"{name} link {link.link}", quote=f"{name}: NVLink {link.link}: {errors}")
+
+
+def _link_errors(pair: ReadingPair[Gpu], was: NvLink, link: NvLink) -> str:
+    again = (grown(was.replays, link.replays) or 0) + (grown(was.recoveries, link.recoveries) or 0)
+    crc = (grown(was.crc_flit, link.crc_flit) or 0) + (grown(was.crc_data, link.crc_data) or 0)
+    if again >= pair.limits.nvlink_errors:
+        return f"{again} replays and recoveries, {crc} CRC errors"
+    return f"{crc} CRC errors in {pair.seconds:.0f} s" if pair.rate(crc, SECOND) >= pair.limits.nvlink_crc_per_second else ""
+
+
+def _check_bus(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    """Judge the PCIe link. An idle GPU may slow it down to save power, but never gives lanes up."""
+    gpu, name = pair.now, _name(pair.now)
+    if isinstance(gpu.pcie, Unknown):
+        return
+    link, found = gpu.pcie, []
+    if not isinstance(link.width, Unknown) and above(link.width_most, link.width):
+        found.append(f"{link.width} of {link.width_most} lanes")
+    busy = above(gpu.utilization, 0) and not isinstance(gpu.clocks, Unknown) and gpu.clocks.performance_state == 0
+    if busy and not isinstance(link.generation, Unknown) and above(link.generation_most, link.generation):
+        found.append(f"generation {link.generation} of {link.generation_most} while it computes")
+    if found:
+        yield FaultFinding(kind=PCIE.id, part=name, quote=f"{name}: PCIe with {' and '.join(found)}")
+    old = pair.before.pcie.replays if pair.before and not isinstance(pair.before.pcie, Unknown) else None
+    more = grown(old, link.replays) or 0
+    if pair.rate(more, MINUTE) > pair.limits.pcie_replays_per_minute:
+        yield FaultFinding(kind=REPLAYS.id, part=name, quote=f"{name}: {more} PCIe replays in {pair.seconds:.0f} s")
+
+
+def _check_strangers(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    gpu, name = pair.now, _name(pair.now)
+    if isinstance(gpu.processes, Unknown):
+        return
+    jobs = {one.job for one in gpu.processes if one.job and not isinstance(one.job, Unknown)}
+    strangers = [str(one.pid) for one in gpu.processes if one.job == ""]
+    if jobs and strangers:
+        quote = f"{name}: process {', '.join(strangers)} computes beside job {', '.join(sorted(map(str, jobs)))}"
+        yield FaultFinding(kind=STRANGER.id, part=name, quote=quote)
+
+
+_CHECKS: Final = (
+    _check_whole,
+    _check_ecc,
+    _check_rows,
+    _check_pages,
+    _check_clocks,
+    _check_power,
+    _check_fabric,
+    _check_links,
+    _check_bus,
+    _check_strangers,
 )

@@ -4,39 +4,34 @@ from __future__ import annotations
 
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
 from detectors.evidence import GroupFailure, HangLimits, ReplaceRanksFailure, Sample
 from detectors.exceptions import FINISHED
 
-GROUP_BROKEN: Final = kind(
-    FaultKind(
-        id="group-broken",
-        title="A process group broke while its ranks live, or before anything else was heard of the one that is lost",
-        component="communication",
-        source="worker's report",
-        recommended_action=RecommendedAction.RETRY_STEP,
-        blame=Blame.NETWORK,
-        action="build the groups anew between the ranks that live and do the step again; replace ranks that do not live",
-        reference="https://docs.pytorch.org/docs/stable/distributed.html",
-        unhealthy=Sample(evidence=GroupFailure(node="n0", rank=0, at=0.0, why="Connection closed by peer", group="0", step=7)),
-        healthy=FINISHED,
-        weight=6,
-    )
+GROUP_BROKEN: Final = fault_kind(
+    id="group-broken",
+    title="A process group broke while its ranks live, or before anything else was heard of the one that is lost",
+    component="communication",
+    source="worker's report",
+    recommended_action=RecommendedAction.RETRY_STEP,
+    blame=Blame.NETWORK,
+    action="build the groups anew between the ranks that live and do the step again; replace ranks that do not live",
+    reference="https://docs.pytorch.org/docs/stable/distributed.html",
+    unhealthy=Sample(GroupFailure(node="n0", rank=0, at=0.0, why="Connection closed by peer", group="0", step=7)),
+    healthy=FINISHED,
+    weight=6,
 )
-TAKE_OVER_FAILED: Final = kind(
-    FaultKind(
-        id="take-over-failed",
-        title="Somebody who has a part in a take-over cannot carry it out",
-        component="job",
-        source="worker's report, agent's answer",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.NONE,
-        action="the next action is tried at once",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=ReplaceRanksFailure(node="n0", rank=0, at=0.0, why="no rank holds a whole copy of the state")),
-        healthy=FINISHED,
-        weight=15,
-    )
+TAKE_OVER_FAILED: Final = fault_kind(
+    id="take-over-failed",
+    title="Somebody who has a part in a take-over cannot carry it out",
+    component="job",
+    source="worker's report, agent's answer",
+    recommended_action=RecommendedAction.RESTART,
+    blame=Blame.NONE,
+    action="the next action is tried at once",
+    unhealthy=Sample(ReplaceRanksFailure(node="n0", rank=0, at=0.0, why="no rank holds a whole copy of the state")),
+    healthy=FINISHED,
+    weight=15,
 )
 
 

@@ -1,8 +1,8 @@
-"""Who holds the others up: from where all ranks stand to the one that did not come, or did not come to the same place.
+"""Find the rank that blocks a hanging job, from the statuses of all ranks.
 
-A rank waits for those that have not begun the operation that it has begun. Whoever is waited for and waits for nobody is the culprit; if
-there is none, ranks wait for each other in a circle; if all have come, they came to different operations, or what lies between them holds
-it up.
+A rank waits for those that have not started the operation that it has started. A rank that others wait for and that waits for none is the
+culprit. If there is none, ranks wait for each other in a cycle. If all ranks have started an operation, they started different ones, or the
+network between them is stuck.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
-from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import GroupProgress, PendingOperation, Progress, RankProgress, RankStatus, Sample
 
-HELD: Final = 1.0
-"""Seconds after which an operation that all have come to has not merely just begun (ours)."""
+STUCK_SECONDS: Final = 1.0
+"""Seconds after which an operation that all ranks have started is stuck (ours)."""
 _EVEN: Final = frozenset({"allreduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single"})
-"""Operations whose tensors have the same size on all ranks."""
+"""Operations with tensors of equal size on all ranks."""
 _LISTED: Final = 8
-"""Ranks that are named one by one."""
+"""Maximum number of ranks to name."""
 
 
 class RankWait(NamedTuple):
@@ -28,45 +29,45 @@ class RankWait(NamedTuple):
 
     rank: int
     words: str
-    """At what."""
+    """The operation."""
     seconds: float
     missing: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangFinding:
-    """What the standings of all ranks come to."""
+    """Result of a hang analysis."""
 
     kind: str
-    """Kind of the fault; empty where they only name the culprit of a hang."""
+    """Fault kind; empty if only the culprit of a hang is known."""
     rank: int | None
     quote: str
     seconds: float = 0.0
-    """How long all those that it is about have been in their operations."""
+    """How long all ranks concerned have been in their operations."""
 
 
 def explain(ranks: Mapping[int, RankProgress]) -> HangFinding | None:
-    """Return who holds the others up, as far as the ranks have told where they stand; None where that says nothing."""
-    told = {rank: held.status for rank, held in ranks.items() if held.status is not None}
-    if not told:
+    """Return which rank blocks the others, from the statuses reported so far; None if they do not show it."""
+    statuses = {rank: held.status for rank, held in ranks.items() if held.status is not None}
+    if not statuses:
         return None
-    waits = list(_waits(told, frozenset(ranks)))
-    return _differ(ranks, told) or _absent(ranks, told, waits) or _circle(waits) or _held(told) or _by_stack(ranks, told)
+    waits = list(_waits(statuses, frozenset(ranks)))
+    return _differ(ranks, statuses) or _absent(ranks, statuses, waits) or _circle(waits) or _held(statuses) or _by_stack(ranks, statuses)
 
 
 def operations(ranks: Iterable[RankStatus]) -> tuple[tuple[str, str, int], ...]:
-    """Return all that was begun, so that two looks can be compared."""
+    """Return all started operations, to compare two statuses."""
     return tuple((group.name, way, number) for one in ranks for group in one.groups for way, number in sorted(group.counts.items()))
 
 
 # -- waits --------------------------------------------------------------------------------------------------------------
 
 
-def _waits(told: Mapping[int, RankStatus], everybody: frozenset[int]) -> Iterator[RankWait]:
-    groups = {(rank, group.name): group for rank, one in told.items() for group in one.groups}
-    for rank, one in told.items():
+def _waits(statuses: Mapping[int, RankStatus], everybody: frozenset[int]) -> Iterator[RankWait]:
+    groups = {(rank, group.name): group for rank, one in statuses.items() for group in one.groups}
+    for rank, one in statuses.items():
         if one.waits == "vote":
-            missing = frozenset(other for other in everybody if other not in told or told[other].waits != "vote")
+            missing = frozenset(other for other in everybody if other not in statuses or statuses[other].waits != "vote")
             if missing:
                 yield RankWait(rank, "the vote on the step", one.seconds, missing)
         for group in one.groups:
@@ -77,13 +78,13 @@ def _waits(told: Mapping[int, RankStatus], everybody: frozenset[int]) -> Iterato
 
 
 def _missing(rank: int, group: GroupProgress, work: PendingOperation, groups: Mapping[tuple[int, str], GroupProgress]) -> frozenset[int]:
-    """Return who has not begun what *rank* has begun in *group*."""
+    """Return the ranks that have not started the operation of *rank* in *group*."""
     if not work.way:
         others = [other for other in group.ranks if other != rank]
         return frozenset(other for other in others if _count(groups.get((other, group.name)), "") < work.number)
     word, peer = work.way[:5], work.way[5:]
     if not peer.isdigit():
-        return frozenset()  # from anybody: who should have sent is not known
+        return frozenset()  # receive from any rank: the sender is unknown
     there = f"recv<{rank}" if word == "send>" else f"send>{rank}"
     return frozenset({int(peer)}) if _count(groups.get((int(peer), group.name)), there) < work.number else frozenset()
 
@@ -97,16 +98,16 @@ def _words(group: GroupProgress, work: PendingOperation) -> str:
     return what if not work.way else f"{what} ({'to' if work.way[4] == '>' else 'from'} rank {work.way[5:]})"
 
 
-# -- verdicts -----------------------------------------------------------------------------------------------------------
+# -- results ------------------------------------------------------------------------------------------------------------
 
 
-def _absent(ranks: Mapping[int, RankProgress], told: Mapping[int, RankStatus], waits: list[RankWait]) -> HangFinding | None:
-    """Name those that are waited for and wait for nobody."""
+def _absent(ranks: Mapping[int, RankProgress], statuses: Mapping[int, RankStatus], waits: list[RankWait]) -> HangFinding | None:
+    """Name the ranks that others wait for and that wait for none."""
     waiting = {wait.rank for wait in waits}
     behind = Counter(rank for wait in waits for rank in wait.missing if rank not in waiting)
     if not behind:
         return None
-    culprit = min(behind, key=lambda rank: (rank in told, -behind[rank], ranks[rank].step, rank))
+    culprit = min(behind, key=lambda rank: (rank in statuses, -behind[rank], ranks[rank].step, rank))
     mine = [wait for wait in waits if culprit in wait.missing]
     first = max(mine, key=lambda wait: wait.seconds)
     same = [wait.rank for wait in mine if wait.words == first.words]
@@ -118,9 +119,9 @@ def _absent(ranks: Mapping[int, RankProgress], told: Mapping[int, RankStatus], w
     return HangFinding(kind="", rank=culprit, quote=f"{quote}; {_where(culprit, ranks)}")
 
 
-def _differ(ranks: Mapping[int, RankProgress], told: Mapping[int, RankStatus]) -> HangFinding | None:
-    """Name those that came to another operation than most, where all count the same number."""
-    for name, number, here in _meetings(told):
+def _differ(ranks: Mapping[int, RankProgress], statuses: Mapping[int, RankStatus]) -> HangFinding | None:
+    """Name the ranks that started another operation than most, with the same sequence number."""
+    for name, number, here in _meetings(statuses):
         shapes = {rank: _shape(work) for rank, (_, work) in here.items()}
         usual, most = Counter(shapes.values()).most_common(1)[0]
         if most == len(shapes):
@@ -137,10 +138,10 @@ def _differ(ranks: Mapping[int, RankProgress], told: Mapping[int, RankStatus]) -
     return None
 
 
-def _meetings(told: Mapping[int, RankStatus]) -> Iterator[tuple[str, int, dict[int, tuple[GroupProgress, PendingOperation]]]]:
-    """Yield the collectives that several ranks are in: group, number, and what each has begun under it."""
+def _meetings(statuses: Mapping[int, RankStatus]) -> Iterator[tuple[str, int, dict[int, tuple[GroupProgress, PendingOperation]]]]:
+    """Yield the collectives that several ranks are in: group, sequence number, and each rank's operation."""
     found: dict[tuple[str, int], dict[int, tuple[GroupProgress, PendingOperation]]] = {}
-    for rank, one in told.items():
+    for rank, one in statuses.items():
         for group in one.groups:
             for work in group.pending:
                 if not work.way:
@@ -155,45 +156,44 @@ def _shape(work: PendingOperation) -> tuple[str, int, str]:
 
 
 def _circle(waits: list[RankWait]) -> HangFinding | None:
-    """Tell of ranks that wait for each other."""
+    """Report ranks that wait for each other."""
     by_rank = {wait.rank: wait for wait in waits}
     if not by_rank:
         return None
     way, rank = list[int](), min(by_rank)
     while rank not in way:
         way.append(rank)
-        rank = min(by_rank[rank].missing)  # everybody who is waited for waits, or `_absent` would have named it
+        rank = min(by_rank[rank].missing)  # every rank that is waited for waits itself, or `_absent` would have named it
     ring = way[way.index(rank) :]
     steps = [f"rank {one} waits at {by_rank[one].words} for {numbered(sorted(by_rank[one].missing))}" for one in ring]
     return HangFinding(kind=CIRCLE.id, rank=None, quote="; ".join(steps), seconds=min(by_rank[one].seconds for one in ring))
 
 
-def _held(told: Mapping[int, RankStatus]) -> HangFinding | None:
-    """Tell of an operation that all members have come to and that does not end."""
-    for name, number, here in _meetings(told):
+def _held(statuses: Mapping[int, RankStatus]) -> HangFinding | None:
+    """Report an operation that all members have started and that does not finish."""
+    for name, number, here in _meetings(statuses):
         group, work = next(iter(here.values()))
         seconds = min(work.seconds for _, work in here.values())
-        if len(here) == len(group.ranks) and seconds >= HELD:
-            quote = f"all {len(here)} ranks of group {name} are at {_sized(work)}, #{number}, since {seconds:.1f} s, and it does not end"
+        if len(here) == len(group.ranks) and seconds >= STUCK_SECONDS:
+            quote = f"all {len(here)} ranks of group {name} are at {_sized(work)}, #{number}, since {seconds:.1f} s, and it does not finish"
             return HangFinding(kind=STUCK.id, rank=None, quote=quote, seconds=seconds)
     return None
 
 
-def _by_stack(ranks: Mapping[int, RankProgress], told: Mapping[int, RankStatus]) -> HangFinding | None:
-    """Name, where nobody counts operations, the ranks that are not in a wait while all others are in one.
+def _by_stack(ranks: Mapping[int, RankProgress], statuses: Mapping[int, RankStatus]) -> HangFinding | None:
+    """Without operation counts, name the ranks that do not wait while all others do.
 
-    Who is in backward may work or wait: when all others are in a collective it works, when all others are in it too it waits.
+    A rank in backward may compute or wait: it computes if all others are in a collective, and waits if all others are in backward too.
     """
-    inside = sorted(rank for rank, one in told.items() if one.waits == "backward")
-    waiting = sorted(rank for rank, one in told.items() if one.waits not in ("", "data", "backward")) or inside
+    inside = sorted(rank for rank, one in statuses.items() if one.waits == "backward")
+    waiting = sorted(rank for rank, one in statuses.items() if one.waits not in ("", "data", "backward")) or inside
     odd = sorted(set(ranks) - set(waiting))
     if not waiting or not odd:
         return None
-    culprit = min(odd, key=lambda rank: (rank in told, ranks[rank].step, rank))
+    culprit = min(odd, key=lambda rank: (rank in statuses, ranks[rank].step, rank))
+    node = ranks[culprit].node
     also = f", neither does {numbered([rank for rank in odd if rank != culprit])}" if len(odd) > 1 else ""
-    quote = (
-        f"rank {culprit} on {ranks[culprit].node} does not wait for anybody{also}, while {numbered(waiting)} {_verb(waiting)} for others"
-    )
+    quote = f"rank {culprit} on {node} does not wait for other ranks{also}, while {numbered(waiting)} {_verb(waiting)} for others"
     return HangFinding(kind="", rank=culprit, quote=f"{quote}; {_where(culprit, ranks)}")
 
 
@@ -205,9 +205,9 @@ def _where(rank: int, ranks: Mapping[int, RankProgress]) -> str:
     if held.status is None:
         wait = f", waiting in {held.wait}" if held.wait else ""
         return f"rank {rank} does not answer (process state {held.process}{wait})"
-    place = held.status.place or (held.status.stack[0] if held.status.stack else "nowhere that Python knows of")
+    place = held.status.place or (held.status.stack[0] if held.status.stack else "an unknown place")
     reason = {"data": ", waiting for its data"}.get(held.status.waits, "")
-    return f"rank {rank} stands at {place}{reason}"
+    return f"rank {rank} is at {place}{reason}"
 
 
 def _sized(work: PendingOperation) -> str:
@@ -215,7 +215,7 @@ def _sized(work: PendingOperation) -> str:
 
 
 def numbered(ranks: Iterable[int]) -> str:
-    """Return *ranks* in words, the first ones by number."""
+    """Format *ranks*, the first ones by number."""
     found = sorted(ranks)
     names = ", ".join(map(str, found[:_LISTED])) + (f" and {len(found) - _LISTED} more" if len(found) > _LISTED else "")
     return f"rank {names}" if len(found) == 1 else f"ranks {names}"
@@ -236,59 +236,42 @@ def _rank(number: int, name: str, *, group: str = "0", count: int | None = None)
 
 
 def _sample(one: RankProgress, other: RankProgress) -> Sample:
-    return Sample(evidence=Progress(at=0.0, ranks={0: one, 1: other}, step_seconds=(0.3,) * 8, status_requested=True))
+    return Sample(Progress(at=0.0, ranks={0: one, 1: other}, step_seconds=(0.3,) * 8, status_requested=True))
 
 
 def _well(one: RankProgress, other: RankProgress) -> Sample:
     ranks = {rank: RankProgress(node="n0", step=40, age=0.6, status=held.status) for rank, held in enumerate((one, other))}
-    return Sample(evidence=Progress(at=0.0, ranks=ranks, step_seconds=(0.3,) * 8, status_requested=True))
+    return Sample(Progress(at=0.0, ranks=ranks, step_seconds=(0.3,) * 8, status_requested=True))
 
 
-MISMATCH: Final = kind(
-    FaultKind(
-        id="collective-mismatch",
-        title="Ranks entered different collectives, or one with tensors of different sizes",
-        component="job",
-        source="roll call of the ranks",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.USER_CODE,
-        action="mend the script: all ranks of a group must enter the same operations in the same order, with tensors of the same size",
-        reference="docs/architecture.md",
-        unhealthy=_sample(_rank(7, "allreduce"), _rank(7, "broadcast")),
-        healthy=_well(_rank(7, "allreduce"), _rank(7, "broadcast")),
-        weight=45,
-        confused_with=("nccl-desync", "job-hang"),
-    )
+_define = partial(fault_kind, component="job", source="statuses of the ranks", recommended_action=RecommendedAction.RESTART)
+MISMATCH: Final = _define(
+    id="collective-mismatch",
+    title="Ranks entered different collectives, or one with tensors of different sizes",
+    blame=Blame.USER_CODE,
+    action="fix the script: all ranks of a group must enter the same operations in the same order, with tensors of the same size",
+    unhealthy=_sample(_rank(7, "allreduce"), _rank(7, "broadcast")),
+    healthy=_well(_rank(7, "allreduce"), _rank(7, "broadcast")),
+    weight=45,
+    confused_with=("nccl-desync", "job-hang"),
 )
-CIRCLE: Final = kind(
-    FaultKind(
-        id="collective-deadlock",
-        title="Ranks wait for each other in different groups",
-        component="job",
-        source="roll call of the ranks",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.USER_CODE,
-        action="mend the script: ranks that share several groups must use them in the same order",
-        reference="docs/architecture.md",
-        unhealthy=_sample(_rank(7, "allreduce", count=2), _rank(3, "allreduce", group="1", count=6)),
-        healthy=_well(_rank(7, "allreduce", count=2), _rank(3, "allreduce", group="1", count=6)),
-        weight=45,
-        confused_with=("job-hang",),
-    )
+CIRCLE: Final = _define(
+    id="collective-deadlock",
+    title="Ranks wait for each other in different groups",
+    blame=Blame.USER_CODE,
+    action="fix the script: ranks that share several groups must use them in the same order",
+    unhealthy=_sample(_rank(7, "allreduce", count=2), _rank(3, "allreduce", group="1", count=6)),
+    healthy=_well(_rank(7, "allreduce", count=2), _rank(3, "allreduce", group="1", count=6)),
+    weight=45,
+    confused_with=("job-hang",),
 )
-STUCK: Final = kind(
-    FaultKind(
-        id="collective-stuck",
-        title="All ranks have come to a collective and it does not end",
-        component="job",
-        source="roll call of the ranks",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.NETWORK,
-        action="restart the workers; look at the network between the nodes when it comes again",
-        reference="docs/architecture.md",
-        unhealthy=_sample(_rank(7, "allreduce"), _rank(7, "allreduce")),
-        healthy=_well(_rank(7, "allreduce"), _rank(7, "allreduce")),
-        weight=42,
-        confused_with=("nccl-hang", "job-hang"),
-    )
+STUCK: Final = _define(
+    id="collective-stuck",
+    title="All ranks are in a collective and it does not finish",
+    blame=Blame.NETWORK,
+    action="restart the workers; check the network between the nodes if it happens again",
+    unhealthy=_sample(_rank(7, "allreduce"), _rank(7, "allreduce")),
+    healthy=_well(_rank(7, "allreduce"), _rank(7, "allreduce")),
+    weight=42,
+    confused_with=("nccl-hang", "job-hang"),
 )

@@ -8,15 +8,14 @@ from typing import Any, Final
 
 from detectors.catalogue import Fault
 from detectors.evidence import NOT_REQUESTED, HangLimits, Unknown
-from detectors.findings import FaultFinding, Look
-from detectors.gpu_judges import judge_gpus
+from detectors.findings import THRESHOLDS, FaultFinding, ReadingPair, Thresholds
+from detectors.gpu import judge_gpus
 from detectors.host import REBOOTED, judge_clock, judge_host, judge_processes, judge_services
 from detectors.network import judge_network
 from detectors.readings import CounterGrowth, KernelLine, KernelReading, NodeReading
 from detectors.storage import judge_storage
-from detectors.thresholds import THRESHOLDS, Thresholds
 
-JUDGES: Final[Mapping[str, Callable[[Look[Any]], Iterator[FaultFinding]]]] = {
+JUDGES: Final[Mapping[str, Callable[[ReadingPair[Any]], Iterator[FaultFinding]]]] = {
     "gpus": judge_gpus,
     "network": judge_network,
     "storage": judge_storage,
@@ -47,8 +46,8 @@ def fault_findings(now: NodeReading, before: NodeReading | None = None, limits: 
         part, old = getattr(now, name), getattr(earlier, name, None)
         if not isinstance(part, Unknown):
             seconds = now.at - earlier.at if earlier is not None else 0.0
-            look = Look(now=part, before=None if isinstance(old, Unknown) else old, seconds=seconds, limits=limits)
-            seen += [(_INSTRUMENTS.get(name, f"{name} check"), finding) for finding in judged(look)]
+            pair = ReadingPair(now=part, before=None if isinstance(old, Unknown) else old, seconds=seconds, limits=limits)
+            seen += [(_INSTRUMENTS.get(name, f"{name} check"), finding) for finding in judged(pair)]
     seen += [("kernel log", finding) for finding in _told(now, earlier, limits)]
     first: dict[tuple[str, str], tuple[str, FaultFinding]] = {}
     for source, finding in seen:  # NVML and the kernel's log tell of one fault each in its own words

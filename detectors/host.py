@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
-from detectors.findings import HOUR, MINUTE, FaultFinding, Look, above, grown
+from detectors.findings import HOUR, MINUTE, FaultFinding, ReadingPair, above, grown
 from detectors.readings import (
     ClockReading,
     CounterGrowth,
@@ -47,16 +47,16 @@ def _look(at: float = 0.0, **facts: Any) -> NodeReading:  # noqa: ANN401 (fields
 
 
 def _now(**facts: Any) -> Sample:  # noqa: ANN401
-    return Sample(evidence=_look(**facts))
+    return Sample(_look(**facts))
 
 
 def _hour_later(**facts: Any) -> Sample:  # noqa: ANN401
-    return Sample(evidence=CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
+    return Sample(CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
 
 
 def _clock(*, synchronized: bool, offset: float) -> Sample:
     clock = ClockReading(synchronized=synchronized, offset=offset, worst=0.1)
-    return Sample(evidence=NodeReading(node="n0", at=0.0, clock=clock))
+    return Sample(NodeReading(node="n0", at=0.0, clock=clock))
 
 
 def _process(state: str, *, at: float, pid: int = 10, switches: int = 500) -> NodeReading:
@@ -65,177 +65,149 @@ def _process(state: str, *, at: float, pid: int = 10, switches: int = 500) -> No
 
 
 def _minute_later(state: str, **facts: int) -> Sample:
-    return Sample(evidence=CounterGrowth(before=_process(state, at=0.0), now=_process(state, at=60.0, **facts)))
+    return Sample(CounterGrowth(before=_process(state, at=0.0), now=_process(state, at=60.0, **facts)))
 
 
 def _service(*, needed: bool) -> Sample:
     service = ServiceState(name="fabric manager", present=True, running=False, needed=needed)
-    return Sample(evidence=NodeReading(node="n0", at=0.0, services=ServiceReading(services=(service,))))
+    return Sample(NodeReading(node="n0", at=0.0, services=ServiceReading(services=(service,))))
 
 
-_entry = partial(
-    FaultKind, component="host", source="/proc and /sys", blame=Blame.NODE, recommended_action=RecommendedAction.MONITOR, weight=56
+_define = partial(
+    fault_kind, component="host", source="/proc and /sys", blame=Blame.NODE, recommended_action=RecommendedAction.MONITOR, weight=56
 )
 _PROC: Final = "https://docs.kernel.org/filesystems/proc.html"
 _EDAC: Final = "https://docs.kernel.org/driver-api/edac.html"
 
-REBOOTED: Final = kind(
-    _entry(
-        id="node-rebooted",
-        title="A node was started anew since the look before",
-        action="ask who did it; without an answer look at the kernel's log of the boot before and at the power",
-        reference="https://man7.org/linux/man-pages/man4/random.4.html",
-        unhealthy=_hour_later(boot="b"),
-        healthy=_hour_later(),
-        weight=96,
-    )
+REBOOTED: Final = _define(
+    id="node-rebooted",
+    title="A node was started anew since the look before",
+    action="ask who did it; without an answer look at the kernel's log of the boot before and at the power",
+    reference="https://man7.org/linux/man-pages/man4/random.4.html",
+    unhealthy=_hour_later(boot="b"),
+    healthy=_hour_later(),
+    weight=96,
 )
-MEMORY: Final = kind(
-    _entry(
-        id="memory-pressure",
-        title="A node has next to no memory left, or work stands still for want of it",
-        action="find what takes it; lower the job's memory or its data loaders",
-        reference="https://docs.kernel.org/accounting/psi.html",
-        unhealthy=_now(memory_available=5 * _GB),
-        healthy=_now(memory_available=60 * _GB, memory_pressure=Pressure(some_60s=40.0, full_60s=10.0)),
-    )
+MEMORY: Final = _define(
+    id="memory-pressure",
+    title="A node has next to no memory left, or work stands still for want of it",
+    action="find what takes it; lower the job's memory or its data loaders",
+    reference="https://docs.kernel.org/accounting/psi.html",
+    unhealthy=_now(memory_available=5 * _GB),
+    healthy=_now(memory_available=60 * _GB, memory_pressure=Pressure(some_60s=40.0, full_60s=10.0)),
 )
-OOM: Final = kind(
-    _entry(
-        id="host-oom-kill",
-        title="The kernel killed processes because memory ran out",
-        action="see the kernel's log for whom; find what takes the memory",
-        reference="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
-        unhealthy=_hour_later(oom_kills=3),
-        healthy=_hour_later(oom_kills=2),
-    )
+OOM: Final = _define(
+    id="host-oom-kill",
+    title="The kernel killed processes because memory ran out",
+    action="see the kernel's log for whom; find what takes the memory",
+    reference="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
+    unhealthy=_hour_later(oom_kills=3),
+    healthy=_hour_later(oom_kills=2),
 )
-MEMORY_LOST: Final = kind(
-    _entry(
-        id="memory-ecc-uncorrectable",
-        title="A node's memory lost data that its error correction could not restore",
-        recommended_action=RecommendedAction.EVICT,
-        action="replace the node, and the memory module that the log names",
-        reference=_EDAC,
-        unhealthy=_now(memory_errors_uncorrected=1),
-        healthy=_now(memory_errors_uncorrected=Unknown("nothing counts there")),
-        weight=88,
-    )
+MEMORY_LOST: Final = _define(
+    id="memory-ecc-uncorrectable",
+    title="A node's memory lost data that its error correction could not restore",
+    recommended_action=RecommendedAction.EVICT,
+    action="replace the node, and the memory module that the log names",
+    reference=_EDAC,
+    unhealthy=_now(memory_errors_uncorrected=1),
+    healthy=_now(memory_errors_uncorrected=Unknown("nothing counts there")),
+    weight=88,
 )
-MEMORY_WORN: Final = kind(
-    _entry(
-        id="memory-ecc-corrected",
-        title="A node's memory needs its error correction very often",
-        action="plan to replace the memory module that the log names",
-        reference=_EDAC,
-        unhealthy=_hour_later(memory_errors_corrected=5000),
-        healthy=_hour_later(memory_errors_corrected=9),
-    )
+MEMORY_WORN: Final = _define(
+    id="memory-ecc-corrected",
+    title="A node's memory needs its error correction very often",
+    action="plan to replace the memory module that the log names",
+    reference=_EDAC,
+    unhealthy=_hour_later(memory_errors_corrected=5000),
+    healthy=_hour_later(memory_errors_corrected=9),
 )
-THROTTLED: Final = kind(
-    _entry(
-        id="cpu-throttled",
-        title="A node's processors slow down for heat",
-        action="check cooling; its ranks hold all others up",
-        reference="https://docs.kernel.org/admin-guide/abi-testing-files.html#abi-file-testing-sysfs-devices-system-cpu",
-        unhealthy=_hour_later(throttled=4000),
-        healthy=_hour_later(throttled=41),
-    )
+THROTTLED: Final = _define(
+    id="cpu-throttled",
+    title="A node's processors slow down for heat",
+    action="check cooling; its ranks hold all others up",
+    reference="https://docs.kernel.org/admin-guide/abi-testing-files.html#abi-file-testing-sysfs-devices-system-cpu",
+    unhealthy=_hour_later(throttled=4000),
+    healthy=_hour_later(throttled=41),
 )
-LOAD: Final = kind(
-    _entry(
-        id="host-overloaded",
-        title="Many more processes want a processor than there are",
-        action="find what does not belong there; lower the number of data loaders",
-        reference=_PROC,
-        unhealthy=_now(load_5m=400.0),
-        healthy=_now(load_5m=120.0),
-    )
+LOAD: Final = _define(
+    id="host-overloaded",
+    title="Many more processes want a processor than there are",
+    action="find what does not belong there; lower the number of data loaders",
+    reference=_PROC,
+    unhealthy=_now(load_5m=400.0),
+    healthy=_now(load_5m=120.0),
 )
-FILES: Final = kind(
-    _entry(
-        id="files-exhausted",
-        title="A node can open next to no more files",
-        action="find who holds them open (`lsof`), or raise `fs.file-max`",
-        reference="https://docs.kernel.org/admin-guide/sysctl/fs.html",
-        unhealthy=_now(files_open=990_000),
-        healthy=_now(files_open=500_000),
-    )
+FILES: Final = _define(
+    id="files-exhausted",
+    title="A node can open next to no more files",
+    action="find who holds them open (`lsof`), or raise `fs.file-max`",
+    reference="https://docs.kernel.org/admin-guide/sysctl/fs.html",
+    unhealthy=_now(files_open=990_000),
+    healthy=_now(files_open=500_000),
 )
-CLOCK_SOURCE: Final = kind(
-    _entry(
-        id="clock-source-slow",
-        title="The kernel gave up its fast clock, and every look at the time is slow",
-        action="see the kernel's log for why; reboot, replace the node if it comes again",
-        reference="https://docs.kernel.org/timers/timekeeping.html",
-        unhealthy=_now(clock_source="hpet"),
-        healthy=_now(clock_source="kvm-clock"),
-    )
+CLOCK_SOURCE: Final = _define(
+    id="clock-source-slow",
+    title="The kernel gave up its fast clock, and every look at the time is slow",
+    action="see the kernel's log for why; reboot, replace the node if it comes again",
+    reference="https://docs.kernel.org/timers/timekeeping.html",
+    unhealthy=_now(clock_source="hpet"),
+    healthy=_now(clock_source="kvm-clock"),
 )
-CLOCK: Final = kind(
-    _entry(
-        id="clock-offset",
-        title="A node's clock is wrong by more than its log can bear",
-        source="adjtimex",
-        action="see whether its time service reaches a server",
-        reference="https://man7.org/linux/man-pages/man2/adjtimex.2.html",
-        unhealthy=_clock(synchronized=True, offset=4.2),
-        healthy=_clock(synchronized=True, offset=0.002),
-    )
+CLOCK: Final = _define(
+    id="clock-offset",
+    title="A node's clock is wrong by more than its log can bear",
+    source="adjtimex",
+    action="see whether its time service reaches a server",
+    reference="https://man7.org/linux/man-pages/man2/adjtimex.2.html",
+    unhealthy=_clock(synchronized=True, offset=4.2),
+    healthy=_clock(synchronized=True, offset=0.002),
 )
-CLOCK_ALONE: Final = kind(
-    _entry(
-        id="clock-unsynchronized",
-        title="Nobody keeps a node's clock",
-        source="adjtimex",
-        recommended_action=RecommendedAction.RECORD,
-        action="run a time service (chronyd); on a virtual machine its host may keep it unseen",
-        reference="https://man7.org/linux/man-pages/man2/adjtimex.2.html",
-        unhealthy=_clock(synchronized=False, offset=0.0),
-        healthy=_clock(synchronized=True, offset=0.0),
-    )
+CLOCK_ALONE: Final = _define(
+    id="clock-unsynchronized",
+    title="Nobody keeps a node's clock",
+    source="adjtimex",
+    recommended_action=RecommendedAction.RECORD,
+    action="run a time service (chronyd); on a virtual machine its host may keep it unseen",
+    reference="https://man7.org/linux/man-pages/man2/adjtimex.2.html",
+    unhealthy=_clock(synchronized=False, offset=0.0),
+    healthy=_clock(synchronized=True, offset=0.0),
 )
-STUCK: Final = kind(
-    _entry(
-        id="process-stuck",
-        title="A process has waited in the kernel, where no signal reaches it, from one look to the next",
-        action="see what it waits for: a dead server, a disk, a GPU; only that can let go of it, or a reboot",
-        reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
-        unhealthy=_minute_later("D"),
-        healthy=_minute_later("D", switches=900),
-    )
+STUCK: Final = _define(
+    id="process-stuck",
+    title="A process has waited in the kernel, where no signal reaches it, from one look to the next",
+    action="see what it waits for: a dead server, a disk, a GPU; only that can let go of it, or a reboot",
+    reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
+    unhealthy=_minute_later("D"),
+    healthy=_minute_later("D", switches=900),
 )
-ZOMBIE: Final = kind(
-    _entry(
-        id="process-zombie",
-        title="A process has ended and its parent did not take note from one look to the next",
-        recommended_action=RecommendedAction.RECORD,
-        blame=Blame.PROCESS,
-        action="end its parent; where that is process 1, what runs there reaps nobody: start the container with an init (`--init`)",
-        reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
-        unhealthy=_minute_later("Z"),
-        healthy=_minute_later("Z", pid=11),
-    )
+ZOMBIE: Final = _define(
+    id="process-zombie",
+    title="A process has ended and its parent did not take note from one look to the next",
+    recommended_action=RecommendedAction.RECORD,
+    blame=Blame.PROCESS,
+    action="end its parent; where that is process 1, what runs there reaps nobody: start the container with an init (`--init`)",
+    reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
+    unhealthy=_minute_later("Z"),
+    healthy=_minute_later("Z", pid=11),
 )
-SERVICE: Final = kind(
-    _entry(
-        id="service-down",
-        title="A service that a node needs does not run",
-        source="processes",
-        action="start it; see its log for why it ended",
-        reference="https://docs.nvidia.com/datacenter/tesla/",
-        unhealthy=_service(needed=True),
-        healthy=_service(needed=False),
-    )
+SERVICE: Final = _define(
+    id="service-down",
+    title="A service that a node needs does not run",
+    source="processes",
+    action="start it; see its log for why it ended",
+    reference="https://docs.nvidia.com/datacenter/tesla/",
+    unhealthy=_service(needed=True),
+    healthy=_service(needed=False),
 )
 
 SLOW_CLOCKS: Final = frozenset({"hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit"})
 
 
-def judge_host(look: Look[HostReading]) -> Iterator[FaultFinding]:
+def judge_host(pair: ReadingPair[HostReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's processors, memory and life."""
-    now, limits = look.now, look.limits
-    yield from _memory(now, look)
+    now, limits = pair.now, pair.limits
+    yield from _memory(now, pair)
     if (
         not isinstance(now.load_5m, Unknown)
         and not isinstance(now.processors, Unknown)
@@ -250,61 +222,61 @@ def judge_host(look: Look[HostReading]) -> Iterator[FaultFinding]:
         yield FaultFinding(kind=FILES.id, part="files", quote=f"{now.files_open} of {now.files_most} files are open")
     if now.clock_source in SLOW_CLOCKS:
         yield FaultFinding(kind=CLOCK_SOURCE.id, part="clock", quote=f"clock source {now.clock_source}")
-    if look.before is not None:
-        yield from _grown(look, look.before)
+    if pair.before is not None:
+        yield from _grown(pair, pair.before)
 
 
-def _memory(now: HostReading, look: Look[HostReading]) -> Iterator[FaultFinding]:
+def _memory(now: HostReading, pair: ReadingPair[HostReading]) -> Iterator[FaultFinding]:
     pressure, total, free = now.memory_pressure, now.memory_total, now.memory_available
-    if not isinstance(total, Unknown) and not isinstance(free, Unknown) and free < total * look.limits.memory_available:
+    if not isinstance(total, Unknown) and not isinstance(free, Unknown) and free < total * pair.limits.memory_available:
         yield FaultFinding(kind=MEMORY.id, part="memory", quote=f"{free / total:.1%} of memory available")
-    elif not isinstance(pressure, Unknown) and pressure.full_60s >= look.limits.memory_stalled:
+    elif not isinstance(pressure, Unknown) and pressure.full_60s >= pair.limits.memory_stalled:
         yield FaultFinding(
             kind=MEMORY.id, part="memory", quote=f"all work stood still for memory in {pressure.full_60s:g} % of the last minute"
         )
-    known = look.before.memory_errors_uncorrected if look.before is not None else 0
+    known = pair.before.memory_errors_uncorrected if pair.before is not None else 0
     if more := grown(0 if isinstance(known, Unknown) else known, now.memory_errors_uncorrected):
         yield FaultFinding(kind=MEMORY_LOST.id, part="memory", quote=f"{more} uncorrectable memory error(s)")
 
 
-def _grown(look: Look[HostReading], before: HostReading) -> Iterator[FaultFinding]:
-    now, limits = look.now, look.limits
+def _grown(pair: ReadingPair[HostReading], before: HostReading) -> Iterator[FaultFinding]:
+    now, limits = pair.now, pair.limits
     if kills := grown(before.oom_kills, now.oom_kills):
-        yield FaultFinding(kind=OOM.id, part="memory", quote=f"{kills} process(es) killed for memory in {look.seconds:.0f} s")
+        yield FaultFinding(kind=OOM.id, part="memory", quote=f"{kills} process(es) killed for memory in {pair.seconds:.0f} s")
     corrected = grown(before.memory_errors_corrected, now.memory_errors_corrected) or 0
-    if look.rate(corrected, HOUR) > limits.memory_errors_per_hour:
-        yield FaultFinding(kind=MEMORY_WORN.id, part="memory", quote=f"{corrected} corrected memory errors in {look.seconds:.0f} s")
+    if pair.rate(corrected, HOUR) > limits.memory_errors_per_hour:
+        yield FaultFinding(kind=MEMORY_WORN.id, part="memory", quote=f"{corrected} corrected memory errors in {pair.seconds:.0f} s")
     throttled = grown(before.throttled, now.throttled) or 0
-    if look.rate(throttled, MINUTE) > limits.throttles_per_minute:
-        yield FaultFinding(kind=THROTTLED.id, part="processors", quote=f"{throttled} slow-downs for heat in {look.seconds:.0f} s")
+    if pair.rate(throttled, MINUTE) > limits.throttles_per_minute:
+        yield FaultFinding(kind=THROTTLED.id, part="processors", quote=f"{throttled} slow-downs for heat in {pair.seconds:.0f} s")
 
 
-def judge_clock(look: Look[ClockReading]) -> Iterator[FaultFinding]:
+def judge_clock(pair: ReadingPair[ClockReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's clock."""
-    if not look.now.synchronized:
+    if not pair.now.synchronized:
         yield FaultFinding(kind=CLOCK_ALONE.id, part="clock", quote="the kernel says that its clock is not synchronized")
-    elif above(abs(look.now.offset), look.limits.clock_offset):
-        yield FaultFinding(kind=CLOCK.id, part="clock", quote=f"{look.now.offset:+.3f} s are still to be made up for")
+    elif above(abs(pair.now.offset), pair.limits.clock_offset):
+        yield FaultFinding(kind=CLOCK.id, part="clock", quote=f"{pair.now.offset:+.3f} s are still to be made up for")
 
 
-def judge_processes(look: Look[ProcessReading]) -> Iterator[FaultFinding]:
+def judge_processes(pair: ReadingPair[ProcessReading]) -> Iterator[FaultFinding]:
     """Yield processes that have ended, or waited for one and the same thing, since the look before."""
-    old = {one.pid: one for one in look.before.stuck} if look.before is not None else {}
-    for one in look.now.stuck:
+    old = {one.pid: one for one in pair.before.stuck} if pair.before is not None else {}
+    for one in pair.now.stuck:
         was = old.get(one.pid)
-        if was is None or was.state != one.state or one.age < look.seconds:
+        if was is None or was.state != one.state or one.age < pair.seconds:
             continue
         part, quote = f"process {one.pid}", f"{one.name} ({one.pid}) in state {one.state}"
         if one.state == "Z":
             yield FaultFinding(kind=ZOMBIE.id, part=part, quote=f"{quote}, child of {one.parent}")
         elif not isinstance(one.switches, Unknown) and one.switches == was.switches:
             where = "" if isinstance(one.wait, Unknown) else f", in {one.wait}"
-            yield FaultFinding(kind=STUCK.id, part=part, quote=f"{quote}{where}, for {look.seconds:.0f} s at least")
+            yield FaultFinding(kind=STUCK.id, part=part, quote=f"{quote}{where}, for {pair.seconds:.0f} s at least")
 
 
-def judge_services(look: Look[ServiceReading]) -> Iterator[FaultFinding]:
+def judge_services(pair: ReadingPair[ServiceReading]) -> Iterator[FaultFinding]:
     """Yield services that should run and do not."""
-    for service in look.now.services:
+    for service in pair.now.services:
         if service.needed and service.running is False:
             why = "" if service.present else ", and is not installed"
             yield FaultFinding(kind=SERVICE.id, part=service.name, quote=f"{service.name} does not run{why}")

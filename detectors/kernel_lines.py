@@ -1,4 +1,4 @@
-"""What a line of the kernel's log tells of, and of which part of the node. Brings all signatures of logs with it."""
+"""Faults in lines of the kernel log, with the affected part of the node. Loads all log signatures."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from detectors.findings import FaultFinding
 from detectors.readings import KernelLine
 
 WARNING: Final = 4
-"""The kernel's level from which on words of trouble count that no signature knows; what is said more quietly is trouble only by name."""
+"""Kernel log level from which on the heuristic about words applies; less severe lines need a matching signature."""
 
 _PART: Final = re.compile(
     r"\b(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b"
     r"|\b(?:sd[a-z]+\d*|nvme\d+(?:n\d+)?|md\d+|dm-\d+|loop\d+|eth\d+|en[opsx]\w+|ib\d+|ibs\w+|bond\d+|mlx5_\d+|CPU ?\d+)\b"
 )
-"""How the kernel names a device: by its PCI address, or as a disk, a link, an adapter, a processor."""
+"""Device names in kernel messages: PCI address, disk, link, adapter, processor."""
 
 
 def finding_of(line: KernelLine) -> FaultFinding | None:
-    """Return the fault that *line* tells of; None: of none."""
+    """Return the fault in *line*; None if there is none."""
     xid = xids.xid_of(line.text)
     if xid is not None:
         return xids.finding(xid)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import LogLine, Sample
 
 
@@ -119,27 +119,24 @@ _ZERO: Final = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 
-_WELL: Final = Sample(evidence=LogLine(text="step 100 | loss 2.31 | grad_norm 0.9 | lr 3.0e-4"))
+_WELL: Final = Sample(LogLine(text="step 100 | loss 2.31 | grad_norm 0.9 | lr 3.0e-4"))
 _Row = tuple[str, str, str, Blame, str]
 
 
 def _enter(row: _Row) -> str:
     """Enter one kind for what has no signature (id, title, component, blame, sample), and return its id."""
     name, title, component, blame, unhealthy = row
-    kind(
-        FaultKind(
-            id=name,
-            title=title,
-            component=component,
-            source="any log, by its words",
-            recommended_action=RecommendedAction.MONITOR,
-            blame=blame,
-            action="read the lines around it; when it comes often, write a signature for it (`holdfast faults unknown --draft`)",
-            reference="docs/architecture.md",
-            unhealthy=Sample(evidence=LogLine(text=unhealthy)),
-            healthy=_WELL,
-            weight=30,
-        )
+    fault_kind(
+        id=name,
+        title=title,
+        component=component,
+        source="any log, by its words",
+        recommended_action=RecommendedAction.MONITOR,
+        blame=blame,
+        action="read the lines around it; when it comes often, write a signature for it (`holdfast faults unknown --draft`)",
+        unhealthy=Sample(LogLine(text=unhealthy)),
+        healthy=_WELL,
+        weight=30,
     )
     return name
 

@@ -1,7 +1,6 @@
-"""What a line of any log tells of: the first signature that knows it, or else its words. Pure, and on the standard library alone.
+"""Classify log lines: the first signature that matches, else a heuristic about words.
 
-`judge` is the whole rule. A matcher that goes through millions of lines (`holdfast.classify`) finds out faster which signatures may
-match, and hands their numbers over; without numbers, each signature is tried.
+`judge` is the complete rule. The matcher for millions of lines (`holdfast.classify`) preselects signatures and passes their numbers.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from detectors.log_heuristics import look
 from detectors.signatures import SIGNATURES
 
 LONGEST: Final = 16384
-"""Characters of a line that are looked at: nothing that names a fault stands further back."""
+"""Maximum number of characters to match in a line."""
 _ALL: Final = range(len(SIGNATURES))
 
 
 def warm() -> None:
-    """Compile every expression now, rather than when a line is first judged."""
+    """Compile all expressions now, not when the first line is matched."""
     for signature in SIGNATURES:
         _ = signature.regex
 
 
 def judge(text: str, candidates: Iterable[int] = _ALL, *, words: bool = True) -> str | None:
-    """Return the kind of fault that *text* tells of; None: of none.
+    """Return the fault kind of a log line; None if it reports no fault.
 
-    *candidates* are the numbers of the signatures that may match, in order; *words* says whether it may hold a word of trouble.
+    *candidates*: numbers of the signatures to try, in order. *words*: whether to apply the heuristic about words.
     """
     text = text[:LONGEST]
     for number in candidates:
@@ -39,7 +38,7 @@ def judge(text: str, candidates: Iterable[int] = _ALL, *, words: bool = True) ->
 
 
 def see_line(seen: LogLine, _limits: HangLimits) -> Fault | None:
-    """Name what a line tells of; None for one that tells of no fault."""
+    """Return the fault of a log line; None if it reports none."""
     name = judge(seen.text)
     if name is None:
         return None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
 from itertools import groupby
 from math import isfinite
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
-from detectors.evidence import FrozenParameters, HangLimits, LossHistory, NonFiniteLoss, Sample
+from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
+from detectors.evidence import FrozenParameters, HangLimits, LossHistory, NonFiniteLoss, ReplicaDigests, Sample
 from detectors.robust_stats import jitter
 
 WINDOW: Final = 64
@@ -29,6 +31,8 @@ USUAL_RUNS: Final = 4
 """A loss that is reported every n-th step stands still in between: so many times the longest such run so far is still usual (ours)."""
 GONE: Final = 3
 """Losses in a row that are no numbers, after which none will be one any more: the parameters have become none (ours)."""
+MAJORITY: Final = 3
+"""Copies that it takes to say which one is wrong."""
 CHECKS: Final = 3
 """Checks in a row with the same parameters to the bit."""
 
@@ -109,68 +113,134 @@ def see_same_state(seen: FrozenParameters, _limits: HangLimits) -> Fault | None:
 _FALLING: Final = tuple((step, 3.0 - 0.01 * step + 0.02 * (step % 5)) for step in range(1, 91))
 
 
-NOT_FINITE: Final = kind(
-    FaultKind(
-        id="loss-not-finite",
-        title="The loss or its gradient is no number any more",
-        component="user code",
-        source="losses that ranks report",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.USER_CODE,
-        action="go back to the checkpoint that is named; look at the data and the learning rate; suspect a GPU when one rank alone has it",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=NonFiniteLoss(node="n1", rank=1, at=0.0, step=4102, loss=float("nan"))),
-        healthy=Sample(evidence=LossHistory(at=0.0, losses=_FALLING)),
-        weight=30,
-        confused_with=("loss-spike", "gradient-nan-one-rank"),
-    )
+_define = partial(
+    fault_kind, recommended_action=RecommendedAction.MONITOR, blame=Blame.USER_CODE, healthy=Sample(LossHistory(at=0.0, losses=_FALLING))
 )
-LOST: Final = kind(
-    FaultKind(
-        id="loss-lost",
-        title="The loss is no number any more, and does not become one again: the parameters are spoiled",
-        component="user code",
-        source="losses that rank 0 reports",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.USER_CODE,
-        action="look at the batch and the gradient of the step that is named, and at the learning rate; the job goes back by itself, and "
-        "stops when that brings nothing",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, float("nan")) for step in range(91, 95))))),
-        healthy=Sample(evidence=LossHistory(at=0.0, losses=(*_FALLING, (91, float("nan")), (92, 2.1)))),
-        weight=45,
-        confused_with=("loss-not-finite", "silent-corruption"),
-    )
+NOT_FINITE: Final = _define(
+    id="loss-not-finite",
+    title="The loss or its gradient is no number any more",
+    component="user code",
+    source="losses that ranks report",
+    action="go back to the checkpoint that is named; look at the data and the learning rate; suspect a GPU when one rank alone has it",
+    unhealthy=Sample(NonFiniteLoss(node="n1", rank=1, at=0.0, step=4102, loss=float("nan"))),
+    weight=30,
+    confused_with=("loss-spike", "gradient-nan-one-rank"),
 )
-SPIKE: Final = kind(
-    FaultKind(
-        id="loss-spike",
-        title="The loss jumped",
-        component="performance",
-        source="losses that rank 0 reports",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.USER_CODE,
-        action="watch; go back to an earlier checkpoint when it does not come down",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, 6.9) for step in range(91, 94))))),
-        healthy=Sample(evidence=LossHistory(at=0.0, losses=_FALLING)),
-        weight=25,
-        confused_with=("loss-not-finite",),
-    )
+LOST: Final = _define(
+    id="loss-lost",
+    title="The loss is no number any more, and does not become one again: the parameters are spoiled",
+    component="user code",
+    source="losses that rank 0 reports",
+    recommended_action=RecommendedAction.RESTART,
+    action="look at the batch and the gradient of the step that is named, and at the learning rate; the job goes back by itself, and "
+    "stops when that brings nothing",
+    unhealthy=Sample(LossHistory(at=0.0, losses=(*_FALLING, *((step, float("nan")) for step in range(91, 95))))),
+    healthy=Sample(LossHistory(at=0.0, losses=(*_FALLING, (91, float("nan")), (92, 2.1)))),
+    weight=45,
+    confused_with=("loss-not-finite", "silent-corruption"),
 )
-ZOMBIE: Final = kind(
-    FaultKind(
-        id="job-zombie",
-        title="Steps go on and nothing is learnt: the loss, or every parameter, stays the same to the bit",
-        component="job",
-        source="losses and digests of parameters that ranks report",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.USER_CODE,
-        action="look at what the optimizer was given, at the learning rate, and at whether the data still changes",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, 2.1) for step in range(91, 160))))),
-        healthy=Sample(evidence=LossHistory(at=0.0, losses=_FALLING)),
-        weight=28,
-        confused_with=("job-hang",),
-    )
+SPIKE: Final = _define(
+    id="loss-spike",
+    title="The loss jumped",
+    component="performance",
+    source="losses that rank 0 reports",
+    action="watch; go back to an earlier checkpoint when it does not come down",
+    unhealthy=Sample(LossHistory(at=0.0, losses=(*_FALLING, *((step, 6.9) for step in range(91, 94))))),
+    weight=25,
+    confused_with=("loss-not-finite",),
+)
+ZOMBIE: Final = _define(
+    id="job-zombie",
+    title="Steps go on and nothing is learnt: the loss, or every parameter, stays the same to the bit",
+    component="job",
+    source="losses and digests of parameters that ranks report",
+    action="look at what the optimizer was given, at the learning rate, and at whether the data still changes",
+    unhealthy=Sample(LossHistory(at=0.0, losses=(*_FALLING, *((step, 2.1) for step in range(91, 160))))),
+    weight=28,
+    confused_with=("job-hang",),
+)
+
+
+# -- replicas that differ -------------------------------------------------------------------------------------------------
+
+
+def see_copies(seen: ReplicaDigests, _limits: HangLimits) -> list[Fault]:
+    """Name the ranks whose parameters differ from those of most copies; where there is no majority, say only that they differ."""
+    counts = Counter(seen.digests.values())
+    if len(counts) < 2:  # noqa: PLR2004 (all agree)
+        return []
+    (usual, most), every = counts.most_common(1)[0], len(seen.digests)
+    liars = sorted(rank for rank, digest in seen.digests.items() if digest != usual)
+    if every < MAJORITY or 2 * most <= every:
+        return [_differ(seen, len(counts))]
+    return [_liar(seen, rank, usual, most) for rank in liars]
+
+
+def _differ(seen: ReplicaDigests, kinds: int) -> Fault:
+    ranks = ", ".join(map(str, sorted(seen.digests)))
+    quote = f"after step {seen.step} the copies of the parameters on ranks {ranks} are of {kinds} kinds{_tensor(seen, *_two(seen))}"
+    quote += f"; no majority says which is right{_before(seen)}"
+    return Fault(kind=DIFFER.id, at=seen.at, step=seen.step, quote=quote, signature=DIFFER.id)
+
+
+def _two(seen: ReplicaDigests) -> tuple[int, int]:
+    """Return two ranks that differ."""
+    first = min(seen.digests)
+    return first, min(rank for rank, digest in seen.digests.items() if digest != seen.digests[first])
+
+
+def _liar(seen: ReplicaDigests, rank: int, usual: str, most: int) -> Fault:
+    node, honest = seen.nodes[rank], min(one for one, digest in seen.digests.items() if digest == usual)
+    quote = f"after step {seen.step} rank {rank} on {node} has other parameters than its {most} equal copies"
+    quote += _tensor(seen, rank, honest) + _before(seen)
+    signature = f"{CORRUPT.id} rank {rank}"
+    return Fault(kind=CORRUPT.id, at=seen.at, node=node, rank=rank, step=seen.step, quote=quote, signature=signature)
+
+
+def _tensor(seen: ReplicaDigests, one: int, other: int) -> str:
+    """Name the first tensor in which two ranks differ."""
+    mine, theirs = seen.sums.get(one, {}), seen.sums.get(other, {})
+    wrong = [name for name in mine if name in theirs and mine[name] != theirs[name]]
+    if not wrong:
+        return ""
+    return f", first in '{wrong[0]}'" + (f" and in {len(wrong) - 1} more of {len(mine)} tensors" if len(wrong) > 1 else "")
+
+
+def _before(seen: ReplicaDigests) -> str:
+    """Say until when they were equal, and what there is to go back to."""
+    if seen.equal_at is None:
+        return ""
+    return f"; they were equal after step {seen.equal_at}" + (f", {seen.good}" if seen.good else "")
+
+
+def _sample(*digests: str) -> Sample:
+    nodes = {rank: f"n{rank}" for rank in range(len(digests))}
+    return Sample(ReplicaDigests(at=0.0, step=128, nodes=nodes, digests=dict(enumerate(digests))))
+
+
+CORRUPT: Final = fault_kind(
+    id="silent-corruption",
+    title="The same step gave another result on the same rank, or copies of a state differ",
+    component="gpu",
+    source="digests of parameters that ranks report",
+    recommended_action=RecommendedAction.EVICT,
+    blame=Blame.GPU,
+    action="take the GPU out; go back to a checkpoint before the difference",
+    unhealthy=_sample("a1", "a1", "b2"),
+    healthy=_sample("a1", "a1", "a1"),
+    weight=85,
+    confused_with=("copies-differ", "gradient-nan-one-rank"),
+)
+DIFFER: Final = fault_kind(
+    id="copies-differ",
+    title="Copies of a state differ, and no majority says which is right",
+    component="job",
+    source="digests of parameters that ranks report",
+    recommended_action=RecommendedAction.MONITOR,
+    blame=Blame.GPU,
+    action="stop the job, run it from the checkpoint before the difference with more copies or on other nodes, and compare",
+    unhealthy=_sample("a1", "b2"),
+    healthy=_sample("a1", "a1"),
+    weight=70,
+    confused_with=("silent-corruption",),
 )

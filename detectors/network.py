@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
-from detectors.findings import HOUR, MINUTE, FaultFinding, Look, growths, listed
+from detectors.findings import HOUR, MINUTE, FaultFinding, ReadingPair, growths, listed
 from detectors.readings import CounterGrowth, IbPort, NetworkReading, Nic, NodeReading
 
 _NIC: Final = Nic(
@@ -38,94 +38,78 @@ def _look(at: float = 0.0, nic: dict[str, Any] | None = None, port: dict[str, An
 
 
 def _hour_later(**facts: Any) -> Sample:  # noqa: ANN401 (of a port, or of an interface)
-    return Sample(evidence=CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
+    return Sample(CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
 
 
-_entry = partial(
-    FaultKind, component="network", source="sysfs", blame=Blame.NETWORK, recommended_action=RecommendedAction.MONITOR, weight=58
+_define = partial(
+    fault_kind, component="network", source="sysfs", blame=Blame.NETWORK, recommended_action=RecommendedAction.MONITOR, weight=58
 )
 _COUNTERS: Final = "https://docs.kernel.org/admin-guide/abi-stable-files.html#abi-file-stable-sysfs-class-infiniband"
 _STATISTICS: Final = "https://docs.kernel.org/networking/statistics.html"
 
-NIC_DOWN: Final = kind(
-    _entry(
-        id="nic-link-down",
-        title="A network interface is switched on and has no link",
-        action="check cable, module and switch port; switch the interface off if it is not used",
-        reference="https://docs.kernel.org/networking/operstates.html",
-        unhealthy=Sample(evidence=_look(nic={"state": "down", "carrier": False})),
-        healthy=Sample(evidence=_look(nic={"wanted_up": False, "state": "down", "carrier": Unknown("Invalid argument")})),
-    )
+NIC_DOWN: Final = _define(
+    id="nic-link-down",
+    title="A network interface is switched on and has no link",
+    action="check cable, module and switch port; switch the interface off if it is not used",
+    reference="https://docs.kernel.org/networking/operstates.html",
+    unhealthy=Sample(_look(nic={"state": "down", "carrier": False})),
+    healthy=Sample(_look(nic={"wanted_up": False, "state": "down", "carrier": Unknown("Invalid argument")})),
 )
-NIC_FLAPPED: Final = kind(
-    _entry(
-        id="nic-link-flapped",
-        title="A network interface lost its link since the look before",
-        action="watch; change cable or module when it comes again",
-        reference=_STATISTICS,
-        unhealthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 91, "link_down_events_phy": 3}}),
-        healthy=_hour_later(),
-    )
+NIC_FLAPPED: Final = _define(
+    id="nic-link-flapped",
+    title="A network interface lost its link since the look before",
+    action="watch; change cable or module when it comes again",
+    reference=_STATISTICS,
+    unhealthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 91, "link_down_events_phy": 3}}),
+    healthy=_hour_later(),
 )
-NIC_ERRORS: Final = kind(
-    _entry(
-        id="nic-errors",
-        title="A network interface receives broken frames",
-        action="change cable or module",
-        reference=_STATISTICS,
-        unhealthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 1240, "link_down_events_phy": 2}}),
-        healthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 93, "link_down_events_phy": 2}}),
-    )
+NIC_ERRORS: Final = _define(
+    id="nic-errors",
+    title="A network interface receives broken frames",
+    action="change cable or module",
+    reference=_STATISTICS,
+    unhealthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 1240, "link_down_events_phy": 2}}),
+    healthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 93, "link_down_events_phy": 2}}),
 )
-IB_DOWN: Final = kind(
-    _entry(
-        id="ib-port-down",
-        title="An InfiniBand or RoCE port is not active",
-        action="check cable, switch port and subnet manager; disable the port if it is not used",
-        reference=_COUNTERS,
-        unhealthy=Sample(evidence=_look(port={"state": "DOWN", "physical_state": "Polling"})),
-        healthy=Sample(evidence=_look(port={"state": "DOWN", "physical_state": "Disabled"})),
-    )
+IB_DOWN: Final = _define(
+    id="ib-port-down",
+    title="An InfiniBand or RoCE port is not active",
+    action="check cable, switch port and subnet manager; disable the port if it is not used",
+    reference=_COUNTERS,
+    unhealthy=Sample(_look(port={"state": "DOWN", "physical_state": "Polling"})),
+    healthy=Sample(_look(port={"state": "DOWN", "physical_state": "Disabled"})),
 )
-IB_SLOW: Final = kind(
-    _entry(
-        id="ib-rate-low",
-        title="An InfiniBand port runs slower than before",
-        action="reseat or change the cable; replace the node when it stays",
-        reference=_COUNTERS,
-        unhealthy=_hour_later(port={"rate": 100.0}),
-        healthy=_hour_later(port={"rate": 400.0}),
-    )
+IB_SLOW: Final = _define(
+    id="ib-rate-low",
+    title="An InfiniBand port runs slower than before",
+    action="reseat or change the cable; replace the node when it stays",
+    reference=_COUNTERS,
+    unhealthy=_hour_later(port={"rate": 100.0}),
+    healthy=_hour_later(port={"rate": 400.0}),
 )
-IB_FLAPPED: Final = kind(
-    _entry(
-        id="ib-link-flapped",
-        title="An InfiniBand link went down or had to be trained anew since the look before",
-        action="watch; change the cable when it comes again",
-        reference=_COUNTERS,
-        unhealthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 4, "link_error_recovery": 0, "port_rcv_errors": 2}}),
-        healthy=_hour_later(),
-    )
+IB_FLAPPED: Final = _define(
+    id="ib-link-flapped",
+    title="An InfiniBand link went down or had to be trained anew since the look before",
+    action="watch; change the cable when it comes again",
+    reference=_COUNTERS,
+    unhealthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 4, "link_error_recovery": 0, "port_rcv_errors": 2}}),
+    healthy=_hour_later(),
 )
-IB_SYMBOLS: Final = kind(
-    _entry(
-        id="ib-symbol-errors",
-        title="An InfiniBand link has more broken symbols than its kind may have",
-        action="clean or change the cable",
-        reference=_COUNTERS,
-        unhealthy=_hour_later(port={"counters": {"symbol_error": 547, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
-        healthy=_hour_later(port={"counters": {"symbol_error": 87, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
-    )
+IB_SYMBOLS: Final = _define(
+    id="ib-symbol-errors",
+    title="An InfiniBand link has more broken symbols than its kind may have",
+    action="clean or change the cable",
+    reference=_COUNTERS,
+    unhealthy=_hour_later(port={"counters": {"symbol_error": 547, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
+    healthy=_hour_later(port={"counters": {"symbol_error": 87, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
 )
-IB_ERRORS: Final = kind(
-    _entry(
-        id="ib-port-errors",
-        title="An InfiniBand port receives broken packets",
-        action="watch; change the cable when it goes on",
-        reference=_COUNTERS,
-        unhealthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 882}}),
-        healthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 12}}),
-    )
+IB_ERRORS: Final = _define(
+    id="ib-port-errors",
+    title="An InfiniBand port receives broken packets",
+    action="watch; change the cable when it goes on",
+    reference=_COUNTERS,
+    unhealthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 882}}),
+    healthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 12}}),
 )
 
 DOWN_STATES: Final = frozenset({"down", "lowerlayerdown", "notpresent"})
@@ -135,25 +119,25 @@ _IB_FLAPS: Final = ("link_downed", "link_error_recovery")
 _IB_BROKEN: Final = ("port_rcv_errors", "local_link_integrity_errors", "excessive_buffer_overrun_errors", "rx_icrc_encapsulated")
 
 
-def judge_network(look: Look[NetworkReading]) -> Iterator[FaultFinding]:
+def judge_network(pair: ReadingPair[NetworkReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's network."""
-    before = look.before
-    if not isinstance(look.now.nics, Unknown):
+    before = pair.before
+    if not isinstance(pair.now.nics, Unknown):
         old_nics = {} if before is None or isinstance(before.nics, Unknown) else {nic.name: nic for nic in before.nics}
-        for nic in look.now.nics:
-            yield from _nic(Look(now=nic, before=old_nics.get(nic.name), seconds=look.seconds, limits=look.limits))
-    if not isinstance(look.now.ib_ports, Unknown):
+        for nic in pair.now.nics:
+            yield from _nic(ReadingPair(now=nic, before=old_nics.get(nic.name), seconds=pair.seconds, limits=pair.limits))
+    if not isinstance(pair.now.ib_ports, Unknown):
         old_ports = {} if before is None or isinstance(before.ib_ports, Unknown) else {_name(port): port for port in before.ib_ports}
-        for port in look.now.ib_ports:
-            yield from _port(Look(now=port, before=old_ports.get(_name(port)), seconds=look.seconds, limits=look.limits))
+        for port in pair.now.ib_ports:
+            yield from _port(ReadingPair(now=port, before=old_ports.get(_name(port)), seconds=pair.seconds, limits=pair.limits))
 
 
 def _name(port: IbPort) -> str:
     return f"{port.device}/{port.port}"
 
 
-def _nic(look: Look[Nic]) -> Iterator[FaultFinding]:
-    nic, old = look.now, look.before
+def _nic(pair: ReadingPair[Nic]) -> Iterator[FaultFinding]:
+    nic, old = pair.now, pair.before
     if nic.wanted_up is True and (nic.carrier is False or nic.state in DOWN_STATES):
         yield FaultFinding(kind=NIC_DOWN.id, part=nic.name, quote=f"{nic.name}: no link, state {nic.state}")
     if old is None:
@@ -165,12 +149,12 @@ def _nic(look: Look[Nic]) -> Iterator[FaultFinding]:
     if flaps:
         yield FaultFinding(kind=NIC_FLAPPED.id, part=nic.name, quote=f"{nic.name}: {listed(flaps)}")
     broken = {**growths(old.counters, nic.counters, _NIC_BROKEN), **growths(old.driver_counters, nic.driver_counters, _PHY_BROKEN)}
-    if broken and look.rate(max(broken.values()), MINUTE) > look.limits.nic_errors_per_minute:
-        yield FaultFinding(kind=NIC_ERRORS.id, part=nic.name, quote=f"{nic.name}: {listed(broken)} in {look.seconds:.0f} s")
+    if broken and pair.rate(max(broken.values()), MINUTE) > pair.limits.nic_errors_per_minute:
+        yield FaultFinding(kind=NIC_ERRORS.id, part=nic.name, quote=f"{nic.name}: {listed(broken)} in {pair.seconds:.0f} s")
 
 
-def _port(look: Look[IbPort]) -> Iterator[FaultFinding]:
-    port, old, name = look.now, look.before, _name(look.now)
+def _port(pair: ReadingPair[IbPort]) -> Iterator[FaultFinding]:
+    port, old, name = pair.now, pair.before, _name(pair.now)
     if not isinstance(port.state, Unknown) and port.state != "ACTIVE" and port.physical_state != "Disabled":
         yield FaultFinding(kind=IB_DOWN.id, part=name, quote=f"{name}: {port.state}, {port.physical_state}")
     if old is None:
@@ -179,14 +163,14 @@ def _port(look: Look[IbPort]) -> Iterator[FaultFinding]:
         yield FaultFinding(kind=IB_SLOW.id, part=name, quote=f"{name}: {port.rate:g} Gbit/s, {old.rate:g} before")
     if flaps := growths(old.counters, port.counters, _IB_FLAPS):
         yield FaultFinding(kind=IB_FLAPPED.id, part=name, quote=f"{name}: {listed(flaps)}")
-    yield from _rates(look, name, old)
+    yield from _rates(pair, name, old)
 
 
-def _rates(look: Look[IbPort], name: str, old: IbPort) -> Iterator[FaultFinding]:
+def _rates(pair: ReadingPair[IbPort], name: str, old: IbPort) -> Iterator[FaultFinding]:
     """Judge errors of which a good link has some."""
-    symbols = growths(old.counters, look.now.counters, ["symbol_error"])
-    if look.rate(sum(symbols.values()), HOUR) > look.limits.ib_symbol_errors_per_hour:
-        yield FaultFinding(kind=IB_SYMBOLS.id, part=name, quote=f"{name}: {listed(symbols)} in {look.seconds:.0f} s")
-    broken = growths(old.counters, look.now.counters, _IB_BROKEN)
-    if broken and look.rate(max(broken.values()), HOUR) > look.limits.ib_port_errors_per_hour:
-        yield FaultFinding(kind=IB_ERRORS.id, part=name, quote=f"{name}: {listed(broken)} in {look.seconds:.0f} s")
+    symbols = growths(old.counters, pair.now.counters, ["symbol_error"])
+    if pair.rate(sum(symbols.values()), HOUR) > pair.limits.ib_symbol_errors_per_hour:
+        yield FaultFinding(kind=IB_SYMBOLS.id, part=name, quote=f"{name}: {listed(symbols)} in {pair.seconds:.0f} s")
+    broken = growths(old.counters, pair.now.counters, _IB_BROKEN)
+    if broken and pair.rate(max(broken.values()), HOUR) > pair.limits.ib_port_errors_per_hour:
+        yield FaultFinding(kind=IB_ERRORS.id, part=name, quote=f"{name}: {listed(broken)} in {pair.seconds:.0f} s")

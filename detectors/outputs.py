@@ -1,6 +1,6 @@
-"""What workers said before they ended, judged by the signatures of logs: the reason that an exit code or an exception alone does not give.
+"""Match the last output of failed workers against log signatures, for reasons that an exit code or an exception does not give.
 
-Only ends that went wrong are read, and of those the last lines; what restates how the worker ended is left out (`associations.toml`).
+Faults that only restate how the worker exited are left out (`associations.toml`).
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from detectors.sources import exception_report, worker_output
 from detectors.tracebacks import raised_in
 
 LINES: Final = 40
-"""Last lines of an output that are judged."""
+"""Number of last output lines to match."""
 WORKERS: Final = 64
-"""Ends that are judged, the first ones: what ten thousand ranks say of one fault they say alike."""
+"""Number of exits to read, the first ones: ten thousand ranks report one fault alike."""
 _LIMITS: Final = HangLimits()
 GENERIC: Final = frozenset({EXCEPTION.id, EXIT_CODE.id, OTHER_SIGNAL.id})
-"""Kinds of ends that say that a worker failed, and not why."""
+"""Kinds of exits without a reason."""
 NAMELESS: Final = frozenset({None, *OTHERS, "script-exception", "process-status"})
-"""What judging a line comes to where nothing in the catalogue knows it."""
+"""Results for a line that no specific signature matches."""
 
 
 def said(evidence: Iterable[object]) -> list[Fault]:
-    """Return the faults that workers' last words tell of: each kind once a node, by the worker that said it first."""
+    """Return the faults in the last output of workers: each kind once per node, from the worker that printed it first."""
     return read(evidence, lambda: False)[0]
 
 
 def read(evidence: Iterable[object], enough: Callable[[], bool]) -> tuple[list[Fault], list[int]]:
-    """Return what `said` does, and the ranks whose last words were not all read: *enough* was true, which is asked before each line."""
+    """Return what `said` does, and the ranks whose output was not read completely: *enough*, called before each line, returned True."""
     ends = sorted((one for one in evidence if isinstance(one, WorkerExit)), key=lambda one: (one.at, one.rank))
     found: dict[tuple[str, str | None], Fault] = {}
     unread = list[int]()
     for one in [end for end in ends if not (end.code == 0 and end.finished)][:WORKERS]:
-        if not _knows_all(one, enough):
+        if not _match_all(one, enough):
             unread.append(one.rank)
             continue
         for fault in _of(one):
@@ -49,8 +49,8 @@ def read(evidence: Iterable[object], enough: Callable[[], bool]) -> tuple[list[F
     return list(found.values()), unread
 
 
-def _knows_all(seen: WorkerExit, enough: Callable[[], bool]) -> bool:
-    """Judge the lines of one worker, for the cache; False if there was no time for all of them."""
+def _match_all(seen: WorkerExit, enough: Callable[[], bool]) -> bool:
+    """Match the lines of one worker, to fill the cache; return False if time ran out."""
     for line in _lines(seen):
         if enough():
             return False
@@ -59,14 +59,14 @@ def _knows_all(seen: WorkerExit, enough: Callable[[], bool]) -> bool:
 
 
 def _of(seen: WorkerExit) -> Iterator[Fault]:
-    """Yield what one worker said, kind by kind."""
+    """Yield the faults in the output of one worker."""
     end = see_exit(seen, _LIMITS)
     if end is None:
         return
-    told = list(_judged(seen))
-    if end.kind in GENERIC and not told and not any(map(_is_known, _lines(seen))):
+    matches = list(_matches(seen))
+    if end.kind in GENERIC and not matches and not any(map(_is_known, _lines(seen))):
         yield _unknown(seen, end)
-    for kind, line, reported in told:
+    for kind, line, reported in matches:
         if not _restates(kind, end.kind):
             yield Fault(
                 kind=kind,
@@ -80,8 +80,8 @@ def _of(seen: WorkerExit) -> Iterator[Fault]:
             )
 
 
-def _judged(seen: WorkerExit) -> Iterator[tuple[str, str, bool]]:
-    """Yield the kinds that the exception and the last lines are of, each once."""
+def _matches(seen: WorkerExit) -> Iterator[tuple[str, str, bool]]:
+    """Yield the fault kinds of the exception and the last lines, each once, with the line and whether the worker reported it."""
     raised = seen.raised or raised_in(seen.output)
     known = {kind_of(raised)} if raised else set()
     for number, line in enumerate(_lines(seen)):
@@ -92,13 +92,13 @@ def _judged(seen: WorkerExit) -> Iterator[tuple[str, str, bool]]:
 
 
 def _lines(seen: WorkerExit) -> list[str]:
-    """Return what a worker raised, and the last lines that it printed."""
+    """Return a worker's exception and its last output lines."""
     raised = seen.raised or raised_in(seen.output)
     return [f"{raised.type}: {raised.message}".replace("\n", " ") if raised else "", *seen.output.splitlines()[-LINES:]]
 
 
 def _unknown(seen: WorkerExit, end: Fault) -> Fault:
-    """Return a failure that nothing in the catalogue knows, with all that is known around it."""
+    """Return an unknown failure with all available evidence."""
     how = f"rank {seen.rank} on {seen.node}{f', step {seen.step}' if seen.step is not None else ''}: {end.quote}"
     traceback = seen.raised.traceback if seen.raised else ""
     return Fault(
@@ -116,17 +116,17 @@ def _unknown(seen: WorkerExit, end: Fault) -> Fault:
 
 @lru_cache(maxsize=4096)
 def _kind(line: str) -> str | None:
-    """Return what *line* is a fault of; None for what is benign, or what no signature knows."""
+    """Return the fault kind of *line*; None if it is benign or unknown."""
     return judge(line, words=False) if TELLS.search(line) else None
 
 
 def _is_known(line: str) -> bool:
-    """Tell whether a signature says more of *line* than that a script raised something or ended."""
+    """Tell whether a signature says more about *line* than that a script failed."""
     return _kind(line) not in NAMELESS
 
 
 @lru_cache(maxsize=4096)
 def _restates(kind: str, end: str) -> bool:
-    """Tell whether words of *kind* say no more than that the worker ended as *end* says."""
+    """Tell whether *kind* only restates the exit kind *end*."""
     restated = ASSOCIATIONS.restates.get(end)
     return restated is not None and restated.takes(traits_of(kind))

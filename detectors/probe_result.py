@@ -1,4 +1,4 @@
-"""What came of looking at a node from outside: a reading, no answer, or a probe that could not be carried out."""
+"""Result of probing a node from outside: a reading, no answer, or a probe that could not run."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from detectors.readings import NodeReading
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnansweredProbe:
-    """A node gave no answer."""
+    """A node did not answer."""
 
     times: int
-    """In a row, over looks and repetitions."""
+    """Consecutive attempts without an answer, over all probes."""
     why: str
-    """What happened instead, the last time."""
+    """What happened at the last attempt."""
 
 
 ProbeOutcome = NodeReading | UnansweredProbe | Unknown
-"""`Unknown` says that the probe itself could not be carried out: that speaks against nobody."""
+"""`Unknown`: the probe itself could not run, which says nothing about the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProbe:
-    """One look at one node from outside."""
+    """A probe of one node from outside."""
 
     node: str
     at: float
-    """Seconds since 1970 on the clock of who looked."""
+    """Unix time on the clock of the prober."""
     seconds: float
-    """What it took, repetitions included."""
+    """Duration, including repetitions."""
     found: ProbeOutcome

@@ -1,13 +1,14 @@
-"""Faults seen in how a worker's process ended, stood still, or could not start."""
+"""Faults of worker processes: how they exited, were stopped, or failed to start."""
 
 from __future__ import annotations
 
 import errno
 import re
 import signal
+from functools import partial
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
 from detectors.evidence import HangLimits, Sample, StartFailure, Unknown, WorkerExit, WorkerStop
 from detectors.exceptions import FINISHED, PEER_LOST, an_exit, see_exception
 from detectors.log_heuristics import TROUBLE
@@ -38,138 +39,105 @@ _SIGNALS: Final[tuple[tuple[str, str, Blame, int], ...]] = (
     ("SIGALRM", "let an alarm run out", Blame.PROCESS, 70),
 )
 
+_define = partial(fault_kind, component="worker", recommended_action=RecommendedAction.RESTART, healthy=FINISHED)
 for _name, _cause, _blame, _weight in _SIGNALS:
-    kind(
-        FaultKind(
-            id=f"worker-{_name.lower()}",
-            title=f"A worker was ended by {_name}: it {_cause}",
-            component="worker",
-            source="process exit",
-            recommended_action=RecommendedAction.RESTART,
-            blame=_blame,
-            action="restart the workers from the newest whole checkpoint",
-            reference=SIGNAL_7,
-            unhealthy=an_exit(signal=int(getattr(signal, _name))),
-            healthy=FINISHED,
-            weight=_weight,
-        )
+    _define(
+        id=f"worker-{_name.lower()}",
+        title=f"A worker was ended by {_name}: it {_cause}",
+        source="process exit",
+        blame=_blame,
+        action="restart the workers from the newest complete checkpoint",
+        reference=SIGNAL_7,
+        unhealthy=an_exit(signal=int(getattr(signal, _name))),
+        weight=_weight,
     )
 
-OTHER_SIGNAL: Final = kind(
-    FaultKind(
-        id="worker-other-signal",
-        title="A worker was ended by a signal without an entry of its own",
-        component="worker",
-        source="process exit",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="restart the workers from the newest whole checkpoint",
-        reference=SIGNAL_7,
-        unhealthy=an_exit(signal=int(signal.SIGRTMIN) + 3),
-        healthy=FINISHED,
-        weight=80,
-    )
+OTHER_SIGNAL: Final = _define(
+    id="worker-other-signal",
+    title="A worker was ended by a signal without a fault kind of its own",
+    source="process exit",
+    blame=Blame.PROCESS,
+    action="restart the workers from the newest complete checkpoint",
+    reference=SIGNAL_7,
+    unhealthy=an_exit(signal=int(signal.SIGRTMIN) + 3),
+    weight=80,
 )
-OOM_KILLED: Final = kind(
-    FaultKind(
-        id="worker-oom-killed",
-        title="The kernel killed a worker because memory ran out",
-        component="host memory",
-        source="process exit, kernel log, cgroup counters",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.NODE,
-        action="restart; if it comes again move off the node or lower the job's memory",
-        reference="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
-        unhealthy=an_exit(signal=9, oom="Out of memory: Killed process 4711 (python) total-vm:9000kB, anon-rss:8000kB"),
-        healthy=FINISHED,
-        weight=95,
-    )
+OOM_KILLED: Final = _define(
+    id="worker-oom-killed",
+    title="The kernel killed a worker because memory ran out",
+    component="host memory",
+    source="process exit, kernel log, cgroup counters",
+    blame=Blame.NODE,
+    action="restart; if it comes again move off the node or lower the job's memory",
+    reference="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
+    unhealthy=an_exit(signal=9, oom="Out of memory: Killed process 4711 (python) total-vm:9000kB, anon-rss:8000kB"),
+    weight=95,
 )
-EXIT_CODE: Final = kind(
-    FaultKind(
-        id="worker-exit-code",
-        title="A worker ended with a status that is not 0 and said no reason",
-        component="worker",
-        source="process exit",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="restart once with the ranks on other nodes; the same status at the same step there is the user's error",
-        reference="https://man7.org/linux/man-pages/man3/exit.3.html",
-        unhealthy=an_exit(code=3),
-        healthy=FINISHED,
-        weight=55,
-    )
+EXIT_CODE: Final = _define(
+    id="worker-exit-code",
+    title="A worker exited with a non-zero status and gave no reason",
+    source="process exit",
+    blame=Blame.PROCESS,
+    action="restart once with the ranks on other nodes; the same status at the same step there is the user's error",
+    reference="https://man7.org/linux/man-pages/man3/exit.3.html",
+    unhealthy=an_exit(code=3),
+    weight=55,
 )
-EXIT_EARLY: Final = kind(
-    FaultKind(
-        id="worker-exit-early",
-        title="A worker ended with status 0 before its steps were done",
-        component="worker",
-        source="process exit",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.USER_CODE,
-        action="restart once; a script that leaves its loop early is the user's to mend",
-        reference="docs/reference/glossary.md",
-        unhealthy=an_exit(code=0),
-        healthy=FINISHED,
-        weight=55,
-    )
+EXIT_EARLY: Final = _define(
+    id="worker-exit-early",
+    title="A worker exited with status 0 before its steps were done",
+    source="process exit",
+    blame=Blame.USER_CODE,
+    action="restart once; a script that leaves its loop early must be fixed by the user",
+    reference="docs/reference/glossary.md",
+    unhealthy=an_exit(code=0),
+    weight=55,
 )
-STOPPED: Final = kind(
-    FaultKind(
-        id="worker-stopped",
-        title="A signal stopped a worker, and nobody lets it go on",
-        component="worker",
-        source="process state",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="kill it and restart the workers",
-        reference=SIGNAL_7,
-        unhealthy=Sample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=1.5)),
-        healthy=Sample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=0.2)),
-        weight=92,
-    )
+STOPPED: Final = _define(
+    id="worker-stopped",
+    title="A signal stopped a worker, and nobody lets it go on",
+    source="process state",
+    blame=Blame.PROCESS,
+    action="kill it and restart the workers",
+    reference=SIGNAL_7,
+    unhealthy=Sample(WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=1.5)),
+    healthy=Sample(WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=0.2)),
+    weight=92,
 )
-START_FAILED: Final = kind(
-    FaultKind(
-        id="worker-start-failed",
-        title="A node could not start its workers",
-        component="node",
-        source="agent",
-        recommended_action=RecommendedAction.EVICT,
-        blame=Blame.NODE,
-        action="try the next action: this node cannot run the job as it is",
-        reference="https://man7.org/linux/man-pages/man2/execve.2.html",
-        unhealthy=Sample(evidence=StartFailure(node="n0", at=0.0, why="[Errno 11] Resource temporarily unavailable", errno=11)),
-        healthy=FINISHED,
-        weight=88,
-    )
+START_FAILED: Final = _define(
+    id="worker-start-failed",
+    title="A node could not start its workers",
+    component="node",
+    source="agent",
+    recommended_action=RecommendedAction.EVICT,
+    blame=Blame.NODE,
+    action="try the next action: this node cannot run the job as it is",
+    reference="https://man7.org/linux/man-pages/man2/execve.2.html",
+    unhealthy=Sample(StartFailure(node="n0", at=0.0, why="[Errno 11] Resource temporarily unavailable", errno=11)),
+    weight=88,
 )
-NOT_RUNNABLE: Final = kind(
-    FaultKind(
-        id="worker-command-not-runnable",
-        title="A node cannot run the workers' command: it is missing there, or no program",
-        component="node",
-        source="agent",
-        recommended_action=RecommendedAction.EVICT,
-        blame=Blame.NODE,
-        action="on one node: mount or install what is missing; on every node: mend `command`, `python` or `directory` of the job",
-        reference="https://man7.org/linux/man-pages/man2/execve.2.html",
-        unhealthy=Sample(evidence=StartFailure(node="n0", at=0.0, why="[Errno 2] No such file or directory: 'trian'", errno=2)),
-        healthy=FINISHED,
-        weight=89,
-    )
+NOT_RUNNABLE: Final = _define(
+    id="worker-command-not-runnable",
+    title="A node cannot run the workers' command: it is missing there, or no program",
+    component="node",
+    source="agent",
+    recommended_action=RecommendedAction.EVICT,
+    blame=Blame.NODE,
+    action="on one node: mount or install what is missing; on every node: fix `command`, `python` or `directory` of the job",
+    reference="https://man7.org/linux/man-pages/man2/execve.2.html",
+    unhealthy=Sample(StartFailure(node="n0", at=0.0, why="[Errno 2] No such file or directory: 'trian'", errno=2)),
+    weight=89,
 )
 
 _NAMED: Final = {int(getattr(signal, name)): f"worker-{name.lower()}" for name, *_ in _SIGNALS}
 _FROM_OUTSIDE: Final = frozenset({
     signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU,
 })  # fmt: skip
-"""Signals that somebody else sends: what the worker printed last is hardly ever why."""
+"""Signals that come from outside: the last output of the worker is rarely the reason."""
 TELLS: Final = re.compile(rf"{TROUBLE}|\w(?:Error|Exception)\b|\bKilled\b|NCCL WARN|\bXid\b", re.ASCII)
-"""What a line of output must match to tell of trouble: most of what training prints does not."""
+"""Pattern that an output line must match to report a problem: most training output does not."""
 _SHELL: Final = 128
-"""A shell whose command a signal ended exits with this much more than the signal's number."""
+"""A shell exits with this plus the signal number if a signal ended its command."""
 _CANNOT_RUN: Final = frozenset({
     errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.E2BIG, errno.ENAMETOOLONG,
 })  # fmt: skip
@@ -182,12 +150,12 @@ def _fault(seen: WorkerExit, entry: str, quote: str, signature: str) -> Fault:
 
 
 def _detail(seen: WorkerExit) -> str:
-    """Return a worker's last output as evidence; nothing where a signal from outside ended it and no line tells of trouble."""
+    """Return a worker's last output as evidence; empty if a signal from outside ended it and no line reports a problem."""
     return "" if seen.signal in _FROM_OUTSIDE and not TELLS.search(seen.output) else seen.output
 
 
 def name_of(number: int) -> str:
-    """Return what people call signal *number*."""
+    """Return the name of signal *number*."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -195,9 +163,9 @@ def name_of(number: int) -> str:
 
 
 def last_words(output: str) -> str:
-    """Return what a worker that gave no reason printed last, if a person can read it."""
+    """Return the last printable line of a worker's output."""
     line = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
-    return f"; its last words: {line[:200]}" if line.isprintable() and line else ""
+    return f"; last output: {line[:200]}" if line.isprintable() and line else ""
 
 
 def _by_signal(seen: WorkerExit, number: int, how: str) -> Fault:
@@ -205,26 +173,26 @@ def _by_signal(seen: WorkerExit, number: int, how: str) -> Fault:
         return _fault(seen, OOM_KILLED.id, seen.oom, "oom")
     quote = f"{how} ({name_of(number)})"
     if number == signal.SIGABRT and aborted_for_lost_peer(seen.output):
-        return _fault(seen, PEER_LOST.id, f"{quote} by its own watchdog, because a peer was gone", "watchdog")
+        return _fault(seen, PEER_LOST.id, f"{quote} by its own watchdog, because a peer was lost", "watchdog")
     if number == signal.SIGKILL and isinstance(seen.oom, Unknown):
-        quote += f"; whether memory ran out is not known: {seen.oom.why}"
+        quote += f"; whether memory ran out is unknown: {seen.oom.why}"
     return _fault(seen, _NAMED.get(number, OTHER_SIGNAL.id), quote, f"signal {number}")
 
 
 def _by_status(seen: WorkerExit) -> Fault:
     code = seen.code
     if code is not None and code - _SHELL in _NAMED:
-        return _by_signal(seen, code - _SHELL, f"ended with status {code}, as a shell tells of signal {code - _SHELL}")
+        return _by_signal(seen, code - _SHELL, f"exited with status {code}, as a shell does after signal {code - _SHELL}")
     if code == 0:
         after = f" after step {seen.step}" if seen.step is not None else ""
-        return _fault(seen, EXIT_EARLY.id, f"ended with status 0{after}, before its steps were done", "status 0")
-    quote = f"ended with status {code}" if code is not None else "ended, nobody knows how"
+        return _fault(seen, EXIT_EARLY.id, f"exited with status 0{after}, before its steps were done", "status 0")
+    quote = f"exited with status {code}" if code is not None else "exited, the status is unknown"
     return _fault(seen, EXIT_CODE.id, quote + last_words(seen.output), f"status {code}")
 
 
 def see_exit(seen: WorkerExit, _limits: HangLimits) -> Fault | None:
-    """Name what a worker's end means; None for one that ended well."""
-    if seen.raised and seen.signal in (None, signal.SIGABRT):  # an abort on the way out does not hide what it was on the way out for
+    """Return the fault of a worker's exit; None for a successful exit."""
+    if seen.raised and seen.signal in (None, signal.SIGABRT):  # an abort after an exception does not hide the exception
         return see_exception(seen, seen.raised)
     if seen.signal is not None:
         return _by_signal(seen, seen.signal, f"ended by signal {seen.signal}")
@@ -235,16 +203,16 @@ def see_exit(seen: WorkerExit, _limits: HangLimits) -> Fault | None:
 
 
 def see_stop(seen: WorkerStop, limits: HangLimits) -> Fault | None:
-    """Call a stopped worker a fault once it has stood still longer than the grace: a debugger stops one for a moment too."""
+    """Report a stopped worker after a grace period: a debugger also stops it briefly."""
     if seen.seconds < limits.stopped_grace:
         return None
-    quote = f"stopped by signal {seen.signal} ({name_of(seen.signal)}), standing still for {seen.seconds:.1f} s"
+    quote = f"stopped by signal {seen.signal} ({name_of(seen.signal)}), for {seen.seconds:.1f} s"
     return Fault(kind=STOPPED.id, at=seen.at, node=seen.node, rank=seen.rank, step=seen.step, quote=quote, signature="stopped")
 
 
 def see_start(seen: StartFailure, _limits: HangLimits) -> Fault:
-    """Name a start that failed: what a node lacks may be lacking everywhere, and then it is the job's."""
-    told = re.search(r"\[Errno (\d+)\]", seen.why)  # all that is left of the number when the agent refused the order
-    number = seen.errno if seen.errno is not None else int(told[1]) if told else None
+    """Report a failed start: what is missing on all nodes is the job's error."""
+    found = re.search(r"\[Errno (\d+)\]", seen.why)  # if the agent rejected the command, only the text has it
+    number = seen.errno if seen.errno is not None else int(found[1]) if found else None
     entry = NOT_RUNNABLE if number in _CANNOT_RUN else START_FAILED
     return Fault(kind=entry.id, at=seen.at, node=seen.node, quote=seen.why, signature=f"start errno {number}")

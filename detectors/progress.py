@@ -1,29 +1,30 @@
-"""Faults of progress: a job that stands still although all its processes live."""
+"""Faults of progress: a job that hangs although its processes are alive, or a recovery that does not finish."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, fault_kind
 from detectors.evidence import HangLimits, InterruptedRecovery, Progress, RankProgress, RecoveryTimeout, Sample
 from detectors.hang_analysis import CIRCLE, MISMATCH, STUCK, HangFinding, explain, numbered
 
 WINDOW: Final = 64
-"""Newest steps that the adaptive limit is taken from."""
+"""Number of newest steps for the adaptive limit."""
 SLOWEST_FACTOR: Final = 2.0
-"""A stall as long as this many of the slowest recent step is still jitter: checkpoints and busy machines make steps uneven."""
+"""Pauses up to this many times the slowest recent step are jitter, from checkpoints and busy machines."""
 REACTION: Final = 0.25
-"""Seconds that pass between the limit and an answer (looks, the begin of a task). Where the ranks have said what keeps them apart they are
-taken off the limit, so that the limit is when something is done about it."""
+"""Seconds between the limit and a reaction (polling, the start of a task). If the cause is proven they are subtracted from the limit, so
+that the reaction comes at the limit."""
 MOVING: Final = 5.0
-"""Within so many limits a step in which ranks still begin operations is a long one and no hang (ours)."""
+"""Up to this many limits, a step in which ranks still start operations is long and not a hang (ours)."""
 
 PAUSES: Final = 3.0
-"""A pause counts as a hang once it is this many times as long as the longest one from which the job went on by itself (ours)."""
+"""A pause is a hang once it is this many times the longest one from which the job continued by itself (ours)."""
 
 _ORDINARY: Final = 2
 
@@ -37,110 +38,75 @@ def _ranks(age: float, *, section: str | None = None) -> dict[int, RankProgress]
     }
 
 
-HANG: Final = kind(
-    FaultKind(
-        id="job-hang",
-        title="No rank makes progress although all processes live",
-        component="job",
-        source="heartbeats",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="restart the workers; the rank that is furthest behind is the first suspect",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY)),
-        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
-        weight=40,
-    )
+_define = partial(fault_kind, component="job", recommended_action=RecommendedAction.RESTART, blame=Blame.PROCESS)
+HANG: Final = _define(
+    id="job-hang",
+    title="No rank makes progress although all processes are alive",
+    source="heartbeats",
+    action="restart the workers; the rank with the lowest step is the first suspect",
+    unhealthy=Sample(Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY)),
+    healthy=Sample(Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
+    weight=40,
 )
-SECTION: Final = kind(
-    FaultKind(
-        id="job-section-overrun",
-        title="A declared long section takes longer than its own limit",
-        component="job",
-        source="heartbeats",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="restart the workers; raise the section's limit if it may take this long",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(2000.0, section="evaluation"), step_seconds=_STEADY)),
-        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0, section="evaluation"), step_seconds=_STEADY)),
-        weight=40,
-    )
+SECTION: Final = _define(
+    id="job-section-overrun",
+    title="A declared long section takes longer than its own limit",
+    source="heartbeats",
+    action="restart the workers; raise the section's limit if it may take this long",
+    unhealthy=Sample(Progress(at=0.0, ranks=_ranks(2000.0, section="evaluation"), step_seconds=_STEADY)),
+    healthy=Sample(Progress(at=0.0, ranks=_ranks(900.0, section="evaluation"), step_seconds=_STEADY)),
+    weight=40,
 )
-NEVER_STEPPED: Final = kind(
-    FaultKind(
-        id="job-never-stepped",
-        title="A job never reaches its first step",
-        component="job",
-        source="heartbeats",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="restart the workers; then try other nodes",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=1900.0)}, since_start=1900.0)),
-        healthy=Sample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=90.0)}, since_start=90.0)),
-        weight=40,
-    )
+NEVER_STEPPED: Final = _define(
+    id="job-never-stepped",
+    title="A job never reaches its first step",
+    source="heartbeats",
+    action="restart the workers; then try other nodes",
+    unhealthy=Sample(Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=1900.0)}, since_start=1900.0)),
+    healthy=Sample(Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=90.0)}, since_start=90.0)),
+    weight=40,
 )
-SILENT: Final = kind(
-    FaultKind(
-        id="job-output-silent",
-        title="A script without heartbeats has printed nothing for longer than it may",
-        component="job",
-        source="worker output",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="restart the workers; raise `limits.output_silence` if it may be quiet for this long",
-        reference="docs/architecture.md",
-        unhealthy=Sample(
-            evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=90.0),
-            limits=HangLimits(output_silence=60.0),
-        ),
-        healthy=Sample(
-            evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=20.0),
-            limits=HangLimits(output_silence=60.0),
-        ),
-        weight=35,
-    )
+SILENT: Final = _define(
+    id="job-output-silent",
+    title="A script without heartbeats has printed nothing for longer than it may",
+    source="worker output",
+    action="restart the workers; raise `limits.output_silence` if it may be quiet for this long",
+    unhealthy=Sample(
+        evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=90.0),
+        limits=HangLimits(output_silence=60.0),
+    ),
+    healthy=Sample(
+        evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=20.0),
+        limits=HangLimits(output_silence=60.0),
+    ),
+    weight=35,
 )
-NOT_ENDING: Final = kind(
-    FaultKind(
-        id="job-end-stuck",
-        title="Some ranks have ended with status 0, and the others neither end nor show a sign of life",
-        component="job",
-        source="process exits, heartbeats, worker output",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="have all ranks end together (a barrier, then `destroy_process_group`); raise `limits.end_grace` if the last need longer",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=900.0)),
-        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=30.0)),
-        weight=40,
-    )
+NOT_ENDING: Final = _define(
+    id="job-end-stuck",
+    title="Some ranks exited with status 0, and the others neither exit nor show any activity",
+    source="process exits, heartbeats, worker output",
+    action="make all ranks exit together (a barrier, then `destroy_process_group`); raise `limits.end_grace` if the last need longer",
+    unhealthy=Sample(Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=900.0)),
+    healthy=Sample(Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=30.0)),
+    weight=40,
 )
-OVERRUN: Final = kind(
-    FaultKind(
-        id="recovery-overrun",
-        title="A recovery does not bring the job to a step within its action's deadline",
-        component="job",
-        source="heartbeats",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.PROCESS,
-        action="the next action is tried at once; raise `deadlines` if the job needs longer to start",
-        reference="docs/architecture.md",
-        unhealthy=Sample(
-            evidence=RecoveryTimeout(at=0.0, action="restart-in-place", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})
-        ),
-        healthy=Sample(
-            evidence=RecoveryTimeout(at=0.0, action="restart-in-place", seconds=20.0, limit=120.0, reached={0: ("n0", 1, "started")})
-        ),
-        weight=45,
-    )
+OVERRUN: Final = _define(
+    id="recovery-overrun",
+    title="A recovery does not bring the job to a step within its action's deadline",
+    source="heartbeats",
+    action="the next action is tried at once; raise `deadlines` if the job needs longer to start",
+    unhealthy=Sample(
+        evidence=RecoveryTimeout(at=0.0, action="restart-in-place", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})
+    ),
+    healthy=Sample(
+        evidence=RecoveryTimeout(at=0.0, action="restart-in-place", seconds=20.0, limit=120.0, reached={0: ("n0", 1, "started")})
+    ),
+    weight=45,
 )
 
 
-STANDSTILLS: Final = frozenset({HANG.id, MISMATCH.id, CIRCLE.id, STUCK.id})
-"""Kinds that tell of a job that has made steps and makes none any more."""
+STALLS: Final = frozenset({HANG.id, MISMATCH.id, CIRCLE.id, STUCK.id})
+"""Kinds of a job that has made steps and makes none any more."""
 
 
 def hang_limit(step_seconds: tuple[float, ...], limits: HangLimits) -> float:
@@ -203,20 +169,20 @@ def _proves(found: HangFinding | None, seen: Progress, limits: HangLimits) -> bo
     return found.rank is not None and seen.ranks[found.rank].process in {"T", "t", "Z"}
 
 
-def _oddness(held: RankProgress) -> int:
-    """Return how odd the state of a rank's process is: 0 for stopped or dead, 1 for stuck in the kernel, 2 for ordinary."""
+def _process_rank(held: RankProgress) -> int:
+    """Rate the state of a rank's process: 0 stopped or dead, 1 stuck in the kernel, 2 ordinary."""
     return {"T": 0, "t": 0, "Z": 0, "D": 1}.get(held.process, _ORDINARY)
 
 
 def suspect(ranks: dict[int, RankProgress]) -> int:
-    """Return the rank that most likely holds the others up: the oddest process first, then furthest behind, then longest quiet."""
-    return min(ranks, key=lambda rank: (_oddness(ranks[rank]), ranks[rank].step, -ranks[rank].age))
+    """Return the rank that most likely blocks the others: by process state, then the lowest step, then the longest without progress."""
+    return min(ranks, key=lambda rank: (_process_rank(ranks[rank]), ranks[rank].step, -ranks[rank].age))
 
 
 def _fault(entry: FaultKind, seen: Progress, rank: int | None, quote: str, *, age: float) -> Fault:
     held = seen.ranks[rank] if rank is not None else None
     if held is not None and not held.heard:
-        quote += f"; rank {rank} on {held.node} is the first suspect: nothing was heard of it"
+        quote += f"; rank {rank} on {held.node} is the first suspect: its agent has not reported it"
     elif held is not None:
         quote += f"; rank {rank} on {held.node} is the first suspect (step {held.step}, process state {held.process}"
         quote += f", waiting in {held.wait})" if held.wait else ")"
@@ -233,12 +199,12 @@ def _of(kind_of_it: str, seen: Progress, rank: int | None, quote: str, *, age: f
         step=held.step if held else None,
         quote=quote,
         signature=kind_of_it,
-        detail="\n".join(_standings(seen)),
+        detail="\n".join(_stacks(seen)),
     )
 
 
-def _standings(seen: Progress) -> Iterator[str]:
-    """Yield where every rank that answered stands, as a traceback has it: the innermost line last."""
+def _stacks(seen: Progress) -> Iterator[str]:
+    """Yield the stack of every rank that answered, as in a traceback: the innermost line last."""
     for rank, held in sorted(seen.ranks.items()):
         if held.status is not None:
             waits = f" waits ({held.status.waits}) since {held.status.seconds:.1f} s" if held.status.waits else ""
@@ -247,7 +213,7 @@ def _standings(seen: Progress) -> Iterator[str]:
 
 
 def _hang(entry: FaultKind, seen: Progress, quote: str, *, age: float) -> Fault:
-    """Name who holds the others up, from where the ranks say that they stand; else the first suspect."""
+    """Name the rank that blocks the others, from the reported statuses; else the first suspect."""
     found = explain(seen.ranks)
     if found is None:
         return _fault(entry, seen, suspect(seen.ranks), quote, age=age)
@@ -255,10 +221,10 @@ def _hang(entry: FaultKind, seen: Progress, quote: str, *, age: float) -> Fault:
 
 
 def see_progress(seen: Progress, limits: HangLimits) -> Fault | None:
-    """Call no progress a fault once every rank has been quiet for longer than the job's own limit.
+    """Report a hang once no rank has made progress for longer than the job's own limit.
 
-    One quiet rank among advancing ones is no hang: a rank may be waiting for its turn. A rank in a declared section makes the others wait
-    for it, so nothing else is judged meanwhile.
+    One rank without progress among advancing ones is no hang: it may wait for its turn. While a rank is in a declared section the others
+    wait for it, so only the section's limit applies.
     """
     if seen.steps_expected and any(held.section for held in seen.ranks.values()):
         return _see_sections(seen, limits)
@@ -284,39 +250,37 @@ def _see_steps(seen: Progress, limits: HangLimits, quiet: float) -> Fault | None
     found = explain(seen.ranks) if seen.status_requested else None
     proven = _proves(found, seen, limits)
     limit = hang_limit(seen.step_seconds, limits) if proven else act_limit(seen, limits)
-    sure = found is not None and (found.kind != STUCK.id if proven else found.rank is not None)  # the network may come to it yet
+    sure = found is not None and (found.kind != STUCK.id if proven else found.rank is not None)  # the network may recover
     if quiet <= limit - (REACTION if sure else 0.0) or (seen.moved is not None and seen.moved <= limit and quiet <= MOVING * limit):
         return None
     return _hang(HANG, seen, f"no rank made progress for {quiet:.1f} s (limit {limit:.1f} s)", age=quiet)
 
 
 def _see_first_step(seen: Progress, limits: HangLimits, quiet: float) -> Fault | None:
-    """Count from the last sign of progress: what a declared section took (a long compile) is not held against the first step."""
+    """Measure from the last progress, so that a declared section (a long compile) does not count against the first step."""
     waited = min(quiet, seen.since_start)
     if waited <= limits.first_step:
         return None
-    quote = (
-        f"no first step {seen.since_start:.1f} s after the start, no sign of progress for {waited:.1f} s (limit {limits.first_step:.1f} s)"
-    )
+    quote = f"no first step {seen.since_start:.1f} s after the start, no progress for {waited:.1f} s (limit {limits.first_step:.1f} s)"
     return _hang(NEVER_STEPPED, seen, quote, age=waited)
 
 
 def _see_output(seen: Progress, limits: HangLimits) -> Fault | None:
-    """Suspect only a rank whose process is odd: without steps nothing else tells one rank from another."""
+    """Suspect only a rank with an unusual process state: without steps nothing else distinguishes ranks."""
     limit, age = limits.output_silence, seen.output_age
     if limit is None or age is None:
         return None
-    if not seen.printed:  # it loads, compiles, downloads: what a start may take is another limit
+    if not seen.printed:  # it loads, compiles or downloads: the limit of the startup applies
         limit = max(limit, limits.first_step)
     if age <= limit:
         return None
-    odd = {rank: held for rank, held in seen.ranks.items() if _oddness(held) < _ORDINARY}
+    odd = {rank: held for rank, held in seen.ranks.items() if _process_rank(held) < _ORDINARY}
     words = f"no output for {age:.1f} s" if seen.printed else f"no output since the start {age:.1f} s ago"
     return _fault(SILENT, seen, suspect(odd) if odd else None, f"{words} (limit {limit:.1f} s)", age=age)
 
 
 def _see_end(seen: Progress, limits: HangLimits) -> Fault | None:
-    """Give ranks that outlive others their time, counted from the last sign of life of the job: an end, an output or a step."""
+    """Report ranks that outlive others for too long, measured from the last exit, output or step of the job."""
     signs = [seen.since_end, *([seen.output_age] if seen.output_age is not None else [])]
     if seen.steps_expected:
         signs.append(min(held.age for held in seen.ranks.values()))
@@ -324,50 +288,45 @@ def _see_end(seen: Progress, limits: HangLimits) -> Fault | None:
     if age <= limit:
         return None
     left = sorted(seen.ranks)
-    odd = {rank: held for rank, held in seen.ranks.items() if _oddness(held) < _ORDINARY}
+    odd = {rank: held for rank, held in seen.ranks.items() if _process_rank(held) < _ORDINARY}
     quote = (
-        f"{numbered(seen.ended)} ended with status 0, {numbered(left)} did not, without a sign of life for {age:.1f} s "
+        f"{numbered(seen.ended)} exited with status 0, {numbered(left)} did not, without any activity for {age:.1f} s "
         f"(limit {limit:.1f} s, `limits.end_grace`)"
     )
     return _of(NOT_ENDING.id, seen, suspect(odd or seen.ranks) if odd or len(left) == 1 else None, quote, age=age)
 
 
 def see_overrun(seen: RecoveryTimeout, _limits: HangLimits) -> Fault | None:
-    """Call a recovery that takes too long a fault, and blame the node that alone holds the others up, if there is one."""
+    """Report a recovery that exceeds its deadline, and the only node that blocks it, if there is one."""
     if seen.seconds <= seen.limit:
         return None
     least = min((far for _, far, _ in seen.reached.values()), default=0)
     behind = {rank: node for rank, (node, far, _) in seen.reached.items() if far == least}
     nodes = set(behind.values())
-    alone = len(nodes) == 1 and len(behind) < len(seen.reached)
+    only_one = len(nodes) == 1 and len(behind) < len(seen.reached)
     words = ", ".join(f"rank {rank} {words}" for rank, (_, far, words) in sorted(seen.reached.items()) if far == least)
     return Fault(
         kind=OVERRUN.id,
         at=seen.at - seen.seconds,
-        node=nodes.pop() if alone else None,
+        node=nodes.pop() if only_one else None,
         quote=f"{seen.action} brought no step within {seen.seconds:.1f} s ({words or 'no worker started'}); limit {seen.limit:.1f} s",
         signature=OVERRUN.id,
     )
 
 
-CUT_SHORT: Final = kind(
-    FaultKind(
-        id="recovery-cut-short",
-        title="A flow died in the middle of a recovery, with the ranks stopped",
-        component="job",
-        source="agents' journals",
-        recommended_action=RecommendedAction.RESTART,
-        blame=Blame.NONE,
-        action="restart the workers: what the recovery answered is in the history if the flow had come to write it",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=InterruptedRecovery(at=0.0, state="RUNNING")),
-        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
-        weight=20,
-    )
+CUT_SHORT: Final = _define(
+    id="recovery-cut-short",
+    title="A controller died in the middle of a recovery, with the ranks stopped",
+    source="agents' event logs",
+    blame=Blame.NONE,
+    action="restart the workers; the reason for the recovery is in the history if the controller could write it",
+    unhealthy=Sample(InterruptedRecovery(at=0.0, state="RUNNING")),
+    healthy=Sample(Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
+    weight=20,
 )
 
 
 def see_cut_short(seen: InterruptedRecovery, _limits: HangLimits) -> Fault:
-    """Name ranks that were stopped by a flow which is no more."""
-    quote = f"the flow before had stopped the ranks and died before it could start them again (the history says {seen.state})"
+    """Report ranks that a dead controller had stopped."""
+    quote = f"the previous controller stopped the ranks and died before it could restart them (state in the history: {seen.state})"
     return Fault(kind=CUT_SHORT.id, at=seen.at, quote=quote, signature=CUT_SHORT.id)

@@ -1,4 +1,4 @@
-"""Statistics that a few odd values do not move."""
+"""Robust statistics: median, noise and quantile of values with outliers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from statistics import median
 from typing import Final
 
 SIGMA: Final = 1.4826
-"""What a median absolute deviation is to be multiplied with to stand for a standard deviation of normal noise."""
+"""Factor from a median absolute deviation to the standard deviation of normal noise."""
 
 
 def middle(values: Sequence[float]) -> tuple[float, float]:
-    """Return the median of *values* (at least one) and their deviation from it, as one standard deviation of normal noise."""
+    """Return median and deviation of *values* (at least one), scaled to one standard deviation of normal noise."""
     center = median(values)
     return center, SIGMA * median(abs(value - center) for value in values)
 
 
 def jitter(values: Sequence[float]) -> float:
-    """Return the noise of *values* (at least two) around whatever way they go, as one standard deviation of normal noise."""
+    """Return the noise of *values* (at least two) around their trend, scaled to one standard deviation of normal noise."""
     return SIGMA * median(abs(later - former) for former, later in pairwise(values)) / sqrt(2)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value that *share* of *values* (at least one) are not above."""
+    """Return the quantile *share* (0 to 1) of *values* (at least one)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,4 +1,4 @@
-"""Who told of a fault, in a person's words: two faults from one source are one witness, from two sources they are two."""
+"""Names of the sources of evidence. Faults from different sources are independent observations."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from detectors.readings import CounterGrowth, NodeReading
 
 
 def exception_report(rank: int) -> str:
-    """Return the source of what a rank's runtime told before its process ended."""
+    """Return the source of a rank's exception report."""
     return f"exception report of rank {rank}"
 
 
 def worker_output(rank: int | None) -> str:
-    """Return the source of what a worker printed."""
+    """Return the source of a worker's output."""
     return "worker output" if rank is None else f"worker output of rank {rank}"
 
 
@@ -56,32 +56,32 @@ SOURCES: Final[dict[type, Callable[[Any], str]]] = {
     WorkerExit: lambda seen: f"process exit of rank {seen.rank}",
     WorkerStop: lambda seen: f"process state of rank {seen.rank}",
     AgentUnreachable: lambda seen: f"connection to the agent of {seen.node}",
-    NodePartitioned: lambda seen: f"connections tried between {seen.node} and other nodes",
-    Progress: lambda _seen: "steps and beats of all ranks",
+    NodePartitioned: lambda seen: f"connection checks between {seen.node} and other nodes",
+    Progress: lambda _seen: "heartbeats of all ranks",
     CheckpointFailure: lambda seen: f"report of rank {seen.rank}",
     MemstoreFailure: lambda seen: f"agent of {seen.node}",
     StartFailure: lambda seen: f"agent of {seen.node}",
-    InterruptedRecovery: lambda _seen: "journals of the agents",
-    SchedulerNodeState: lambda seen: f"state of {seen.node}, as Slurm has it",
-    NodeLeaving: lambda _seen: "persons' words, the cluster's file and notices",
+    InterruptedRecovery: lambda _seen: "event logs of the agents",
+    SchedulerNodeState: lambda seen: f"Slurm state of {seen.node}",
+    NodeLeaving: lambda _seen: "drains, maintenance windows and preemption notices",
     RecoveryTimeout: lambda _seen: "clock of the recovery",
     GroupFailure: lambda seen: f"report of rank {seen.rank}",
     ReplaceRanksFailure: _take_over,
-    NodeReading: lambda seen: f"look at {seen.node}",
-    CounterGrowth: lambda seen: f"two looks at {seen.now.node}",
+    NodeReading: lambda seen: f"probe of {seen.node}",
+    CounterGrowth: lambda seen: f"two probes of {seen.now.node}",
     XidEvent: lambda seen: f"GPU driver events on {seen.node}",
     LogLine: _log_line,
     NonFiniteLoss: lambda seen: f"loss of rank {seen.rank}",
     LossHistory: lambda _seen: "losses of rank 0",
-    StepTimes: lambda _seen: "times of steps",
-    StepBreakdowns: lambda _seen: "times of own work and of waiting",
+    StepTimes: lambda _seen: "step times",
+    StepBreakdowns: lambda _seen: "compute and wait times",
     ReplicaDigests: lambda _seen: "digests of parameters",
     FrozenParameters: lambda seen: f"digests of parameters of rank {seen.rank}",
 }
-"""Where a kind of evidence comes from."""
+"""Type of evidence to the name of its source."""
 
 
 def source_of(evidence: object) -> str:
-    """Return who told of *evidence*; empty for a kind that has no entry."""
-    told = SOURCES.get(type(evidence))
-    return told(evidence) if told is not None else ""
+    """Return the source of *evidence*; empty for an unlisted type."""
+    name = SOURCES.get(type(evidence))
+    return name(evidence) if name is not None else ""

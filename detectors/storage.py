@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
-from detectors.findings import FaultFinding, Look, grown, growths
+from detectors.findings import FaultFinding, ReadingPair, grown, growths
 from detectors.readings import CounterGrowth, Disk, Mount, NodeReading, StorageReading
 
 _GB: Final = 10**9
@@ -37,64 +37,54 @@ def _look(at: float = 0.0, disk: Disk = _DISK, **facts: Any) -> NodeReading:  # 
 
 def _minute_later(writes: int, write_ms: int) -> Sample:
     disk = dataclasses.replace(_DISK, counters={"reads": 1000, "read_ms": 2000, "writes": writes, "write_ms": write_ms})
-    return Sample(evidence=CounterGrowth(before=_look(), now=_look(60.0, disk)))
+    return Sample(CounterGrowth(before=_look(), now=_look(60.0, disk)))
 
 
-_entry = partial(
-    FaultKind, component="storage", source="mounts and disks", blame=Blame.STORAGE, recommended_action=RecommendedAction.MONITOR, weight=57
+_define = partial(
+    fault_kind, component="storage", source="mounts and disks", blame=Blame.STORAGE, recommended_action=RecommendedAction.MONITOR, weight=57
 )
 
-FULL: Final = kind(
-    _entry(
-        id="disk-full",
-        title="A file system has next to no space, or no inodes, left",
-        action="free space; lower `checkpoint.keep` where it holds checkpoints",
-        reference="https://man7.org/linux/man-pages/man3/statvfs.3.html",
-        unhealthy=Sample(evidence=_look(free=100 * _GB)),
-        healthy=Sample(evidence=_look(free=0, inodes=0, inodes_free=0, options=("ro",), own_options=("ro",))),
-    )
+FULL: Final = _define(
+    id="disk-full",
+    title="A file system has next to no space, or no inodes, left",
+    action="free space; lower `checkpoint.keep` where it holds checkpoints",
+    reference="https://man7.org/linux/man-pages/man3/statvfs.3.html",
+    unhealthy=Sample(_look(free=100 * _GB)),
+    healthy=Sample(_look(free=0, inodes=0, inodes_free=0, options=("ro",), own_options=("ro",))),
 )
-READ_ONLY: Final = kind(
-    _entry(
-        id="filesystem-read-only",
-        title="A file system that was to be written to takes no writes",
-        recommended_action=RecommendedAction.DRAIN,
-        action="see the kernel's log for the damage that it met; check the file system, then mount it anew",
-        reference="https://man7.org/linux/man-pages/man5/ext4.5.html",
-        unhealthy=Sample(evidence=_look(own_options=("ro", "errors=remount-ro"))),
-        healthy=Sample(evidence=_look(options=("ro",), own_options=("ro",))),
-    )
+READ_ONLY: Final = _define(
+    id="filesystem-read-only",
+    title="A file system that was to be written to takes no writes",
+    recommended_action=RecommendedAction.DRAIN,
+    action="see the kernel's log for the damage that it met; check the file system, then mount it anew",
+    reference="https://man7.org/linux/man-pages/man5/ext4.5.html",
+    unhealthy=Sample(_look(own_options=("ro", "errors=remount-ro"))),
+    healthy=Sample(_look(options=("ro",), own_options=("ro",))),
 )
-BROKEN: Final = kind(
-    _entry(
-        id="filesystem-unreachable",
-        title="A mounted file system says that nothing on it can be reached",
-        action="mount it anew; look at its server or its disk",
-        reference="https://man7.org/linux/man-pages/man3/errno.3.html",
-        unhealthy=Sample(evidence=_look(failed=116, size=Unknown("Stale file handle"), free=Unknown("Stale file handle"))),
-        healthy=Sample(evidence=_look(size=Unknown("no answer within 10 s"), free=Unknown("no answer within 10 s"))),
-    )
+BROKEN: Final = _define(
+    id="filesystem-unreachable",
+    title="A mounted file system says that nothing on it can be reached",
+    action="mount it anew; look at its server or its disk",
+    reference="https://man7.org/linux/man-pages/man3/errno.3.html",
+    unhealthy=Sample(_look(failed=116, size=Unknown("Stale file handle"), free=Unknown("Stale file handle"))),
+    healthy=Sample(_look(size=Unknown("no answer within 10 s"), free=Unknown("no answer within 10 s"))),
 )
-IO_ERRORS: Final = kind(
-    _entry(
-        id="io-errors",
-        title="A disk or file system met errors that it could not mend",
-        source="kernel log, ext4's count",
-        action="save what is on it, check the disk (`smartctl -a`) and replace it",
-        reference="https://docs.kernel.org/admin-guide/ext4.html",
-        unhealthy=Sample(evidence=_look(errors=2)),
-        healthy=Sample(evidence=_look(errors=0)),
-    )
+IO_ERRORS: Final = _define(
+    id="io-errors",
+    title="A disk or file system met errors that it could not mend",
+    source="kernel log, ext4's count",
+    action="save what is on it, check the disk (`smartctl -a`) and replace it",
+    reference="https://docs.kernel.org/admin-guide/ext4.html",
+    unhealthy=Sample(_look(errors=2)),
+    healthy=Sample(_look(errors=0)),
 )
-SLOW: Final = kind(
-    _entry(
-        id="disk-slow",
-        title="A disk takes very long for each request",
-        action="see who keeps it busy; check the disk",
-        reference="https://docs.kernel.org/block/stat.html",
-        unhealthy=_minute_later(writes=1200, write_ms=203_000),
-        healthy=_minute_later(writes=1200, write_ms=4000),
-    )
+SLOW: Final = _define(
+    id="disk-slow",
+    title="A disk takes very long for each request",
+    action="see who keeps it busy; check the disk",
+    reference="https://docs.kernel.org/block/stat.html",
+    unhealthy=_minute_later(writes=1200, write_ms=203_000),
+    healthy=_minute_later(writes=1200, write_ms=4000),
 )
 
 NO_WRITES: Final = frozenset({"ro", "emergency_ro", "shutdown"})
@@ -107,21 +97,21 @@ KERNEL_LINE: Final = re.compile(
 """What the kernel's block layer and file systems write about errors that reach whoever reads or writes."""
 
 
-def judge_storage(look: Look[StorageReading]) -> Iterator[FaultFinding]:
+def judge_storage(pair: ReadingPair[StorageReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's file systems and disks."""
-    before = look.before
-    if not isinstance(look.now.mounts, Unknown):
+    before = pair.before
+    if not isinstance(pair.now.mounts, Unknown):
         old_mounts = {} if before is None or isinstance(before.mounts, Unknown) else {mount.path: mount for mount in before.mounts}
-        for mount in look.now.mounts:
-            yield from _mount(Look(now=mount, before=old_mounts.get(mount.path), seconds=look.seconds, limits=look.limits))
-    if not isinstance(look.now.disks, Unknown) and before is not None and not isinstance(before.disks, Unknown):
+        for mount in pair.now.mounts:
+            yield from _mount(ReadingPair(now=mount, before=old_mounts.get(mount.path), seconds=pair.seconds, limits=pair.limits))
+    if not isinstance(pair.now.disks, Unknown) and before is not None and not isinstance(before.disks, Unknown):
         old_disks = {disk.name: disk for disk in before.disks}
-        for disk in look.now.disks:
-            yield from _disk(Look(now=disk, before=old_disks.get(disk.name), seconds=look.seconds, limits=look.limits))
+        for disk in pair.now.disks:
+            yield from _disk(ReadingPair(now=disk, before=old_disks.get(disk.name), seconds=pair.seconds, limits=pair.limits))
 
 
-def _mount(look: Look[Mount]) -> Iterator[FaultFinding]:
-    mount, old = look.now, look.before
+def _mount(pair: ReadingPair[Mount]) -> Iterator[FaultFinding]:
+    mount, old = pair.now, pair.before
     if mount.failed:
         yield FaultFinding(kind=BROKEN.id, part=mount.path, quote=f"{mount.path}: {os.strerror(mount.failed)}")
     writable = "ro" not in mount.options
@@ -129,7 +119,7 @@ def _mount(look: Look[Mount]) -> Iterator[FaultFinding]:
     if shut and (writable or (old is not None and not NO_WRITES & set(old.own_options))):
         yield FaultFinding(kind=READ_ONLY.id, part=mount.path, quote=f"{mount.path} ({mount.source}): read-only, and was not to be")
     elif writable:
-        yield from _space(mount, look.limits.disk_free)
+        yield from _space(mount, pair.limits.disk_free)
     known = old.errors if old is not None and not isinstance(old.errors, Unknown) else 0
     if more := grown(known, mount.errors):
         yield FaultFinding(kind=IO_ERRORS.id, part=mount.path, quote=f"{mount.path} ({mount.source}): {more} error(s) of the file system")
@@ -141,12 +131,12 @@ def _space(mount: Mount, least: float) -> Iterator[FaultFinding]:
             yield FaultFinding(kind=FULL.id, part=mount.path, quote=f"{mount.path}: {free / whole:.1%} of its {words} left")
 
 
-def _disk(look: Look[Disk]) -> Iterator[FaultFinding]:
-    if look.before is None:
+def _disk(pair: ReadingPair[Disk]) -> Iterator[FaultFinding]:
+    if pair.before is None:
         return
-    more = growths(look.before.counters, look.now.counters, ("reads", "writes", "read_ms", "write_ms"))
+    more = growths(pair.before.counters, pair.now.counters, ("reads", "writes", "read_ms", "write_ms"))
     requests = more.get("reads", 0) + more.get("writes", 0)
     mean = (more.get("read_ms", 0) + more.get("write_ms", 0)) / 1000 / max(requests, 1)
-    if requests >= look.limits.disk_requests and mean > look.limits.disk_seconds:
-        quote = f"{look.now.name}: {mean:.2f} s for each of {requests} requests"
-        yield FaultFinding(kind=SLOW.id, part=look.now.name, quote=quote)
+    if requests >= pair.limits.disk_requests and mean > pair.limits.disk_seconds:
+        quote = f"{pair.now.name}: {mean:.2f} s for each of {requests} requests"
+        yield FaultFinding(kind=SLOW.id, part=pair.now.name, quote=quote)

@@ -8,10 +8,11 @@ wait for long although nobody's own work takes longer than it did.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, fault_kind
 from detectors.evidence import HangLimits, Sample, StepBreakdown, StepBreakdowns, StepTimes
 from detectors.robust_stats import middle, quantile
 
@@ -210,88 +211,60 @@ def _sample(*paces: tuple[float, float, float]) -> Sample:
         blocks=blocks,
         roles=(tuple(range(len(paces))),),
     )
-    return Sample(evidence=evidence)
+    return Sample(evidence)
 
 
 _WELL: Final = _sample((0.31, 0.05, 0.0), (0.30, 0.06, 0.0), (0.32, 0.05, 0.0))
 
-COMPUTE: Final = kind(
-    FaultKind(
-        id="straggler-gpu",
-        title="One rank computes slower than its peers",
-        component="performance",
-        source="times of own work and of waiting that ranks report",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.GPU,
-        action="look at the clocks and temperature of its GPU, and at what else runs there; move it (`checks.straggler: migrate`)",
-        reference="docs/architecture.md",
-        unhealthy=_sample((0.31, 0.25, 0.0), (0.52, 0.04, 0.0), (0.30, 0.26, 0.0)),
-        healthy=_WELL,
-        weight=30,
-        confused_with=("straggler-network", "straggler-host", "step-slow"),
-    )
+_define = partial(fault_kind, component="performance", recommended_action=RecommendedAction.MONITOR, healthy=_WELL)
+COMPUTE: Final = _define(
+    id="straggler-gpu",
+    title="One rank computes slower than its peers",
+    source="times of own work and of waiting that ranks report",
+    blame=Blame.GPU,
+    action="look at the clocks and temperature of its GPU, and at what else runs there; move it (`checks.straggler: migrate`)",
+    unhealthy=_sample((0.31, 0.25, 0.0), (0.52, 0.04, 0.0), (0.30, 0.26, 0.0)),
+    weight=30,
+    confused_with=("straggler-network", "straggler-host", "step-slow"),
 )
-HOST: Final = kind(
-    FaultKind(
-        id="straggler-host",
-        title="One node loads data slower than its peers",
-        component="performance",
-        source="times of waiting for data that ranks report",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.NODE,
-        action="look at the storage and the processors of the node",
-        reference="docs/architecture.md",
-        unhealthy=_sample((0.30, 0.25, 0.0), (0.30, 0.04, 0.25), (0.30, 0.25, 0.0)),
-        healthy=_WELL,
-        weight=28,
-        confused_with=("data-stall", "straggler-gpu"),
-    )
+HOST: Final = _define(
+    id="straggler-host",
+    title="One node loads data slower than its peers",
+    source="times of waiting for data that ranks report",
+    blame=Blame.NODE,
+    action="look at the storage and the processors of the node",
+    unhealthy=_sample((0.30, 0.25, 0.0), (0.30, 0.04, 0.25), (0.30, 0.25, 0.0)),
+    weight=28,
+    confused_with=("data-stall", "straggler-gpu"),
 )
-LINKS: Final = kind(
-    FaultKind(
-        id="straggler-network",
-        title="Communication takes longer than it did, or than elsewhere",
-        component="performance",
-        source="times of own work and of waiting that ranks report",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.NETWORK,
-        action="look at the links between the nodes: rates, errors, other traffic",
-        reference="docs/architecture.md",
-        unhealthy=_sample((0.30, 0.25, 0.0), (0.31, 0.24, 0.0), (0.30, 0.25, 0.0)),
-        healthy=_WELL,
-        weight=30,
-        confused_with=("straggler-gpu", "step-slow"),
-    )
+LINKS: Final = _define(
+    id="straggler-network",
+    title="Communication takes longer than it did, or than elsewhere",
+    source="times of own work and of waiting that ranks report",
+    blame=Blame.NETWORK,
+    action="look at the links between the nodes: rates, errors, other traffic",
+    unhealthy=_sample((0.30, 0.25, 0.0), (0.31, 0.24, 0.0), (0.30, 0.25, 0.0)),
+    weight=30,
+    confused_with=("straggler-gpu", "step-slow"),
 )
-STALL: Final = kind(
-    FaultKind(
-        id="data-stall",
-        title="Training waits for its data",
-        component="performance",
-        source="times of waiting for data that ranks report",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.STORAGE,
-        action="look at the storage and at the number of loader workers",
-        reference="docs/architecture.md",
-        unhealthy=_sample((0.30, 0.05, 0.25), (0.31, 0.04, 0.25), (0.30, 0.05, 0.24)),
-        healthy=_WELL,
-        weight=26,
-        confused_with=("straggler-host",),
-    )
+STALL: Final = _define(
+    id="data-stall",
+    title="Training waits for its data",
+    source="times of waiting for data that ranks report",
+    blame=Blame.STORAGE,
+    action="look at the storage and at the number of loader workers",
+    unhealthy=_sample((0.30, 0.05, 0.25), (0.31, 0.04, 0.25), (0.30, 0.05, 0.24)),
+    weight=26,
+    confused_with=("straggler-host",),
 )
-DROPPED: Final = kind(
-    FaultKind(
-        id="step-slow",
-        title="Steps take longer than they did",
-        component="performance",
-        source="times of steps that rank 0 reports",
-        recommended_action=RecommendedAction.MONITOR,
-        blame=Blame.PROCESS,
-        action="look for the rank or node that differs from its peers, and at what the script does since then",
-        reference="docs/architecture.md",
-        unhealthy=Sample(evidence=StepTimes(at=0.0, steps=tuple((step, 0.3 if step < 80 else 0.45) for step in range(9, 190)))),  # noqa: PLR2004
-        healthy=Sample(evidence=StepTimes(at=0.0, steps=tuple((step, 0.3 + 0.01 * (step % 7)) for step in range(9, 190)))),
-        weight=20,
-        confused_with=("straggler-gpu", "straggler-network"),
-    )
+DROPPED: Final = _define(
+    id="step-slow",
+    title="Steps take longer than they did",
+    source="times of steps that rank 0 reports",
+    blame=Blame.PROCESS,
+    action="look for the rank or node that differs from its peers, and at what the script does since then",
+    unhealthy=Sample(StepTimes(at=0.0, steps=tuple((step, 0.3 if step < 80 else 0.45) for step in range(9, 190)))),  # noqa: PLR2004
+    healthy=Sample(StepTimes(at=0.0, steps=tuple((step, 0.3 + 0.01 * (step % 7)) for step in range(9, 190)))),
+    weight=20,
+    confused_with=("straggler-gpu", "straggler-network"),
 )

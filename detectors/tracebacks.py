@@ -1,4 +1,4 @@
-"""Exceptions as Python prints them, read back from what a worker left in its output."""
+"""Parse the exceptions that Python printed into a worker's output."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from detectors.evidence import WorkerException
 from holdfast.peer_error_patterns import DEVICE_ERROR, LOCAL_SOCKET_ERROR, PEER_LOST_ERROR, is_peer_lost_message
 
 MESSAGE_LINES: Final = 20
-"""Lines of a message that are read: an error of NCCL has five."""
+"""Maximum number of lines of a message: an NCCL error has five."""
 SOURCE_LINES: Final = 20
-"""Lines of source and marks that may follow a frame."""
+"""Maximum number of source and marker lines after a frame."""
 
 # Once a process group exists, torch puts "[rank3]: " in front of every line; an exception group draws bars.
 _RANK: Final = re.compile(r"^\[[A-Za-z]+\d+\]: ?")
@@ -25,7 +25,7 @@ _LINKS: Final = (
     "During handling of the above exception, another exception occurred:",
 )
 _PRINTED_AND_PASSED: Final = ("Exception ignored", "Exception in thread", "--- Logging error ---")
-"""What Python says above a traceback that ended nothing."""
+"""Lines above a traceback that did not end the process."""
 
 _TERMINATED: Final = re.compile(
     r"terminate called after throwing an instance of '(?P<type>(?:c10|gloo)::[^'\n]*)'\s+what\(\): *(?P<message>.*)"
@@ -33,7 +33,7 @@ _TERMINATED: Final = re.compile(
 
 
 def raised_in(output: str) -> WorkerException | None:
-    """Return the exception that the last traceback in *output* ended in; one that Python printed and passed over does not count."""
+    """Return the exception of the last traceback in *output*; one that Python printed and ignored does not count."""
     raw = [line.rstrip("\r") for line in output.split("\n")]
     lines = [_BARS.sub("", _RANK.sub("", line)) if line.startswith(("[", " ")) else line for line in raw]
     blocks = list(_blocks(lines))
@@ -49,44 +49,45 @@ def raised_in(output: str) -> WorkerException | None:
         message="\n".join(words),
         traceback="\n".join(_RANK.sub("", line) for line in raw[_first_line(lines, begin) : end + len(words)]),
         errno=next(iter(numbers), None),
-        peer_lost=any(tells_of_lost_peer(one, "\n".join(said)) for one, said in chain)
-        and not any(_tells_of_the_device(one, said[0]) for one, said in chain),
+        peer_lost=any(is_lost_peer(one, "\n".join(said)) for one, said in chain)
+        and not any(_is_device_error(one, said[0]) for one, said in chain),
     )
 
 
-def tells_of_lost_peer(name: str, message: str) -> bool:
-    """Judge a printed exception by its type and by the words that torch, gloo and NCCL really use."""
+def is_lost_peer(name: str, message: str) -> bool:
+    """Tell whether a printed exception means a lost peer, from its type and its message."""
     if name == PEER_LOST_ERROR:
         return True
     kind = name.rpartition(".")[2]
     if kind in ("DistNetworkError", "DistStoreError"):
         return not LOCAL_SOCKET_ERROR.search(message)
     if kind not in ("RuntimeError", "DistBackendError", "DistError"):
-        return False  # a ConnectionResetError of the user's own download is no peer
+        return False  # a ConnectionResetError of the user's download is no lost peer
     return is_peer_lost_message(message)
 
 
-def _tells_of_the_device(name: str, message: str) -> bool:
-    """Tell whether a printed exception is one of the process's own GPU: then it is no echo, whoever else was lost."""
+def _is_device_error(name: str, message: str) -> bool:
+    """Tell whether a printed exception is an error of the process's own GPU, which is never a secondary failure."""
     kind = name.rpartition(".")[2]
     return kind == "AcceleratorError" or (kind.endswith("Error") and bool(DEVICE_ERROR.search(message)))
 
 
 def aborted_for_lost_peer(output: str) -> bool:
-    """Tell whether a thread of gloo or NCCL gave up its process because a peer was gone: a watchdog's abort is an echo, too."""
+    """Tell whether a thread of gloo or NCCL aborted the process because a peer was lost."""
     found = _TERMINATED.search(output)
     return found is not None and is_peer_lost_message(f"{found['type']} {found['message']}")
 
 
 def places_in(traceback: str) -> list[str]:
-    """Return the places (``file:line``) in *traceback*, innermost last."""
+    """Return the locations (``file:line``) in *traceback*, innermost last."""
     return [f"{file}:{line}" for file, line in re.findall(r'File "([^"\n]+)", line (\d+)', traceback)]
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Yield for each traceback the numbers of its first frame and of the line that names the exception.
+    """Yield the line numbers of the first frame and of the exception of each traceback.
 
-    Frames, not heads, tell a traceback: a long one has lost its head, a syntax error has none, a progress bar may stand in front of it.
+    A traceback is recognized by its frames, not by its head: a long one has lost its head, a syntax error has none, and a progress bar may
+    precede it.
     """
     begin = newest = -1
     for number, line in enumerate(lines):
@@ -95,7 +96,7 @@ def _blocks(lines: Iterable[str]) -> Iterator[tuple[int, int]]:
         elif begin >= 0 and _EXCEPTION.match(line):
             yield begin, number
             begin = -1
-        elif number - newest > SOURCE_LINES:  # it was cut off
+        elif number - newest > SOURCE_LINES:  # truncated
             begin = -1
 
 
@@ -109,7 +110,7 @@ def _passed(lines: list[str], begin: int) -> bool:
 
 
 def _chain(blocks: list[tuple[int, int]], lines: list[str]) -> list[tuple[int, int]]:
-    """Return the last of *blocks* with those before it that led to it."""
+    """Return the last of *blocks* with the chained ones before it."""
     links = blocks[-1:]
     for block in reversed(blocks[:-1]):
         if not any(line in _LINKS for line in lines[block[1] : links[0][0]]):
@@ -119,7 +120,7 @@ def _chain(blocks: list[tuple[int, int]], lines: list[str]) -> list[tuple[int, i
 
 
 def _exception(raw: list[str], lines: list[str], number: int) -> tuple[str, list[str]]:
-    """Return the type of the exception that line *number* names, and its message by lines."""
+    """Return type and message lines of the exception on line *number*."""
     found = _EXCEPTION.match(lines[number])
     assert found
     words = [found["message"] or ""]

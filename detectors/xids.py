@@ -1,4 +1,4 @@
-"""Xids: what NVIDIA's driver reports, in the kernel's log or through NVML's event set. `signatures/xid.toml` says what each one is."""
+"""Xid errors of the NVIDIA driver, from the kernel log or from NVML events. `signatures/xid.toml` defines their kinds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINE: Final = re.compile(r"NVRM: (?:GPU at )?Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:
 
 
 def xid_of(text: str) -> Xid | None:
-    """Return the Xid that a line of the kernel's log tells of; it leaves the GPU's function out, which is always 0."""
+    """Return the Xid in a line of the kernel log, which omits the PCI function (always 0)."""
     found = _LINE.search(text)
     if found is None:
         return None
@@ -24,7 +24,7 @@ def xid_of(text: str) -> Xid | None:
 
 
 def finding(xid: Xid) -> FaultFinding | None:
-    """Return what an Xid is, or None for one that tells of no fault; of one kind they are told apart by their number."""
+    """Return the fault of an Xid; None if it is none. Xids of kind `gpu-xid-other` are distinguished by their number."""
     name = _kind(xid.code, xid.text)
     if name is None:
         return None
@@ -36,16 +36,16 @@ UNUSABLE: Final = frozenset({
     "gpu-off-bus", "gpu-memory-double-bit", "gpu-memory-uncontained", "gpu-memory-unrecovered", "gpu-gsp-timeout", "gpu-gsp-crashed",
     "gpu-controller-halted", "gpu-pmu-failure", "gpu-init-failed", "gpu-fatal-timeout",
 })  # fmt: skip
-"""Kinds after which a GPU does no more work (Xids 79, 48, 95, 140, 119, 120, 62, 123, 143 and 158): a rank on it will never come to its
-next collective, and its own timeout may be minutes away."""
+"""Kinds after which a GPU does no more work (Xids 79, 48, 95, 140, 119, 120, 62, 123, 143 and 158): a rank on it never reaches its next
+collective, and its own timeout may be minutes away."""
 OTHER: Final = "gpu-xid-other"
-"""The kind of numbers that have none of their own."""
+"""The kind of Xids without a kind of their own."""
 
 
 @lru_cache(maxsize=1024)
 def _kind(code: int, text: str) -> str | None:
-    """Return what the signatures say of the line that the kernel's log would hold."""
-    from detectors.signatures import XIDS  # noqa: PLC0415 (a thousand signatures: only who meets an Xid reads them)
+    """Return the fault kind of the corresponding line in the kernel log."""
+    from detectors.signatures import XIDS  # noqa: PLC0415 (loads a thousand signatures, only if there is an Xid)
 
     line = f"NVRM: Xid (PCI:0000:00:00): {code}, {text}"
     for signature in XIDS:
@@ -55,7 +55,7 @@ def _kind(code: int, text: str) -> str | None:
 
 
 def see_xid(seen: XidEvent, _limits: HangLimits) -> Fault | None:
-    """Name an Xid that was told as it happened; None for one that tells of no fault."""
+    """Return the fault of an Xid event; None if it is none."""
     found = finding(seen.xid)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The cluster-health flow: look at every node from outside, judge it by the look before, keep and show what was found."""
+"""The cluster-health flow: probe every node from outside, assess its health, and record and publish the result."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import PositiveFloat, PositiveInt
 
-from holdfast.prefect_client.ending import ended_in_words
-from holdfast.prefect_client.named_clusters import Choice, chosen, name_of
+from holdfast.prefect_client.flow_end import run_or_fail
+from holdfast.prefect_client.named_clusters import ClusterParameter, cluster_name, resolve_cluster
 from holdfast.probe.health.checkup import open_checkup
 from holdfast.probe.sweep import DEADLINE
 from holdfast.spec import Cluster
@@ -22,30 +22,30 @@ THIS_MACHINE: Final = "local:1"
 
 
 def _run_name() -> str:
-    return f"health of {name_of(flow_run.parameters['cluster'])}"
+    return f"health of {cluster_name(flow_run.parameters['cluster'])}"
 
 
 @flow(name="cluster-health", flow_run_name=_run_name, retries=0, validate_parameters=True)
 def cluster_health(
-    cluster: Choice = THIS_MACHINE, deadline: PositiveFloat = DEADLINE, sweeps: PositiveInt = 1, every: PositiveFloat = 60.0
+    cluster: ClusterParameter = THIS_MACHINE, deadline: PositiveFloat = DEADLINE, sweeps: PositiveInt = 1, every: PositiveFloat = 60.0
 ) -> FlowState:
-    """Find unhealthy and silent nodes before a job lands on them.
+    """Find unhealthy and unreachable nodes before a job is placed on them.
 
     Args:
-        cluster: Whose nodes to look at: local:1 (the worker's machine), the name of a saved cluster, or the path of a cluster file.
-        deadline: Seconds that one attempt to look at one node may take.
-        sweeps: How often to look before this run ends. One for a schedule: a run that waits for a further look stays running.
-        every: Seconds from one look to the next, where there are several.
+        cluster: The cluster to probe: local:1 (the worker's machine), the name of a saved cluster, or the path of a cluster file.
+        deadline: Seconds that one attempt to probe one node may take.
+        sweeps: How often to probe all nodes before this run ends. Use 1 on a schedule.
+        every: Seconds from the start of one sweep to the start of the next.
     """
-    return ended_in_words(lambda: _look(chosen(cluster), deadline, sweeps, every))
+    return run_or_fail(lambda: _sweep(resolve_cluster(cluster), deadline, sweeps, every))
 
 
-def _look(cluster: Cluster, deadline: float, sweeps: int, every: float) -> FlowState:
-    begun, said = time.time(), ""
+def _sweep(cluster: Cluster, deadline: float, sweeps: int, every: float) -> FlowState:
+    started, summary = time.time(), ""
     with open_checkup(cluster):
         for number in range(sweeps):
-            sweep(cluster.name, deadline=deadline, at=begun + number * every)
+            sweep(cluster.name, deadline=deadline, at=started + number * every)
             classify(cluster.name)
             record(cluster.name)
-            said = publish(cluster.name).message or ""
-    return Completed(message=said)
+            summary = publish(cluster.name).message or ""
+    return Completed(message=summary)

@@ -1,4 +1,4 @@
-"""The node-repair flow: nodes whose quarantine has lasted long enough are tried with real work, and come back only when they pass."""
+"""The node-repair flow: run a burn-in on quarantined nodes that are due, and return those that pass to service."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ from prefect.states import Completed
 from pydantic import PositiveFloat
 
 from flows.cluster_health import THIS_MACHINE
-from holdfast.prefect_client.ending import ended_in_words
-from holdfast.prefect_client.named_clusters import Choice, chosen, name_of
+from holdfast.prefect_client.flow_end import run_or_fail
+from holdfast.prefect_client.named_clusters import ClusterParameter, cluster_name, resolve_cluster
 from holdfast.probe.burn_in.repair import open_repair
 from holdfast.spec import Cluster
 from tasks.repair import begin, burn_in, conclude, find, publish
 
 
 def _run_name() -> str:
-    return f"repair of {name_of(flow_run.parameters['cluster'])}"
+    return f"repair of {cluster_name(flow_run.parameters['cluster'])}"
 
 
 @flow(name="node-repair", flow_run_name=_run_name, retries=0, validate_parameters=True)
-def node_repair(cluster: Choice = THIS_MACHINE, nodes: list[str] | None = None, seconds: PositiveFloat | None = None) -> FlowState:
-    """Bring nodes back that pass a burn-in; those that fail stay out, are tried less often, and are retired at last.
+def node_repair(
+    cluster: ClusterParameter = THIS_MACHINE, nodes: list[str] | None = None, seconds: PositiveFloat | None = None
+) -> FlowState:
+    """Return nodes that pass a burn-in to service. A node that fails stays isolated, is tested less often, and is retired in the end.
 
     Args:
-        cluster: Whose nodes to try: local:1 (the worker's machine), the name of a saved cluster, or the path of a cluster file.
-        nodes: Nodes to try now, whether they are due or not; empty: those that are due.
-        seconds: How long a node works; empty: as the cluster says (`burn_in.seconds`).
+        cluster: The cluster to repair: local:1 (the worker's machine), the name of a saved cluster, or the path of a cluster file.
+        nodes: Nodes to test now, whether they are due or not; empty: those that are due.
+        seconds: Duration of the burn-in of one node; empty: the cluster's `burn_in.seconds`.
     """
-    return ended_in_words(lambda: _repair(chosen(cluster), nodes, seconds))
+    return run_or_fail(lambda: _repair(resolve_cluster(cluster), nodes, seconds))
 
 
 def _repair(cluster: Cluster, nodes: list[str] | None, seconds: float | None) -> FlowState:
     with open_repair(cluster, seconds, nodes or ()):
-        wanted = find(cluster.name, nodes)
-        begun = begin(cluster.name, wanted)
-        if begun:
-            burn_in(cluster.name, begun)
+        due = find(cluster.name, nodes)
+        started = begin(cluster.name, due)
+        if started:
+            burn_in(cluster.name, started)
             conclude(cluster.name)
-        if not wanted:
+        if not due:
             return Completed(message="no node is due for a burn-in")
         return Completed(message=publish(cluster.name))

@@ -1,4 +1,4 @@
-"""The training-job flow as the deployment `train` starts it: its parameters are the run form, with few fields for every job."""
+"""The training-job flow with a run form: the deployment `train` starts it, and its parameters are the form's fields."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pydantic import Field, WithJsonSchema
 
 from flows.training_job import training_job
 from holdfast.errors import BadParameters, Problem
-from holdfast.prefect_client.ending import ended_in_words
-from holdfast.prefect_client.named_clusters import Choice, chosen
+from holdfast.prefect_client.flow_end import run_or_fail
+from holdfast.prefect_client.named_clusters import ClusterParameter, resolve_cluster
 from holdfast.spec import Cluster, TrainingJob, checks
 from holdfast.spec.form import NAME_PATTERN, SCRIPT_PATTERN, WORKDIR_PATTERN, advanced_schema, as_form_problems, job_of
 
 
-def shown(title: str, **more: Any) -> Any:  # noqa: ANN401 (as pydantic's own Field; JSON)
-    """Return how the form shows a field: Prefect takes its title and limits from here, and the description from the docstring."""
+def form_field(title: str, **more: Any) -> Any:  # noqa: ANN401 (as pydantic's own Field; JSON)
+    """Describe a field of the form: title and limits. Prefect takes the description from the flow's docstring."""
     return Field(json_schema_extra={"title": title, **more})
 
 
-Name = Annotated[str, shown("Name", pattern=NAME_PATTERN, examples=["gpt-small"])]
-Script = Annotated[str, shown("Script or command", pattern=SCRIPT_PATTERN, examples=["/data/gpt/train.py", "python -m gpt.train"])]
-Args = Annotated[str, shown("Arguments", examples=["--steps 10000 --lr 3e-4"])]
-Number = Annotated[int, shown("Number of nodes", minimum=1)]
-Ranks = Annotated[int, shown("Ranks per node", minimum=1)]
-Folder = Annotated[str, shown("Working directory", pattern=WORKDIR_PATTERN, examples=["/data/gpt"])]
-Advanced = Annotated[dict[str, Any], WithJsonSchema(advanced_schema()), shown("Advanced")]
+Name = Annotated[str, form_field("Name", pattern=NAME_PATTERN, examples=["gpt-small"])]
+Script = Annotated[str, form_field("Script or command", pattern=SCRIPT_PATTERN, examples=["/data/gpt/train.py", "python -m gpt.train"])]
+Args = Annotated[str, form_field("Arguments", examples=["--steps 10000 --lr 3e-4"])]
+Number = Annotated[int, form_field("Number of nodes", minimum=1)]
+Ranks = Annotated[int, form_field("Ranks per node", minimum=1)]
+Folder = Annotated[str, form_field("Working directory", pattern=WORKDIR_PATTERN, examples=["/data/gpt"])]
+Advanced = Annotated[dict[str, Any], WithJsonSchema(advanced_schema()), form_field("Advanced")]
 
 DEFAULTS: Final[dict[str, Any]] = {}
 
@@ -43,30 +43,30 @@ DEFAULTS: Final[dict[str, Any]] = {}
     on_crashed=training_job.on_crashed_hooks,
     on_running=training_job.on_running_hooks,
 )
-def train(  # noqa: PLR0913, PLR0917 (each is a field of the form)
+def train(  # noqa: PLR0913, PLR0917 (each is a form field)
     name: Name,
     script: Script,
     args: Args = "",
     nnodes: Number = 1,
     nproc_per_node: Ranks = 1,
     workdir: Folder = "",
-    cluster: Choice = "local",
+    cluster: ClusterParameter = "local",
     advanced: Advanced = DEFAULTS,
 ) -> FlowState:
-    """Train a job to its end, through faults. Run it again under the same name to go on from its last checkpoint.
+    """Train a job to its end and recover from faults. Run it again under the same name to continue from its last checkpoint.
 
     Args:
         name: Lowercase letters, digits and dashes. A job of this name that is still training is reattached.
         script: Absolute path of a Python script (/data/gpt/train.py), or a command (python -m gpt.train).
         args: Arguments of the script, as on a command line.
-        nnodes: How many nodes train. Spare nodes and the least number are under Advanced.
-        nproc_per_node: Ranks (worker processes) on each node: usually one for each GPU.
-        workdir: Absolute path in which the script starts; empty: the folder that the script is in, or for a command the home folder.
+        nnodes: Number of nodes. Spare nodes and the minimum are under Advanced.
+        nproc_per_node: Ranks (worker processes) per node: usually one per GPU.
+        workdir: Absolute path in which the script starts; empty: the script's folder, or the home folder for a command.
         cluster: local (the worker's machine; local:3 has three nodes), the name of a cluster saved on the worker or in Prefect, or the
             path of a cluster file on the worker.
         advanced: Spare nodes, environment, checkpoints, recovery, timeouts: all other fields of a job file.
     """
-    return ended_in_words(
+    return run_or_fail(
         lambda: _train(
             {"name": name, "script": script, "args": args, "nnodes": nnodes, "nproc_per_node": nproc_per_node, "workdir": workdir},
             cluster,
@@ -78,14 +78,14 @@ def train(  # noqa: PLR0913, PLR0917 (each is a field of the form)
 def _train(fields: Mapping[str, Any], cluster: Cluster | str | Mapping[str, Any], advanced: dict[str, Any]) -> FlowState:
     standby = bool(advanced.pop("standby", False))
     job = job_of(fields, advanced)
-    where = chosen(cluster, nodes=job.nodes.wanted + job.nodes.spare)
-    if problems := checks(job, where):
-        raise BadParameters(tuple(_as_filled_in(problem, job, fields["workdir"]) for problem in as_form_problems(problems)))
-    return training_job.fn(job, where, standby=standby)
+    target = resolve_cluster(cluster, nodes=job.nodes.wanted + job.nodes.spare)
+    if problems := checks(job, target):
+        raise BadParameters(tuple(_for_form(problem, job, fields["workdir"]) for problem in as_form_problems(problems)))
+    return training_job.fn(job, target, standby=standby)
 
 
-def _as_filled_in(problem: Problem, job: TrainingJob, workdir: str) -> Problem:
-    """Return a problem with a folder that nobody named as one with the script that it was taken from."""
+def _for_form(problem: Problem, job: TrainingJob, workdir: str) -> Problem:
+    """Report a missing working directory as a missing script where the form left it empty and it was derived from the script."""
     if problem.field == "workdir" and not workdir and job.script is not None:
-        return Problem(field="script", reason=f"{job.script} does not exist", cure="Mend the path; it is one on the worker's machine")
+        return Problem(field="script", reason=f"{job.script} does not exist", cure="Fix the path; it is one on the worker's machine")
     return problem

@@ -146,7 +146,7 @@ def _prefect(stage: Path) -> Iterator[str | None]:
     os.environ.update(server.environment)
     try:
         server.wait()
-        yield server.words
+        yield server.ui_hint
     finally:
         server.close()
 

@@ -1,7 +1,7 @@
-"""The words of torch, gloo and NCCL that say that a peer is gone: one set for errors that were raised and for those that were printed.
+"""Recognize the error messages of torch, gloo and NCCL that mean that a peer is lost.
 
-The runtime (`holdfast.runtime.peer_errors`) judges what a worker raised, the detectors (`detectors.tracebacks`) what a worker without a
-runtime printed, and both must come to the same verdict. Standard library only.
+The runtime (`holdfast.runtime.peer_errors`) applies the patterns to raised errors, the detectors (`detectors.tracebacks`) to printed ones,
+so that both reach the same result. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _NCCL_LOST: Final = re.compile(
     r"|caught collective operation timeout|communicator was aborted|Some NCCL operations have failed or timed out",
 )
 LOCAL_SOCKET_ERROR: Final = re.compile(r"failed to (?:listen|bind)|EADDRINUSE|EACCES|EADDRNOTAVAIL")
-"""What torch says of a socket that this process could not open itself."""
+"""torch's message if this process itself could not open a socket."""
 DEVICE_ERROR: Final = re.compile(r"\b(?:CUDA|HIP) error\b")
-"""What torch says of an error of the device: it sticks, so that every later call in this process fails."""
+"""torch's message for a device error. Such an error is sticky: every later call in this process fails."""
 PEER_LOST_ERROR: Final = "holdfast.runtime.groups.control_tree.PeerConnectionLost"
-"""What our own groups raise where a peer does not come to them, or leaves."""
+"""Raised by Holdfast's process groups if a peer does not connect, or disconnects."""
 
 
-def is_peer_lost_message(words: str) -> bool:
-    """Tell whether an error of gloo or NCCL with these *words* says that a peer is gone."""
-    if "gloo" in words.lower():
-        return bool(_GLOO_LOST.search(words))
-    return "nccl" in words.lower() and bool(_NCCL_LOST.search(words))
+def is_peer_lost_message(message: str) -> bool:
+    """Tell whether *message*, an error of gloo or NCCL, means that a peer is lost."""
+    if "gloo" in message.lower():
+        return bool(_GLOO_LOST.search(message))
+    return "nccl" in message.lower() and bool(_NCCL_LOST.search(message))

@@ -1,4 +1,4 @@
-"""How the elements of a tensor lie in memory: whether they fill it, and in which order."""
+"""Strides of tensors: contiguous strides, order of dimensions in memory, and whether a tensor is dense."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def memory_order(strides: Sequence[int]) -> tuple[int, ...]:
-    """Return the dimensions in the order in which they lie in memory, the one with the longest stride first."""
+    """Return the dimensions ordered by stride, the longest stride first."""
     return tuple(sorted(range(len(strides)), key=lambda dimension: -strides[dimension]))
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tell whether a tensor fills its memory: every place belongs to exactly one element, in whatever order the dimensions lie."""
+    """Tell whether a tensor is dense: its elements fill a memory range without gaps or overlaps, in any order of dimensions."""
     if len(shape) != len(strides):
         return False
     if 0 in shape:

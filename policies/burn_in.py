@@ -1,4 +1,4 @@
-"""When a node that was tried out is well: limits for what was measured, and a verdict from all that was tried. Pure."""
+"""Evaluate a burn-in: thresholds for measured values, and the result of a node from all checks."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ RECEIVED: Final = "received MB/s"
 LATENCY: Final = "round trip ms"
 OFFSET: Final = "offset s"
 UNCERTAIN: Final = "uncertain s"
-"""Half the way of the question about the clock: the offset is known no better."""
+"""Half the round trip of the clock query: the uncertainty of the offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurnInThresholds:
-    """What a node has to reach. 0: no limit."""
+    """Thresholds for a healthy node; 0: no limit."""
 
     disk: float = 20.0
-    """Least MB/s that its disk writes, the flush included."""
+    """Minimum write rate of its disk in MB/s, including the flush."""
     network: float = 50.0
-    """Least MB/s between it and another node, in either direction: half of what a link of 1 Gbit/s gives."""
+    """Minimum rate to and from another node in MB/s: half of a 1 Gbit/s link."""
     latency: float = 20.0
-    """Most milliseconds that a message there and back may take, median of many."""
+    """Maximum round-trip time of a message in milliseconds (median)."""
     clock: float = 1.0
-    """Most seconds that its clock may be off from that of who asks."""
+    """Maximum offset of its clock from the controller's, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurnInOutcome:
-    """What a node was found to be."""
+    """Result of a node's burn-in."""
 
     node: str
     mark: CheckMark
     reason: str
     checks: tuple[Check, ...]
     cure: str = ""
-    """What makes the missing checks possible, where the node is not proven healthy."""
+    """How to make missing checks possible, if the node is not proven healthy."""
 
     @property
     def evidence(self) -> tuple[str, ...]:
-        """Return every check in words."""
+        """Return one line per check."""
         return tuple(describe(check) for check in self.checks)
 
 
 def apply_thresholds(check: Check, limits: BurnInThresholds) -> Check:
-    """Return *check*, failed where it passed and a figure of it is beyond its limit."""
+    """Return *check*, marked as failed if it passed but a measured value misses its threshold."""
     if check.mark is not CheckMark.PASSED:
         return check
     wrong = list(_beyond(check.figures, limits))
@@ -58,7 +58,7 @@ def apply_thresholds(check: Check, limits: BurnInThresholds) -> Check:
 
 
 def outcome(node: str, checks: Iterable[Check], wanted: Iterable[PartToTest] = ()) -> BurnInOutcome:
-    """Return the verdict: one failed check fails the node, and it passes only if the checks exercised every part that is *wanted*."""
+    """Return a node's result: one failed check fails it, and it passes only if the checks exercised every *wanted* part."""
     checks = tuple(checks)
     failed = [check for check in checks if check.mark is CheckMark.FAILED]
     skipped = [check for check in checks if check.mark is CheckMark.SKIPPED and check.needed]
@@ -78,44 +78,44 @@ def outcome(node: str, checks: Iterable[Check], wanted: Iterable[PartToTest] = (
 
 
 def node_result(mark: CheckMark) -> str:
-    """Return how a node's burn-in ended: a check is skipped, and a node is then not proven healthy."""
+    """Return the result as users read it: a node with a skipped check is not proven healthy."""
     return "not proven" if mark is CheckMark.SKIPPED else str(mark)
 
 
 def explain_still_isolated(found: BurnInOutcome, state: str) -> str:
-    """Say why a node stays out of service after a burn-in that did not prove it healthy, and what to do."""
+    """Return why a node stays isolated after a burn-in that did not prove it healthy, and what to do."""
     by_hand = f"return it by hand with `holdfast nodes readmit {found.node} --reason ...`"
     cure = f"{found.cure.rstrip('.')}, or {by_hand}." if found.cure else f"{by_hand.capitalize()} if it is healthy."
     return f"{found.node} stays {state}: {found.reason}. {cure}"
 
 
 def describe(check: Check) -> str:
-    """Return a check with its figures."""
+    """Return a check as one line."""
     return f"{check.name} {check.mark}: {seen(check)}"
 
 
 def seen(check: Check) -> str:
-    """Return what a check saw and measured."""
+    """Return a check's finding with its measured values."""
     figures = figures_of(check)
     return check.words + (f" ({figures})" if figures else "")
 
 
 def figures_of(check: Check) -> str:
-    """Return what a check measured; empty where it measured nothing."""
+    """Return a check's measured values with units; empty if there are none."""
     return ", ".join(f"{_rounded(value)} {name}" for name, value in check.figures.items())
 
 
 def _rounded(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"  # noqa: PLR2004 (more figures than that are not measured)
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"  # noqa: PLR2004 (measured no more precisely)
 
 
 def _beyond(figures: Mapping[str, float], limits: BurnInThresholds) -> Iterable[str]:
     slow = ((WRITTEN, limits.disk, "its disk wrote"), (SENT, limits.network, "it sent"), (RECEIVED, limits.network, "it received"))
     for name, least, what in slow:
         if name in figures and figures[name] < least:
-            yield f"{what} {figures[name]:.4g} MB/s, and {least:g} are the least"
+            yield f"{what} {figures[name]:.4g} MB/s, at least {least:g} are needed"
     if limits.latency and figures.get(LATENCY, 0.0) > limits.latency:
-        yield f"a message there and back took {figures[LATENCY]:.4g} ms, and {limits.latency:g} are the most"
+        yield f"a round trip took {figures[LATENCY]:.4g} ms, at most {limits.latency:g} are allowed"
     off = abs(figures.get(OFFSET, 0.0)) - figures.get(UNCERTAIN, 0.0)
     if limits.clock and off > limits.clock:
-        yield f"its clock is off by {figures[OFFSET]:+.4g} s, and {limits.clock:g} are the most"
+        yield f"its clock is off by {figures[OFFSET]:+.4g} s, at most {limits.clock:g} are allowed"

@@ -1,7 +1,7 @@
-"""What a rule of the ladder may know, and what it can answer.
+"""Input and output of recovery rules: the `Case` of an incident, and what a rule returns for it.
 
-A `Case` holds all that a rule may know, its own *now* included. A rule that does not answer says why (`Pass`), so that a person can later
-read which rules were passed over; one that only has something to say about the case hands it on with that (`Noted`).
+A `Case` holds everything that a rule may read, including the current time. A rule returns a `Decision`, or `Pass` with the reason why it
+does not apply, or `Noted`: the case with a remark for the rules after it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HARDWARE: Final = frozenset({Blame.GPU, Blame.NODE})
 
 
 class RecoveryAction(StrEnum):
-    """What can be done about an incident, finest first."""
+    """What a controller can do about an incident, least disruptive first."""
 
     RETRY_STEP = "retry-step"
     TAKE_OVER = "take-over"
@@ -34,11 +34,11 @@ class RecoveryAction(StrEnum):
 
 
 IN_PROCESS: Final = frozenset({RecoveryAction.RETRY_STEP, RecoveryAction.TAKE_OVER, RecoveryAction.NARROW})
-"""Actions at which the ranks that live stay in their processes."""
+"""Actions that keep the live ranks in their processes."""
 
 
 ModelCopies = tuple[tuple[int, ...], ...]
-"""Copies of the model: of each the ranks that hold it together."""
+"""Copies of the model: the ranks that together hold each one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,59 +48,59 @@ class PastRecovery:
     at: float
     action: RecoveryAction
     node: str | None
-    """The node the root fault spoke against."""
+    """Node of the root fault."""
     made_progress: bool
-    """Whether the job made a step it had never made before, until the next fault."""
+    """Whether the job finished a new step before the next fault."""
     interrupted: bool = False
-    """It was a take-over, and another loss came while it was being carried out: that says nothing about the script."""
+    """It replaced ranks, and another rank was lost meanwhile, which is not the script's fault."""
     kind: str = ""
-    """Catalogue kind of the root fault; empty where nobody knows it any more."""
+    """Fault kind of the root cause; empty if unknown."""
     step: int | None = None
-    """The step that the root fault came at."""
+    """Step of the root fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastFault:
-    """A fault of the past, as far as rules count it: one row each time that it came."""
+    """One occurrence of a fault in the past."""
 
     kind: str
     at: float
     node: str
     device: str = ""
-    """The part of the node, where that is known."""
+    """Part of the node, if known."""
     incident: str = ""
-    """What tells its incident from others; empty where training went on through it."""
+    """Id of its incident; empty if training continued through it."""
     root: bool = False
-    """It was what its incident was taken for."""
+    """It was the root cause of its incident."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryBudget:
-    """How often recovery may be tried."""
+    """Limits on recoveries."""
 
     in_place: int = 3
-    """Restarts in place on one node within the window."""
+    """Restarts of the workers on one node within the window."""
     window: float = 3600.0
     """Seconds."""
     recoveries: int = 20
     """Recoveries of the job within the window."""
     fruitless: int = 3
-    """Recoveries in a row without a new step."""
+    """Consecutive recoveries without a new step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HotSpare:
-    """A process that has warmed up and waits for a rank."""
+    """A warm process that waits to take a rank."""
 
     id: int
     node: str
     role: int | None = None
-    """The role it parked in, by its place among the job's roles."""
+    """Index of its role among the job's roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a rank whose process is lost goes on: in a standby, or in a fresh process."""
+    """Where a lost rank continues: in a hot spare, or in a new process."""
 
     rank: int
     node: str
@@ -109,90 +109,90 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """All that a rule may know."""
+    """Everything that a rule may read about an incident."""
 
     now: float
     diagnosis: Diagnosis
     members: tuple[str, ...]
-    """Nodes that hold ranks, in the order of their ranks."""
+    """Nodes with ranks, in rank order."""
     lost: frozenset[str] = frozenset()
-    """Members that no longer answer, or cannot run workers."""
+    """Members that are unreachable or cannot run workers."""
     spares: tuple[str, ...] = ()
     """Healthy nodes with an agent and no ranks."""
     least: int = 1
     past: tuple[PastRecovery, ...] = ()
     tried: tuple[RecoveryAction, ...] = ()
-    """Actions that failed already in this incident."""
+    """Actions that failed in this incident."""
     budget: RecoveryBudget = RecoveryBudget()
     blocked_reason: str = "the job's process groups are not Holdfast's own"
-    """Why the ranks that live cannot be kept in their processes; empty when they can."""
+    """Why live ranks cannot stay in their processes; empty if they can."""
     ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Which node holds which ranks now; after a take-over a node may hold fewer than the others."""
+    """Node to its ranks. After ranks were replaced, nodes may have different numbers of ranks."""
     dead: frozenset[int] = frozenset()
-    """Ranks without a process that runs."""
+    """Ranks without a running process."""
     standbys: tuple[HotSpare, ...] = ()
-    """Those that are ready."""
+    """Hot spares that are ready."""
     roles: tuple[tuple[int, ...], ...] = ()
     copies: ModelCopies = ()
-    """Copies of the model that share out the samples of each step; none where each rank has samples of its own."""
+    """Copies of the model that split the samples of each step; none if each rank has its own samples."""
     replacement_attempts: int = 0
-    """Take-overs that were begun in this incident."""
+    """Attempts to replace ranks in this incident."""
     seated: frozenset[int] = frozenset()
-    """Ranks in processes that the last of them brought, and that have come to no step yet."""
+    """Ranks in processes that the last attempt started and that have not finished a step yet."""
     recommended_actions: RecommendedActions = CATALOGUE_ACTIONS
-    """How much faults ask for: the one place where a rule learns it."""
+    """Recommended actions of faults under the job's policy."""
     earlier: tuple[PastFault, ...] = ()
-    """Faults of the past of the kinds seen now, oldest first; none of those that this incident is about."""
+    """Past faults of the kinds seen now, oldest first, without those of this incident."""
     common: frozenset[str] = frozenset()
-    """Kinds that came on so many nodes that none of these is to blame: noted by a rule."""
+    """Kinds seen on so many nodes that none of them is at fault; set by a rule."""
     worn: frozenset[str] = frozenset()
-    """Nodes that had the same fault too often, and leave while there are spares: noted by a rule."""
+    """Nodes with a recurring fault, which are replaced while there are spares; set by a rule."""
     notes: tuple[str, ...] = ()
-    """What rules noted, in words."""
+    """Remarks of rules."""
     approval_possible: bool = False
-    """A person may be asked before the job is left with fewer nodes than it needs."""
+    """An approval may be requested before the job is left with too few nodes."""
     approved: frozenset[str] = frozenset()
-    """Nodes that may go below that, as a person said, or as nobody said otherwise in time."""
+    """Nodes that may be isolated nevertheless: approved, or the request expired."""
     kept: frozenset[str] = frozenset()
-    """Nodes that a person keeps in service in spite of the faults seen on them."""
+    """Nodes that a person keeps in service despite their faults."""
 
     @property
     def reason(self) -> str:
-        """Return what was seen, and what rules noted of it."""
-        return "; ".join((self.diagnosis.reason, *self.notes, *self._not_again()))
+        """Return the diagnosis and the remarks of rules."""
+        return "; ".join((self.diagnosis.reason, *self.notes, *self._node_remarks()))
 
-    def _not_again(self) -> Iterator[str]:
-        """Say which nodes get no rank again because the fault asks for a device reset, and which do by a person's decision."""
+    def _node_remarks(self) -> Iterator[str]:
+        """Yield which nodes get no ranks because a GPU reset is recommended, and which do by a person's decision."""
         for node in self.members:
             kinds = dict.fromkeys(fault.kind for fault in self._needs_reset() if fault.node == node)
             if node in self.kept:
                 yield f"a person keeps {node} in service"
             if kinds:
-                yield f"{', '.join(kinds)} asks for a device reset, which Holdfast does not do: no rank is started on {node} again"
+                yield f"{', '.join(kinds)} needs a GPU reset, which Holdfast does not do: no rank is started on {node} again"
 
     @property
     def is_common(self) -> bool:
-        """Tell whether what is the matter is the matter on many nodes, and no node of its own is lost for it."""
+        """Tell whether the root fault is correlated across nodes, so that no node is at fault."""
         return self.diagnosis.root.kind in self.common
 
     def against_nodes(self) -> tuple[Fault, ...]:
-        """Return the faults for which the nodes they were seen on have to answer."""
+        """Return the faults attributed to the node that they were seen on."""
         against = (fault for fault in self.diagnosis.against_nodes() if fault.node and fault.kind not in self.common)
         return tuple(fault for fault in against if fault.node not in self.kept)
 
     @property
     def announced(self) -> frozenset[str]:
-        """Nodes that are about to be taken away: that was said already, and nobody need be asked."""
+        """Nodes that are being removed anyway, which needs no approval."""
         seen = (self.diagnosis.root, *self.diagnosis.secondary_failures)
         return frozenset(fault.node for fault in seen if fault.kind == NODE_LEAVING.id and fault.node)
 
     @property
     def leaving(self) -> frozenset[str]:
-        """Nodes that cannot hold ranks now: the lost ones and those that a fault asks to leave, root or not.
+        """Nodes that cannot have ranks now: lost ones, and those that a fault removes, whether it is the root cause or not.
 
-        Nothing resets devices, so a node whose ranks were stopped by a fault that asks for a reset leaves: the same error would stop them
-        again. Other nodes leave only while there are spares to take their places: those whose ranks went on through such a fault, those
-        that should be evicted once they are idle (they are, if that fault is the root), and those that had the same fault too often.
+        Holdfast does not reset GPUs, so a node whose ranks were stopped by a fault that needs a reset is removed: the same error would
+        stop them again. Other nodes are removed only while spares can replace them: those whose ranks continued through such a fault,
+        those to be drained (they are idle if that fault is the root cause), and those with a recurring fault.
         """
         against, root = self.against_nodes(), self.diagnosis.root
         evicted = {fault.node for fault in against if self.recommended_actions.of(fault) is RecommendedAction.EVICT}
@@ -203,7 +203,7 @@ class Case:
         return while_spares if len(while_spares & set(self.members)) <= len(self.spares) else surely
 
     def _needs_reset(self) -> list[Fault]:
-        """Return the faults that stopped ranks and ask for a device reset."""
+        """Return the faults that stopped ranks and need a GPU reset."""
         return [one for one in self.against_nodes() if self._is_reset(one) and (one is self.diagnosis.root or one.rank is not None)]
 
     def _is_reset(self, fault: Fault) -> bool:
@@ -211,18 +211,18 @@ class Case:
 
     @property
     def unfit(self) -> tuple[str, ...]:
-        """Members that cannot hold ranks now."""
+        """Members that cannot have ranks now."""
         leaving = self.leaving
         return tuple(node for node in self.members if node in leaving)
 
     @property
     def bad(self) -> tuple[str, ...]:
-        """Members that have to go at any action above a restart in place: the unfit ones, or else the root fault's own."""
+        """Members to drop by any action beyond a restart of the workers: the unfit ones, or else the node of the root fault."""
         own = None if self.is_common else self.diagnosis.root.node
         return self.unfit or tuple(node for node in self.members if node == own)
 
     def failed(self, action: RecoveryAction) -> bool:
-        """Tell whether *action* failed already in this incident; nodes lost since then are a new question."""
+        """Tell whether *action* failed in this incident; if nodes were lost since then, it may be tried again."""
         return action in self.tried and not self.lost
 
     def recent(self) -> list[PastRecovery]:
@@ -232,42 +232,42 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do, and why, in words that go unchanged into log, history, UI and CLI."""
+    """What to do, with the reason that log, history, UI and CLI show unchanged."""
 
     action: RecoveryAction
     reason: str
     drop: tuple[str, ...] = ()
-    """Members that leave."""
+    """Members to remove."""
     add: tuple[str, ...] = ()
-    """Spares that take their places."""
+    """Spares that replace them."""
     need: int = 0
     """Nodes to wait for."""
     seats: tuple[Placement, ...] = ()
-    """Who goes on with the ranks that a take-over replaces; all others stay in their processes."""
+    """New places of the replaced ranks; all others stay in their processes."""
     vacate: tuple[int, ...] = ()
-    """Ranks that nobody goes on with."""
+    """Ranks that are dropped."""
     rotate: bool = False
-    """Give every rank to another node, so that a failure that follows the rank is told from one that stays with the node."""
+    """Move every rank to another node, to tell a failure that follows the rank from one that stays on the node."""
     before: int = 0
-    """Go on from a state of fewer steps, as all others of this generation are spoiled; 0: from the newest."""
+    """Restore a state before this step, as later ones are corrupt; 0: restore the newest."""
     skip: tuple[int, ...] = ()
-    """Steps that are done with the batches that follow theirs."""
+    """Steps whose batches are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Not mine, and why."""
+    """The rule does not apply, with the reason."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Not mine to decide, but the rules after me should know."""
+    """The rule does not decide, but adds a remark for the rules after it."""
 
     why: str
     case: Case
-    """The case with what was noted."""
+    """The case with the remark."""
 
 
 Rule = Callable[[Case], Decision | Pass | Noted]

@@ -1,6 +1,6 @@
-"""A `Case` as JSON and back, so that what was decided can be decided again: by another policy, years later.
+"""Convert a `Case` to JSON and back, so that a decision can be replayed later, also with another policy.
 
-Faults are kept once and referred to by number, as rules tell them apart by identity (`Diagnosis.excused`).
+Each fault is stored once and referenced by number, as rules compare faults by identity (`Diagnosis.excused`).
 """
 
 from __future__ import annotations
@@ -15,67 +15,67 @@ from detectors.codec import MalformedData, Pool, packed, packed_fields, unpacked
 from policies.case import Case, Decision
 
 VERSION: Final = 1
-"""Of the form of a record. One of a newer form is refused."""
+"""Version of the record format. Newer records are refused."""
 MOST_BYTES: Final = 256_000
-"""Of one record: a case of a thousand faults; three kilobytes are usual."""
+"""Size of one record: enough for a thousand faults; three kilobytes are typical."""
 MOST_FAULTS: Final = 2000
-"""Faults beside the root with which a case is still kept: writing down more would hold its recovery up by more than some milliseconds."""
+"""Maximum secondary faults of a stored case: storing more would delay the recovery by more than some milliseconds."""
 MANY_FAULTS: Final = 100
-"""From so many on evidence and explanations are left out at once: they stand with the faults and the verdict."""
+"""From this many faults on, evidence and hypotheses are left out: they are stored with the faults and the diagnosis."""
 TEXTS: Final = ("quote", "signature", "detail", "source")
-"""What faults hold for people."""
+"""Fields of a fault that only people read."""
 
 
 class UnreadableCase(Exception):
-    """A record that gives no case, and why."""
+    """A record without a readable case."""
 
 
 def to_record(case: Case) -> dict[str, Any]:
-    """Return *case* as JSON values, whole."""
+    """Return the complete *case* as JSON values."""
     faults = Pool(Fault)
-    told = packed(case, faults)
-    return {"version": VERSION, "case": told, "faults": [_told(packed_fields(fault)) for fault in faults.values]}
+    packed_case = packed(case, faults)
+    return {"version": VERSION, "case": packed_case, "faults": [_without_empty(packed_fields(fault)) for fault in faults.values]}
 
 
 def bounded(case: Case, most: int = MOST_BYTES) -> dict[str, Any]:
-    """Return the record of *case*, shortened where it would be larger than *most* bytes.
+    """Return the record of *case*, shortened if it would be larger than *most* bytes.
 
-    First goes what no rule reads: explanations that were weighed, and the evidence of faults beside the root. Where that is not enough, the
-    case is left out, and the record says so: a case without some of its faults could be decided otherwise than the whole one was.
+    First it drops what no rule reads: hypotheses, and the evidence of secondary faults. If that is not enough, the record contains no case
+    and says so: a case without some of its faults could be decided differently.
     """
     many = len(case.diagnosis.secondary_failures)
     if many > MOST_FAULTS:
-        return {"version": VERSION, "left_out": f"it had {many:,} faults, and {MOST_FAULTS:,} are kept"}
+        return {"version": VERSION, "left_out": f"it had {many:,} faults, and at most {MOST_FAULTS:,} are stored"}
     if many < MANY_FAULTS and _size(record := to_record(case)) <= most:
         return record
     record = to_record(_shortened(case))
     size = _size(record)
-    return record if size <= most else {"version": VERSION, "left_out": f"it would have taken {size:,} bytes, and {most:,} are kept"}
+    return record if size <= most else {"version": VERSION, "left_out": f"it needs {size:,} bytes, and at most {most:,} are stored"}
 
 
 def from_record(record: Any) -> Case:  # noqa: ANN401 (whatever JSON the history holds)
-    """Return the case that *record* holds; raise `UnreadableCase` with the reason where it holds none."""
+    """Return the case in *record*; raise `UnreadableCase` with the reason if there is none."""
     match record:
         case {"version": int(version)} if version > VERSION:
-            raise UnreadableCase(f"a newer Holdfast kept it, in form {version}; this one reads up to {VERSION}")
+            raise UnreadableCase(f"a newer Holdfast stored it, in format {version}; this one reads up to {VERSION}")
         case {"left_out": str(why)}:
-            raise UnreadableCase(f"it was too large to be kept: {why}")
-        case {"version": int(), "case": dict(told), "faults": list(faults)}:
+            raise UnreadableCase(f"it was too large to store: {why}")
+        case {"version": int(), "case": dict(packed_case), "faults": list(faults)}:
             pass
         case _:
-            raise UnreadableCase("what was kept is no case")
+            raise UnreadableCase("the stored record is not a case")
     try:
         pool = Pool(Fault, [unpacked(Fault, fault) for fault in faults])
         unknown = sorted({fault.kind for fault in pool.values} - CATALOGUE.keys())
         if unknown:
             raise UnreadableCase(f"this version knows no fault kind {', '.join(unknown)}")
-        return unpacked(Case, told, pool=pool)
+        return unpacked(Case, packed_case, pool=pool)
     except MalformedData as error:
-        raise UnreadableCase(f"what was kept cannot be read: {error}") from error
+        raise UnreadableCase(f"the stored record cannot be read: {error}") from error
 
 
 def act_of(decision: Decision) -> dict[str, Any]:
-    """Return who leaves, comes and goes on where by *decision*, as JSON: what the history keeps of it, and what two decisions differ by."""
+    """Return the changes that *decision* makes, as JSON: what the history stores, and what two decisions are compared by."""
     return {name: value for name, value in packed(decision).items() if name not in {"action", "reason"}}
 
 
@@ -84,7 +84,7 @@ def _size(record: Mapping[str, Any]) -> int:
 
 
 def _shortened(case: Case) -> Case:
-    """Return *case* without the explanations, and without the evidence of all faults but the root; which fault is which is kept."""
+    """Return *case* without hypotheses, and without the evidence of all faults but the root; identities of faults are kept."""
     diagnosis = case.diagnosis
     nothing: dict[str, Any] = dict.fromkeys(TEXTS, "")
     short = {id(diagnosis.root): dataclasses.replace(diagnosis.root, detail="")}
@@ -94,16 +94,16 @@ def _shortened(case: Case) -> Case:
             short[id(fault)] = dataclasses.replace(fault, **nothing)
         return short[id(fault)]
 
-    told = dataclasses.replace(
+    shortened = dataclasses.replace(
         diagnosis,
         root=cut(diagnosis.root),
         secondary_failures=tuple(map(cut, diagnosis.secondary_failures)),
         excused=tuple(map(cut, diagnosis.excused)),
         candidates=(),
     )
-    return dataclasses.replace(case, diagnosis=told)
+    return dataclasses.replace(case, diagnosis=shortened)
 
 
-def _told(fault: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what a fault does not say. Of all else even the usual is kept: what is usual may change."""
+def _without_empty(fault: dict[str, Any]) -> dict[str, Any]:
+    """Drop empty fields of a fault. Other default values are stored, as defaults may change."""
     return {name: value for name, value in fault.items() if value not in {None, ""}}

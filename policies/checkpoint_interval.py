@@ -1,4 +1,4 @@
-"""How often to save: from what a save costs and how often faults come to the interval that loses least.
+"""Choose the checkpoint interval with the least loss, from the cost of a save and the fault rate.
 
 All times are in seconds, rates in faults per node-hour. Faults are taken to come independently of each other at a constant rate
 (exponential times between them), as both sources do:
@@ -6,8 +6,8 @@ All times are in seconds, rates in faults per node-hour. Faults are taken to com
 - J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of the ACM 17 (9), 1974.
 - J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22, 2006.
 
-With them: ``save_s`` is the time that training stands still for one save, ``between_s`` the mean time between faults that send the job back
-to a checkpoint, and an interval is the training between two saves, the save itself not counted.
+In their terms ``save_s`` is the time that training stops for one save, ``between_s`` the mean time between faults that send the job back to
+a checkpoint, and an interval is the training time between two saves, without the save itself.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from statistics import NormalDist
 from typing import Final
 
 PUBLISHED: Final = 419 / (54 * 24 * 16384 / 8)
-"""Faults per node-hour where no fault was seen yet: 419 unexpected interruptions in 54 days on 16,384 GPUs, 8 a node.
+"""Faults per node-hour before the first fault: 419 unexpected interruptions in 54 days on 16,384 GPUs, 8 a node.
 
 A. Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, 2024, section 3.3.4: one in some 6,300 node-hours.
 """
 CONFIDENCE: Final = 0.9
-"""How sure the interval of a rate is."""
+"""Confidence of the interval of a rate."""
 RECOVERY_S: Final = 60.0
-"""Downtime of one fault where none was seen yet. The best cadence hardly depends on it; the waste does."""
+"""Downtime of one fault before the first one. The best interval hardly depends on it; the waste does."""
 ROOM: Final = 1.25
-"""A save gets so many times what the median one took: the disk has its bad moments."""
+"""A save may take this many times the median: disks are slow at times."""
 MOST: Final = 500.0
-"""Beyond so many mean times between faults an interval is never finished; `math.exp` ends not far above."""
+"""An interval longer than this many mean times between faults never finishes; `math.exp` overflows not far above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """How often one node has a fault."""
+    """Fault rate of one node."""
 
     per_node_hour: float
     low: float
     high: float
-    """Ends of the interval that holds the true rate with `CONFIDENCE`."""
+    """Confidence interval of the rate, at `CONFIDENCE`."""
     reason: str
 
     def between_s(self, nodes: int) -> float:
@@ -49,10 +49,10 @@ class Rate:
 
 
 def rate_of(faults: int, node_hours: float) -> Rate:
-    """Return the rate that *faults* in *node_hours* speak for.
+    """Estimate the rate from *faults* in *node_hours*.
 
-    With faults: (k + 1/2) / T, the mean under Jeffreys' prior for a Poisson rate. Without any, T hours of peace only say that the rate is
-    not much above 1/T: then it is 1/(2T), and never more than `PUBLISHED`. The interval is Garwood's (Biometrika 28, 1936), with
+    With faults: (k + 1/2) / T, the mean under Jeffreys' prior for a Poisson rate. Without any, T hours only show that the rate is
+    not much above 1/T: it is 1/(2T), and at most `PUBLISHED`. The interval is Garwood's (Biometrika 28, 1936), with
     quantiles of chi-square after Wilson and Hilferty (PNAS 17, 1931): its upper end is right to 1 %, the lower one to 23 % at one fault
     and to 3 % from two faults on.
     """
@@ -101,47 +101,47 @@ def daly(save_s: float, between_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalCase:
-    """What is known of a job, for one answer."""
+    """Measured values of a job."""
 
     save_s: float
-    """Time that training stands still for one save."""
+    """Time that training stops for one save."""
     step_s: float
     """Time of one step."""
     between_s: float
-    """Mean time between faults of the job, of all kinds."""
+    """Mean time between faults of the job, all kinds."""
     rollback: float = 1.0
-    """Share of the faults that send it back to a checkpoint; the others are recovered from living ranks, and lose a step at most."""
+    """Share of faults that send it back to a checkpoint; the others recover from live ranks and lose at most a step."""
     recovery_s: float = RECOVERY_S
-    """Downtime of one fault, the rollback not counted."""
+    """Downtime of one fault, without the rollback."""
     overlapped_s: float = 0.0
-    """Time for which a save is written while training goes on: the next one cannot begin before."""
+    """Time that a save is written while training runs; the next save cannot start before."""
 
     @property
     def fewest(self) -> int:
-        """Return the fewest steps between two saves of which the disk leaves none out."""
+        """Return the minimum number of steps between two saves that the disk can keep up with."""
         return max(1, math.ceil(ROOM * self.overlapped_s / self.step_s))
 
     @property
     def back_s(self) -> float:
-        """Return the mean time between faults that send the job back."""
+        """Return the mean time between faults that send the job back to a checkpoint."""
         return self.between_s / self.rollback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalLimits:
-    """The fewest and the most steps that may lie between two saves."""
+    """Minimum and maximum of steps between two saves."""
 
     least: int
     most: int
 
     def within(self, steps: int) -> int:
-        """Return *steps*, or the limit that it goes beyond."""
+        """Return *steps*, clamped to the limits."""
         return max(self.least, min(self.most, steps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """How often to save."""
+    """Recommended checkpoint interval."""
 
     steps: int
     seconds: float
@@ -150,17 +150,17 @@ class Advice:
 
 
 def advise(case: IntervalCase, limits: IntervalLimits) -> Advice:
-    """Return the interval of *case* that loses least, in whole steps within *limits*."""
+    """Return the interval of *case* with the least loss, in whole steps within *limits*."""
     best = daly(case.save_s, case.back_s)
     below = max(1, math.floor(best / case.step_s))
     wanted = max(case.fewest, min((below, below + 1), key=lambda steps: waste(case, steps).total))
     steps = limits.within(wanted)
     reason = (
         f"a save costs {_time(case.save_s)}, a step {_time(case.step_s)}, and a fault sends the job back to a checkpoint about every "
-        f"{_time(case.back_s)}: training {_time(best)} between two saves loses least"
+        f"{_time(case.back_s)}: {_time(best)} of training between two saves lose least"
     )
     if wanted == case.fewest > below:
-        reason += f", but each is written for {_time(case.overlapped_s)} beside training, and the next waits for that"
+        reason += f", but each is written for {_time(case.overlapped_s)} while training runs, and the next one waits for that"
     if steps != wanted:
         name, limit = ("least", limits.least) if steps > wanted else ("most", limits.most)
         reason += f"; {wanted:,} steps would be best, but the {name} allowed is {limit:,}"
@@ -169,39 +169,39 @@ def advise(case: IntervalCase, limits: IntervalLimits) -> Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waste:
-    """What a cadence costs: shares of all time (0 to 1)."""
+    """Cost of a checkpoint interval, as shares of all time (0 to 1)."""
 
     steps: int
     save: float
-    """Standing still for saves."""
+    """Saves."""
     rollback: float
-    """Training that is thrown away: steps since the last save, and saves that were cut short."""
+    """Discarded training: steps since the last save, and interrupted saves."""
     recovery: float
     """Downtime."""
     reason: str
 
     @property
     def total(self) -> float:
-        """Return the share of all time that brings training no further."""
+        """Return the share of all time without progress."""
         return self.save + self.rollback + self.recovery
 
 
 def waste(case: IntervalCase, steps: int) -> Waste:
-    """Return what saving every *steps* steps costs; no saves at all (0) are not asked about.
+    """Return the cost of saving every *steps* steps (at least 1).
 
     Exact for faults that come at a constant rate, also in the middle of saves and recoveries. To get through a length a of training and
-    save takes M (exp(a/M) - 1) on average, where M is the mean time between faults that send the job back; each fault, of any kind, makes
-    the recovery begin again, which takes exp(R/M) - 1 of that, where M is the mean time between all faults. Where all send the job back
+    save takes M (exp(a/M) - 1) on average, where M is the mean time between faults that send the job back; each fault, of any kind,
+    restarts the recovery, which takes exp(R/M) - 1 of that, where M is the mean time between all faults. If all faults send the job back,
     this is Daly's complete model, M (exp(a/M) - 1) exp(R/M).
     """
     span, mean, down = steps * case.step_s + case.save_s, case.back_s, case.recovery_s
     if span / mean > MOST or down / case.between_s > MOST:
         reason = f"saving every {_times(steps, 'step')} the job never gets from one save to the next"
         return Waste(steps=steps, save=0.0, rollback=1.0, recovery=0.0, reason=reason)
-    trained = mean * math.expm1(span / mean)  # with what is thrown away, for each save that stands
+    trained = mean * math.expm1(span / mean)  # including discarded training, for each completed save
     downtime = trained * math.expm1(down / case.between_s)
-    whole = trained + downtime
-    shares = {"save": case.save_s / whole, "rollback": (trained - span) / whole, "recovery": downtime / whole}
+    total = trained + downtime
+    shares = {"save": case.save_s / total, "rollback": (trained - span) / total, "recovery": downtime / total}
     reason = (
         f"saving every {_times(steps, 'step')} spends {_share(shares['save'])} of the time on saves, {_share(shares['rollback'])} on steps "
         f"computed again, and {_share(shares['recovery'])} on recoveries"
@@ -210,19 +210,19 @@ def waste(case: IntervalCase, steps: int) -> Waste:
 
 
 def table(case: IntervalCase, advice: Advice, limits: IntervalLimits, *, also: Iterable[int] = ()) -> tuple[Waste, ...]:
-    """Return what the advised cadence costs and others around it, a quarter to four times as long, and those in *also*."""
+    """Return the cost of the recommended interval, of others from 0.25 to 4 times as long, and of those in *also*."""
     around = {limits.within(max(1, round(advice.steps * factor))) for factor in (0.25, 0.5, 1, 2, 4)}
     return tuple(waste(case, steps) for steps in sorted(around | {steps for steps in also if steps > 0}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLoss:
-    """What one fault is expected to cost, in seconds; a part that was never measured is empty."""
+    """Expected cost of one fault in seconds; a part that was never measured is None."""
 
     detection: float | None
-    """From the fault to the first order: seen, diagnosed, the ranks stopped."""
+    """From the fault to the first command: detection, diagnosis, stopping the ranks."""
     rollback: float
-    """T0: steps computed again, over all faults, also those that send nobody back."""
+    """T0: steps computed again, averaged over all faults, also those without a rollback."""
     reschedule: float | None
     """T1."""
     communication: float | None
@@ -232,17 +232,17 @@ class ExpectedLoss:
     compilation: float | None
     """T4."""
     downtime: float
-    """All but the rollback: the measured parts, or what is assumed."""
+    """Everything but the rollback: the measured parts, or the assumption."""
     reason: str
 
     @property
     def total(self) -> float:
-        """Return all of it."""
+        """Return the total cost."""
         return self.rollback + self.downtime
 
 
 def lost_work(case: IntervalCase, steps: int) -> float:
-    """Return the training that a fault which sends the job back throws away: half an interval, a little less where faults come often.
+    """Return the training that a rollback discards: half an interval, slightly less if faults are frequent.
 
     The mean of an exponential time that is known to end within the interval and its save: M - a / (exp(a/M) - 1).
     """
@@ -254,7 +254,7 @@ def lost_work(case: IntervalCase, steps: int) -> float:
 
 
 def loss(case: IntervalCase, steps: int, parts: dict[str, float]) -> ExpectedLoss:
-    """Return what one fault costs when saves are *steps* apart and a recovery takes *parts*, named as in `ExpectedLoss`."""
+    """Return the cost of one fault if saves are *steps* apart and a recovery takes *parts*, named as in `ExpectedLoss`."""
     again = lost_work(case, steps)
     measured = [parts.get(name) for name in ("detection", "reschedule", "communication", "load", "compilation")]
     reason = f"T0: a fault that goes back to a checkpoint loses {_time(again)} of steps on average"
@@ -274,11 +274,11 @@ def loss(case: IntervalCase, steps: int, parts: dict[str, float]) -> ExpectedLos
 
 
 CHANGE: Final = 0.25
-"""A cadence that differs by less is left alone: near its best the waste is so flat that such a difference costs nothing worth a change."""
+"""Relative difference below which an interval is not changed: the waste is flat near its minimum."""
 
 
 def differs(present: int, advised: int) -> bool:
-    """Tell whether *advised* is far enough from the *present* cadence to be worth a change."""
+    """Tell whether *advised* differs enough from the *present* interval to change it."""
     return abs(advised - present) > CHANGE * present
 
 
@@ -287,7 +287,7 @@ def _times(number: int, noun: str) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004 (digits that a reader can use)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004 (useful digits)
 
 
 def _share(part: float) -> str:
@@ -295,7 +295,7 @@ def _share(part: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Say how long *seconds* are, to two or three digits."""
+    """Format *seconds* with two or three digits and a unit."""
     for limit, size, unit in ((1, 0.001, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:
             return f"{seconds / size:.3g} {unit}"

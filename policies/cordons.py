@@ -1,4 +1,4 @@
-"""A node out of service: what is held against it, by whom, and how much a program may hold. Values only; `quarantine` has the acts."""
+"""Values for nodes out of service: cordons with owner and reason, quarantine rules and limits. `quarantine` has the operations."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from policies.node_states import IN_SERVICE, NodeEvent, NodeState
 
 
 class CordonKind(StrEnum):
-    """What a hold is."""
+    """Kind of a cordon."""
 
     DOUBT = "doubt"
-    """It leaves the node in service."""
+    """The node stays in service and is suspect."""
     QUARANTINE = "quarantine"
     UNTESTED = "untested"
-    """It stands where a person's hold ran out: a burn-in has to be passed."""
+    """A person's cordon expired: a burn-in must pass."""
     PERSON = "person"
     RETIREMENT = "retirement"
 
 
 TESTABLE: Final = frozenset({CordonKind.QUARANTINE, CordonKind.UNTESTED})
 PROGRAMS: Final = frozenset({CordonKind.DOUBT, CordonKind.QUARANTINE, CordonKind.UNTESTED, CordonKind.RETIREMENT})
-"""Kinds that a person's word to take the node back answers; that of another person is not among them."""
+"""Kinds that a person's `readmit` lifts; the cordon of another person is not among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who acts: a program under its name, or a person."""
+    """Owner of a cordon: a program or a person."""
 
     name: str
     person: bool = False
@@ -38,122 +38,121 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CordonedFault:
-    """A fault that a node is held for."""
+    """A fault that a node is cordoned for."""
 
     kind: str
-    """Of the catalogue."""
+    """Fault kind."""
     device: str = ""
-    """The device that had it, where that is known."""
+    """The faulty device, if known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cordon:
-    """One reason why a node is not, or not gladly, given to jobs."""
+    """One reason to keep jobs off a node, or to prefer other nodes."""
 
     number: int
-    """Of this node: holds and burn-ins are counted together, and no number is given twice."""
+    """Unique per node; cordons and burn-ins share the sequence."""
     kind: CordonKind
     owner: Owner
     reason: str
     evidence: tuple[str, ...] = ()
     faults: tuple[CordonedFault, ...] = ()
-    """What a burn-in has to exercise before it lifts this hold (`policies.required_checks`)."""
+    """Faults whose parts a burn-in must exercise to lift this cordon (`policies.required_checks`)."""
     at: float
     until: float | None = None
-    """A doubt ends then, a person's hold becomes one that a burn-in lifts, and for a quarantine a burn-in is due; empty: never."""
+    """End of a suspicion or of a person's cordon, which a burn-in lifts then; when a quarantined node is due for a burn-in. None: never."""
     drains: bool = False
-    """A person's hold that asks jobs to leave the node, too; else who trains there goes on there."""
+    """A person's cordon that also drains the node; otherwise jobs on it continue."""
     leave_by: float | None = None
-    """When they have to be gone (seconds since 1970); empty: as soon as that interrupts nobody."""
+    """Deadline of the drain (Unix time); None: as soon as it does not interrupt training."""
     test: int = 0
-    """Number of the burn-in that runs for it; 0: none."""
+    """Number of the running burn-in; 0: none."""
     test_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node and all that is held against it."""
+    """A node with its cordons and its past."""
 
     name: str
     state: NodeState = NodeState.HEALTHY
     since: float = 0.0
-    """When it moved last."""
+    """Time of the last state change."""
     back: float = 0.0
-    """When it last came back to `healthy`: evidence from before that is out of date."""
+    """When it last became `healthy`: earlier evidence is out of date."""
     moves: int = 0
-    """Moves that it ever made."""
+    """Number of state changes."""
     number: int = 0
-    """The greatest number given to a hold or a burn-in."""
+    """The highest number of a cordon or a burn-in."""
     holds: tuple[Cordon, ...] = ()
-    """Those that are open."""
+    """Open cordons."""
     doubts: tuple[float, ...] = ()
-    """When it was doubted."""
+    """When it became suspect."""
     quarantines: tuple[float, ...] = ()
     """When it was quarantined."""
     failures: tuple[float, ...] = ()
     """When it failed a burn-in."""
     pardoned: float = 0.0
-    """When it was last taken back from retirement: what came before is not counted any more."""
+    """When it last returned from retirement: earlier quarantines and failures do not count."""
 
     def of_kind(self, *kinds: CordonKind) -> tuple[Cordon, ...]:
-        """Return its open holds of these *kinds*."""
+        """Return the open cordons of these *kinds*."""
         return tuple(one for one in self.holds if one.kind in kinds)
 
     @property
     def drain(self) -> Cordon | None:
-        """Return the hold by which jobs are to leave it: of several the one that asks for it first; none where they may stay."""
+        """Return the cordon that drains the node; of several the one with the earliest deadline."""
         asked = [one for one in self.holds if one.drains]
         return min(asked, key=lambda one: math.inf if one.leave_by is None else one.leave_by, default=None)
 
     @property
     def is_isolated(self) -> bool:
-        """Tell whether no job may be given it."""
+        """Tell whether no job may use it."""
         return self.state not in IN_SERVICE
 
     def is_due(self, now: float) -> bool:
-        """Tell whether a burn-in should be run on it."""
+        """Tell whether it is due for a burn-in."""
         open_ones = self.of_kind(*TESTABLE)
         return self.state is NodeState.QUARANTINED and any(one.until is not None and one.until <= now for one in open_ones)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How much it takes: counts, shares and seconds."""
+    """Rules of the quarantine: counts, shares and seconds."""
 
     share: float = 0.25
-    """Of the cluster's nodes that may be isolated before a program may isolate no further one; one node always may."""
+    """Share of the cluster's nodes that programs may isolate; at least one node."""
     doubts: int = 3
-    """Doubts within `doubt_window` that quarantine a node; 0: they never do."""
+    """Suspicions within `doubt_window` that quarantine a node; 0: never."""
     doubt_window: float = 86_400.0
-    """Also how long a doubt lasts."""
+    """Also the duration of a suspicion."""
     cool: float = 3_600.0
-    """After a first quarantine so long a burn-in is due, after each further one within `window` twice as long as before; so after failed
-    burn-ins."""
+    """Time from a first quarantine to its burn-in; doubled for each further one within `window`, and for each failed burn-in."""
     retire: int = 4
-    """Quarantines within `window` of which the last one retires the node; 0: none does."""
+    """Quarantines within `window` that retire the node; 0: never."""
     failures: int = 5
-    """Failed burn-ins within `window` of which the last one retires the node; 0: none does."""
+    """Failed burn-ins within `window` that retire the node; 0: never."""
     window: float = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineLimits:
-    """The cluster around a node."""
+    """How much of a cluster may be isolated."""
 
     size: int
     isolated: int
-    """Nodes that are isolated, the node in question aside."""
+    """Isolated nodes, without the node in question."""
     rules: Rules = Rules()
 
     @property
     def most(self) -> int:
-        """Return how many nodes may be isolated before a person has to be asked."""
+        """Return the number of nodes that programs may isolate without approval."""
         return max(1, math.floor(self.rules.share * self.size + 1e-9))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTransition:
-    """One move of a node, with who made it and why."""
+    """A state change of a node, with its owner and reason."""
 
     at: float
     before: NodeState
@@ -162,12 +161,12 @@ class NodeTransition:
     owner: Owner
     reason: str
     hold: int
-    """The number of the hold that it is about."""
+    """Number of the cordon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurnInAttempt:
-    """One burn-in: what it was begun for, and its own number."""
+    """A burn-in: the cordon that it may lift, and its own number."""
 
     hold: int
     number: int
@@ -175,42 +174,42 @@ class BurnInAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CordonChanged:
-    """It was done."""
+    """The request was carried out."""
 
     node: Node
     moves: tuple[NodeTransition, ...] = ()
-    """At most one: a hold beside another one moves nothing."""
+    """At most one: a further cordon may leave the state as it is."""
     owner: Owner
     reason: str
     at: float
     hold: int
-    """The number of the hold that was opened, changed or closed."""
+    """Number of the cordon that was opened, changed or closed."""
     test: int = 0
-    """The number of the burn-in that was begun."""
+    """Number of the burn-in that was started."""
 
     @property
     def burn_in(self) -> BurnInAttempt:
-        """Return what the outcome of the burn-in has to name."""
+        """Return the identity of the burn-in, which its outcome must name."""
         return BurnInAttempt(hold=self.hold, number=self.test)
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfDate:
-    """It is out of date and changed nothing."""
+    """The request is out of date and changed nothing."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class TransitionRefused:
-    """It cannot be done as the node is; with the cure."""
+    """The request is not possible in the node's state; with the cure."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class NeedsPerson:
-    """It would isolate more of the cluster than a program may: a person has to say so."""
+    """The request would isolate more of the cluster than a program may: it needs approval."""
 
     why: str
 
@@ -220,28 +219,28 @@ Answer = CordonChanged | OutOfDate | TransitionRefused | NeedsPerson
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRequest:
-    """What somebody says of a node: who, why, when, and by what evidence."""
+    """A request about a node: who, why, when, and with what evidence."""
 
     owner: Owner
     reason: str
     at: float
-    """When it is said."""
+    """Time of the request."""
     seen: float | None = None
-    """When its evidence was seen; empty: when it is said."""
+    """When the evidence was seen; None: at the time of the request."""
     evidence: tuple[str, ...] = field(default=())
     faults: tuple[CordonedFault, ...] = field(default=())
-    """The faults that the evidence is of."""
+    """Faults of the evidence."""
     approved: str = ""
-    """The person who said that a program may isolate the node, though more of the cluster is out than programs may take out."""
+    """The person who approved that a program isolates the node beyond its limit."""
 
     @property
     def evident(self) -> float:
-        """Return the time that the evidence is of."""
+        """Return the time of the evidence."""
         return self.at if self.seen is None else self.seen
 
 
 def state_of(holds: Iterable[Cordon]) -> NodeState:
-    """Return the state that *holds* put a node in: the strongest decides."""
+    """Return the state that results from *holds*: the strongest one decides."""
     holds = tuple(holds)
     kinds = {one.kind for one in holds}
     if CordonKind.RETIREMENT in kinds:
@@ -254,11 +253,11 @@ def state_of(holds: Iterable[Cordon]) -> NodeState:
 
 
 def describe(node: Node) -> str:
-    """Say why no job may be given *node*, and what brings it back; empty when jobs may."""
+    """Return why no job may use *node*, and what returns it to service; empty if jobs may."""
     if not node.is_isolated:
         return ""
     kinds = {NodeState.RETIRED: (CordonKind.RETIREMENT,), NodeState.HELD: (CordonKind.PERSON,)}.get(node.state, tuple(TESTABLE))
     one = node.of_kind(*kinds)[-1]
     verb = "release" if node.state is NodeState.HELD else "readmit"
     cure = f"`holdfast nodes {verb} {node.name} --reason ...`"
-    return f"{node.state} by {one.owner.name} (hold {one.number}): {one.reason}; {cure} takes it back"
+    return f"{node.state} by {one.owner.name} (cordon {one.number}): {one.reason}; {cure} returns it to service"

@@ -1,4 +1,4 @@
-"""A node that is to be left by a time: move its ranks while training goes on, go on as it is, or leave before it is too late."""
+"""Drain a node by a deadline: migrate its ranks while training runs, keep training on it, or restart without it in time."""
 
 from __future__ import annotations
 
@@ -7,66 +7,66 @@ from enum import StrEnum
 from typing import Final
 
 AGAIN: Final = 30.0
-"""Seconds after which a planned move that came to nothing is tried again, while there is time."""
+"""Seconds after which a failed migration is tried again."""
 STOP: Final = 10.0
-"""Seconds that it may take to stop all ranks, beside what is saved."""
+"""Seconds that stopping all ranks may take, in addition to the final checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """A node that is to be left, and why."""
+    """A node to drain, and why."""
 
     node: str
     reason: str
-    """Who takes it away, until when, and why: in words."""
+    """Who removes it, until when, and why."""
     since: float
-    """When this was known (seconds since 1970)."""
+    """When the drain was requested (Unix time)."""
     by: float | None = None
-    """When it has to be empty; empty: as soon as that interrupts nobody."""
+    """Deadline (Unix time); None: as soon as it does not interrupt training."""
 
     def latest(self, save: float) -> float:
-        """Return when ranks that are still there have to stop, so that *save* seconds are left for what they hold.
+        """Return when remaining ranks must stop so that *save* seconds are left for the final checkpoint.
 
-        Of a notice that leaves hardly more than that, half goes to the attempt to move.
+        If the notice is hardly longer than that, half of it goes to the attempt to migrate.
         """
         return float("inf") if self.by is None else self.by - min(save + STOP, (self.by - self.since) / 2)
 
     def is_urgent(self, now: float, save: float) -> bool:
-        """Tell whether no more than the time of a last save is left: who has nowhere to go uses it for that."""
+        """Tell whether only the time for the final checkpoint is left."""
         return self.by is not None and now >= self.by - save - STOP
 
 
 def ends_at(*, submitted: float, walltime: float, save: float) -> float:
-    """Return when a job of so many seconds has to stop for its last save: a tenth of its time at most goes to that."""
+    """Return when a job with a *walltime* must stop for its final checkpoint, which gets at most a tenth of that time."""
     return submitted + walltime - min(save + STOP, walltime / 10)
 
 
 class DrainAction(StrEnum):
-    """What to do about a node that is to be left."""
+    """What to do about a node to drain."""
 
     MOVE = "move"
-    """Move its ranks while training goes on."""
+    """Migrate its ranks while training runs."""
     STAY = "stay"
-    """Train on there meanwhile."""
+    """Keep training on it for now."""
     LEAVE = "leave"
-    """Stop, save, and go on without it."""
+    """Stop, save, and restart without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainView:
-    """How a job stands to a node that holds ranks of it."""
+    """What the rule reads about a job with ranks on the node."""
 
     now: float
     blocked_reason: str = ""
-    """Why ranks of this job cannot move while training goes on; empty where they can."""
+    """Why ranks of this job cannot migrate while training runs; empty if they can."""
     room: bool = False
-    """Another node can take them."""
+    """Whether another node can take them."""
     tried: float | None = None
-    """When a planned move was last begun."""
+    """When a migration was last started."""
     outcome: str = ""
-    """Why it came to nothing."""
+    """Why it failed."""
     save: float = 0.0
-    """Seconds that a last save may take."""
+    """Seconds that the final checkpoint may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,26 +77,26 @@ class NextDrainStep:
     reason: str
 
 
-def next_action(departure: Drain, seen: DrainView) -> NextDrainStep:
-    """Return what to do about a node that is to be left. A last save begins while there is time for it, whatever was hoped for."""
-    if seen.now >= departure.latest(seen.save):
-        return NextDrainStep(act=DrainAction.LEAVE, reason=f"{departure.reason}; {_why_there(seen)}")
-    due = seen.tried is None or seen.now - seen.tried >= AGAIN
-    if not seen.blocked_reason and seen.room and due:
-        return NextDrainStep(act=DrainAction.MOVE, reason=departure.reason)
-    if departure.by is None:
-        rest = "training goes on there until they can, as no time is set"
+def next_action(drain: Drain, view: DrainView) -> NextDrainStep:
+    """Return what to do about a node to drain; the final checkpoint always starts while there is time for it."""
+    if view.now >= drain.latest(view.save):
+        return NextDrainStep(act=DrainAction.LEAVE, reason=f"{drain.reason}; {_why_there(view)}")
+    due = view.tried is None or view.now - view.tried >= AGAIN
+    if not view.blocked_reason and view.room and due:
+        return NextDrainStep(act=DrainAction.MOVE, reason=drain.reason)
+    if drain.by is None:
+        rest = "training continues there until they can, as there is no deadline"
     else:
-        rest = "training goes on there; shortly before that time it is saved and goes on without the node, or ends"
+        rest = "training continues there; shortly before the deadline it is saved and restarts without the node, or ends"
     return NextDrainStep(
         act=DrainAction.STAY,
-        reason=f"{departure.node} is to be left: {departure.reason}. Its ranks are there still: {_why_there(seen)}; {rest}",
+        reason=f"{drain.node} is to be drained: {drain.reason}. Its ranks are still there: {_why_there(view)}; {rest}",
     )
 
 
-def _why_there(seen: DrainView) -> str:
-    if seen.blocked_reason:
-        return f"they cannot move while training goes on, as {seen.blocked_reason}"
-    if seen.outcome:
-        return f"a planned move came to nothing: {seen.outcome}"
-    return "a planned move has not come to an end" if seen.room else "no other node is free"
+def _why_there(view: DrainView) -> str:
+    if view.blocked_reason:
+        return f"they cannot migrate while training runs: {view.blocked_reason}"
+    if view.outcome:
+        return f"a migration failed: {view.outcome}"
+    return "a migration is in progress" if view.room else "no other node is free"

@@ -1,4 +1,4 @@
-"""The recovery ladder: ordered rules from a case to a decision. The first answer wins; the last rule always answers."""
+"""Escalation of recovery actions: ordered rules from a case to a decision. The first decision wins; the last rule always decides."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Final
 from detectors.associations import follows_step, is_secondary
 from detectors.catalogue import Blame, RecommendedAction
 from detectors.correlation import BLAMED
+from detectors.losses import LOST
 from detectors.progress import NOT_ENDING
-from policies.approval import AskAPerson
-from policies.bad_loss import GoBack
 from policies.case import Case, Decision, HotSpare, Noted, Pass, PastRecovery, Placement, RecoveryAction, RecoveryBudget, Rule
+from policies.in_process import ReplaceRanks, RetryStep, ShrinkLive
+from policies.node_faults import UNSURE
 from policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
-from policies.replace_ranks import ReplaceRanks
-from policies.retry import RetryStep
-from policies.shrink_live import ShrinkLive
 
 __all__ = [
     "POLICIES",
@@ -36,12 +34,16 @@ __all__ = [
 ]
 
 
+SUSPECT_BATCHES: Final = 2
+"""Batches to skip: that of the first step with a non-finite loss, and the one before, whose update may have corrupted the parameters."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopForUserError:
-    """Stop at once when the script is at fault: retries would burn time and blame nodes."""
+    """Fail the job at once if the script is at fault: retries would waste time and blame nodes."""
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Answer a user's error."""
+        """Apply to a user error."""
         if case.recommended_actions.of(case.diagnosis.root) is not RecommendedAction.USER_ERROR:
             return Pass("no user error")
         return Decision(action=RecoveryAction.GIVE_UP, reason=case.reason)
@@ -49,63 +51,63 @@ class StopForUserError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWithoutProgress:
-    """Stop when recoveries bring the job nowhere; before that its node is given up, if another can take its place."""
+    """Fail the job if recoveries make no progress; before that replace its node once, if a spare is free."""
 
     replace: bool = True
     """The policy may replace nodes."""
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Answer when the newest *fruitless* recoveries all ended without progress, and no lost node is the reason."""
+        """Apply if the newest *fruitless* recoveries made no progress, and a lost node is not the reason."""
         if case.diagnosis.root.kind == NOT_ENDING.id and any(one.kind == NOT_ENDING.id for one in case.past):
-            reason = f"{case.reason}; that came before: all ranks were started again for it, and to do so once more would not end them"
+            reason = f"{case.reason}; it happened before: all ranks were restarted for it, and another restart would not end them"
             return Decision(action=RecoveryAction.GIVE_UP, reason=reason)
         if case.lost:
-            return Pass(f"{', '.join(sorted(case.lost))} is lost: that is no script's doing")
-        run = list[PastRecovery]()
+            return Pass(f"{', '.join(sorted(case.lost))} is lost, which is not the script's fault")
+        streak = list[PastRecovery]()
         for one in reversed(case.past):
             if one.made_progress:
                 break
-            run += [] if one.interrupted else [one]
-        if len(run) < case.budget.fruitless:
-            return Pass(f"{len(run)} of {case.budget.fruitless} recoveries in a row without a new step")
-        said = f"{len(run)} recoveries in a row brought no new step"
-        return self._replace(case, run, said) or Decision(action=RecoveryAction.GIVE_UP, reason=f"{said}; last: {case.reason}")
+            streak += [] if one.interrupted else [one]
+        if len(streak) < case.budget.fruitless:
+            return Pass(f"{len(streak)} of {case.budget.fruitless} recoveries in a row without a new step")
+        summary = f"{len(streak)} recoveries in a row brought no new step"
+        return self._replace(case, streak, summary) or Decision(action=RecoveryAction.GIVE_UP, reason=f"{summary}; last: {case.reason}")
 
-    def _replace(self, case: Case, run: list[PastRecovery], said: str) -> Decision | None:
-        """Give the places of the nodes that the fault speaks against to spares, once: a node's doing may look like the script's."""
+    def _replace(self, case: Case, streak: list[PastRecovery], summary: str) -> Decision | None:
+        """Replace the nodes of the fault by spares, once: a faulty node may look like a faulty script."""
         root, bad, add = case.diagnosis.root, case.bad, case.spares[: len(case.bad)]
-        tried = RecoveryAction.REPLACE_NODE in case.tried or any(one.action is RecoveryAction.REPLACE_NODE for one in run)
+        tried = RecoveryAction.REPLACE_NODE in case.tried or any(one.action is RecoveryAction.REPLACE_NODE for one in streak)
         spent = len(case.recent()) >= case.budget.recoveries
         if not self.replace or tried or spent or not bad or len(add) < len(bad) or root.entry.blame is Blame.USER_CODE:
             return None
-        reason = f"{case.reason}; {said}: before the job is given up, {', '.join(add)} takes the place of {', '.join(bad)}"
+        reason = f"{case.reason}; {summary}: before the job fails, {', '.join(add)} replaces {', '.join(bad)}"
         return Decision(action=RecoveryAction.REPLACE_NODE, reason=reason, drop=bad, add=add)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWhenSpent:
-    """Stop when the job has used up its recoveries."""
+    """Fail the job if it has used up its recoveries."""
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Answer when the window holds as many recoveries as the budget allows."""
+        """Apply if the window contains as many recoveries as the budget allows."""
         used, most = len(case.recent()), case.budget.recoveries
         if used < most:
             return Pass(f"{used} of {most} recoveries used")
         return Decision(
             action=RecoveryAction.GIVE_UP,
-            reason=f"{used} recoveries within {case.budget.window:.0f} s are as many as the budget allows; last: {case.reason}",
+            reason=f"{used} recoveries within {case.budget.window:.0f} s are the maximum; last: {case.reason}",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartWorkers:
-    """Restart the workers on the nodes they have, until the node's budget is spent."""
+    """Restart the workers on their nodes, until the node's budget is spent."""
 
     gpu: int = 1
-    """Restarts in place on one node within the window for the same GPU fault, while other nodes could take its ranks."""
+    """Restarts on one node within the window for the same GPU fault, while other nodes could take its ranks."""
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Answer a fault of a process whose node still answers."""
+        """Apply to a fault of a process whose node is reachable."""
         root = case.diagnosis.root
         if case.unfit:
             return Pass(f"{', '.join(case.unfit)} cannot hold ranks")
@@ -117,11 +119,11 @@ class RestartWorkers:
             and case.past[-1].action is RecoveryAction.RESTART_IN_PLACE
             and not case.past[-1].made_progress
         ):
-            return Pass(f"a restart has not brought its peers to {root.subject}: it is cut off from them")
+            return Pass(f"a restart did not reconnect {root.subject} to its peers: it is partitioned from them")
         counted = [one for one in case.recent() if one.action is RecoveryAction.RESTART_IN_PLACE and one.kind not in case.common]
         used = sum(one.node == root.node for one in counted)
         if used >= case.budget.in_place:
-            return Pass(f"{used} restarts of {root.node or 'the job'} within {case.budget.window:.0f} s are as many as the budget allows")
+            return Pass(f"{used} restarts of {root.node or 'the job'} within {case.budget.window:.0f} s are the maximum")
         same = sum(one.node == root.node and one.kind == root.kind for one in counted)
         if root.entry.blame is Blame.GPU and same >= self.gpu and (bool(case.spares) or len(case.members) - 1 >= max(1, case.least)):
             return Pass(f"{same} restart(s) of {root.node} did not cure {root.kind}, and other nodes can take its ranks")
@@ -134,97 +136,157 @@ class RestartWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartAgain:
-    """Restart once more, with the ranks on other nodes, rather than give up healthy ones: as often as the budget lets nothing be gained."""
+    """Restart again, with the ranks on other nodes, rather than fail a job on healthy nodes; the budget limits how often."""
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Answer when a restart brought no step in time, all nodes can hold ranks, and nothing else is left to do."""
+        """Apply if a restart brought no step in time, all nodes can hold ranks, and no other action is left."""
         if RecoveryAction.RESTART_IN_PLACE not in case.tried:
             return Pass("no restart has failed in this incident")
         if case.unfit:
             return Pass(f"{', '.join(case.unfit)} cannot hold ranks")
-        reason = f"{case.reason}; nothing else is left, and all {len(case.members)} node(s) can hold ranks, so they are started once more"
+        reason = f"{case.reason}; no other action is left, and all {len(case.members)} node(s) can hold ranks, so they restart again"
         rotate = len(case.members) > 1
         return Decision(action=RecoveryAction.RESTART_IN_PLACE, reason=reason + (", each on another node" if rotate else ""), rotate=rotate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceNode:
-    """Give the places of bad nodes to spares."""
+    """Replace bad nodes by spares."""
 
-    on_echo: bool = True
-    """Also when all that speaks against the node is an error that another one may have caused."""
+    on_secondary: bool = True
+    """Also if the only fault of the node is a secondary failure, which another node may have caused."""
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Answer when there are enough spares for all that have to go."""
+        """Apply if there are enough spares for all nodes to remove."""
         bad, add = case.bad, case.spares[: len(case.bad)]
         if not bad:
-            return Pass("no node is to blame")
+            return Pass("no node is at fault")
         if case.failed(RecoveryAction.REPLACE_NODE):
             return Pass("tried already in this incident")
-        if not self.on_echo and is_secondary(case.diagnosis.root.kind):
-            return Pass("an error that only tells of a lost peer blames nobody yet")
+        if not self.on_secondary and is_secondary(case.diagnosis.root.kind):
+            return Pass("a secondary failure does not show which node is at fault")
         if len(add) < len(bad):
             return Pass(f"{len(add)} spare(s) for {len(bad)} node(s)")
-        reason = f"{case.reason}; {', '.join(add)} takes the place of {', '.join(bad)}"
+        reason = f"{case.reason}; {', '.join(add)} replaces {', '.join(bad)}"
         return Decision(action=RecoveryAction.REPLACE_NODE, reason=reason, drop=bad, add=add)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShrinkRestart:
-    """Go on with what is left, down to the least width the job allows."""
+    """Restart on the remaining nodes, down to the job's minimum."""
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Answer when the nodes left, with the spares for some of them, are at least *least*, but fewer than before."""
+        """Apply if at least *least* nodes remain, with the spares that replace some of them, but fewer than before."""
         bad, add = case.bad, case.spares[: max(0, len(case.bad) - 1)]
         left = len(case.members) - len(bad) + len(add)
         if not bad:
-            return Pass("no node is to blame")
+            return Pass("no node is at fault")
         if case.failed(RecoveryAction.SHRINK):
             return Pass("tried already in this incident")
         if left < max(1, case.least):
             return Pass(f"{left} node(s) left, the job needs {case.least}")
-        reason = f"{case.reason}; on without {', '.join(bad)} with {left} node(s), at least {case.least} are needed"
+        reason = f"{case.reason}; continue without {', '.join(bad)} on {left} node(s), at least {case.least} are needed"
         return Decision(action=RecoveryAction.SHRINK, reason=reason, drop=bad, add=add)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitForCapacity:
-    """Wait until enough nodes are back: as many as the job needs at least, or its full width."""
+    """Wait until there are enough nodes: the job's minimum, or its full number."""
 
     full: bool = False
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Answer when too few nodes are left: they may come back, or others may."""
+        """Apply if too few nodes are left: nodes may return or be added."""
         bad, add = case.bad, case.spares[: len(case.bad)]
         left, need = len(case.members) - len(bad) + len(add), len(case.members) if self.full else case.least
         if not bad:
-            return Pass("no node is to blame")
+            return Pass("no node is at fault")
         if RecoveryAction.WAIT_FOR_CAPACITY in case.tried:
-            return Pass("waited already in this incident")
+            return Pass("the job waited already in this incident")
         if left >= need:
-            return Pass(f"{left} node(s) are there, waiting brings no more than the {need} needed")
-        reason = f"{case.reason}; {left} node(s) are left, so the job waits until it has {need}"
+            return Pass(f"{left} node(s) are left, and {need} are needed")
+        reason = f"{case.reason}; {left} node(s) are left, so the job waits for {need}"
         return Decision(action=RecoveryAction.WAIT_FOR_CAPACITY, reason=reason, drop=bad, add=add, need=need)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailTheJob:
-    """Always answer: nothing else is left."""
+class GoBack:
+    """Restore a state from before the loss diverged, a few times; then fail the job, as neither chance nor one batch is the cause."""
+
+    same_data: int = 1
+    """Restores with the same data: a single wrong computation does not happen again."""
+    without_batch: int = 1
+    """Further restores without the suspect batches."""
+    near: int = 100
+    """Steps between two diverged losses that still count as the same problem."""
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """End the job with a verdict."""
+        """Apply if the loss has diverged, and the parameters with it."""
+        root = case.diagnosis.root
+        if root.kind != LOST.id or root.step is None:
+            return Pass("the loss has not diverged")
+        if case.lost:
+            return Pass(f"{', '.join(sorted(case.lost))} is lost, which is handled first")
+        step = root.step
+        before = max(1, step - 1)  # the state after this step may be corrupt already
+        count = sum(self._is_same(one, step) for one in case.past)
+        if count >= self.same_data + self.without_batch:
+            reason = f"{case.reason}; it happened again after {count} restore(s), {self.without_batch} of them without its batches"
+            return Decision(action=RecoveryAction.GIVE_UP, reason=reason)
+        if count < self.same_data:
+            reason = f"{case.reason}; restore a state from before step {before}, with the same data"
+            return Decision(action=RecoveryAction.GO_BACK, reason=reason, before=before)
+        skip = tuple(range(max(1, step - SUSPECT_BATCHES + 1), step + 1))
+        batches = " and ".join(map(str, skip))
+        again = "it happened again with the same data" if self.same_data else "the data may be the cause"
+        reason = f"{case.reason}; {again}: restore a state from before step {before}, without the batches of {batches}"
+        return Decision(action=RecoveryAction.GO_BACK, reason=reason, before=before, skip=skip)
+
+    def _is_same(self, one: PastRecovery, step: int) -> bool:
+        return one.action is RecoveryAction.GO_BACK and one.step is not None and abs(one.step - step) <= self.near
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskAPerson:
+    """Request approval before nodes that still work are isolated and too few are left for the job."""
+
+    def __call__(self, case: Case) -> Decision | Pass:
+        """Apply if faults remove nodes that are not lost, and the job cannot train without them."""
+        root = case.diagnosis.root
+        suspect = {root.node} if root.kind in UNSURE else set()  # such a node is released, not isolated
+        asked = tuple(node for node in case.unfit if node not in case.lost | case.approved | case.announced | suspect)
+        left = len(case.members) - len(case.unfit) + min(len(case.spares), len(case.unfit))
+        if not asked:
+            return Pass("no node that still works would be isolated without approval")
+        if left >= max(1, case.least):
+            return Pass(f"{left} node(s) are left, the job needs {case.least}")
+        if left + len(asked) < max(1, case.least):
+            return Pass(f"{left + len(asked)} node(s) would be left even with {', '.join(asked)}, and the job needs {case.least}")
+        if not case.approval_possible:
+            return Pass("the cluster's settings request no approvals")
+        reason = (
+            f"{case.reason}; without {', '.join(asked)} {left} node(s) are left and the job needs {case.least}, so approval is requested"
+        )
+        return Decision(action=RecoveryAction.ASK_A_PERSON, reason=reason, drop=asked, need=case.least)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailTheJob:
+    """Fail the job: no other action is left."""
+
+    def __call__(self, case: Case) -> Decision | Pass:
+        """Fail the job."""
         tried = f" (tried: {', '.join(case.tried)})" if case.tried else ""
         return Decision(action=RecoveryAction.GIVE_UP, reason=f"{case.reason}; no recovery action is left{tried}")
 
 
 Rules = tuple[Rule, ...]
-"""Ordered rules, of which the last always answers."""
-
+"""Ordered rules, of which the last always decides."""
 Noting = tuple[ExcuseWhenCorrelated, LeaveWhenRecurring, LeaveWhenFlapping]
-"""Rules that count what the past holds; in this order, as what is common is held against no node."""
+"""Rules that add remarks from past faults, in this order: correlated faults count against no node."""
 
 ORDERS: Final[dict[str, tuple[RecoveryAction, ...]]] = {
-    # Waits for its full width rather than train on fewer nodes.
+    # Waits for its full number of nodes rather than train on fewer.
     "patient": (
         RecoveryAction.RETRY_STEP,
         RecoveryAction.TAKE_OVER,
@@ -242,7 +304,7 @@ ORDERS: Final[dict[str, tuple[RecoveryAction, ...]]] = {
         RecoveryAction.SHRINK,
         RecoveryAction.WAIT_FOR_CAPACITY,
     ),
-    # Leaves a node at its first fault while there are spares.
+    # Replaces a node at its first fault while there are spares.
     "aggressive": (
         RecoveryAction.RETRY_STEP,
         RecoveryAction.TAKE_OVER,
@@ -253,7 +315,7 @@ ORDERS: Final[dict[str, tuple[RecoveryAction, ...]]] = {
         RecoveryAction.WAIT_FOR_CAPACITY,
     ),
 }
-"""The actions of each policy that has a name, in the order in which they are tried; giving up comes last by itself."""
+"""Recovery actions of each named policy, in order; failing the job comes last implicitly."""
 
 NOTING: Final[dict[str, Noting]] = {
     "patient": (ExcuseWhenCorrelated(), LeaveWhenRecurring(times=6), LeaveWhenFlapping(times=8)),
@@ -262,12 +324,12 @@ NOTING: Final[dict[str, Noting]] = {
 }
 
 
-def rules_of(order: tuple[RecoveryAction, ...], noting: Noting, bad_loss: GoBack = GoBack()) -> Rules:  # noqa: B008 (a value that nothing changes)
-    """Return the rules that try the actions of *order*, each at most once named there.
+def rules_of(order: tuple[RecoveryAction, ...], noting: Noting, bad_loss: GoBack = GoBack()) -> Rules:
+    """Return the rules for the actions in *order*.
 
-    A node is replaced before anything is restarted only for what is surely its own; what may be the echo of another fault gets its restart
-    first. A job that may shrink only after it has waited, or not at all, waits for its full width. A person is asked before unhealthy nodes
-    that still work are given up for a wait, or for good.
+    If replacing a node comes before restarting, it applies only to faults that are surely the node's own; a secondary failure gets a
+    restart first. A job that may shrink only after it has waited, or not at all, waits for its full number of nodes. Approval is requested
+    before nodes that still work are removed for a wait, or for good.
     """
     fruitless = StopWithoutProgress(replace=RecoveryAction.REPLACE_NODE in order)
     rules: list[Rule] = [StopForUserError(), fruitless, StopWhenSpent(), *noting, bad_loss]
@@ -275,19 +337,19 @@ def rules_of(order: tuple[RecoveryAction, ...], noting: Noting, bad_loss: GoBack
         RecoveryAction.RESTART_IN_PLACE in order and RecoveryAction.REPLACE_NODE in order[: order.index(RecoveryAction.RESTART_IN_PLACE)]
     )
     full = RecoveryAction.SHRINK not in order or RecoveryAction.WAIT_FOR_CAPACITY in order[: order.index(RecoveryAction.SHRINK)]
-    made: dict[RecoveryAction, Rule] = {
+    rule_of: dict[RecoveryAction, Rule] = {
         RecoveryAction.RETRY_STEP: RetryStep(),
         RecoveryAction.TAKE_OVER: ReplaceRanks(),
         RecoveryAction.NARROW: ShrinkLive(),
         RecoveryAction.RESTART_IN_PLACE: RestartWorkers(),
-        RecoveryAction.REPLACE_NODE: ReplaceNode(on_echo=not early),
+        RecoveryAction.REPLACE_NODE: ReplaceNode(on_secondary=not early),
         RecoveryAction.SHRINK: ShrinkRestart(),
         RecoveryAction.WAIT_FOR_CAPACITY: WaitForCapacity(full=full),
     }
     for action in order:
-        rules += [made[action], ReplaceNode()] if early and action is RecoveryAction.RESTART_IN_PLACE else [made[action]]
-    waiting = (place for place, rule in enumerate(rules) if isinstance(rule, WaitForCapacity))
-    rules.insert(next(waiting, len(rules)), AskAPerson())
+        rules += [rule_of[action], ReplaceNode()] if early and action is RecoveryAction.RESTART_IN_PLACE else [rule_of[action]]
+    before_waiting = (index for index, rule in enumerate(rules) if isinstance(rule, WaitForCapacity))
+    rules.insert(next(before_waiting, len(rules)), AskAPerson())
     again = (RestartAgain(),) if RecoveryAction.RESTART_IN_PLACE in order else ()
     return (*rules, *again, FailTheJob())
 
@@ -297,20 +359,20 @@ POLICIES: Final[dict[str, Rules]] = {name: rules_of(order, NOTING[name]) for nam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A decision with the rule that made it and those that passed."""
+    """A decision with the rule that made it and the rules before it."""
 
     decision: Decision
     rule: str
     passed_over: dict[str, str]
-    """Rule to the reason why it did not answer."""
+    """Rule to the reason why it did not apply."""
     noted: dict[str, str]
-    """Rule to what it noted for those after it."""
+    """Rule to its remark."""
     case: Case
-    """What was decided from, with what was noted."""
+    """The case with all remarks."""
 
 
 def decide(rules: Rules, case: Case) -> Answer:
-    """Return the first answer of *rules* to *case*."""
+    """Return the first decision of *rules* about *case*."""
     passed: dict[str, str] = {}
     noted: dict[str, str] = {}
     for rule in rules:
@@ -321,4 +383,4 @@ def decide(rules: Rules, case: Case) -> Answer:
             case, noted[type(rule).__name__] = answer.case, answer.why
         else:
             passed[type(rule).__name__] = answer.why
-    raise AssertionError("a policy whose last rule does not always answer")
+    raise AssertionError("the last rule of a policy must always decide")

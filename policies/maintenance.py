@@ -1,4 +1,4 @@
-"""Maintenance windows: times at which nodes are taken away, known beforehand, perhaps again and again."""
+"""Maintenance windows: planned times without certain nodes, once or repeated."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from datetime import datetime, timedelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceWindow:
-    """One entry of the cluster's plan."""
+    """A maintenance window of the cluster."""
 
     nodes: frozenset[str]
     begins: datetime
-    """Of its first time; without a zone it is this machine's, so that a nightly one stays at its hour when the clocks change."""
+    """Start of the first one; without a time zone in local time, so that a nightly window stays at its hour when clocks change."""
     lasts: timedelta
     every: timedelta | None = None
-    """From the begin of one to that of the next; empty: once."""
+    """Interval between two starts; None: once."""
     ahead: timedelta = timedelta(minutes=30)
-    """So long before it begins, no job is given its nodes any more, and those that are there move away."""
+    """Lead time: from then on its nodes get no new job, and ranks on them migrate."""
     reason: str = "maintenance"
 
     def around(self, now: float) -> tuple[float, float] | None:
-        """Return begin and end (seconds since 1970) of the one that goes on at *now*, or else of the next; nothing when all are over."""
+        """Return start and end (Unix time) of the window at *now*, else of the next one; None if all are over."""
         if self.every is None:
             return self._number(0) if now < self._number(0)[1] else None
         passed = max(0.0, now - self.begins.timestamp())
-        number = max(0, int(passed / self.every.total_seconds()) - 1)  # clocks that change may put it off by one
+        number = max(0, int(passed / self.every.total_seconds()) - 1)  # a clock change may shift it by one
         while now >= self._number(number)[1]:
             number += 1
         return self._number(number)
@@ -39,16 +39,16 @@ class MaintenanceWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedOutage:
-    """A node that a window takes away, or will soon."""
+    """A maintenance window that affects a node now or soon."""
 
     begins: float
-    """Seconds since 1970."""
+    """Unix time."""
     ends: float
     reason: str
 
 
 def window_before(windows: Iterable[MaintenanceWindow], node: str, now: float, until: float) -> PlannedOutage | None:
-    """Return the window that takes *node* away at *now* or begins before *until*: of several the one that begins first."""
+    """Return the window of *node* at *now*, or the first one that starts before *until*."""
     found = planned_outage(windows, node, now, ahead=until - now)
     return found if found is not None and found.begins < until else None
 
@@ -56,10 +56,7 @@ def window_before(windows: Iterable[MaintenanceWindow], node: str, now: float, u
 def planned_outage(
     windows: Iterable[MaintenanceWindow], node: str, now: float, *, soon: bool = True, ahead: float = 0.0
 ) -> PlannedOutage | None:
-    """Return the window that takes *node* away at *now*, or (if *soon*) before long: of several the one that begins first.
-
-    *ahead*: what counts as long before, in seconds, where that is more than the window says itself.
-    """
+    """Return the window of *node* at *now*, or (if *soon*) the first one within its lead time, which is at least *ahead* seconds."""
     found = []
     for window in windows:
         if node not in window.nodes or (time := window.around(now)) is None:

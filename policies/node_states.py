@@ -1,55 +1,55 @@
-"""The life of a node: one table of states and moves. What it does not list is refused; the docs draw their diagram from it."""
+"""The service states of a node and the transitions between them, in one table from which docs/states.md is drawn."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import Final
 
-from policies.states import UnlistedMove
+from policies.states import UnlistedTransition
 
 
 class NodeState(StrEnum):
-    """Whether a node may be given to jobs."""
+    """Service state of a node."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
-    """It is used where there is no better one."""
+    """It is used only if no better node is free."""
     QUARANTINED = "quarantined"
-    """A program took it out; it comes back by a passed burn-in or a person's word."""
+    """A program isolated it; a passed burn-in or a person returns it to service."""
     IN_BURN_IN = "in-burn-in"
     HELD = "held"
-    """A person took it out; no program brings it back."""
+    """A person cordoned it; no program returns it to service."""
     RETIRED = "retired"
-    """It was taken out too often, or a person gave it up; only a person brings it back."""
+    """It was isolated too often, or a person decommissioned it; only a person returns it to service."""
 
 
 class NodeEvent(StrEnum):
-    """What moves a node on."""
+    """What moves a node to its next state."""
 
     DOUBTED = "doubted"
-    """A fault was seen that asks for a look, and for no more."""
+    """A fault was seen that makes the node suspect."""
     CLEARED = "cleared"
-    """A doubt ran out without another one, or a person answered it."""
+    """The suspicion expired, or a person cleared it."""
     QUARANTINED = "quarantined"
-    """A fault of its own took it out of a job, or doubts came too often."""
+    """A fault of its own removed it from a job, or it was suspect too often."""
     TESTED = "tested"
     """A burn-in runs on it."""
     PASSED = "passed"
-    """The burn-in that was begun for the open hold was passed."""
+    """The burn-in for the open cordon passed."""
     FAILED = "failed"
-    """The burn-in was not passed, or a fault came in between."""
+    """The burn-in failed, or a fault came meanwhile."""
     UNTRIED = "untried"
-    """The burn-in could not be made, or did not end in time: that speaks against nobody, and lifts nothing."""
+    """The burn-in could not run, or did not end in time: the node stays quarantined, and it does not count as a failure."""
     HELD = "held"
-    """A person holds it."""
+    """A person cordoned it."""
     RELEASED = "released"
-    """The last person's hold was lifted by a person, and nothing else is against it."""
+    """A person lifted the last person's cordon, and there is no other one."""
     RETURNED = "returned"
-    """The last person's hold has ended, and a burn-in has still to be passed."""
+    """The last person's cordon expired, and a burn-in is still due."""
     READMITTED = "readmitted"
-    """A person took it back without a burn-in."""
+    """A person returned it to service without a burn-in."""
     RETIRED = "retired"
-    """It was quarantined or failed burn-ins too often within a window, or a person gave it up."""
+    """It was quarantined or failed burn-ins too often within a window, or a person decommissioned it."""
 
 
 _S, _E = NodeState, NodeEvent
@@ -82,12 +82,12 @@ NODE_MOVES: Final[dict[tuple[NodeState, NodeEvent], NodeState]] = {
 }
 
 IN_SERVICE: Final = frozenset({NodeState.HEALTHY, NodeState.SUSPECT})
-"""States in which a node may be given to jobs; in every other it is isolated."""
+"""States in which jobs may use a node; in all others it is isolated."""
 
 
 def move_node(state: NodeState, event: NodeEvent) -> NodeState:
-    """Return where *event* takes a node; refuse what the table does not list."""
+    """Return the state after *event*; raise `UnlistedTransition` if the table does not list it."""
     try:
         return NODE_MOVES[state, event]
     except KeyError:
-        raise UnlistedMove(state, event) from None
+        raise UnlistedTransition(state, event) from None

@@ -1,4 +1,4 @@
-"""Who holds which ranks: from the nodes that stay to the next generation's membership."""
+"""Assign ranks to nodes, and replicas to replica nodes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from policies.case import Decision, Placement
 
 Membership = dict[str, list[int]]
-"""Node to its global ranks in order of local rank."""
+"""Node to its global ranks, in order of local rank."""
 
 
 def members_after(members: Sequence[str], decision: Decision) -> tuple[str, ...]:
-    """Return the members after *decision*: a spare takes the very place of the node it replaces, so that most ranks stay where they are."""
+    """Return the members after *decision*: a spare takes the position of the node it replaces, so that most ranks stay on their nodes."""
     added = list(decision.add)
     after: list[str] = []
     for node in members:
@@ -25,9 +25,9 @@ def members_after(members: Sequence[str], decision: Decision) -> tuple[str, ...]
 
 
 def place(members: Sequence[str], ranks_per_node: int, world: int = 0) -> Membership:
-    """Return which ranks each of *members* holds: consecutive, in the order given.
+    """Assign consecutive ranks to *members*, in the order given.
 
-    When there are too few for *world* ranks, the first ones hold more: a take-over may have left it so, and no rank is lost for that.
+    If they are too few for *world* ranks, the first ones get more, so that no rank is lost; this can happen after ranks were replaced.
     """
     over, membership, first = max(0, world - len(members) * ranks_per_node), dict[str, list[int]](), 0
     for place, node in enumerate(members):
@@ -38,16 +38,16 @@ def place(members: Sequence[str], ranks_per_node: int, world: int = 0) -> Member
 
 
 def with_spares(members: Sequence[str], spares: Sequence[str], width: int) -> tuple[str, ...]:
-    """Return *members*, and as many of *spares* after them as are missing to *width* nodes."""
+    """Return *members*, filled up with *spares* to *width* nodes."""
     known = set(members)
     more = [node for node in spares if node not in known]
     return (*members, *more[: max(0, width - len(members))])
 
 
 def nodes_needed(membership: Membership, ranks_per_node: int, lost: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Return the nodes that would hold all ranks if each held as many as it can, in the order of their ranks.
+    """Return the nodes that all ranks need if each node takes as many as it can, in rank order.
 
-    After a take-over ranks may be spread over more nodes than they need: those that hold most of them count, lost ones last.
+    After ranks were replaced they may be on more nodes than they need: nodes with the most ranks count first, lost ones last.
     """
     width = -(-sum(map(len, membership.values())) // ranks_per_node)
     if width >= len(membership):
@@ -57,7 +57,7 @@ def nodes_needed(membership: Membership, ranks_per_node: int, lost: frozenset[st
 
 
 def membership_after(membership: Membership, seats: tuple[Placement, ...], vacate: Collection[int] = ()) -> Membership:
-    """Return who holds which ranks once the *seats* are taken and what is to *vacate* is; one that stays on its node stays in its place."""
+    """Return the membership after moving ranks to *seats* and dropping those to *vacate*; a rank that stays keeps its position."""
     after = {node: [rank for rank in ranks if rank not in vacate] for node, ranks in membership.items()}
     for seat in seats:
         if seat.rank in after.get(seat.node, ()):

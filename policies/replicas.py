@@ -1,54 +1,54 @@
-"""Where each node's replicas live: on a node that does not fail together with it, spread evenly, moved as rarely as can be."""
+"""Assign replica nodes: in another failure domain, evenly spread, and moved as rarely as possible."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-Homes = dict[str, tuple[str, ...]]
-"""Node to the nodes that keep its replicas."""
+ReplicaNodes = dict[str, tuple[str, ...]]
+"""Node to its replica nodes."""
 
 
 def assign_replica_nodes(
     nodes: Sequence[str], domain_of: Callable[[str], str], copies: int = 1, *, before: Mapping[str, Sequence[str]] | None = None
-) -> Homes:
-    """Return the homes of each of *nodes*: *copies* of them, fewer where there are not so many other nodes.
+) -> ReplicaNodes:
+    """Return *copies* replica nodes for each of *nodes*, fewer if there are not enough other nodes.
 
-    A home lies in another failure domain where there is one. Homes that were chosen *before* stay where they can; no node keeps replicas of
-    two more nodes than another one that could have had them.
+    A replica node is in another failure domain if there is one. Those assigned *before* stay if possible. No node keeps replicas of two
+    more nodes than another node that could keep them.
     """
-    homes: dict[str, list[str]] = {node: [] for node in nodes}
+    assigned: dict[str, list[str]] = {node: [] for node in nodes}
     load = dict.fromkeys(nodes, 0)
     for turn in range(copies):
         added = _one_each(
-            _ring(nodes, domain_of), domain_of, homes, load, {node: old[turn] for node, old in (before or {}).items() if len(old) > turn}
+            _ring(nodes, domain_of), domain_of, assigned, load, {node: old[turn] for node, old in (before or {}).items() if len(old) > turn}
         )
         for node, home in added.items():
-            homes[node].append(home)
-    return {node: tuple(held) for node, held in homes.items()}
+            assigned[node].append(home)
+    return {node: tuple(held) for node, held in assigned.items()}
 
 
 def _one_each(
-    ring: list[str], domain_of: Callable[[str], str], homes: Mapping[str, list[str]], load: dict[str, int], before: Mapping[str, str]
+    ring: list[str], domain_of: Callable[[str], str], assigned: Mapping[str, list[str]], load: dict[str, int], before: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return one more home for each node, and add it to *load*."""
-    able = {node: _able(node, ring, domain_of, homes[node]) for node in ring}
-    found = {node: before[node] for node in ring if before.get(node) in able[node]}
+    """Return one more replica node for each node, and add it to *load*."""
+    possible = {node: _possible(node, ring, domain_of, assigned[node]) for node in ring}
+    found = {node: before[node] for node in ring if before.get(node) in possible[node]}
     for home in found.values():
         load[home] += 1
     for node in ring:
-        if node not in found and able[node]:
-            found[node] = min(able[node], key=lambda home: load[home])  # of equals the next one on the ring
+        if node not in found and possible[node]:
+            found[node] = min(possible[node], key=lambda home: load[home])  # a tie goes to the next node on the ring
             load[found[node]] += 1
-    while _evened(found, able, load):
+    while _rebalance(found, possible, load):
         pass
     return found
 
 
-def _evened(found: dict[str, str], able: Mapping[str, list[str]], load: dict[str, int]) -> bool:
-    """Take from homes that have too much; tell whether there was one. Each move makes the loads more even, so that there is a last one."""
+def _rebalance(found: dict[str, str], possible: Mapping[str, list[str]], load: dict[str, int]) -> bool:
+    """Move replicas away from overloaded nodes; tell whether one moved. Each move makes the loads more even, so this terminates."""
     moved = False
     for node in sorted(found, key=lambda node: -load[found[node]]):
-        best = min(able[node], key=lambda home: load[home])
+        best = min(possible[node], key=lambda home: load[home])
         if load[found[node]] > load[best] + 1:
             load[found[node]] -= 1
             load[best] += 1
@@ -56,17 +56,17 @@ def _evened(found: dict[str, str], able: Mapping[str, list[str]], load: dict[str
     return moved
 
 
-def _able(node: str, ring: list[str], domain_of: Callable[[str], str], taken: Sequence[str]) -> list[str]:
-    """Return who can keep replicas of *node*, its next one on the ring first: of other domains if there is any such node."""
+def _possible(node: str, ring: list[str], domain_of: Callable[[str], str], taken: Sequence[str]) -> list[str]:
+    """Return the possible replica nodes of *node*, the next one on the ring first; in other failure domains if there are any."""
     at = ring.index(node)
     others = [other for other in (*ring[at + 1 :], *ring[:at]) if other not in taken]
     domains = {domain_of(node), *map(domain_of, taken)}
-    apart = [other for other in others if domain_of(other) not in domains]
-    return apart or [other for other in others if domain_of(other) != domain_of(node)] or others
+    separate = [other for other in others if domain_of(other) not in domains]
+    return separate or [other for other in others if domain_of(other) != domain_of(node)] or others
 
 
 def _ring(nodes: Sequence[str], domain_of: Callable[[str], str]) -> list[str]:
-    """Return *nodes* in an order in which domains take turns."""
+    """Return *nodes* ordered so that failure domains alternate."""
     counts: dict[str, int] = {}
     places = {}
     for node in nodes:

@@ -1,7 +1,7 @@
-"""Which part of a node a burn-in has to exercise before it lifts a hold: from fault kinds to parts, and from parts to checks. Pure.
+"""Which parts of a node a burn-in must exercise to lift a cordon: from fault kinds to parts, and from parts to checks.
 
-A burn-in proves something only about the parts that its checks use. A node that is quarantined for a GPU and passes on its processors
-has proven nothing about the GPU.
+A burn-in only proves the parts that its checks use. A node that is quarantined for a GPU and passes on its processors has proven nothing
+about the GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXERCISES: Final[Mapping[str, frozenset[NodePart]]] = {
     "clock": frozenset({NodePart.CLOCK}),
     "network": frozenset({NodePart.NETWORK}),
 }
-"""What each check exercises. `gpu 3` is a `gpu` check."""
+"""Parts that each check exercises. `gpu 3` is a `gpu` check."""
 
 OF_COMPONENT: Final[Mapping[str, NodePart]] = {
     "gpu": NodePart.GPU,
@@ -62,7 +62,7 @@ OF_COMPONENT: Final[Mapping[str, NodePart]] = {
     "service": NodePart.HOST,
     "limits": NodePart.HOST,
 }
-"""What exercises a component of the catalogue, whatever the fault is attributed to."""
+"""Part of a component, whatever the fault is attributed to."""
 
 _SOFTWARE: Final = {
     Blame.GPU: NodePart.GPU,
@@ -83,62 +83,62 @@ BY_BLAME: Final[Mapping[str, Mapping[Blame, NodePart]]] = {
     "performance": {Blame.GPU: NodePart.GPU, Blame.NETWORK: NodePart.NETWORK},
     "pcie": {Blame.GPU: NodePart.GPU},
 }
-"""Components that say what reported the fault, and not which part has it: what the fault is attributed to decides."""
+"""Components that name the reporter of a fault: the attribution decides about the part."""
 
 UNTESTED: Final[Mapping[str, str]] = {
     "nvlink": "GPUs are tested one by one, and not the links between them",
     "nvswitch": "GPUs are tested one by one, and not the links between them",
     "accelerator": "only NVIDIA GPUs are tested",
     "pcie": "the device behind the bus is not known",
-    "power": "a minute of work says nothing about power supplies",
-    "cooling": "a minute of work says nothing about fans",
+    "power": "a minute of load does not test power supplies",
+    "cooling": "a minute of load does not test fans",
     "board": "no check reads the board's sensors",
     "infiniband": "the network is tested by TCP, and not by RDMA",
     "rdma": "the network is tested by TCP, and not by RDMA",
     "network file system": "the server is another machine",
     "checkpoint": "the storage is another machine",
-    "performance": "no check knows how fast this part has to be",
+    "performance": "no check knows the required speed of this part",
     "container": "no check starts a container",
     "scheduler": "no check goes through the scheduler",
 }
-"""Components that no check exercises, and why: a person returns the node, or `burn_in.accept_untested` names the component."""
+"""Components without a check, and why: a person returns the node, or `burn_in.accept_untested` names the component."""
 
 OF_KIND: Final[Mapping[str, NodePart]] = {
     "memory-ecc-uncorrectable": NodePart.MEMORY,
     "node-severed": NodePart.NETWORK,
     "node-apart": NodePart.NETWORK,
 }
-"""Kinds whose component is the whole node, though one part of it has the fault."""
+"""Kinds whose component is the node although one part has the fault."""
 
 CURES: Final[Mapping[NodePart, str]] = {
     NodePart.GPU: "Repair the driver or the card",
-    NodePart.NETWORK: "Test it beside another node that is in service, over the link that had the fault",
+    NodePart.NETWORK: "Test it together with another node that is in service, over the link that had the fault",
     NodePart.DISK: "Set `burn_in.folder` to a folder on the disk that had the fault",
     NodePart.MEMORY: "Free some of its memory",
 }
 OFF: Final[Mapping[NodePart, str]] = {NodePart.GPU: "`burn_in.torch` is off"}
-"""Why a check did not run at all."""
+"""Why a check did not run."""
 _BUS: Final = re.compile(r"\b(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-7])?\b", re.IGNORECASE)
 _VAGUE: Final = frozenset({"", "node", "driver"})
-"""Devices of faults that name none."""
+"""Device fields that name no device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartToTest:
-    """One part that a burn-in has to exercise."""
+    """A part that a burn-in must exercise."""
 
     kind: str
-    """The fault kind that the node is held for."""
+    """Fault kind that the node is cordoned for."""
     component: str
     part: NodePart | None
     """None: no check exercises it."""
     device: str = ""
-    """The device that had the fault, as far as that is known."""
+    """The faulty device, if known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unproven:
-    """One part that a burn-in had to exercise and did not."""
+    """A part that a burn-in had to exercise and did not."""
 
     words: str
     cure: str
@@ -148,15 +148,15 @@ class Unproven:
 
 
 def part_of(kind: FaultKind) -> NodePart | None:
-    """Return the part of a node that has faults of *kind*; None where no check exercises it."""
+    """Return the part of a node with faults of *kind*; None if no check exercises it."""
     by_blame = BY_BLAME.get(kind.component, {}).get(kind.blame)
     return OF_KIND.get(kind.id) or OF_COMPONENT.get(kind.component) or by_blame
 
 
 def parts_to_test(faults: Iterable[CordonedFault], accepted: Collection[str] = ()) -> tuple[PartToTest, ...]:
-    """Return what a burn-in has to exercise to lift a hold for *faults*; faults of components that are *accepted* untested ask for nothing.
+    """Return the parts that a burn-in must exercise to lift a cordon for *faults*, except components *accepted* as untested.
 
-    A kind that the catalogue does not know any more cannot be tested.
+    A kind that is not in the catalogue cannot be tested.
     """
     found = []
     for fault in faults:
@@ -169,7 +169,7 @@ def parts_to_test(faults: Iterable[CordonedFault], accepted: Collection[str] = (
 
 
 def unproven(wanted: Iterable[PartToTest], checks: Iterable[Check]) -> tuple[Unproven, ...]:
-    """Return what of *wanted* no check that passed has exercised, each part once."""
+    """Return the *wanted* parts that no passed check exercised, each once."""
     checks = tuple(checks)
     return tuple({str(one): one for need in wanted if (one := _unproven(need, checks)) is not None}.values())
 
@@ -196,7 +196,7 @@ def _unproven(need: PartToTest, checks: tuple[Check, ...]) -> Unproven | None:
 
 
 def _unproven_on_bus(need: PartToTest, checks: tuple[Check, ...]) -> Unproven | None:
-    """Find out whether a check used the device that a PCIe fault names by its address."""
+    """Check whether a passed check used the device that a PCIe fault names by its address."""
     used = [device for check in checks if check.mark is CheckMark.PASSED for device in check.devices if _BUS.search(device)]
     if any(_is_same(need.device, device) for device in used):
         return None
@@ -205,14 +205,14 @@ def _unproven_on_bus(need: PartToTest, checks: tuple[Check, ...]) -> Unproven | 
 
 
 def _is_a_name(need: PartToTest) -> bool:
-    """Tell whether a fault names one of several devices that a check might have used."""
+    """Tell whether a fault names one of several devices of its part."""
     if need.device in _VAGUE:
         return False
     return need.part in {NodePart.NETWORK, NodePart.DISK} or (need.part is NodePart.GPU and _BUS.search(need.device) is not None)
 
 
 def _is_same(wanted: str, used: str) -> bool:
-    """Tell whether two names are of one device: PCI addresses however they are written, and a disk by one of its partitions."""
+    """Tell whether two names mean the same device: PCI addresses in any form, and a disk and its partitions."""
     bus, other = _BUS.search(wanted), _BUS.search(used)
     if bus is not None and other is not None:
         return _address(bus) == _address(other)

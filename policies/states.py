@@ -1,4 +1,4 @@
-"""The life of a job: one table of states and transitions. What it does not list is refused; the docs draw their diagram from it."""
+"""The states of a job and the transitions between them, in one table. Other transitions are refused; docs/states.md is drawn from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 
 class State(StrEnum):
-    """Where a job is in its life."""
+    """State of a job."""
 
     LAUNCHING = "LAUNCHING"
     RUNNING = "RUNNING"
@@ -26,52 +26,52 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What moves a job on."""
+    """What moves a job to its next state."""
 
     STARTED = "started"
-    """Every worker runs, and every one known to report steps made its first."""
+    """All workers run, and all that report steps have finished their first one."""
     FINISHED = "finished"
-    """Every worker ended well."""
+    """All workers exited with success."""
     FAULTED = "faulted"
-    """A symptom was seen that somebody has to explain."""
+    """A fault was seen that needs a diagnosis."""
     DISMISSED = "dismissed"
     """The diagnosis found nothing to act on."""
     DIAGNOSED = "diagnosed"
-    """The root cause is named, as far as the evidence goes."""
+    """The root cause is known as far as the evidence goes."""
     DECIDED = "decided"
     """A policy chose a recovery action."""
     ISOLATED = "isolated"
-    """Every rank has stopped and the faulty nodes are out."""
+    """The ranks have stopped and the faulty nodes are released."""
     PLACED = "placed"
     """A new membership is agreed."""
     SHORT = "short"
     """There are fewer healthy nodes than the job can use."""
     GAINED = "gained"
-    """Enough nodes are back."""
+    """There are enough nodes again."""
     ASKED = "asked"
-    """A person has to say whether nodes may be isolated."""
+    """An approval is needed before nodes are isolated."""
     ANSWERED = "answered"
-    """A person has said so, or nobody has in time, or what was asked for has changed."""
+    """The approval was answered, expired, or is no longer needed as it was."""
     GAVE_UP = "gave-up"
-    """No action is left, or the job is the user's to mend."""
+    """No recovery action is left, or the script is at fault."""
     MOVE_ASKED = "move-asked"
-    """Ranks are to move while training runs: a person asked, a node is left, one holds others up; or missing ranks can come again."""
+    """Ranks migrate while training runs: on request, from a drained node, away from a straggler; or missing ranks can be added."""
     MOVED = "moved"
-    """The ranks that were to move or to come have done so between two steps; or all have started again, to be more."""
+    """The ranks migrated or were added between two steps; or all ranks restarted on more nodes."""
     MOVE_FAILED = "move-failed"
-    """The move was given up before it changed anything."""
+    """The migration was cancelled before it changed anything."""
     STOP_ASKED = "stop-asked"
-    """A person asked the job to stop."""
+    """A person requested that the job stops."""
     SUSPEND_ASKED = "suspend-asked"
-    """A person suspended the job in Prefect: it is saved, its nodes are released, and the same job continues when it is resumed."""
+    """A person suspended the job in Prefect: it is saved and its nodes are released until it is resumed."""
     RESUME_ASKED = "resume-asked"
-    """A suspended job was started again: it is launched on fresh nodes, from what was saved."""
+    """A suspended job was resumed: it is launched on fresh nodes from its checkpoint."""
     TIME_OVER = "time-over"
-    """The walltime of the job or of its allocation is nearly over, or all its nodes are about to go: saved, it can be run again."""
+    """The walltime of the job or of its allocation is nearly over, or all its nodes are being removed: it is saved and can be run again."""
 
 
 class Transition(NamedTuple):
-    """What a task of the state machine returns: the event that moves the job on, and why."""
+    """Result of a task of the state machine: an event and its reason."""
 
     event: Event
     reason: str
@@ -153,26 +153,26 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         Event.STOP_ASKED: State.CANCELLED,
     },
 }
-"""State to what may happen in it, and where each outcome leads. Which task brings the outcomes about: `flows/training_job.py`."""
+"""State to its possible events and the next state for each. `flows/training_job.py` says which task runs in a state."""
 
 TERMINAL: Final = frozenset(State) - TRANSITIONS.keys()
-"""States that nothing leaves: computed, never listed."""
+"""States without a transition."""
 
 
-class UnlistedMove(ValueError):
-    """A move that the table does not list: ours to mend, never the operator's."""
+class UnlistedTransition(ValueError):
+    """A transition that the table does not list: a bug, never an operator's error."""
 
     def __init__(self, state: StrEnum, event: StrEnum) -> None:
         super().__init__(state, event)
         self.state, self.event = state, event
 
     def __str__(self) -> str:
-        return f"no move from {self.state} on '{self.event}'"
+        return f"no transition from {self.state} on '{self.event}'"
 
 
 def advance(state: State, event: Event) -> State:
-    """Return where *event* takes a job; refuse what the table does not list."""
+    """Return the state after *event*; raise `UnlistedTransition` if the table does not list it."""
     try:
         return TRANSITIONS[state][event]
     except KeyError:
-        raise UnlistedMove(state, event) from None
+        raise UnlistedTransition(state, event) from None

@@ -1,8 +1,8 @@
-"""The Prefect tasks: launch, monitor, detect, decide, isolate, reschedule, resume, wait, migrate, and those of the scheduled flows.
+"""The Prefect tasks: those of the training-job flow, of the scheduled flows, and building blocks for users' own flows.
 
-Thin: what they do is in `holdfast.control` and `holdfast.probe`.
+Tasks are thin: what they do is in `holdfast.control` and `holdfast.probe`.
 """
 
 from pkgutil import extend_path
 
-__path__ = extend_path(__path__, __name__)  # a user's project may have a folder of this name, and its modules have to be found too
+__path__ = extend_path(__path__, __name__)  # a user's project may have a package of this name too

@@ -1,4 +1,4 @@
-"""Building blocks for a user's own flow: tasks that check nodes, wait for them, and find and evaluate checkpoints.
+"""Building blocks for users' own flows: tasks that check nodes, wait for them, and find and evaluate checkpoints.
 
 Users import them, and the flow `training_job`, from `holdfast.workflows`.
 """
@@ -20,7 +20,7 @@ from holdfast.checkpoints.inventory import CheckpointInfo, latest
 from holdfast.errors import BurnInFailed, TooFewHealthyNodes
 from holdfast.evaluation import Evaluation, Program, command_of, evaluate
 from holdfast.history import History, queries
-from holdfast.prefect_client.named_clusters import chosen, name_of
+from holdfast.prefect_client.named_clusters import cluster_name, resolve_cluster
 from holdfast.probe.burn_in.repair import BurnInReport, open_repair, run_burn_in
 from holdfast.probe.health.capacity import Capacity, open_capacity_check, wait_for
 from holdfast.probe.health.checkup import ClusterHealth, open_checkup
@@ -32,48 +32,40 @@ from holdfast.training_result import TrainingResult, checkpoints_of
 from tasks import probe, repair
 
 
-def _named(words: Callable[[Mapping[str, Any]], str]) -> Callable[[], str]:
-    """Return what names a task run: *words* of its parameters."""
-    return lambda: words(task_run.parameters)
+def _run_name(title: Callable[[Mapping[str, Any]], str]) -> Callable[[], str]:
+    """Name a task run by the *title* of its parameters."""
+    return lambda: title(task_run.parameters)
 
 
 def _cluster_in(parameters: Mapping[str, Any]) -> str:
-    return name_of(parameters["cluster"])
+    return cluster_name(parameters["cluster"])
 
 
 def _job_in(parameters: Mapping[str, Any]) -> str:
-    found = parameters["job"]
-    return str(getattr(found, "job", found))
+    job = parameters["job"]
+    return str(getattr(job, "job", job))
 
 
-def _burned_in(parameters: Mapping[str, Any]) -> str:
-    return f"burn in {listing(parameters['nodes'])} of {_cluster_in(parameters)}"
+def _checkpoint_in(parameters: Mapping[str, Any]) -> str:
+    checkpoint = parameters["checkpoint"]
+    return f"step {checkpoint.step}" if checkpoint is not None else "its latest checkpoint"
 
 
-def _waited_for(parameters: Mapping[str, Any]) -> str:
-    return f"wait for {plural(parameters['nodes'], 'node')} of {_cluster_in(parameters)}"
-
-
-def _evaluated(parameters: Mapping[str, Any]) -> str:
-    found = parameters["checkpoint"]
-    return f"{_job_in(parameters)} at {f'step {found.step}' if found is not None else 'its latest checkpoint'}"
-
-
-@task(name="probe-cluster", task_run_name=_named(lambda given: f"probe cluster {_cluster_in(given)}"), cache_policy=NO_CACHE)
+@task(name="probe-cluster", task_run_name=_run_name(lambda given: f"probe cluster {_cluster_in(given)}"), cache_policy=NO_CACHE)
 def probe_cluster(
     cluster: Cluster | str, *, min_healthy: int | None = None, allow_degraded: bool = True, timeout_seconds: float = DEADLINE
 ) -> ClusterHealth:
-    """Examine every node of a cluster once, from outside, and return the health of each.
+    """Probe every node of a cluster once, from outside, and return the health of each.
 
-    The result goes to the history, from which a launch learns which nodes to avoid, and to the artifact `CLUSTER-nodes`.
+    The result goes to the history, which a launch reads to avoid unhealthy nodes, and to the artifact `CLUSTER-nodes`.
 
     Args:
-        cluster: Whose nodes to examine: a cluster, or the name of one, as the run form takes it (`local:3`, a saved one, a file).
-        min_healthy: Raise `TooFewHealthyNodes` unless at least so many are healthy; empty: never.
-        allow_degraded: Whether a node that works, but shows a fault worth watching, counts as healthy there.
-        timeout_seconds: How long one attempt to reach one node may take.
+        cluster: The cluster to probe, or its name as in the run form (`local:3`, a saved one, a file).
+        min_healthy: Raise `TooFewHealthyNodes` if fewer nodes are healthy; empty: never.
+        allow_degraded: Count degraded nodes, which work but show a fault to monitor, as healthy.
+        timeout_seconds: Limit for one attempt to reach one node.
     """
-    cluster = chosen(cluster)
+    cluster = resolve_cluster(cluster)
     with open_checkup(cluster) as checkup:
         probe.sweep.fn(cluster.name, deadline=timeout_seconds)
         probe.classify.fn(cluster.name)
@@ -90,11 +82,11 @@ def probe_cluster(
 
 @task(
     name="burn-in-nodes",
-    task_run_name=_named(_burned_in),
+    task_run_name=_run_name(lambda given: f"burn in {listing(given['nodes'])} of {_cluster_in(given)}"),
     cache_policy=NO_CACHE,
 )
 def burn_in_nodes(cluster: Cluster | str, nodes: Sequence[str], *, seconds: float | None = None, must_pass: bool = True) -> BurnInReport:
-    """Try nodes out with real work: processor, memory, disk, network and GPU. A node in quarantine returns to service if it passes.
+    """Test nodes with real work: processor, memory, disk, network and GPU. A quarantined node returns to service if it passes.
 
     Args:
         cluster: Whose nodes they are.
@@ -102,7 +94,7 @@ def burn_in_nodes(cluster: Cluster | str, nodes: Sequence[str], *, seconds: floa
         seconds: How long each node works; empty: as the cluster says (`burn_in.seconds`).
         must_pass: Raise `BurnInFailed` unless every node passes; a node that could not be checked did not pass.
     """
-    cluster = chosen(cluster)
+    cluster = resolve_cluster(cluster)
     with open_repair(cluster, seconds, nodes) as work:
         report = run_burn_in(work, nodes)
         repair.publish.fn(cluster.name)
@@ -117,7 +109,7 @@ def burn_in_nodes(cluster: Cluster | str, nodes: Sequence[str], *, seconds: floa
 
 @task(
     name="wait-for-capacity",
-    task_run_name=_named(_waited_for),
+    task_run_name=_run_name(lambda given: f"wait for {plural(given['nodes'], 'node')} of {_cluster_in(given)}"),
     cache_policy=NO_CACHE,
 )
 def wait_for_capacity(
@@ -137,27 +129,31 @@ def wait_for_capacity(
         nodes: How many are needed.
         labels: Count only nodes that have all of these labels, as a job with `nodes.labels` does.
         timeout_seconds: Raise `CapacityTimeout` after so long.
-        poll_seconds: Time between two looks.
+        poll_seconds: Time between two checks.
     """
-    logger, cluster = get_run_logger(), chosen(cluster)
+    logger, cluster = get_run_logger(), resolve_cluster(cluster)
     with open_capacity_check(cluster, labels) as check:
         found = wait_for(check, nodes, timeout_seconds=timeout_seconds, poll_seconds=poll_seconds, report=logger.info)
     logger.info("cluster '%s': %s free: %s", cluster.name, plural(len(found.free), "node"), ", ".join(found.free))
     return found
 
 
-@task(name="latest-checkpoint", task_run_name=_named(lambda given: f"latest checkpoint of {_job_in(given)}"), cache_policy=NO_CACHE)
+@task(name="latest-checkpoint", task_run_name=_run_name(lambda given: f"latest checkpoint of {_job_in(given)}"), cache_policy=NO_CACHE)
 def latest_checkpoint(job: str | TrainingResult, *, verify: bool = True) -> CheckpointInfo:
-    """Return the newest whole checkpoint of a job; raise `NoCheckpoint` when there is none.
+    """Return the newest complete checkpoint of a job; raise `NoCheckpoint` if there is none.
 
     Args:
         job: The job's name, or what `training_job` returned. Its checkpoint folder must be visible from here.
-        verify: Read every byte and compare it with the SHA-256 in the manifest; a damaged checkpoint is passed over for an older one.
+        verify: Read every byte and compare it with the SHA-256 in the manifest; a damaged checkpoint is skipped for an older one.
     """
     return _latest(job, verify=verify)
 
 
-@task(name="evaluate-checkpoint", task_run_name=_named(lambda given: f"evaluate {_evaluated(given)}"), cache_policy=NO_CACHE)
+@task(
+    name="evaluate-checkpoint",
+    task_run_name=_run_name(lambda given: f"evaluate {_job_in(given)} at {_checkpoint_in(given)}"),
+    cache_policy=NO_CACHE,
+)
 def evaluate_checkpoint(  # noqa: PLR0913 (each is a field of a form)
     job: str | TrainingResult,
     *,
@@ -169,7 +165,7 @@ def evaluate_checkpoint(  # noqa: PLR0913 (each is a field of a form)
     workdir: str | os.PathLike[str] | None = None,
     timeout_seconds: float | None = None,
 ) -> Evaluation:
-    """Run an evaluation on a checkpoint, here, and return its metrics; raise `EvaluationFailed` when it gives none.
+    """Run an evaluation on a checkpoint, on this machine, and return its metrics; raise `EvaluationFailed` if there are none.
 
     The evaluation finds the checkpoint's folder (`torch.distributed.checkpoint` format) in the environment variable `HOLDFAST_CHECKPOINT`
     and its step in `HOLDFAST_CHECKPOINT_STEP`; ``{checkpoint}`` and ``{step}`` in its arguments are replaced by them. It reports metrics as
@@ -181,7 +177,7 @@ def evaluate_checkpoint(  # noqa: PLR0913 (each is a field of a form)
         script: A Python file, run by this Python.
         command: Any command instead of a script, `torchrun` for instance: program and arguments, one item each. No shell reads it.
         args: Arguments of the script.
-        checkpoint: What to evaluate; empty: the newest checkpoint that is whole and verified.
+        checkpoint: What to evaluate; empty: the newest complete, verified checkpoint.
         env: Further environment variables.
         workdir: Its working directory; empty: the one of this process.
         timeout_seconds: Kill it after so long; empty: never.
@@ -197,7 +193,7 @@ def evaluate_checkpoint(  # noqa: PLR0913 (each is a field of a form)
 def _latest(job: str | TrainingResult, *, verify: bool) -> CheckpointInfo:
     found = latest(_folder_of(job), job if isinstance(job, str) else job.job, verify=verify)
     for why in found.rejected:
-        get_run_logger().warning("passed over: %s", why)
+        get_run_logger().warning("skipped: %s", why)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Probe: look at all nodes of a cluster, judge what was seen, keep it, and show it. One task a sweep, however many nodes there are."""
+"""Tasks of the cluster-health flow: probe all nodes, assess their health, record and publish it. One task run each per sweep."""
 
 from __future__ import annotations
 
@@ -21,49 +21,45 @@ from holdfast.report.wording import listing, plural
 
 @task(task_run_name="probe the nodes of {cluster}", cache_policy=NO_CACHE)
 def sweep(cluster: str, *, deadline: float, at: float = 0.0) -> State[dict[str, int]]:
-    """Look at every node once it is *at* (seconds since 1970); return how many were seen, missed, and not to be looked at."""
+    """Probe every node at the time *at* (Unix time in seconds); return how many answered, did not answer, and could not be probed."""
     time.sleep(max(0.0, at - time.time()))
-    found = {node: look.found for node, look in registered(Checkup, cluster).sweep(deadline).items()}
-    seen = sum(isinstance(one, NodeReading) for one in found.values())
+    found = {node: probe.found for node, probe in registered(Checkup, cluster).sweep(deadline).items()}
+    answered = sum(isinstance(one, NodeReading) for one in found.values())
     missed = [node for node, one in found.items() if isinstance(one, UnansweredProbe)]
-    blind = [node for node, one in found.items() if not isinstance(one, NodeReading | UnansweredProbe)]
-    parts = [f"{seen} of {plural(len(found), 'node')} answered"]
+    unknown = [node for node, one in found.items() if not isinstance(one, NodeReading | UnansweredProbe)]
+    parts = [f"{answered} of {plural(len(found), 'node')} answered"]
     parts += [f"no answer from {listing(missed, MOST_NAMED)}"] if missed else []
-    parts += [f"could not look at {listing(blind, MOST_NAMED)}"] if blind else []
-    return Completed(message="; ".join(parts), data={"seen": seen, "missed": len(missed), "blind": len(blind)})
+    parts += [f"could not probe {listing(unknown, MOST_NAMED)}"] if unknown else []
+    return Completed(message="; ".join(parts), data={"answered": answered, "missed": len(missed), "unknown": len(unknown)})
 
 
-@task(task_run_name="judge the nodes of {cluster}", cache_policy=NO_CACHE)
+@task(task_run_name="assess the nodes of {cluster}", cache_policy=NO_CACHE)
 def classify(cluster: str) -> State[list[str]]:
-    """Judge each node by this look and the one before; return what changed, in words."""
+    """Assess each node from this probe and the previous one; return what changed."""
     changes = registered(Checkup, cluster).classify()
     return Completed(message=changes_in_short(changes), data=[change.words for change in changes])
 
 
 @task(task_run_name="record the nodes of {cluster}", cache_policy=NO_CACHE)
 def record(cluster: str) -> State[None]:
-    """Keep looks, verdicts and changes in the history."""
+    """Store probes, health and changes in the history."""
     checkup = registered(Checkup, cluster)
     checkup.record()
-    kept = f"{plural(len(checkup.assessments), 'node')} and {plural(len(checkup.changes), 'change')}"
-    return Completed(message=f"{kept} are in the history", data=None)
+    stored = f"{plural(len(checkup.assessments), 'node')} and {plural(len(checkup.changes), 'change')}"
+    return Completed(message=f"{stored} are in the history", data=None)
 
 
 @task(task_run_name="publish the nodes of {cluster}", cache_policy=NO_CACHE)
 def publish(cluster: str) -> State[str]:
-    """Show all nodes as a table, and tell of changes only by events; return the sweep in a sentence."""
+    """Publish all nodes as a table and each change as an event; return a summary of the sweep."""
     checkup = registered(Checkup, cluster)
     table = [row for verdict in checkup.assessments.values() for row in rows(verdict)]
-    said = summary(checkup)
-    _sent(create_table_artifact(table=table, key=artifact_key(cluster), description=f"Nodes of cluster {cluster}: {said}"))
+    text = summary(checkup)
+    _ = create_table_artifact(table=table, key=artifact_key(cluster), description=f"Nodes of cluster {cluster}: {text}")
     emit_nodes(cluster, [(change.node, change, {"kinds": [one.kind for one in change.new]}) for change in checkup.changes])
-    return Completed(message=said, data=said)
+    return Completed(message=text, data=text)
 
 
 def artifact_key(cluster: str) -> str:
-    """Return under which name the UI shows the newest table of *cluster*."""
+    """Return the key of the artifact with the nodes of *cluster*."""
     return f"{cluster}-nodes"
-
-
-def _sent(_answer: object) -> None:
-    """Drop the server's answer."""

@@ -1,4 +1,4 @@
-"""Repair: find nodes that are due for a burn-in, make it, and say what came of it. One task each, however many nodes there are."""
+"""Tasks of the node-repair flow: find nodes that are due for a burn-in, run it, apply and publish the results."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ log = logging.getLogger("holdfast.control")
 
 @task(task_run_name="find nodes of {cluster} that are due", cache_policy=NO_CACHE)
 def find(cluster: str, named: list[str] | None) -> list[str]:
-    """Return the nodes to be tried: those *named*, or those that are due."""
+    """Return the nodes to test: those *named*, or those that are due."""
     repair = registered(Repair, cluster)
     return list(named) if named else repair.due()
 
 
 @task(task_run_name="begin burn-ins on {cluster}", cache_policy=NO_CACHE)
 def begin(cluster: str, nodes: list[str]) -> list[str]:
-    """Begin a burn-in on each of *nodes* that may have one; return those."""
+    """Start a burn-in on each of *nodes* that may have one; return those."""
     repair = registered(Repair, cluster)
-    begun = repair.begin(nodes, busy=repair.jobs())
+    started = repair.begin(nodes, busy=repair.jobs())
     for node, why in repair.skipped.items():
         note(log, "node.burn-in-skipped", node=node, why=why)
-    return begun
+    return started
 
 
 @task(task_run_name="burn in nodes of {cluster}", cache_policy=NO_CACHE)
 def burn_in(cluster: str, nodes: list[str]) -> dict[str, str]:
-    """Make all checks; return each node's outcome."""
+    """Run all checks; return the outcome of each node."""
     found = registered(Repair, cluster).try_out(nodes)
     for node, outcome in found.items():
         for check in outcome.checks:
@@ -49,21 +49,21 @@ def burn_in(cluster: str, nodes: list[str]) -> dict[str, str]:
 
 @task(task_run_name="conclude burn-ins on {cluster}", cache_policy=NO_CACHE)
 def conclude(cluster: str) -> list[str]:
-    """Put the outcomes on record; return how nodes moved, in words."""
+    """Apply the outcomes; return the state changes of the nodes."""
     moved = registered(Repair, cluster).conclude()
     return [f"{node}: {move.before} -> {move.after}: {move.reason}" for node, move in moved]
 
 
 @task(task_run_name="publish repairs of {cluster}", cache_policy=NO_CACHE)
 def publish(cluster: str) -> str:
-    """Publish what was tested as an artifact, and each move as an event; return the run in a sentence."""
+    """Publish the results as an artifact and each state change as an event; return a summary."""
     repair = registered(Repair, cluster)
     after = repair.known()
     states = {node: one.state for node, one in after.items()}
     left = {node: why for node, why in repair.skipped.items() if node not in repair.outcomes}
     words = burn_ins_in_short(repair.outcomes, len(left))
     text = burn_ins_markdown(repair.outcomes, left, states)
-    _sent(create_markdown_artifact(markdown=text, key=artifact_key(cluster), description=f"Burn-ins on cluster {cluster}: {words}"))
+    _ = create_markdown_artifact(markdown=text, key=artifact_key(cluster), description=f"Burn-ins on cluster {cluster}: {words}")
     for node, found in repair.outcomes.items():
         if found.mark is CheckMark.SKIPPED and states[node] is NodeState.QUARANTINED:
             note(log, "node.still-isolated", level=logging.WARNING, node=node, why=explain_still_isolated(found, str(states[node])))
@@ -72,9 +72,5 @@ def publish(cluster: str) -> str:
 
 
 def artifact_key(cluster: str) -> str:
-    """Return under which name the UI shows the newest table of *cluster*."""
+    """Return the key of the artifact with the burn-ins of *cluster*."""
     return f"{cluster}-burn-ins"
-
-
-def _sent(_answer: object) -> None:
-    """Drop the server's answer."""

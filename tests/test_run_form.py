@@ -21,7 +21,7 @@ from flows.node_repair import node_repair
 from flows.run_form import train
 from flows.training_job import training_job
 from holdfast.errors import BadFile, BadParameters, UnknownCluster
-from holdfast.prefect_client.named_clusters import chosen
+from holdfast.prefect_client.named_clusters import resolve_cluster
 from holdfast.spec import CheckpointPlan, LocalCluster, SlurmCluster, SshCluster, TrainingJob, cluster_of
 from holdfast.spec.form import advanced_schema, job_of, parameters_of
 from holdfast.spec.job import MemoryPlan, Part
@@ -197,7 +197,7 @@ def test_a_job_can_be_written_as_the_form_takes_it(fields: dict[str, Any]) -> No
     job = TrainingJob.model_validate({"name": "gpt", "directory": "/data/gpt", **fields})
     given = json.loads(json.dumps(parameters_of(job, LocalCluster(nodes=3), standby=True)))
     assert validate(given, schema_of(train)) == []
-    assert chosen(given.pop("cluster")) == LocalCluster(nodes=3)
+    assert resolve_cluster(given.pop("cluster")) == LocalCluster(nodes=3)
     advanced = given.pop("advanced")
     assert advanced.pop("standby") is True
     assert job_of(given, advanced) == job
@@ -215,7 +215,7 @@ def test_parameters_come_back_as_they_were_sent() -> None:
     stored = json.loads(json.dumps(training_job.serialize_parameters({"job": job, "cluster": cluster, "standby": False})))
     again = training_job.validate_parameters(stored)
     assert again["job"] == job
-    assert chosen(again["cluster"]) == cluster
+    assert resolve_cluster(again["cluster"]) == cluster
 
 
 # -- the cluster ------------------------------------------------------------------------------------------------------
@@ -226,17 +226,17 @@ def test_a_cluster_is_found_by_a_word_for_it(holdfast_home: Path, tmp_path: Path
     (tmp_path / "lab.yaml").write_text("kind: ssh\nname: lab\nhosts: [a, b]\nkey: keys/id\n")
     (holdfast_home / "clusters.d").mkdir()
     (holdfast_home / "clusters.d" / "rack.yaml").write_text("kind: slurm\nname: rack\n")
-    assert chosen("local") == LocalCluster()
-    assert chosen("local", nodes=9) == LocalCluster(nodes=9)
-    assert chosen("local:2") == LocalCluster(nodes=2)
-    lab = chosen(str(tmp_path / "lab.yaml"))
+    assert resolve_cluster("local") == LocalCluster()
+    assert resolve_cluster("local", nodes=9) == LocalCluster(nodes=9)
+    assert resolve_cluster("local:2") == LocalCluster(nodes=2)
+    lab = resolve_cluster(str(tmp_path / "lab.yaml"))
     assert isinstance(lab, SshCluster)
     assert lab.key == str(tmp_path / "keys/id")
-    assert isinstance(chosen("rack"), SlurmCluster)
-    assert chosen('{"kind": "local", "nodes": 3}') == chosen({"kind": "local", "nodes": 3}) == LocalCluster(nodes=3)
-    assert chosen(LocalCluster(nodes=7)) == LocalCluster(nodes=7)
+    assert isinstance(resolve_cluster("rack"), SlurmCluster)
+    assert resolve_cluster('{"kind": "local", "nodes": 3}') == resolve_cluster({"kind": "local", "nodes": 3}) == LocalCluster(nodes=3)
+    assert resolve_cluster(LocalCluster(nodes=7)) == LocalCluster(nodes=7)
     written = json.loads(json.dumps(lab.model_dump(mode="json")))
-    assert chosen(written) == cluster_of(written)
+    assert resolve_cluster(written) == cluster_of(written)
 
 
 @pytest.mark.parametrize(
@@ -253,5 +253,5 @@ def test_a_cluster_is_found_by_a_word_for_it(holdfast_home: Path, tmp_path: Path
 def test_a_cluster_that_cannot_be_used_is_refused_in_words(said: Any, error: type[Exception], words: str) -> None:
     """Before any node is looked at."""
     with pytest.raises(error) as refused:
-        chosen(said)
+        resolve_cluster(said)
     assert words in str(refused.value)

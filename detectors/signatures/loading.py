@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from detectors.associations import usual_weight
-from detectors.catalogue import AREAS, Blame, FaultKind, RecommendedAction, kind
+from detectors.catalogue import AREAS, Blame, FaultKind, RecommendedAction, register
 from detectors.evidence import LogLine, Sample
 
 HERE: Final = Path(__file__).parent
@@ -87,7 +87,7 @@ def bounded(pattern: str) -> str:
     return _GAP.sub(with_an_end, pattern)
 
 
-def load(folder: Path = HERE, files: tuple[str, ...] = FILES, enter: Callable[[FaultKind], object] = kind) -> tuple[Signature, ...]:
+def load(folder: Path = HERE, files: tuple[str, ...] = FILES, enter: Callable[[FaultKind], object] = register) -> tuple[Signature, ...]:
     """Read the tables of *files* in *folder*, hand their kinds to *enter*, and return their signatures in order."""
     return tuple(signature for name in files for signature in _of_file(folder / f"{name}.toml", enter))
 
@@ -144,8 +144,8 @@ def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place
         blame=blame,
         action=all_of_it["action"],
         reference=all_of_it["reference"],
-        unhealthy=Sample(evidence=LogLine(text=all_of_it["unhealthy"])),
-        healthy=Sample(evidence=LogLine(text=all_of_it["healthy"])),
+        unhealthy=Sample(LogLine(text=all_of_it["unhealthy"])),
+        healthy=Sample(LogLine(text=all_of_it["healthy"])),
         weight=all_of_it.get("weight", usual_weight(name, all_of_it["component"], recommended_action, blame)),
         confused_with=tuple(all_of_it.get("confused_with", ())),
     )

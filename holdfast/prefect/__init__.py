@@ -1,4 +1,4 @@
-"""Names, links and servers of Prefect, without importing Prefect, which takes seconds.
+"""What is known about Prefect without importing it, which takes seconds: event names, links, settings, a temporary server.
 
-What talks to a Prefect server through its client is `holdfast.prefect_client`.
+Code that uses the Prefect client is in `holdfast.prefect_client`.
 """

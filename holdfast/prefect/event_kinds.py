@@ -1,6 +1,6 @@
-"""The events that Holdfast sends to the Prefect server: one table of names, resources and fields, from which docs/events.md is drawn.
+"""Table of the events that Holdfast sends to the Prefect server: names, resources and fields. docs/events.md is generated from it.
 
-`holdfast.prefect_client.events` sends them and refuses what the table does not list. Imports no Prefect.
+`holdfast.prefect_client.events` sends them and rejects what the table does not list.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESOURCES: Final[Mapping[str, str]] = {
     FLOW_RUN: "prefect.flow-run.ID",
     ADDRESS: "holdfast.notify.NAME",
 }
-"""What an event can be about, or be related to: role to the id of the resource."""
+"""Resources of events: role to resource id."""
 
 HEARTBEAT: Final = "holdfast.job.controller-alive"
 HEARTBEAT_SECONDS: Final = 20.0
@@ -47,12 +47,12 @@ class EventKind:
 
     name: str
     about: str
-    """Role of its resource."""
+    """Role of the resource that the event is about."""
     meaning: str
     related: tuple[str, ...] = ()
-    """Roles of the resources that it is related to, where they apply."""
+    """Roles of related resources, if any."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Payload: name to meaning."""
+    """Payload: field name to meaning."""
 
 
 _OF_JOB: Final = (FLOW_RUN, CLUSTER)
@@ -74,8 +74,8 @@ _STATES: Final[Mapping[State, str]] = {
     State.FAILED: "The job failed for good",
     State.CANCELLED: "The job was stopped, or its time is over",
 }
-_MOVE: Final = {"before": "state before", "event": "what moved it", "after": "state now", "reason": "why, in words"}
-_NODE_MOVE: Final = {"cluster": "cluster", "node": "node", "before": "state before", "after": "state now", "reason": "why, in words"}
+_MOVE: Final = {"before": "state before", "event": "event that caused it", "after": "state now", "reason": "reason"}
+_NODE_MOVE: Final = {"cluster": "cluster", "node": "node", "before": "state before", "after": "state now", "reason": "reason"}
 _INCIDENT: Final = {
     "number": "number of the incident in this job",
     "kind": "fault kind of the root cause",
@@ -87,16 +87,16 @@ _ENDED: Final = {
     "outcome": "`recovered`, `passed`, `stopped` or `gave-up`",
     "action": "last recovery action",
     "downtime_s": "seconds from the fault to the first new step; until all processes had started where no steps are reported",
-    "steps_lost": "steps that were lost, and are computed again",
-    "reason": "why this action, in words",
+    "steps_lost": "steps that are computed again",
+    "reason": "reason for the action",
 }
-_QUESTION: Final = {"number": "by which a person answers", "nodes": "nodes that may be isolated", "reason": "why a person is asked"}
+_QUESTION: Final = {"number": "number for the answer", "nodes": "nodes that may be isolated", "reason": "reason for the request"}
 _NOTIFICATION: Final = {
     "id": "a later notification with the same id replaces the earlier one",
     "state": "`open`, `asked`, `over` or `ended`; `many` for several in one",
     "level": "`attention`, `resolved` or `info`",
     "subject": "one line",
-    "text": "all of it",
+    "text": "full text",
     "job": "job; empty where it is about nodes only",
     "cluster": "cluster",
     "host": "host of the controller",
@@ -113,7 +113,7 @@ _KINDS: Final = (
         name="holdfast.job.reattached",
         about=JOB,
         related=_OF_JOB,
-        meaning="A new controller took up a job that was running without one",
+        meaning="A new controller reattached to a job that ran without one",
         fields={"state": "state of the job", "host": "host of the new controller"},
     ),
     EventKind(
@@ -137,34 +137,34 @@ _KINDS: Final = (
         fields={
             "kind": "fault kind",
             "target": "rank, node or device",
-            "quote": "what was seen, word for word",
+            "quote": "evidence, verbatim",
             "recommended_action": "what the fault asks for",
-            "node": "node, where it is known",
-            "rank": "rank, where it is known",
+            "node": "node, if known",
+            "rank": "rank, if known",
         },
     ),
     EventKind(name="holdfast.incident.opened", about=JOB, related=_OF_INCIDENT, meaning="An incident began", fields=_INCIDENT),
-    EventKind(name="holdfast.incident.recovered", about=JOB, related=_OF_INCIDENT, meaning="Training goes on again", fields=_ENDED),
+    EventKind(name="holdfast.incident.recovered", about=JOB, related=_OF_INCIDENT, meaning="Training continues", fields=_ENDED),
     EventKind(
         name="holdfast.incident.closed", about=JOB, related=_OF_INCIDENT, meaning="An incident ended without a recovery", fields=_ENDED
     ),
-    EventKind(name="holdfast.approval.asked", about=JOB, related=_OF_JOB, meaning="A person is asked for approval", fields=_QUESTION),
+    EventKind(name="holdfast.approval.asked", about=JOB, related=_OF_JOB, meaning="An approval is requested", fields=_QUESTION),
     EventKind(
         name="holdfast.approval.answered",
         about=JOB,
         related=_OF_JOB,
-        meaning="The question was answered, ran out, or was withdrawn",
-        fields={**_QUESTION, "answer": "`isolate`, `keep` or `withdrawn`", "by": "who answered", "summary": "the answer in words"},
+        meaning="The request was answered, expired, or was withdrawn",
+        fields={**_QUESTION, "answer": "`isolate`, `keep` or `withdrawn`", "by": "who answered", "summary": "summary of the answer"},
     ),
     *(
         EventKind(
-            name=f"holdfast.node.{status}",
+            name=f"holdfast.node.{health}",
             about=NODE,
             related=_OF_NODE,
-            meaning=f"A health check found the node {status}; it was something else before",
-            fields={**_NODE_MOVE, "kinds": "fault kinds that are new"},
+            meaning=f"A health check found the node {health}; its health was different before",
+            fields={**_NODE_MOVE, "kinds": "new fault kinds"},
         )
-        for status in NodeHealthState
+        for health in NodeHealthState
     ),
     *(
         EventKind(
@@ -172,31 +172,29 @@ _KINDS: Final = (
             about=NODE,
             related=_OF_NODE,
             meaning=f"The node's state of service became {state}: by a job, or by node-repair",
-            fields={**_NODE_MOVE, "hold": "number of the hold that it is about"},
+            fields={**_NODE_MOVE, "hold": "number of the cordon that it is about"},
         )
         for state in NodeState
     ),
-    EventKind(
-        name=ATTENTION, about=JOB, related=(*_OF_INCIDENT,), meaning="A notification that a person should act on", fields=_NOTIFICATION
-    ),
+    EventKind(name=ATTENTION, about=JOB, related=_OF_INCIDENT, meaning="A notification that a person should act on", fields=_NOTIFICATION),
     EventKind(
         name=RESOLVED,
         about=JOB,
-        related=(*_OF_INCIDENT,),
-        meaning="A notification that replaces one that asked for attention: nobody need act any more",
+        related=_OF_INCIDENT,
+        meaning="A notification that replaces one that asked for attention: no action is needed any more",
         fields=_NOTIFICATION,
     ),
     EventKind(
         name=INFO,
         about=JOB,
-        related=(*_OF_INCIDENT,),
-        meaning="A notification that needs nobody: an incident that recovered, a job that completed",
+        related=_OF_INCIDENT,
+        meaning="A notification for information: an incident that recovered, a job that completed",
         fields=_NOTIFICATION,
     ),
     EventKind(name=TEST, about=ADDRESS, meaning="`holdfast notify test NAME`: goes to this address only", fields=_NOTIFICATION),
 )
 EVENTS: Final[Mapping[str, EventKind]] = {kind.name: kind for kind in _KINDS}
-"""Name to kind. Notifications about nodes alone have the cluster as their resource."""
+"""Event name to kind. Notifications about nodes only have the cluster as their resource."""
 
 
 def resource_id(role: str, *names: object) -> str:

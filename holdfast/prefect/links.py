@@ -1,7 +1,4 @@
-"""Names and addresses in the Prefect UI: artifact keys, and links that a person can open.
-
-Imports no Prefect, which takes seconds: the settings are read from the environment and the active profile.
-"""
+"""Artifact keys, and links into the Prefect UI. Settings come from the environment and the active profile."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from urllib.parse import quote
 from holdfast.prefect.server import configured, setting
 
 Kind = Literal["flow-run", "task-run", "artifact", "artifact-version", "deployment", "automation"]
-"""What the UI has a page for; an artifact with all its versions is named by its key, everything else by its id."""
+"""Pages of the UI. An artifact with all its versions is identified by its key, everything else by its id."""
 
 PAGES: Final[dict[Kind, str]] = {
     "flow-run": "runs/flow-run",
@@ -41,19 +38,16 @@ def incident_key(job: str, number: int) -> str:
 
 
 def ui_link(kind: Kind, id_or_key: object) -> str:
-    """Return the address of a page of the Prefect UI; empty where no server is configured."""
+    """Return the URL of a page of the Prefect UI; empty if no server is configured."""
     ui = ui_url()
     return f"{ui}/{PAGES[kind]}/{quote(str(id_or_key), safe='')}" if ui else ""
 
 
 def ui_url() -> str:
-    """Return where the Prefect UI is: `PREFECT_UI_URL`, or what Prefect derives from its API URL; empty without a server."""
-    return (setting("PREFECT_UI_URL") or _derived(configured())).rstrip("/")
-
-
-def _derived(api: str) -> str:
-    """Return the UI of the server at *api*, as Prefect's own settings derive it."""
-    api = api.rstrip("/")
+    """Return the URL of the Prefect UI: `PREFECT_UI_URL`, or what Prefect derives from its API URL; empty without a server."""
+    if ui := setting("PREFECT_UI_URL"):
+        return ui.rstrip("/")
+    api = configured().rstrip("/")
     if api.startswith(CLOUD_API):
         return CLOUD_UI + api.removeprefix(CLOUD_API).replace("/accounts/", "/account/").replace("/workspaces/", "/workspace/")
-    return api.removesuffix("/api").replace("/api/", "/")
+    return api.removesuffix("/api").replace("/api/", "/").rstrip("/")

@@ -1,4 +1,4 @@
-"""What Prefect prints of a flow's logs: in the format that is asked for, and also when nobody reads it any more."""
+"""Prepare Prefect's log output: the requested format, and no crash when the reader of the output is gone."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from rich.console import Console
 from holdfast.log import convert
 
 
-@cache  # a program prepares for what it says before its flow, which would do it again
+@cache  # a program calls it before its flow does
 def prepare_output() -> None:
-    """Log JSON where that is asked for, and go on when nobody reads it any more, as when the Prefect worker that started this was killed.
+    """Log JSON if requested, and survive a broken pipe, as when the Prefect worker that started this process was killed.
 
-    Prefect prints its logs by rich, which takes a broken pipe for the user's wish to end: `SystemExit` in each thread that has a line to
-    log, the one that steers a job included.
+    Prefect prints its logs with rich, which answers a broken pipe with `SystemExit` in every thread that logs, the controller's included.
     """
     convert()
-    Console.on_broken_pipe = _fall_silent  # type: ignore[method-assign, assignment]
+    Console.on_broken_pipe = _mute  # type: ignore[method-assign, assignment]
 
 
-def _fall_silent(console: Console) -> None:
+def _mute(console: Console) -> None:
     console.quiet = True

@@ -1,8 +1,8 @@
-"""A Prefect server for who has none: bound to the life of the process that needs it.
+"""Start a temporary Prefect server if none is configured; it lives as long as the process that needs it.
 
-Standard library only: whether a server is configured is read from the environment and the profile, since importing Prefect takes seconds.
-``python -m holdfast.prefect.server PROGRAM ARGUMENT...`` runs a Python module with a server at hand, its own if none is
-configured; the module takes the place of this process, so that the server dies with it, however it dies.
+The settings are read from the environment and the active profile, as importing Prefect takes seconds.
+``python -m holdfast.prefect.server PROGRAM ARGUMENT...`` runs a Python module with a Prefect server, a temporary one if none is
+configured. The module replaces this process, so the server dies with it.
 """
 
 from __future__ import annotations
@@ -33,65 +33,57 @@ from holdfast.process import die_with_parent
 from holdfast.redaction import shown, without
 
 START_SECONDS: Final = 120.0
-"""How long a server may take to answer: 5 s as a rule, longer on its first start on a busy machine."""
-
-PATIENCE: Final = 5.0
-"""Seconds for which a server that was named may be away before a flow begins without it."""
-
-SLOW: Final = 60.0
-"""Seconds that it may take to answer: one that is slow is not away."""
-
+"""How long a server may take to answer: usually 5 s, longer on its first start on a busy machine."""
+UNREACHABLE_SECONDS: Final = 5.0
+"""Seconds that a configured server may be unreachable before a flow starts without it."""
+REQUEST_SECONDS: Final = 60.0
+"""Timeout of one request, in seconds: a slow server is not an unreachable one."""
 ATTEMPTS: Final = 3
-"""Ports that are tried: it takes seconds until a server listens on the one that was free."""
-
-STANDS_IN: Final = "HOLDFAST_PREFECT_STANDS_IN"
-"""Variable: the server that was named and is away, or nothing where none was, for which one of our own stands in."""
-
-NAMED_AUTH: Final = "HOLDFAST_PREFECT_STANDS_IN_AUTH"
-"""Variable: user and password for the server that was named and is away; those of our own stand where Prefect looks for them."""
-
+"""Number of ports to try: another process may take a free port before the server listens on it."""
+TEMPORARY_FOR: Final = "HOLDFAST_PREFECT_STANDS_IN"
+"""Environment variable: the configured server that a temporary one replaces; empty if none was configured."""
+CONFIGURED_AUTH: Final = "HOLDFAST_PREFECT_STANDS_IN_AUTH"
+"""Environment variable: user and password of the configured server; those of the temporary one are where Prefect reads them."""
 PASSWORD: Final = "holdfast-server.password"  # noqa: S105 (the name of a file)
-"""File with user and password of the servers of our own, beside their database: every user of this machine reaches their port."""
-
+"""File with user and password of the temporary server, next to its database: every user of this machine can connect to its port."""
 USER: Final = "holdfast"
-
 QUIET: Final = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
-"""A server of ours sends nothing anywhere."""
+"""A temporary server sends no telemetry."""
 
 
-class ServerSilent(OperatorError):
-    """A Prefect server of our own did not come up."""
+class ServerNotStarted(OperatorError):
+    """The temporary Prefect server did not start."""
 
     def __init__(self, log: str) -> None:
         super().__init__(log)
         self.log = log
 
     def __str__(self) -> str:
-        return f"the temporary Prefect server did not come up; see {self.log}. Or start one yourself and set PREFECT_API_URL to it."
+        return f"the temporary Prefect server did not start; see {self.log}. Or start one yourself and set PREFECT_API_URL to it."
 
 
 def is_configured() -> bool:
-    """Tell whether Prefect knows a server."""
+    """Tell whether a Prefect server is configured."""
     return bool(configured())
 
 
 def configured() -> str:
-    """Return the address of the server that Prefect knows: by the environment, or by its active profile; empty when it knows none."""
+    """Return the API URL of the configured server, from the environment or the active profile; empty if there is none."""
     return setting("PREFECT_API_URL")
 
 
 def named() -> str | None:
-    """Return the address of the server that the operator names, also while one of our own stands in; None where that is all there is."""
-    return (os.environ[STANDS_IN] or None) if STANDS_IN in os.environ else configured()
+    """Return the API URL that the operator configured, also while a temporary server replaces it; None if there is none."""
+    return (os.environ[TEMPORARY_FOR] or None) if TEMPORARY_FOR in os.environ else configured()
 
 
 def is_temporary_server() -> bool:
-    """Tell whether the server in use is one of our own, which ends with this process: no link to it would last."""
-    return STANDS_IN in os.environ
+    """Tell whether the server in use is a temporary one, to which no link stays valid."""
+    return TEMPORARY_FOR in os.environ
 
 
 def setting(name: str) -> str:
-    """Return what Prefect is told by the environment, or by its active profile; empty when it is told nothing."""
+    """Return a Prefect setting from the environment or the active profile; empty if it is not set."""
     if value := os.environ.get(name):
         return value
     with suppress(OSError, ValueError, KeyError, AttributeError, RuntimeError):
@@ -103,21 +95,21 @@ def setting(name: str) -> str:
 
 
 def auth_string() -> str:
-    """Return user and password for the server that the operator names, or where there is none for ours; empty when none are wanted."""
-    return os.environ.get(NAMED_AUTH, "") if STANDS_IN in os.environ and named() else setting("PREFECT_API_AUTH_STRING")
+    """Return user and password for the configured server, or for the temporary one if none is configured; empty if none are needed."""
+    return os.environ.get(CONFIGURED_AUTH, "") if TEMPORARY_FOR in os.environ and named() else setting("PREFECT_API_AUTH_STRING")
 
 
-def unreachable_reason(url: str, seconds: float = PATIENCE) -> str:
-    """Return why the server at *url*, or its database, cannot be used, if that is so for so many *seconds*; empty when it can."""
+def unreachable_reason(url: str, seconds: float = UNREACHABLE_SECONDS) -> str:
+    """Return why the server at *url*, or its database, has been unreachable for *seconds*; empty if it is reachable."""
     until, why = time.monotonic() + seconds, ""
     while True:
         try:
-            with urllib.request.urlopen(f"{url.rstrip('/')}/ready", timeout=SLOW):  # noqa: S310 (the address that the operator gave)
+            with urllib.request.urlopen(f"{url.rstrip('/')}/ready", timeout=REQUEST_SECONDS):  # noqa: S310 (the address that the operator gave)
                 return ""
         except urllib.error.HTTPError as error:
-            if error.code < HTTPStatus.INTERNAL_SERVER_ERROR:  # it answers; whether we may use it Prefect will say
+            if error.code < HTTPStatus.INTERNAL_SERVER_ERROR:  # it answers; Prefect reports whether access is allowed
                 return ""
-            why = f"its database is away (it answers {error.code})"
+            why = f"its database is unreachable (it answers {error.code})"
         except (OSError, ValueError, http.client.HTTPException) as error:
             why = str(getattr(error, "reason", error))
         if time.monotonic() >= until:
@@ -126,25 +118,25 @@ def unreachable_reason(url: str, seconds: float = PATIENCE) -> str:
 
 
 class TemporaryServer:
-    """A server on a free port of the loopback interface; it dies with this process.
+    """A Prefect server on a free port of the loopback interface; it dies with this process.
 
-    What it knows is this user's alone: it asks for the password that stands in `password`, and its files are private.
+    Only this user can use it: it requires the password in the file `password`, and its files are private.
     """
 
     def __init__(self, folder: Path, log: str, environment: dict[str, str]) -> None:
-        """Start it with *folder* as its home and *log* there as its log; raise ``OSError`` when that cannot be."""
+        """Start it with *folder* as its home and *log* as its log file there; raise ``OSError`` if that fails."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         own_folder("PREFECT_HOME", str(folder))
         _make_private(folder)
         self.log, self.password = folder / log, folder / PASSWORD
-        self._auth, self._given = _kept(self.password), {**environment, "PREFECT_HOME": str(folder)}
-        self._begin()
+        self._auth, self._base_environment = _credentials(self.password), {**environment, "PREFECT_HOME": str(folder)}
+        self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         parent, self._port = os.getpid(), free_port()
         self.address = f"http://127.0.0.1:{self._port}"
         ours = {"PREFECT_API_URL": f"{self.address}/api", "PREFECT_API_AUTH_STRING": self._auth}
-        self.environment = with_added(self._given, QUIET) | ours
+        self.environment = with_added(self._base_environment, QUIET) | ours
         with open(self.log, "ab", opener=_privately) as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)],
@@ -154,20 +146,20 @@ class TemporaryServer:
                 env={**self.environment, "PREFECT_LOGGING_SERVER_LEVEL": "WARNING", "PREFECT_SERVER_API_AUTH_STRING": self._auth},
                 start_new_session=True,
                 umask=0o077,
-                preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 (nobody has started a thread yet)
+                preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 (no thread has been started yet)
             )
 
     @property
-    def words(self) -> str:
-        """Return the address of its UI, and how to get in there."""
+    def ui_hint(self) -> str:
+        """Return the address of its UI, and where its password is."""
         return f"{self.address}/runs (it asks for a password, which is the line in {self.password})"
 
     def wait(self) -> None:
-        """Wait until the server answers; raise `ServerSilent` when it does not. One that has lost its port to somebody takes another."""
+        """Wait until the server answers; raise `ServerNotStarted` if it does not. Try another port if the first one is taken."""
         until = time.monotonic() + START_SECONDS
         for attempt in range(ATTEMPTS):
             if attempt:
-                self._begin()
+                self._start()
             while time.monotonic() < until and self._process.poll() is None:
                 if self._answers():
                     return
@@ -175,17 +167,17 @@ class TemporaryServer:
             self.close()
             if is_free(self._port):
                 break
-        raise ServerSilent(str(self.log))
+        raise ServerNotStarted(str(self.log))
 
     def _answers(self) -> bool:
-        """Tell whether the server is ready, and is ours: a stranger on this port would answer too."""
+        """Tell whether the server is ready; a foreign server on this port does not count."""
         if listens(self._process.pid, self._port):
             with suppress(OSError), urllib.request.urlopen(f"{self.address}/api/health", timeout=2) as answer:  # noqa: S310 (our own address)
                 return bool(answer.status == 200)  # noqa: PLR2004 (HTTP's word for yes)
         return False
 
     def close(self) -> None:
-        """End the server. What it has answered is in its database; it has nothing else to save."""
+        """Kill the server. All it has answered is in its database already."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -196,7 +188,7 @@ def _privately(path: str, flags: int) -> int:
 
 
 def _make_private(folder: Path) -> None:
-    """Take from others the databases in *folder* that were made while they were everybody's to read; journals come to be like them."""
+    """Make databases in *folder* that others can read private; their journals inherit the mode."""
     for one in folder.glob("*.db*"):
         with suppress(OSError):
             facts = one.lstat()
@@ -204,20 +196,20 @@ def _make_private(folder: Path) -> None:
                 one.chmod(0o600)
 
 
-def _kept(path: Path) -> str:
-    """Return user and password in the file, made if there are none yet. Several servers may begin at once, and have the same."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+def _credentials(path: Path) -> str:
+    """Return user and password from the file; create it if needed. Servers that start at the same time share one."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with suppress(FileNotFoundError):
-        if told := _read(path):
-            return told
-        path.unlink()  # an empty one is no secret
+        if credentials := _read(path):
+            return credentials
+        path.unlink()  # an empty file
     try:
-        with open(beside, "x", opener=_privately, encoding="ascii") as file:
+        with open(temporary, "x", opener=_privately, encoding="ascii") as file:
             file.write(f"{USER}:{secrets.token_urlsafe(24)}\n")
         with suppress(FileExistsError):
-            os.link(beside, path)
+            os.link(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return _read(path)
 
 
@@ -227,29 +219,30 @@ def _read(path: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Become ``python -m`` *arguments*, with a Prefect server to talk to; who is told to let go meanwhile has nothing to let go of."""
+    """Replace this process by ``python -m`` *arguments*, with a Prefect server; exit at once if it is told to detach meanwhile."""
     detach, environment, known = handle_sigusr1(), dict(os.environ), configured()
-    away = unreachable_reason(known) if known else ""
-    if away or not known:
+    problem = unreachable_reason(known) if known else ""
+    if problem or not known:
         try:
             folder = own_folder("PREFECT_HOME", environment.get("PREFECT_HOME") or "~/.prefect")
-            if away:
-                print(f"The Prefect server at {shown(known)} cannot be used: {away}. The flow goes on with one of its own.", flush=True)  # noqa: T201
+            if problem:
+                text = f"The Prefect server at {shown(known)} cannot be used: {problem}. The flow continues with a temporary one."
+                print(text, flush=True)  # noqa: T201
                 environment["PREFECT_API_DATABASE_CONNECTION_URL"] = f"sqlite+aiosqlite:///{folder / 'holdfast-server.db'}"
             server = TemporaryServer(folder, "holdfast-server.log", environment)
             server.wait()
         except (OSError, OperatorError) as error:
             print(line("refused", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
             return 2
-        environment = {**server.environment, STANDS_IN: known, NAMED_AUTH: setting("PREFECT_API_AUTH_STRING") if known else ""}
-        print(line("prefect.ui", f"Prefect UI while this job runs: {server.words}"), flush=True)  # noqa: T201
+        environment = {**server.environment, TEMPORARY_FOR: known, CONFIGURED_AUTH: setting("PREFECT_API_AUTH_STRING") if known else ""}
+        print(line("prefect.ui", f"Prefect UI while this job runs: {server.ui_hint}"), flush=True)  # noqa: T201
     command = [sys.executable, "-P", "-m", *arguments]
     with sigusr1_blocked():
         if detach.why:
-            from holdfast.exit_codes import DETACHED  # noqa: PLC0415 (with the history it takes half a second, which others need not wait for)
+            from holdfast.exit_codes import DETACHED  # noqa: PLC0415 (importing it takes half a second)
 
             return DETACHED
-        return os.execve(sys.executable, command, environment)  # noqa: S606 (the same process: the server dies with it)
+        return os.execve(sys.executable, command, environment)  # noqa: S606 (replaces this process, so that the server dies with it)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Talk to the Prefect server: artifacts, events, automations, flow-run states, approvals; what flows and tasks share.
+"""Talk to the Prefect server: artifacts, events, automations, flow-run states and approvals.
 
-Imported by flows and tasks alone: everything else works without Prefect.
+The one package that imports Prefect, beside `flows`, `tasks` and `holdfast.workflows`, which use it. What needs no Prefect client (event
+names, links, a temporary server) is in `holdfast.prefect`.
 """

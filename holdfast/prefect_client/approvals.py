@@ -1,7 +1,7 @@
-"""What a flow asks a person in the Prefect UI: a paused flow run of its own with a typed form, made beside the job's.
+"""Approvals in the Prefect UI: each open question is a paused flow run of its own with a form.
 
-The job's own run is not paused: it goes on watching and, where it can, training. No process stands behind the paused run, so nothing
-ends with the flow that asked; whoever steers the job next finds run and answer by the question in the history.
+The job's own flow run is not paused: it keeps monitoring and, where possible, training. No process runs behind the paused run, so it
+outlives the controller that asked; the next controller finds run and answer by the approval request in the history.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from holdfast.log import note
 
 log = logging.getLogger("holdfast.publish")
 
-EVERY: Final = 2.0
-"""Seconds between two looks at the Prefect server, while a question is open."""
-FOREVER: Final = 10 * 365 * 86400
-"""Seconds for which the run itself stays paused: it is the question that has an end."""
+POLL_SECONDS: Final = 2.0
+"""Seconds between two polls of history and Prefect server."""
+PAUSE_TIMEOUT: Final = 10 * 365 * 86400
+"""Seconds for which the paused run stays paused; the request itself has its own deadline."""
 LAST_SECONDS: Final = 5.0
-
-
-NODES: Final = "Which of them; the others stay."
+"""How long the end of a flow waits for the last poll."""
+NODES: Final = "Which of them to isolate; the others stay."
 
 
 class Approval(RunInput):
-    """The form that a person fills in."""
+    """The form in the UI."""
 
     answer: Literal["approve", "refuse"] = Field("refuse", description="Approve: the nodes below are isolated. Refuse: all of them stay.")
     nodes: list[str] = Field(default=[], description=NODES)
@@ -49,17 +48,17 @@ class Approval(RunInput):
 
 @flow(name="approval", retries=0)
 def approval(question: int, job: str, words: str) -> None:
-    """Stand for a question that a person is asked; the answer is read by who asked."""
+    """Hold the form of one approval request; the controller reads the answer."""
 
 
 class ApprovalRuns:
-    """One thread that puts a job's open questions into the Prefect UI, and brings the answers back."""
+    """A thread that shows a job's open approval requests in the Prefect UI and stores the answers in the history."""
 
     def __init__(self) -> None:
         self._history = History.open()
         self._job_id = ""
-        self._over = threading.Event()
-        self._known: dict[int, ApprovalRequest] = {}
+        self._stopping = threading.Event()
+        self._open: dict[int, ApprovalRequest] = {}
         self._failing = False
         self._thread: threading.Thread | None = None
 
@@ -67,90 +66,88 @@ class ApprovalRuns:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Look once more, as the job's end has withdrawn what was open."""
-        self._over.set()
+        """Poll once more: the end of the job withdraws open requests."""
+        self._stopping.set()
         if self._thread is not None:
             self._thread.join(LAST_SECONDS)
 
     def follow(self, job_id: str) -> None:
-        """Begin with the questions of this job."""
-        if self._thread is not None:  # a suspended job that goes on
+        """Start with the requests of this job; do nothing if it is followed already."""
+        if self._thread is not None:  # a suspended job was resumed
             return
         self._job_id = job_id
-        self._thread = threading.Thread(target=self._serve, name="asker", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="approvals", daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
         last = False
         while not last:
-            last = self._over.wait(EVERY)
+            last = self._stopping.wait(POLL_SECONDS)
             try:
-                self._look()
+                self._poll()
                 self._failing = False
-            except Exception as error:  # noqa: BLE001 (the UI or the history may be away for hours; the command line answers as well)
+            except Exception as error:  # noqa: BLE001 (UI or history may be unreachable for hours; the command line can answer as well)
                 if not self._failing:
                     note(log, "prefect.approval-not-shown", level=logging.WARNING, why=error)
                 self._failing = True
         self._history.close()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         rows = {one.number: one for one in approvals.of_job(self._history, self._job_id)}
-        present = [one for one in rows.values() if one.answered_at is None]
-        closed = [rows[number] for number in self._known if rows[number].answered_at is not None]
-        if not present and not closed:
+        pending = [one for one in rows.values() if one.answered_at is None]
+        closed = [rows[number] for number in self._open if rows[number].answered_at is not None]
+        if not pending and not closed:
             return
         with get_client(sync_client=True) as client:
             for one in closed:
                 _close(client, one)
-                del self._known[one.number]
-            for one in present:
-                self._known[one.number] = one
+                del self._open[one.number]
+            for one in pending:
+                self._open[one.number] = one
                 if one.flow_run is None:
-                    approvals.set_flow_run(self._history, one.number, _put(client, one))
+                    approvals.set_flow_run(self._history, one.number, _create(client, one))
                 else:
-                    self._take(client, one)
+                    self._read_answer(client, one)
 
-    def _take(self, client: SyncPrefectClient, one: ApprovalRequest) -> None:
-        """Take the answer from the run, if somebody gave one there."""
+    def _read_answer(self, client: SyncPrefectClient, one: ApprovalRequest) -> None:
+        """Store the answer that was given in the UI, if any. A cancelled run is no answer."""
         state = client.read_flow_run(UUID(one.flow_run)).state
-        if state is None or state.is_paused():
-            return
-        if state.is_final():  # somebody cancelled it: that is no answer
+        if state is None or state.is_paused() or state.is_final():
             return
         form = cast("Approval", _form(one).load(_keyset(one), UUID(one.flow_run)))
-        said = ApprovalAnswer(
+        answer = ApprovalAnswer(
             answer=ISOLATE if form.answer == "approve" and form.nodes else KEEP,
             picked=tuple(form.nodes) if form.answer == "approve" else (),
             by=form.by.strip() or "the Prefect UI",
             comment=form.reason.strip(),
         )
         try:
-            _close(client, approvals.answer(self._history, one.number, said, now=time.time()))
-        except OperatorError as error:  # somebody was first
+            _close(client, approvals.answer(self._history, one.number, answer, now=time.time()))
+        except OperatorError as error:  # another answer came first
             note(log, "prefect.answer-too-late", why=error)
 
 
 def _form(one: ApprovalRequest) -> type[Approval]:
     names = list(one.nodes)
-    against = "\n".join(f"- **{node}**: {told['reason']}" for node, told in one.nodes.items())
-    description = f"**Job {one.job}, question {one.number}**\n\n{one.reason}\n\n{against}\n\n{how_to_answer(one)}"
-    picked = create_model("Approval", __base__=Approval, nodes=(list[Literal[*names]], Field(names, description=NODES)))  # type: ignore[valid-type]
-    return picked.with_initial_data(description=description)
+    faults = "\n".join(f"- **{node}**: {facts['reason']}" for node, facts in one.nodes.items())
+    description = f"**Job {one.job}, question {one.number}**\n\n{one.reason}\n\n{faults}\n\n{how_to_answer(one)}"
+    form = create_model("Approval", __base__=Approval, nodes=(list[Literal[*names]], Field(names, description=NODES)))  # type: ignore[valid-type]
+    return form.with_initial_data(description=description)
 
 
 def _paused(one: ApprovalRequest) -> Any:  # noqa: ANN401 (Prefect's state, generic over results)
-    return Paused(timeout_seconds=FOREVER, pause_key=f"question-{one.number}")
+    return Paused(timeout_seconds=PAUSE_TIMEOUT, pause_key=f"question-{one.number}")
 
 
 def _keyset(one: ApprovalRequest) -> Any:  # noqa: ANN401 (a dictionary with literal keys that Prefect does not export)
     return keyset_from_paused_state(_paused(one))
 
 
-def _put(client: SyncPrefectClient, one: ApprovalRequest) -> str:
-    """Make the paused run of a question; return its id."""
-    words = f"may {', '.join(one.nodes)} be isolated?"
+def _create(client: SyncPrefectClient, one: ApprovalRequest) -> str:
+    """Create the paused run of a request; return its id."""
+    name = f"{one.job}: may {', '.join(one.nodes)} be isolated?"
     parameters = {"question": one.number, "job": one.job, "words": one.reason}
-    run = client.create_flow_run(approval, name=f"{one.job}: {words}", parameters=parameters, tags=["holdfast"], state=Running())
+    run = client.create_flow_run(approval, name=name, parameters=parameters, tags=["holdfast"], state=Running())
     _form(one).save(_keyset(one), run.id)
     paused = _paused(one)
     paused.state_details.run_input_keyset = _keyset(one)
@@ -159,11 +156,11 @@ def _put(client: SyncPrefectClient, one: ApprovalRequest) -> str:
 
 
 def _close(client: SyncPrefectClient, one: ApprovalRequest) -> None:
-    """End the run of a question that is answered."""
+    """End the run of a request that is answered or withdrawn."""
     if one.flow_run is None:
         return
-    words = approvals.describe(one)
-    state: Any = Completed(message=words) if one.answer in {ISOLATE, KEEP} else Cancelled(message=words)
+    message = approvals.describe(one)
+    state: Any = Completed(message=message) if one.answer in {ISOLATE, KEEP} else Cancelled(message=message)
     try:
         client.set_flow_run_state(UUID(one.flow_run), state, force=True)
     except ObjectNotFound:

@@ -30,50 +30,50 @@ from holdfast.prefect.links import ui_link
 from holdfast.report.notifications import Notification, NotificationLevel, of_nodes
 
 LOOK_BACK: Final = timedelta(days=7)
-"""How long ago the last heartbeat may be for which an alert is looked for."""
+"""Events older than this are not searched."""
 CHANNELS: Final = {NotificationLevel.ATTENTION: ATTENTION, NotificationLevel.RESOLVED: RESOLVED, NotificationLevel.INFO: INFO}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """Something that an event is about or related to."""
+    """The object that an event is about, or is related to."""
 
     role: str
     names: tuple[str, ...]
 
     @property
     def id(self) -> str:
-        """Return the id by which Prefect knows it."""
+        """Return its id in Prefect."""
         return resource_id(self.role, *self.names)
 
-    def described(self) -> dict[str, str]:
-        """Return it as Prefect takes the resource of an event."""
+    def fields(self) -> dict[str, str]:
+        """Return the fields that Prefect expects of an event's resource."""
         return {"prefect.resource.id": self.id, "prefect.resource.name": ".".join(self.names)}
 
 
 def emit(name: str, about: Resource, related: Iterable[Resource] = (), **fields: object) -> Event | None:
-    """Send the event *name*; return it, or nothing where no server takes events. What the table does not list is an error of ours."""
+    """Send the event *name* and return it; none if no server accepts events. Assert that the table of events lists all of it."""
     kind = EVENTS[name]
-    beside = list(related)
+    others = list(related)
     assert fields.keys() == kind.fields.keys(), f"{name}: {sorted(fields.keys() ^ kind.fields.keys())}"
-    unlisted = {one.role for one in beside} - set(kind.related)
+    unlisted = {one.role for one in others} - set(kind.related)
     assert not unlisted, f"{name} is not related to {unlisted}"
-    found: Event | None = emit_event(
+    event: Event | None = emit_event(
         event=name,
-        resource=about.described(),
-        related=[{**one.described(), "prefect.resource.role": one.role} for one in beside],
+        resource=about.fields(),
+        related=[{**one.fields(), "prefect.resource.role": one.role} for one in others],
         payload=fields,
     )
-    return found
+    return event
 
 
 def notify(notification: Notification, about: Resource, related: Iterable[Resource] = ()) -> None:
-    """Send *notification* to the addresses that get its level."""
+    """Send *notification* to the addresses subscribed to its level."""
     emit(CHANNELS[notification.level], about, related, **asdict(notification))
 
 
 class NodeChange(Protocol):
-    """A change of a node, as a health check or a repair tells of it."""
+    """A state change of a node, as health checks and repairs report it."""
 
     @property
     def before(self) -> str:
@@ -100,21 +100,21 @@ def of_flow_run(ident: str) -> list[Resource]:
 
 
 def emit_nodes(cluster: str, changes: Sequence[tuple[str, NodeChange, dict[str, object]]]) -> None:
-    """Send an event for each change of a node, and one notification for all that a person should know of."""
-    around, run = Resource(role=CLUSTER, names=(cluster,)), flow_run_id()
+    """Send an event for each change of a node, and one notification for all changes that need attention."""
+    resource, run = Resource(role=CLUSTER, names=(cluster,)), flow_run_id()
     for node, change, facts in changes:
-        emit_node(cluster, node, change, [around, *of_flow_run(run)], facts)
-    told = {node: (str(change.after), change.reason) for node, change, _ in changes}
-    notification = of_nodes(cluster, told, host=host(), link=ui_link("flow-run", run) if run else "")
+        emit_node(cluster, node, change, [resource, *of_flow_run(run)], facts)
+    states = {node: (str(change.after), change.reason) for node, change, _ in changes}
+    notification = of_nodes(cluster, states, host=host(), link=ui_link("flow-run", run) if run else "")
     if notification is not None:
-        emit(ATTENTION, around, of_flow_run(run), **asdict(notification))
+        emit(ATTENTION, resource, of_flow_run(run), **asdict(notification))
 
 
 def emit_node(cluster: str, node: str, change: NodeChange, related: Iterable[Resource], facts: dict[str, object]) -> None:
-    """Send the event of one change of a node."""
-    moved = {"before": str(change.before), "after": str(change.after), "reason": change.reason}
+    """Send the event of one node's change."""
+    states = {"before": str(change.before), "after": str(change.after), "reason": change.reason}
     about = Resource(role=NODE, names=(cluster, node))
-    emit(f"holdfast.node.{change.after}", about, related, cluster=cluster, node=node, **moved, **facts)
+    emit(f"holdfast.node.{change.after}", about, related, cluster=cluster, node=node, **states, **facts)
 
 
 def host() -> str:
@@ -123,23 +123,19 @@ def host() -> str:
 
 
 def last_heartbeat(job: str) -> str:
-    """Return the id of the job's newest heartbeat that the server has recorded; empty when there is none."""
-    names, about = EventNameFilter(name=[HEARTBEAT]), EventResourceFilter(id=[resource_id(JOB, job)])
-    return _newest(EventFilter(event=names, resource=about, occurred=_lately()))
+    """Return the id of the job's newest heartbeat that the server has recorded; empty if there is none."""
+    return _newest(event=EventNameFilter(name=[HEARTBEAT]), resource=EventResourceFilter(id=[resource_id(JOB, job)]))
 
 
 def alerted(heartbeat: str) -> bool:
-    """Tell whether an automation is known to have fired on a heartbeat: somebody was told that the job has no controller."""
-    names, related = EventNameFilter(name=["prefect.automation.triggered"]), EventRelatedFilter(id=[f"prefect.event.{heartbeat}"])
-    return bool(_newest(EventFilter(event=names, related=related, occurred=_lately())))
+    """Tell whether an automation has fired on a heartbeat: an alert was sent that the job has no controller."""
+    name = EventNameFilter(name=["prefect.automation.triggered"])
+    return bool(_newest(event=name, related=EventRelatedFilter(id=[f"prefect.event.{heartbeat}"])))
 
 
-def _lately() -> EventOccurredFilter:
-    return EventOccurredFilter(since=DateTime.now("UTC") - LOOK_BACK)
-
-
-def _newest(wanted: EventFilter) -> str:
-    """Return the id of the newest event of the *wanted* ones; empty when there is none."""
+def _newest(**filters: Any) -> str:  # noqa: ANN401 (fields of an EventFilter)
+    """Return the id of the newest event that *filters* select; empty if there is none."""
+    recent = EventOccurredFilter(since=DateTime.now("UTC") - LOOK_BACK)
     with get_client(sync_client=True) as client:
-        found: Any = client.read_events(filter=wanted, limit=1)
+        found: Any = client.read_events(filter=EventFilter(occurred=recent, **filters), limit=1)
     return str(found.events[0].id) if found.events else ""

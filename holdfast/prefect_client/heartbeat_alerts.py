@@ -1,9 +1,9 @@
-"""Alerts for jobs without a controller: a proactive automation for each job and address, made by the controller and deleted at the end.
+"""Alerts for jobs without a controller: one proactive automation per job and address, created by the controller and deleted at the end.
 
-It waits after each heartbeat for the next one, so the Prefect server sends the alert when every process of Holdfast is gone. One automation
-for all jobs, which the event of a job's end releases, would not do: to end a wait the server reads before it writes, which SQLite refuses
-("database is locked") when anybody writes in between, as at the end of a flow; the event is dropped, and the alert sent for a job that is
-over.
+The automation waits after each heartbeat for the next one, so the Prefect server sends the alert even if every process of Holdfast is dead.
+A single automation for all jobs, ended by the event of a job's end, does not work: to end a wait the server reads before it writes, and
+SQLite fails ("database is locked") if another write comes in between, as at the end of a flow. The event is then dropped, and the alert is
+sent for a job that has ended.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from holdfast.prefect.event_kinds import HEARTBEAT, JOB, resource_id
 from holdfast.report.wording import about
 
 PREFIX: Final = "holdfast-"
-"""The names of our blocks and automations begin with it."""
+"""Prefix of the names of our blocks and automations."""
 ADDRESS: Final = "holdfast-address"
 """Tag of the automations that send notifications to an address."""
 ALERT: Final = "holdfast-alert"
 """Tag of the automations that wait for the heartbeats of a job."""
 AFTER: Final = "holdfast-no-controller-after-"
-"""How the tag of an address begins that says after how many seconds it gets the alert."""
+"""Prefix of the tag of an address that gives the seconds after which it gets the alert."""
 
 SUBJECT: Final = "{{ event.payload.alert.subject }}"
 TEXT: Final = "{{ event.payload.alert.text }}"
-WHOLE: Final = (
+WEBHOOK_BODY: Final = (
     '{"event": "holdfast.notification.attention", "at": {{ event.occurred.isoformat() | tojson }}, '
     '"resource": {{ event.resource.id | tojson }}, "payload": {{ event.payload.alert | tojson }}}'
 )
-"""What a webhook is sent: the last heartbeat brought the alert along."""
+"""JSON for a webhook: the last heartbeat carries the alert."""
 
 
 def of_job(job: str) -> str:
@@ -44,12 +44,12 @@ def of_job(job: str) -> str:
 
 
 def after_tag(seconds: float) -> str:
-    """Return the tag that says after how many seconds an address gets the alert."""
+    """Return the tag for an address that gets the alert after *seconds*."""
     return f"{AFTER}{seconds:g}"
 
 
 def seconds_of(address: Automation) -> float:
-    """Return after how many seconds without a heartbeat an address gets the alert; 0: never."""
+    """Return the seconds without a heartbeat after which an address gets the alert; 0: never."""
     return next((float(tag.removeprefix(AFTER)) for tag in address.tags if tag.startswith(AFTER)), 0.0)
 
 
@@ -60,25 +60,25 @@ def tagged(client: SyncPrefectClient, *tags: str) -> list[Automation]:
 
 
 def watch(job: str) -> None:
-    """Have an alert sent when the heartbeats of *job* stop, to each address that wants it; what waits already is kept."""
+    """Have an alert sent to each subscribed address when the heartbeats of *job* stop; automations that are up to date are kept."""
     with get_client(sync_client=True) as client:
-        there = {one.name: one for one in tagged(client, of_job(job))}
+        existing = {one.name: one for one in tagged(client, of_job(job))}
         for address in tagged(client, ADDRESS):
             seconds = seconds_of(address)
-            wanted = _alert(address, job, seconds)
-            before = there.pop(wanted.name, None)
-            if before is not None and _is_same(before, wanted):
+            alert = _alert(address, job, seconds)
+            before = existing.pop(alert.name, None)
+            if before is not None and _is_same(before, alert):
                 continue
             if before is not None:
                 client.delete_automation(before.id)
             if seconds:
-                client.create_automation(wanted)
-        for one in there.values():  # of addresses that are gone
+                client.create_automation(alert)
+        for one in existing.values():  # of removed addresses
             client.delete_automation(one.id)
 
 
 def unwatch(job: str) -> None:
-    """Expect no heartbeat of *job* any more."""
+    """Stop expecting heartbeats of *job*."""
     with get_client(sync_client=True) as client:
         for one in tagged(client, of_job(job)):
             client.delete_automation(one.id)
@@ -99,24 +99,23 @@ def _alert(address: Automation, job: str, seconds: float) -> AutomationCore:
             threshold=1,
             within=timedelta(seconds=max(seconds, 10.0)),
         ),
-        actions=[action(one.block_document_id, one, SUBJECT, TEXT, WHOLE) for one in _sends(address)],
+        actions=[
+            action(one.block_document_id, isinstance(one, CallWebhook), SUBJECT, TEXT, WEBHOOK_BODY)
+            for one in address.actions
+            if isinstance(one, CallWebhook | SendNotification)
+        ],
     )
 
 
-def _sends(address: Automation) -> list[CallWebhook | SendNotification]:
-    return [one for one in address.actions if isinstance(one, CallWebhook | SendNotification)]
+def _is_same(before: Automation, alert: AutomationCore) -> bool:
+    """Tell whether an existing automation is up to date."""
+    assert isinstance(alert.trigger, EventTrigger)
+    same_time = isinstance(before.trigger, EventTrigger) and before.trigger.within == alert.trigger.within
+    return same_time and [one.model_dump() for one in before.actions] == [one.model_dump() for one in alert.actions]
 
 
-def _is_same(before: Automation, wanted: AutomationCore) -> bool:
-    """Tell whether an automation is as it should be."""
-    assert isinstance(wanted.trigger, EventTrigger)
-    trigger = before.trigger
-    same_time = isinstance(trigger, EventTrigger) and trigger.within == wanted.trigger.within
-    return same_time and [one.model_dump() for one in before.actions] == [one.model_dump() for one in wanted.actions]
-
-
-def action(block: UUID, like: ActionTypes | type[ActionTypes], subject: str, text: str, whole: str) -> ActionTypes:
-    """Return what the server does with an event: a webhook is sent JSON, everything else subject and text."""
-    if like is CallWebhook or isinstance(like, CallWebhook):
-        return CallWebhook(block_document_id=block, payload=whole)
+def action(block: UUID, is_webhook: bool, subject: str, text: str, webhook_body: str) -> ActionTypes:  # noqa: FBT001 (one caller each way)
+    """Return the server's action for an event: JSON to a webhook, subject and text to everything else."""
+    if is_webhook:
+        return CallWebhook(block_document_id=block, payload=webhook_body)
     return SendNotification(block_document_id=block, subject=subject, body=text)

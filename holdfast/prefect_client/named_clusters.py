@@ -1,4 +1,4 @@
-"""Find a cluster by what a person says of it in the run form: this machine, a file on the worker, or what is saved in Prefect."""
+"""Resolve the cluster parameter of a flow: this machine, a cluster file on the worker, or a cluster saved in Prefect."""
 
 from __future__ import annotations
 
@@ -20,60 +20,56 @@ LOCAL: Final = re.compile(r"local(?::([0-9]{1,4}))?")
 VARIABLE: Final = "variable:"
 BLOCK: Final = "block:"
 SITE: Final = Path("/etc/holdfast/clusters")
-SLUG: Final = "secret"
-"""Of the type of block that holds clusters: the one that Prefect encrypts, the same that holds keys."""
+BLOCK_TYPE: Final = "secret"
+"""Slug of the block type that holds clusters: the encrypted one."""
 
 
-Choice = Annotated[
+ClusterParameter = Annotated[
     Cluster | str | dict[str, Any],
-    SkipValidation,  # `chosen` says in words what is wrong with it
+    SkipValidation,  # `resolve_cluster` reports errors in plain text
     WithJsonSchema({"anyOf": [{"type": "string", "title": "Name", "minLength": 1}, {"type": "object", "title": "Fields"}]}),
     Field(json_schema_extra={"title": "Cluster", "examples": ["local", "local:3", "gpu-lab", "/data/clusters/lab.yaml"]}),
 ]
-"""What a flow takes as its cluster: in the UI a name, over the API also an object with the fields of a cluster file."""
+"""The cluster parameter of a flow: a name in the UI; over the API also an object with the fields of a cluster file."""
 
 
-def chosen(said: Cluster | str | Mapping[str, Any], *, nodes: int = 1) -> Cluster:
-    """Return the cluster that a flow was given: itself, its fields, or a name for it.
+def resolve_cluster(given: Cluster | str | Mapping[str, Any], *, nodes: int = 1) -> Cluster:
+    """Return the cluster that a flow parameter names or describes.
 
-    `local` alone has as many nodes as it takes for *nodes*. Raise `UnknownCluster` with the known ones, or `BadFile`.
+    `local` without a number has at least *nodes* nodes. Raise `UnknownCluster`, which lists the known ones, or `BadFile`.
     """
-    if isinstance(said, Mapping):
-        return parse_cluster(said, "cluster")
-    if not isinstance(said, str):
-        return said
-    said = said.strip()
-    if said.startswith("{"):
-        return parse_cluster(said, "cluster")
-    if found := LOCAL.fullmatch(said):
-        return parse_cluster({"nodes": int(found[1])}, said) if found[1] else LocalCluster(nodes=max(nodes, LocalCluster().nodes))
-    if "/" in said or Path(said).suffix.lower() in {*YAML, ".py"}:
-        return load_cluster(_absolute(said))
-    return _saved(said)
+    if isinstance(given, Mapping):
+        return parse_cluster(given, "cluster")
+    if not isinstance(given, str):
+        return given
+    given = given.strip()
+    if given.startswith("{"):
+        return parse_cluster(given, "cluster")
+    if found := LOCAL.fullmatch(given):
+        return parse_cluster({"nodes": int(found[1])}, given) if found[1] else LocalCluster(nodes=max(nodes, LocalCluster().nodes))
+    if "/" in given or Path(given).suffix.lower() in {*YAML, ".py"}:
+        path = Path(given).expanduser()
+        if not path.is_absolute():
+            raise UnknownCluster(given, "it is a relative path, and a flow run has no folder of its own", "Write its absolute path")
+        return load_cluster(path)
+    return _saved(given)
 
 
-def name_of(said: Cluster | str | Mapping[str, Any]) -> str:
-    """Return what a flow run calls the cluster that it was given."""
-    if isinstance(said, str):
-        return said
-    return str(said.get("name", "local")) if isinstance(said, Mapping) else said.name
+def cluster_name(given: Cluster | str | Mapping[str, Any]) -> str:
+    """Return the name of the cluster in the names of flow runs and task runs."""
+    if isinstance(given, str):
+        return given
+    return str(given.get("name", "local")) if isinstance(given, Mapping) else given.name
 
 
 def folders() -> tuple[Path, ...]:
-    """Return where cluster files lie that are found by their names, the first one first."""
+    """Return the folders that are searched for cluster files by name, in order."""
     return paths.home() / "clusters.d", SITE
 
 
-def _absolute(said: str) -> Path:
-    path = Path(said).expanduser()
-    if not path.is_absolute():
-        raise UnknownCluster(said, "it is a relative path, and a flow run has no folder of its own", "Write its absolute path")
-    return path
-
-
-def _saved(said: str) -> Cluster:
-    """Return the cluster saved under a name: in a file, then in a variable of Prefect's, then in a block."""
-    kind, name = next(((kind, said.removeprefix(kind)) for kind in (VARIABLE, BLOCK) if said.startswith(kind)), ("", said))
+def _saved(given: str) -> Cluster:
+    """Return the cluster saved under a name: in a file, else in a Prefect variable, else in a Prefect block."""
+    kind, name = next(((kind, given.removeprefix(kind)) for kind in (VARIABLE, BLOCK) if given.startswith(kind)), ("", given))
     if not kind:
         for file in (folder / f"{name}.yaml" for folder in folders()):
             if file.is_file():
@@ -85,25 +81,25 @@ def _saved(said: str) -> Cluster:
             return parse_cluster(saved, BLOCK + name)
         known = ["local", *_known(client)]
     cure = f'Known here, blocks aside: {", ".join(known)}. Save others: `prefect variable set NAME "$(cat FILE)"`'
-    raise UnknownCluster(said, "", cure)
+    raise UnknownCluster(given, "", cure)
 
 
 def _block(client: SyncPrefectClient, name: str) -> Any:  # noqa: ANN401 (JSON, or text)
-    """Return what the block of that name holds; nothing where there is none. No other secret is read."""
+    """Return the value of the block *name*; None if there is none. No other secret is read."""
     try:
-        return client.read_block_document_by_name(name, SLUG, include_secrets=True).data.get("value")
+        return client.read_block_document_by_name(name, BLOCK_TYPE, include_secrets=True).data.get("value")
     except ObjectNotFound:
         return None
 
 
 def _known(client: SyncPrefectClient) -> Iterator[str]:
-    """Yield the names under which there are clusters."""
+    """Yield the names of the saved clusters, except blocks."""
     for folder in folders():
         yield from sorted(file.stem for file in folder.glob("*.yaml"))
-    yield from sorted(one.name for one in client.read_variables() if _may_be_one(one.value))
+    yield from sorted(one.name for one in client.read_variables() if _looks_like_cluster(one.value))
 
 
-def _may_be_one(value: object) -> bool:
+def _looks_like_cluster(value: object) -> bool:
     """Tell whether *value* looks like a cluster, as YAML or as fields."""
     if isinstance(value, str):
         return re.search(r"^\s*\"?kind\"?:", value, re.MULTILINE) is not None

@@ -1,4 +1,4 @@
-"""From an address to the Prefect block that keeps it: the block type that matches what the address is for."""
+"""Convert a notification address into the Prefect block that stores it; the block type follows from the address."""
 
 from __future__ import annotations
 
@@ -29,75 +29,70 @@ EXAMPLES: Final = "https://ops.example.com/hook, https://hooks.slack.com/service
 
 
 class BadAddress(OperatorError):
-    """An address to which nothing can be sent."""
+    """An address that notifications cannot be sent to."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
 
     def __str__(self) -> str:
-        return f"this is no address for notifications: {self.why}. Examples: {EXAMPLES}"
+        return f"this is not a notification address: {self.why}. Examples: {EXAMPLES}"
 
 
 def block_of(address: str) -> Block:
-    """Return the block that keeps *address*, not saved yet; raise `BadAddress` for what nothing can be sent to.
+    """Return the unsaved block for *address*; raise `BadAddress` if notifications cannot be sent to it.
 
-    A web address of a service that Apprise knows is that service's; any other one is a webhook that is sent JSON.
+    A web address that Apprise recognizes belongs to that service; any other one is a webhook that gets JSON.
     """
-    scheme, host = _parsed(address)
+    scheme, host = _parse(address)
     service: Any = Apprise.instantiate(address, suppress_exceptions=True)
     if service is None and scheme in HTTP:
         if not host:
-            raise BadAddress("it names no host")
+            raise BadAddress("it has no host")
         return Webhook(url=SecretStr(address), headers=cast("Any", {"Content-Type": "application/json"}))
     if service is None:
-        raise BadAddress(f"{scheme}:// needs other parts than these" if scheme in _schemes() else f"nothing is known about {scheme}://")
+        raise BadAddress(f"its parts are not those of {scheme}://" if scheme in _schemes() else f"{scheme}:// is unknown")
     make = BLOCKS.get(type(service).__name__)
     try:
         return make(service, address) if make is not None else _generic(service, address)
     except (ValueError, TypeError) as error:
-        raise BadAddress(_without(str(error).splitlines()[0], address)) from error
+        raise BadAddress(str(error).splitlines()[0].replace(address, "the address")) from error
 
 
 def is_generic(block: Block, address: str) -> bool:
-    """Tell whether Prefect has no block type for *address*, so that *block* is one that passes any address on to Apprise."""
+    """Tell whether Prefect has no block type for *address*, so that *block* forwards it to Apprise."""
     return isinstance(block, SlackWebhook) and "slack" not in address.partition("?")[0].lower()
 
 
-def _parsed(address: str) -> tuple[str, str]:
-    """Return scheme and host of *address*."""
+def _parse(address: str) -> tuple[str, str]:
+    """Return scheme and host of *address*; the address itself is a secret and appears in no error."""
     scheme, separator, rest = address.partition("://")
     if not separator or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
-        raise BadAddress("it does not begin with a scheme such as https://")
+        raise BadAddress("it does not start with a scheme such as https://")
     if not rest or any(char.isspace() or not char.isprintable() for char in address):
-        raise BadAddress("it is empty behind the scheme" if not rest else "it contains spaces or unprintable characters")
+        raise BadAddress("nothing follows the scheme" if not rest else "it contains spaces or unprintable characters")
     try:
         parts = urlsplit(address)
         _ = parts.port if scheme.lower() in HTTP else None
     except ValueError as error:
-        raise BadAddress(_without(str(error), address)) from error
+        raise BadAddress(str(error).replace(address, "the address")) from error
     return scheme.lower(), parts.hostname or ""
 
 
 def _schemes() -> set[str]:
-    """Return the schemes that Apprise knows."""
+    """Return the schemes that Apprise supports."""
     services = cast("list[dict[str, list[str] | None]]", Apprise().details()["schemas"])
     return {name for one in services for names in ("protocols", "secure_protocols") for name in one[names] or ()}
 
 
-def _without(words: str, address: str) -> str:
-    """Return the *words* of an error without the address, which is a secret."""
-    return words.replace(address, "the address")
-
-
 def _generic(_service: Any, address: str) -> Block:  # noqa: ANN401 (a plugin of Apprise, which has no types)
-    """Return the one block type of Prefect that takes any address of Apprise: it says Slack, and passes the address on as it is."""
+    """Return the one block type of Prefect that accepts any Apprise address: it is named Slack, and forwards the address unchanged."""
     return SlackWebhook(url=SecretStr(address))
 
 
 def _teams(_service: Any, address: str) -> Block:  # noqa: ANN401 (as above)
     if not address.startswith("https://"):
-        raise BadAddress("Teams takes the https:// address that its workflow shows")
+        raise BadAddress("Teams needs the https:// address that its workflow shows")
     return MicrosoftTeamsWebhook(url=SecretStr(address))
 
 
@@ -154,7 +149,7 @@ BLOCKS: Final[Mapping[str, Callable[[Any, str], Block]]] = {
         api_key=SecretStr(service.apikey), sender_email=service.from_email, to_emails=list(service.targets)
     ),
 }
-"""Plugin of Apprise to the block type of Prefect for it."""
+"""Apprise plugin to the function that creates Prefect's block for it."""
 KINDS: Final[tuple[type[Block], ...]] = (
     Webhook,
     SlackWebhook,
@@ -166,4 +161,4 @@ KINDS: Final[tuple[type[Block], ...]] = (
     TwilioSMS,
     SendgridEmail,
 )
-"""Every block type that an address may be kept in."""
+"""Every block type that may store an address."""

@@ -1,7 +1,7 @@
-"""Where notifications go: for each address a Prefect block and an automation, so that the server sends them whatever becomes of a flow.
+"""Addresses of notifications: a Prefect block and an automation for each, so that the server sends them even if a flow dies.
 
-``python -m holdfast.prefect_client.notifications`` takes one order as JSON on its standard input, as addresses hold
-secrets: `holdfast notify` runs it.
+``python -m holdfast.prefect_client.notifications`` reads one command as JSON from standard input, as addresses contain secrets;
+`holdfast notify` runs it.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from holdfast.prefect_client.heartbeat_alerts import ALERT, PREFIX, action, afte
 from holdfast.prefect_client.notification_addresses import KINDS, block_of, is_generic
 from holdfast.report.notifications import Notification, NotificationLevel
 
-NEEDED: Final = (ATTENTION, RESOLVED, TEST)
-ALL: Final = (*NEEDED, INFO)
+DEFAULT_EVENTS: Final = (ATTENTION, RESOLVED, TEST)
+ALL_EVENTS: Final = (*DEFAULT_EVENTS, INFO)
 SUBJECT: Final = "{{ event.payload.subject }}"
 TEXT: Final = "{{ event.payload.text }}"
-WHOLE: Final = (
+WEBHOOK_BODY: Final = (
     '{"event": {{ event.event | tojson }}, "at": {{ event.occurred.isoformat() | tojson }}, "resource": {{ event.resource.id | tojson }}, '
     '"payload": {{ event.payload | tojson }}}'
 )
-"""What a webhook is sent: of two with the same `payload.id` the later one replaces the earlier one."""
+"""JSON for a webhook: of two with the same `payload.id` the later one replaces the earlier one."""
 
 
 class NotSent(OperatorError):
-    """The Prefect server did not do what was asked."""
+    """The Prefect server did not carry out a command."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
 
     def __str__(self) -> str:
-        return f"the Prefect server did not do it: {self.why}. Look at PREFECT_API_URL, and whether the server is up."
+        return f"the Prefect server did not do it: {self.why}. Check PREFECT_API_URL, and that the server is up."
 
 
 class NoSuchAddress(OperatorError):
-    """No notifications go there."""
+    """There is no address of that name."""
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         super().__init__(name, known)
@@ -62,56 +62,53 @@ class NoSuchAddress(OperatorError):
 
 
 def add(name: str, *, url: str, everything: bool, lost_after: float = LOST_SECONDS) -> dict[str, Any]:
-    """Send notifications to *url* from now on, and an alert when a job has had no controller for *lost_after* seconds (0: none).
-
-    Replaces an address of that name.
-    """
+    """Add or replace an address. It also gets an alert when a job has had no controller for *lost_after* seconds (0: never)."""
     block = block_of(url)
-    ident = cast("UUID", block.save(PREFIX + name, overwrite=True))
+    block_id = cast("UUID", block.save(PREFIX + name, overwrite=True))
     with get_client(sync_client=True) as client:
         _delete(client, name)
-        client.create_automation(_of_notifications(name, block, ident, everything=everything, lost_after=lost_after))
-    _forget_blocks(name, but=type(block))
+        client.create_automation(_of_notifications(name, block, block_id, everything=everything, lost_after=lost_after))
+    _delete_blocks(name, but=type(block))
     found = {"name": name, "block": type(block).get_block_type_slug(), "generic": is_generic(block, url), "all": everything}
     return {**found, "lost_after": lost_after}
 
 
-def _of_notifications(name: str, block: Block, ident: UUID, *, everything: bool, lost_after: float) -> AutomationCore:
-    """Return the automation that sends what controllers and flows tell; controllers read from its tags who wants an alert without them."""
-    about_whom = [resource_id(JOB, "*"), resource_id(CLUSTER, "*"), resource_id(ADDRESS, name)]
+def _of_notifications(name: str, block: Block, block_id: UUID, *, everything: bool, lost_after: float) -> AutomationCore:
+    """Return the automation that forwards notification events; controllers read from its tags when the address gets an alert."""
+    resources = [resource_id(JOB, "*"), resource_id(CLUSTER, "*"), resource_id(ADDRESS, name)]
     return AutomationCore(
         name=PREFIX + name,
         description="Sends notifications of Holdfast. Made by `holdfast notify`.",
         tags=[ADDRESS_TAG, *([after_tag(lost_after)] if lost_after else [])],
         trigger=EventTrigger(
-            match=cast("Any", {"prefect.resource.id": about_whom}),
-            expect=set(ALL if everything else NEEDED),
+            match=cast("Any", {"prefect.resource.id": resources}),
+            expect=set(ALL_EVENTS if everything else DEFAULT_EVENTS),
             for_each={"prefect.resource.id"},
             posture=Posture.Reactive,
             threshold=1,
             within=timedelta(0),
         ),
-        actions=[action(ident, CallWebhook if is_webhook(block) else SendNotification, SUBJECT, TEXT, WHOLE)],
+        actions=[action(block_id, is_webhook(block), SUBJECT, TEXT, WEBHOOK_BODY)],
     )
 
 
 def is_webhook(block: Block) -> bool:
-    """Tell whether what a block keeps is sent JSON."""
+    """Tell whether a block is a webhook, which gets JSON."""
     return block.get_block_type_slug() == "webhook"
 
 
 def remove(name: str) -> dict[str, Any]:
-    """Send nothing there any more, and forget the address."""
+    """Delete the address *name* with its blocks and automations."""
     with get_client(sync_client=True) as client:
         known = tuple(one["name"] for one in _known(client))
         if not _delete(client, name):
             raise NoSuchAddress(name, known)
-    return {"name": name, "removed": _forget_blocks(name)}
+    return {"name": name, "removed": _delete_blocks(name)}
 
 
-def _forget_blocks(name: str, but: type[Block] | None = None) -> list[str]:
-    """Delete the blocks that keep the address *name*, *but* the one of that type; return them."""
-    gone = []
+def _delete_blocks(name: str, but: type[Block] | None = None) -> list[str]:
+    """Delete the blocks that store the address *name*, except the one of type *but*; return them."""
+    deleted = []
     for kind in KINDS:
         if kind is but:
             continue
@@ -119,18 +116,18 @@ def _forget_blocks(name: str, but: type[Block] | None = None) -> list[str]:
             kind.delete(PREFIX + name)
         except ValueError:
             continue
-        gone.append(f"{kind.get_block_type_slug()}/{PREFIX}{name}")
-    return gone
+        deleted.append(f"{kind.get_block_type_slug()}/{PREFIX}{name}")
+    return deleted
 
 
 def addresses() -> list[dict[str, Any]]:
-    """Return where notifications go; what is secret of an address stays with the server."""
+    """Return all addresses, without their secrets."""
     with get_client(sync_client=True) as client:
         return _known(client)
 
 
 def test(name: str) -> dict[str, Any]:
-    """Have the server send one notification to *name*, and to no other address."""
+    """Have the server send a test notification to *name*, and to no other address."""
     with get_client(sync_client=True) as client:
         known = tuple(one["name"] for one in _known(client))
     if name not in known:
@@ -145,7 +142,7 @@ def test(name: str) -> dict[str, Any]:
         host=events.host(),
     )
     if events.emit(TEST, events.Resource(role=ADDRESS, names=(name,)), **asdict(notification)) is None:
-        raise NotSent("it takes no events")
+        raise NotSent("it accepts no events")
     return {"name": name}
 
 
@@ -163,7 +160,7 @@ def _known(client: SyncPrefectClient) -> list[dict[str, Any]]:
 
 
 def _block_of(client: SyncPrefectClient, one: Automation) -> str:
-    """Return the type of the block that keeps an address."""
+    """Return the block type of an address."""
     idents = [action.block_document_id for action in one.actions if isinstance(action, CallWebhook | SendNotification)]
     try:
         block_type = client.read_block_document(idents[0], include_secrets=False).block_type
@@ -173,7 +170,7 @@ def _block_of(client: SyncPrefectClient, one: Automation) -> str:
 
 
 def _delete(client: SyncPrefectClient, name: str) -> bool:
-    """Delete the automation of an address, and those that send alerts there; tell whether there was one."""
+    """Delete the automation of an address, and those that send alerts to it; tell whether there was one."""
     found = [one for one in tagged(client, ADDRESS_TAG) if one.name == PREFIX + name]
     for one in found:
         client.delete_automation(one.id)
@@ -183,21 +180,21 @@ def _delete(client: SyncPrefectClient, name: str) -> bool:
     return bool(found)
 
 
-ORDERS: Final[dict[str, Callable[..., Any]]] = {"add": add, "remove": remove, "list": addresses, "test": test}
+COMMANDS: Final[dict[str, Callable[..., Any]]] = {"add": add, "remove": remove, "list": addresses, "test": test}
 
 
 def main() -> int:
-    """Carry out the order on standard input; print what came of it as JSON."""
-    order = json.load(sys.stdin)
+    """Carry out the command on standard input; print its result as JSON."""
+    command = json.load(sys.stdin)
     try:
-        done = ORDERS[order.pop("do")](**order)
+        result = COMMANDS[command.pop("do")](**command)
     except OperatorError as error:
         print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
         return 2
-    except Exception as error:  # noqa: BLE001 (a server that is away or refuses: the client raises errors of several libraries)
+    except Exception as error:  # noqa: BLE001 (an unreachable server, or one that refuses: the client raises errors of several libraries)
         print(f"holdfast: {NotSent((str(error) or type(error).__name__).splitlines()[0])}", file=sys.stderr)  # noqa: T201
         return 2
-    json.dump(done, sys.stdout)
+    json.dump(result, sys.stdout)
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Follow the flow run that this controller is: whoever cancels or suspends it in Prefect is obeyed, whichever worker is alive.
+"""Poll the state of the controller's own flow run, to carry out a cancellation or a suspension made in Prefect.
 
-A Prefect worker tells a flow's process of a cancellation by SIGTERM, if the worker that started it still lives; of a suspension nobody
-tells it, but Prefect raises `Pause` at the next task. Neither is enough for a process that lives for weeks: so it polls.
+A Prefect worker sends a flow's process SIGTERM for a cancellation, if the worker that started it is still alive. For a suspension nothing
+is sent; Prefect raises `Pause` at the next task. Neither is enough for a process that runs for weeks, so it polls.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from holdfast.prefect.server import is_temporary_server
 log = logging.getLogger("holdfast.publish")
 
 POLL_SECONDS: Final = 2.0
-SETTLING_SECONDS: Final = 30.0
-"""How long the process of the flow run before may take to end that run itself."""
+PREDECESSOR_SECONDS: Final = 30.0
+"""How long the process of the previous flow run may take to end that run itself."""
 LAST_SECONDS: Final = 5.0
-SAYING_SECONDS: Final = 20.0
-"""How long a suspended flow run tries to say in its state what was saved, while the server does not answer."""
+"""How long the end of a flow waits for the thread."""
+MESSAGE_SECONDS: Final = 20.0
+"""How long a suspended flow run tries to write what was saved into its state, while the server does not answer."""
 
 
 class OwnFlowRun:
-    """One thread that polls the state of this flow run, and of those it is a subflow of."""
+    """A thread that polls the state of this flow run and of its parent flow runs."""
 
     def __init__(self) -> None:
         context = FlowRunContext.get()
@@ -47,9 +48,9 @@ class OwnFlowRun:
             self.flow_run = FlowRun(id=str(own.id), url="" if is_temporary_server() else ui_link("flow-run", own.id))
         self._own = own
         self._lineage: list[UUID] = []
-        """This flow run and its parents, innermost first, once they are known."""
+        """Ids of this flow run and its parents, innermost first; empty until they are known."""
         self._running: UUID | None = None
-        """The state in which this process runs the flow."""
+        """Id of the state in which this process runs the flow."""
         self._run: JobController | None = None
         self._paused: State | None = None
         self._predecessor_at = 0.0
@@ -69,20 +70,20 @@ class OwnFlowRun:
             self._thread.join(LAST_SECONDS)
 
     def control(self, run: JobController) -> None:
-        """Begin with the job: a flow run that controlled it before, and whose process is gone, is told so in Prefect."""
-        self._run, self._predecessor_at = run, time.monotonic() + SETTLING_SECONDS
+        """Start with the job. A previous flow run of it whose process is dead is marked as crashed in Prefect."""
+        self._run, self._predecessor_at = run, time.monotonic() + PREDECESSOR_SECONDS
 
     def leave_suspended(self, saved: str) -> None:
-        """Leave the flow run suspended, and say in its state what was *saved*.
+        """Leave the flow run suspended, with what was *saved* as its message.
 
-        Raise `Pause` where Prefect starts the flow again on resume. Return only once a run that waits in its process (one without a
-        deployment, which nobody would start again) was resumed or cancelled; raise `Pause` as well when it was ended while it waited.
+        Raise `Pause` if Prefect starts the flow again when it is resumed. A run without a deployment waits in its process instead: return
+        once it is resumed or cancelled; raise `Pause` if it is ended while it waits.
         """
-        self._say(saved)
+        self._write_message(saved)
         if self._is_started_again():
             raise Pause(state=self._paused)
         while self.flow_run.suspended and not self.flow_run.cancelled:
-            if self._paused is not None and self._paused.is_final():  # the time for which a run may be paused is over
+            if self._paused is not None and self._paused.is_final():  # the maximum pause has passed
                 raise Pause(state=self._paused)
             time.sleep(POLL_SECONDS / 4)
 
@@ -91,27 +92,27 @@ class OwnFlowRun:
     def _follow(self) -> None:
         while not self._over.is_set():
             try:
-                # retried here, so that no answer is awaited for minutes after the server is back
+                # retry here: Prefect would wait for minutes after the server is reachable again
                 with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}), get_client(sync_client=True) as client:
-                    self._poll_while_it_answers(client)
-            except Exception as error:  # noqa: BLE001 (the server may be away for hours, and training goes on)
+                    self._poll_while_reachable(client)
+            except Exception as error:  # noqa: BLE001 (the server may be unreachable for hours, and training continues)
                 if not self._failing:
                     note(log, "prefect.unreachable", level=logging.WARNING, why=error)
                 self._failing = True
                 self._over.wait(POLL_SECONDS)
 
-    def _poll_while_it_answers(self, client: SyncPrefectClient) -> None:
+    def _poll_while_reachable(self, client: SyncPrefectClient) -> None:
         while not self._over.is_set():
             for number in self._lineage or self._find_lineage(client):
-                with suppress(ObjectNotFound):  # its server lost its database: nobody can cancel what is not there
-                    self._heed(client.read_flow_run(number))
+                with suppress(ObjectNotFound):  # the server lost its database
+                    self._apply(client.read_flow_run(number))
             self._failing = False
             self._close_predecessor(client)
             self.flow_run.poll.wait(POLL_SECONDS)
             self.flow_run.poll.clear()
 
     def _find_lineage(self, client: SyncPrefectClient) -> list[UUID]:
-        """Return the ids of this flow run and of all that it runs within: who cancels a parent means its subflows too."""
+        """Return the ids of this flow run and its parents: cancelling a parent cancels its subflows."""
         assert self._own is not None
         found, run = [self._own.id], self._own
         while run.parent_task_run_id is not None:
@@ -123,44 +124,48 @@ class OwnFlowRun:
         self._lineage = found
         return found
 
-    def _heed(self, told: PrefectFlowRun) -> None:
-        state, mine = told.state, told.id == self._lineage[0]
+    def _apply(self, run: PrefectFlowRun) -> None:
+        """Carry out what the state of this flow run, or of one of its parents, asks for."""
+        state, is_own = run.state, run.id == self._lineage[0]
         if state is None:
             return
-        whose = "" if mine else f" with its parent flow run '{told.name}'"
+        suffix = "" if is_own else f" with its parent flow run '{run.name}'"
         if state.is_cancelling() or state.is_cancelled():
-            self.flow_run.cancelled = self.flow_run.cancelled or f"cancelled in Prefect{whose}"
+            self.flow_run.cancelled = self.flow_run.cancelled or f"cancelled in Prefect{suffix}"
         elif state.is_paused():
             self._paused = state
-            self.flow_run.suspended = self.flow_run.suspended or f"suspended in Prefect{whose}"
+            self.flow_run.suspended = self.flow_run.suspended or f"suspended in Prefect{suffix}"
         elif self.flow_run.suspended and not self._is_started_again():
             if state.is_running():
                 self._paused, self.flow_run.suspended = None, ""
             elif state.is_final():
                 self._paused = state
-        elif mine and state.is_running():
-            self._give_way(state)
+        elif is_own and state.is_running():
+            self._detach_if_replaced(state)
 
     def _is_started_again(self) -> bool:
-        """Tell whether Prefect starts this flow again, in a new process, when it is resumed."""
+        """Tell whether Prefect starts this flow in a new process when it is resumed."""
         state = self._paused
         if state is not None and state.is_paused():
             return state.state_details.pause_reschedule is not False
         return self._own is not None and self._own.deployment_id is not None
 
-    def _give_way(self, state: State) -> None:
-        """Detach from the job where this flow run was suspended and resumed between two polls: another process runs it now."""
+    def _detach_if_replaced(self, state: State) -> None:
+        """Detach from the job if this flow run was suspended and resumed between two polls: another process runs it now."""
         self._running = self._running or state.id
         if state.id != self._running and self._is_started_again() and self._run is not None:
             self._run.detach.request("its flow run was resumed in another process")
 
-    def _say(self, saved: str) -> None:
-        """Put *saved* into the state of this flow run while it is suspended; give up after a while: the history has it."""
-        deadline = time.monotonic() + SAYING_SECONDS
+    def _write_message(self, saved: str) -> None:
+        """Write *saved* into the state of this flow run while it is suspended; give up after a while, as the history has it too."""
+        assert self._own is not None
+        deadline = time.monotonic() + MESSAGE_SECONDS
         while saved and self.flow_run.suspended:
             try:
-                self._say_once(saved)
-            except Exception as error:  # noqa: BLE001 (the server may be away for longer than anybody waits here)
+                # Without Prefect's own retries, which would send it long after it was true.
+                with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+                    set_message_while_suspended(client, self._own.id, saved)
+            except Exception as error:  # noqa: BLE001 (the server may be unreachable for longer than this waits)
                 if time.monotonic() > deadline:
                     note(log, "prefect.unreachable", level=logging.WARNING, why=error)
                     return
@@ -168,14 +173,8 @@ class OwnFlowRun:
             else:
                 return
 
-    def _say_once(self, saved: str) -> None:
-        """Try once to say it. Prefect's client does not send it again by itself: it would be sent long after it was true."""
-        assert self._own is not None
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
-            say_while_suspended(client, self._own.id, saved)
-
     def _close_predecessor(self, client: SyncPrefectClient) -> None:
-        """End the flow run that controlled the job before, if its process could not: nobody else would, and it would stay Running."""
+        """Mark the previous flow run of the job as crashed if its process could not end it; it would stay Running."""
         number = self.flow_run.predecessor
         if not number or self._run is None or time.monotonic() < self._predecessor_at:
             return
@@ -185,15 +184,17 @@ class OwnFlowRun:
         with suppress(ObjectNotFound):
             state = client.read_flow_run(UUID(number)).state
             if state is not None and state.is_running():
-                words = f"The controller's process ended unexpectedly; training continued. Controlled by flow run {self._lineage[0]} now."
-                client.set_flow_run_state(UUID(number), State(type=StateType.CRASHED, message=words), force=True)
+                message = (
+                    f"The controller's process ended unexpectedly; training continued. Flow run {self._lineage[0]} controls the job now."
+                )
+                client.set_flow_run_state(UUID(number), State(type=StateType.CRASHED, message=message), force=True)
 
 
-def say_while_suspended(client: SyncPrefectClient, flow_run: UUID, message: str) -> None:
-    """Put *message* into the state of a flow run if that is suspended.
+def set_message_while_suspended(client: SyncPrefectClient, flow_run: UUID, message: str) -> None:
+    """Write *message* into the state of a flow run if it is suspended.
 
-    Prefect can only set a whole new state, whatever the present one is. Where a person resumes or cancels the flow run between our reading
-    and our setting, ours would undo theirs: so the state before ours is looked at, and set again if it is another than "suspended".
+    Prefect can only set a complete new state, whatever the present one is. If a person resumes or cancels the flow run between our read and
+    our write, ours would undo theirs. So the state before ours is read afterwards, and set again if it is not "suspended".
     """
     state = client.read_flow_run(flow_run).state
     if state is None or not state.is_paused():

@@ -1,4 +1,4 @@
-"""What the Prefect UI shows of a job: the job page, incidents, progress, events. A server that is away never holds a recovery up."""
+"""Publish a job to the Prefect UI: job page, incidents, progress, events, heartbeats. An unreachable server never delays a recovery."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ from policies.states import TERMINAL
 log = logging.getLogger("holdfast.publish")
 
 PAGE_SECONDS: Final = 30.0
-"""Seconds between two updates of the job page and the progress bar while nothing but steps is new."""
+"""Seconds between two updates of the job page and the progress bar while only steps are new."""
 EVENT_SECONDS: Final = 2.0
-"""Seconds between two updates of the job page when something happened: a recovery of a moment is one update."""
+"""Seconds between two updates of the job page after an event: a short recovery is one update."""
 OPEN_SECONDS: Final = 2.0
-"""Seconds after which the page of an incident that still lasts is made; one that is over by then has its page at once."""
+"""Seconds after which an open incident gets its page; one that closes earlier gets it at once."""
 FAULT_SECONDS: Final = 3600.0
-"""Seconds within which a fault of the same kind on the same target is sent once, unless another incident began."""
-WATCH_SECONDS: Final = 60.0
-"""Seconds between two looks at who wants an alert when the job has no controller."""
+"""Seconds within which a fault of the same kind on the same target is sent once, unless another incident opens."""
+ALERT_UPDATE_SECONDS: Final = 60.0
+"""Seconds between two updates of the automations that send an alert when the job has no controller."""
 ALERT_SECONDS: Final = 20.0
-"""How long a new controller looks for an alert that was sent before: the server records its own events after a few seconds."""
+"""How long a new controller searches for an alert that was sent before: the server records its own events after a few seconds."""
 TICK: Final = 1.0
-"""Seconds between two looks at what is due."""
+"""Seconds between two checks of what is due."""
 LAST_SECONDS: Final = 5.0
-"""How long the end of a flow waits for the server to take what is left."""
+"""How long the end of a flow waits until everything is published."""
 SMOOTHING: Final = 0.1
-"""Weight of the newest step in the average time of a step."""
-BEAT: Final = "HOLDFAST_CONTROLLER_HEARTBEAT"
-"""Variable: seconds between two heartbeats of a controller."""
+"""Weight of the newest step in the moving average of the step time."""
+HEARTBEAT_VARIABLE: Final = "HOLDFAST_CONTROLLER_HEARTBEAT"
+"""Environment variable: seconds between two heartbeats of a controller."""
 
 Facts = Mapping[str, Any]
 Work = tuple[Callable[[Any], None], Any]
@@ -66,9 +66,9 @@ _NOTHING: Final[Work] = (lambda _: None, None)
 
 
 class Publisher:
-    """One thread that talks to the Prefect server in the name of the flow run.
+    """A thread that talks to the Prefect server for the flow run.
 
-    `tell` may be called from any thread and copies what may change; all else belongs to the thread.
+    `tell` may be called from any thread and copies what may change; everything else belongs to the thread.
     """
 
     def __init__(self, job: str) -> None:
@@ -76,30 +76,30 @@ class Publisher:
         self._facts = JobFacts(job=job, run_link=ui_link("flow-run", self._run) if self._run else "", incident_link=self._incident_link)
         self._notifications = Notifications(NotificationSource(job=job))
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._beat_seconds = beat_seconds()
-        self._next_beat: float | None = None
-        """When the next heartbeat is due; nothing while this flow does not run the job."""
-        self._look_for_alert = False
-        """Somebody may have been told that the job has no controller."""
+        self._heartbeat_seconds = heartbeat_seconds()
+        self._next_heartbeat: float | None = None
+        """When the next heartbeat is due; None while this flow does not control the job."""
+        self._search_alert = False
+        """An alert that the job has no controller may have been sent."""
         self._heartbeat_before = ""
-        """The last heartbeat before this controller's first one, while it is looked whether an alert was sent on it."""
-        self._alert_until = self._next_look = 0.0
+        """Id of the last heartbeat before this controller's first one, while an alert for it is searched; else empty."""
+        self._alert_until = self._next_search = 0.0
         self._next_page = self._next_event = 0.0
-        self._is_news = False
+        self._changed = False
         self._shown: tuple[int | None, str] | None = None
-        """Step and state that the job page shows."""
+        """Step and state on the job page."""
         self._artifacts: dict[str, UUID] = {}
-        """Key of an artifact to the version that this flow run made of it."""
+        """Artifact key to the version that this flow run created."""
         self._open: tuple[IncidentCase, float] | None = None
-        """The incident in work, and when its page is due."""
+        """The open incident, and when its page is due."""
         self._quarantined: dict[str, str] = {}
-        """Nodes that were quarantined since the incident in work began, or the last one before."""
+        """Nodes quarantined since the newest incident opened, with the reason."""
         self._last_case: IncidentCase | None = None
         self._faults: dict[tuple[str, str], float] = {}
-        """Kind and target of the faults that were sent, and when."""
-        self._next_watch = 0.0
-        """When it is looked next who wants an alert when there is no controller."""
-        self._is_unwatched = False
+        """Kind and target of the faults that were sent, with the time."""
+        self._next_alert_update = 0.0
+        """When the alert automations are updated next."""
+        self._alerts_deleted = False
         self._failing = False
         handlers: dict[str, tuple[Callable[[Facts], Any], Callable[[Any], None]]] = {
             "began": (dict, self._began),
@@ -114,14 +114,14 @@ class Publisher:
             "answered": (lambda facts: facts["question"].model_copy(), self._answered),
         }
         self._handlers = handlers
-        """News to what copies its facts, and to what takes them in."""
+        """Event of the controller to the function that copies its facts, and to the function that handles them."""
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=lambda: context.run(self._serve), name="publisher", daemon=True)
         self._thread.start()
 
     def tell(self, event: str, facts: Facts) -> None:
-        """Publish news of the run; never wait, never raise."""
-        if event == "progress":  # once a step: the newest is all that counts
+        """Publish an event of the controller; never block, never raise."""
+        if event == "progress":  # once a step: only the newest counts
             page, seconds = self._facts, facts["seconds"]
             page.pace = seconds if page.pace is None else (1 - SMOOTHING) * page.pace + SMOOTHING * seconds
             page.step, page.until, page.loss = facts["step"], facts["until"], facts["loss"]
@@ -130,7 +130,7 @@ class Publisher:
             self._work.put((handler, copy(facts)))
 
     def close(self) -> None:
-        """Give what is left a few seconds to be published."""
+        """Wait a few seconds until everything is published."""
         self._work.put(None)
         self._thread.join(LAST_SECONDS)
 
@@ -145,16 +145,22 @@ class Publisher:
                 work = _NOTHING
             if work is None:
                 break
-            handler, news = work
-            self._guarded(partial(handler, news))
+            handler, facts = work
+            self._guarded(partial(handler, facts))
             if time.monotonic() >= due:
                 due = time.monotonic() + TICK
-                for look in (self._beat, self._look_at_alert, self._look_at_notifications, self._look_at_incident, self._look_at_page):
-                    self._guarded(look)
+                for act in (
+                    self._send_heartbeat,
+                    self._withdraw_alert,
+                    self._send_notifications,
+                    self._show_open_incident,
+                    self._update_page,
+                ):
+                    self._guarded(act)
         self._guarded(self._last)
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Do one thing; that the UI is away, which it may be for hours, is noted once: the history has everything."""
+        """Call *act*; log once that the server is unreachable, which may last for hours: the history has everything."""
         try:
             act()
         except Exception as error:  # noqa: BLE001 (as above)
@@ -164,12 +170,12 @@ class Publisher:
 
     def _last(self) -> None:
         if self._facts.over and self._facts.cluster:
-            self._guarded(self._unwatch)
+            self._guarded(self._delete_alerts)
         for notification in self._notifications.last(time.time()):
             self._notify(notification)
         self._show_page()
 
-    # -- news ---------------------------------------------------------------------------------------------------------
+    # -- events of the controller ---------------------------------------------------------------------------------------------------------
 
     def _began(self, facts: Facts) -> None:
         page, job = self._facts, facts["job"]
@@ -184,7 +190,7 @@ class Publisher:
             incident_page=self._incident_link,
         )
         self._nodes(facts)
-        self._next_beat, self._look_for_alert, self._is_news = 0.0, bool(facts["reattached"]), True
+        self._next_heartbeat, self._search_alert, self._changed = 0.0, bool(facts["reattached"]), True
         if not facts["reattached"]:
             self._emit("holdfast.job.launching", before="", event="submitted", after=page.state, reason="submitted")
         else:
@@ -193,34 +199,34 @@ class Publisher:
             page.incidents = page.cases[-1].incident.number if page.cases else 0
 
     def _released(self, _facts: Facts) -> None:
-        self._next_beat = None
+        self._next_heartbeat = None
 
     def _moved(self, facts: Facts) -> None:
-        self._facts.state, self._facts.reason, self._is_news = facts["after"], facts["reason"], True
+        self._facts.state, self._facts.reason, self._changed = facts["after"], facts["reason"], True
         moved = {name: facts[name] for name in ("before", "event", "after")}
         self._emit(f"holdfast.job.{facts['after'].lower()}", **moved, reason=facts["reason"])
         self._notifications.moved(facts["after"], facts["reason"])
         if facts["after"] in TERMINAL:
-            self._next_beat = None
-            self._guarded(self._unwatch)
+            self._next_heartbeat = None
+            self._guarded(self._delete_alerts)
 
-    def _unwatch(self) -> None:
-        """Expect no heartbeat any more, as the job has ended."""
-        if not self._is_unwatched:
+    def _delete_alerts(self) -> None:
+        """Stop expecting heartbeats, as the job has ended."""
+        if not self._alerts_deleted:
             heartbeat_alerts.unwatch(self._facts.job)
-            self._is_unwatched = True
+            self._alerts_deleted = True
 
     def _nodes(self, facts: Facts) -> None:
         before = (self._facts.ranks, self._facts.spares, self._facts.hot_spares, self._facts.isolated)
         found = (facts["ranks"], facts["spares"], facts["hot_spares"], facts["isolated"])
         if found != before:
             self._facts.ranks, self._facts.spares, self._facts.hot_spares, self._facts.isolated = found
-            self._is_news = True
+            self._changed = True
 
     def _node_moved(self, facts: Facts) -> None:
         node, move = facts["node"], facts["move"]
-        around = [*self._around(), Resource(role=JOB, names=(self._facts.job,))]
-        events.emit_node(self._facts.cluster, node, move, around, {"hold": facts["hold"]})
+        related = [*self._context(), Resource(role=JOB, names=(self._facts.job,))]
+        events.emit_node(self._facts.cluster, node, move, related, {"hold": facts["hold"]})
         if move.after in NEEDS_ATTENTION:
             self._quarantined[node] = move.reason
             self._notifications.quarantined(node, move.reason)
@@ -248,8 +254,7 @@ class Publisher:
         self._quarantined, self._last_case = {}, None
         self._open = case, time.monotonic() + OPEN_SECONDS
         self._take_case(case)
-        about = [*self._of_incident(case)]
-        row = case.incident
+        row, about = case.incident, self._of_incident(case)
         self._emit("holdfast.incident.opened", *about, number=row.number, kind=row.kind, target=row.subject, summary=words.sentence(case))
         for notification in self._notifications.opened(case, time.time()):
             self._notify(notification)
@@ -278,16 +283,16 @@ class Publisher:
         page = self._facts
         before = [one for one in page.cases if one.incident.id != case.incident.id]
         page.cases = [*before[1 - MOST_INCIDENTS :], case]
-        page.incidents, self._is_news = max(page.incidents, case.incident.number), True
+        page.incidents, self._changed = max(page.incidents, case.incident.number), True
 
     def _asked(self, question: ApprovalRequest) -> None:
-        self._facts.approval, self._is_news = question, True
+        self._facts.approval, self._changed = question, True
         self._emit("holdfast.approval.asked", number=question.number, nodes=list(question.nodes), reason=question.reason)
         for notification in self._notifications.asked(question, how_to_answer(question)):
             self._notify(notification)
 
     def _answered(self, question: ApprovalRequest) -> None:
-        self._facts.approval, self._is_news = None, True
+        self._facts.approval, self._changed = None, True
         summary, nodes = describe(question), list(question.nodes)
         answer = {"answer": question.answer, "by": question.by, "summary": summary}
         self._emit("holdfast.approval.answered", number=question.number, nodes=nodes, reason=question.reason, **answer)
@@ -296,62 +301,62 @@ class Publisher:
 
     # -- what is due --------------------------------------------------------------------------------------------------
 
-    def _beat(self) -> None:
-        """Send a heartbeat; before the first one, and after the server was away, see which one was the last."""
-        if self._next_beat is None or time.monotonic() < self._next_beat:
+    def _send_heartbeat(self) -> None:
+        """Send a heartbeat; before the first one, and after the server was unreachable, find the last one before it."""
+        if self._next_heartbeat is None or time.monotonic() < self._next_heartbeat:
             return
-        if self._look_for_alert:
-            self._heartbeat_before = events.last_heartbeat(self._facts.job)  # raises while the server is away: so it is looked for again
-            self._look_for_alert, self._alert_until = False, time.monotonic() + ALERT_SECONDS
-        if time.monotonic() >= self._next_watch:
-            self._next_watch = time.monotonic() + WATCH_SECONDS
+        if self._search_alert:
+            self._heartbeat_before = events.last_heartbeat(self._facts.job)  # raises while the server is unreachable, and is repeated then
+            self._search_alert, self._alert_until = False, time.monotonic() + ALERT_SECONDS
+        if time.monotonic() >= self._next_alert_update:
+            self._next_alert_update = time.monotonic() + ALERT_UPDATE_SECONDS
             self._guarded(lambda: heartbeat_alerts.watch(self._facts.job))
-        self._next_beat = time.monotonic() + self._beat_seconds
+        self._next_heartbeat = time.monotonic() + self._heartbeat_seconds
         page = self._facts
         alert = told.without_controller(self._notifications.sender, state=page.state, step=page.step, at=time.time())
         self._emit(HEARTBEAT, state=page.state, host=page.host, step=page.step, alert=asdict(alert))
 
-    def _look_at_alert(self) -> None:
-        """Withdraw an alert that the server sent before this controller was there."""
-        if self._heartbeat_before and time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + ALERT_SECONDS / 4
+    def _withdraw_alert(self) -> None:
+        """Withdraw an alert that the server sent before this controller started."""
+        if self._heartbeat_before and time.monotonic() >= self._next_search:
+            self._next_search = time.monotonic() + ALERT_SECONDS / 4
             if events.alerted(self._heartbeat_before):
                 self._heartbeat_before = ""
                 self._notify(told.with_controller_again(self._notifications.sender))
             elif time.monotonic() > self._alert_until:
                 self._heartbeat_before = ""
 
-    def _look_at_notifications(self) -> None:
+    def _send_notifications(self) -> None:
         for notification in self._notifications.tick(time.time()):
             self._notify(notification)
 
-    def _look_at_incident(self) -> None:
+    def _show_open_incident(self) -> None:
         if self._open is not None and time.monotonic() >= self._open[1]:
             case, self._open = self._open[0], (self._open[0], float("inf"))
             self._show_incident(case)
 
-    def _look_at_page(self) -> None:
+    def _update_page(self) -> None:
         now, page = time.monotonic(), self._facts
-        if not page.cluster or (self._shown == (page.step, page.state) and not self._is_news):
+        if not page.cluster or (self._shown == (page.step, page.state) and not self._changed):
             return
-        if now < (self._next_event if self._is_news else self._next_page):
+        if now < (self._next_event if self._changed else self._next_page):
             return
         self._next_event, self._next_page = now + EVENT_SECONDS, now + PAGE_SECONDS
         self._show_page()
-        self._is_news = False
+        self._changed = False
 
     # -- showing ------------------------------------------------------------------------------------------------------
 
     def _show_page(self) -> None:
         page = self._facts
-        if not page.cluster:  # this flow never had the job
+        if not page.cluster:  # this flow never controlled the job
             return
         self._shown = page.step, page.state
         self._put(job_key(page.job), job_page(page, time.time()), description(page))
         if page.step is not None:
             self._show_progress(round(100.0 * page.share, 2), progress_text(page))
         if self._failing:
-            self._failing, self._look_for_alert = False, True
+            self._failing, self._search_alert = False, True
 
     def _show_incident(self, case: IncidentCase) -> None:
         page, key = self._facts, incident_key(self._facts.job, case.incident.number)
@@ -360,43 +365,43 @@ class Publisher:
         self._put(key, text, words.headline(case))
 
     def _put(self, key: str, markdown: str, summary: str) -> None:
-        """Show an artifact: one version for this flow run, which is written anew in its place."""
+        """Create or update an artifact: one version per flow run."""
         if key in self._artifacts:
             with get_client(sync_client=True) as client:
                 client.update_artifact(self._artifacts[key], ArtifactUpdate(data=markdown, description=summary))
         else:
-            made = create_markdown_artifact(markdown=markdown, key=key, description=summary)
-            if isinstance(made, UUID):
-                self._artifacts[key] = made
+            created = create_markdown_artifact(markdown=markdown, key=key, description=summary)
+            if isinstance(created, UUID):
+                self._artifacts[key] = created
 
     def _show_progress(self, percent: float, summary: str) -> None:
         key = progress_key(self._facts.job)
         if key in self._artifacts:
-            _drop(update_progress_artifact(self._artifacts[key], progress=percent, description=summary))
+            update_progress_artifact(self._artifacts[key], progress=percent, description=summary)
         else:
-            made = create_progress_artifact(progress=percent, key=key, description=summary)
-            if isinstance(made, UUID):
-                self._artifacts[key] = made
+            created = create_progress_artifact(progress=percent, key=key, description=summary)
+            if isinstance(created, UUID):
+                self._artifacts[key] = created
 
     def _incident_link(self, number: int) -> str:
         return self._link(incident_key(self._facts.job, number))
 
     def _link(self, key: str) -> str:
-        """Link the version of an artifact that this flow run made, or all of its versions."""
-        made = self._artifacts.get(key)
-        return ui_link("artifact", key) if made is None else ui_link("artifact-version", made)
+        """Return the link to this flow run's version of an artifact, or to all of its versions."""
+        version = self._artifacts.get(key)
+        return ui_link("artifact", key) if version is None else ui_link("artifact-version", version)
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def _emit(self, name: str, *related: Resource, **fields: object) -> None:
-        events.emit(name, Resource(role=JOB, names=(self._facts.job,)), [*self._around(), *related], **fields)
+        events.emit(name, Resource(role=JOB, names=(self._facts.job,)), [*self._context(), *related], **fields)
 
     def _notify(self, notification: Notification) -> None:
-        related = [*self._around(), *self._of_nodes(notification.nodes)]
+        related = [*self._context(), *self._of_nodes(notification.nodes)]
         events.notify(notification, Resource(role=JOB, names=(self._facts.job,)), related)
 
-    def _around(self) -> list[Resource]:
-        """Return the flow run and the cluster."""
+    def _context(self) -> list[Resource]:
+        """Return flow run and cluster as related resources."""
         cluster = [Resource(role=CLUSTER, names=(self._facts.cluster,))] if self._facts.cluster else []
         return [*events.of_flow_run(self._run), *cluster]
 
@@ -408,22 +413,22 @@ class Publisher:
         return [Resource(role=NODE, names=(self._facts.cluster, node)) for node in list(nodes)[: told.MOST_NODES]]
 
 
-def beat_seconds() -> float:
-    """Return the seconds between two heartbeats, as the environment or the default says."""
-    given = os.environ.get(BEAT, "")
+def heartbeat_seconds() -> float:
+    """Return the seconds between two heartbeats, from the environment or the default."""
+    given = os.environ.get(HEARTBEAT_VARIABLE, "")
     with suppress(ValueError):
         if (seconds := float(given or HEARTBEAT_SECONDS)) > 0:
             return seconds
-    raise BadSetting(BEAT, given, ("a number of seconds above 0",))
+    raise BadSetting(HEARTBEAT_VARIABLE, given, ("a number of seconds above 0",))
 
 
 def _texts(facts: Facts) -> dict[str, str]:
-    """Copy facts that are all words."""
+    """Copy facts that are all text."""
     return {name: str(value) for name, value in facts.items()}
 
 
 def _case_of(facts: Facts) -> IncidentCase:
-    """Copy what is known of an incident in work."""
+    """Copy an open incident."""
     incident: IncidentInWork = facts["incident"]
     return IncidentCase(
         incident=incident.row.model_copy(),
@@ -432,7 +437,3 @@ def _case_of(facts: Facts) -> IncidentCase:
         phases=incident.rows(),
         diagnoses=[incident.verdict] if incident.verdict is not None else [],
     )
-
-
-def _drop(_answer: object) -> None:
-    """Drop the server's answer."""

@@ -8,14 +8,11 @@ from typing import Any, Final
 
 from holdfast.report.wording import duration, plural, share
 from policies import escalation
-from policies.approval import AskAPerson
-from policies.bad_loss import GoBack
 from policies.case import RecoveryAction, Rule
+from policies.escalation import AskAPerson, GoBack
+from policies.in_process import ReplaceRanks, RetryStep, ShrinkLive
 from policies.policy import Policy
 from policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
-from policies.replace_ranks import ReplaceRanks
-from policies.retry import RetryStep
-from policies.shrink_live import ShrinkLive
 from policies.slowness import MigrateStraggler
 
 

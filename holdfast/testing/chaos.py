@@ -1,7 +1,6 @@
-"""Break a running job on purpose: kill, stop and raise in ranks, take agents and nodes away, at a chosen step.
+"""Inject faults into a running job: kill and stop ranks, agents and nodes, at a chosen step.
 
-For the demo, the tests and the benchmarks. Every act returns when it was done (wall clock), so that
-detection can be measured from the fault itself.
+For the demo, the tests and the benchmarks. Each fault returns its wall-clock time, so that detection can be measured from it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from holdfast.history import History, queries
 from holdfast.protocol import PROTOCOL, LineBuffer, Message, encode
 
 T = TypeVar("T")
-LOOKS, LOOK_SECONDS = 20, 0.1  # an agent that moves its ranks away or ends may answer one question and not the next
+ATTEMPTS, RETRY_SECONDS = 20, 0.1  # an agent that is exiting may answer one query and not the next
 
 if TYPE_CHECKING:
     from holdfast.cluster.local import LocalNodes
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where a rank lives now."""
+    """The process of a rank."""
 
     rank: int
     node: str
@@ -34,13 +33,13 @@ class Placed:
 
 
 class Chaos:
-    """Breaks one job on a local cluster."""
+    """Injects faults into one job on a local cluster."""
 
     def __init__(self, nodes: LocalNodes, history: History, job: str) -> None:
         self._nodes, self._history, self._job = nodes, history, job
 
     def ask(self, node: str) -> Message:
-        """Return what the agent of *node* says of itself, as anybody may ask who can reach it."""
+        """Return what the agent of *node* reports about itself; raise `NodeLost` if it does not answer."""
         try:
             with self._nodes.connect(node) as sock:
                 sock.settimeout(5.0)
@@ -54,30 +53,30 @@ class Chaos:
         raise NodeLost(node, "its agent did not answer")
 
     def ranks(self) -> dict[int, Placed]:
-        """Return where every rank lives."""
+        """Return node and process of every rank."""
         return {
             int(rank): Placed(rank=int(rank), node=node, pid=pid)
-            for node, told in self._tellings().items()
-            for rank, pid in told["workers"].items()
+            for node, report in self._reports().items()
+            for rank, pid in report["workers"].items()
             if pid
         }
 
     def parked(self, but: Collection[str] = ()) -> int:
-        """Return how many standbys wait for a rank, on all nodes *but* some."""
-        tellings = {node: told for node, told in self._tellings().items() if node not in but}
-        return sum(bool(one["ready"]) for told in tellings.values() for one in told.get("standbys", {}).values())
+        """Return the number of hot spares that wait for a rank, on all nodes *but* some."""
+        reports = {node: report for node, report in self._reports().items() if node not in but}
+        return sum(bool(one["ready"]) for report in reports.values() for one in report.get("standbys", {}).values())
 
-    def _tellings(self) -> dict[str, Message]:
-        """Return what the agent of every node says that is up; one that ends while it is asked has left, as the next look shows."""
-        looks = 1
+    def _reports(self) -> dict[str, Message]:
+        """Return the reports of all running agents; try again if one exits during the query."""
+        attempts = 1
         while True:
             try:
                 return {view.name: self.ask(view.name) for view in self._nodes.survey() if view.status == "up"}
             except NodeLost:
-                if looks == LOOKS:
+                if attempts == ATTEMPTS:
                     raise
-            looks += 1
-            time.sleep(LOOK_SECONDS)
+            attempts += 1
+            time.sleep(RETRY_SECONDS)
 
     def signal(self, rank: int, number: int) -> float:
         """Send a signal to the process of *rank*."""
@@ -85,49 +84,46 @@ class Chaos:
         return time.time()
 
     def kill(self, rank: int) -> float:
-        """End *rank* by SIGKILL."""
+        """Kill *rank* by SIGKILL."""
         return self.signal(rank, signal.SIGKILL)
 
     def stop(self, rank: int) -> float:
-        """Stop *rank* by SIGSTOP: it lives, and does nothing."""
+        """Suspend *rank* by SIGSTOP."""
         return self.signal(rank, signal.SIGSTOP)
 
     def kill_agent(self, node: str) -> float:
-        """End the agent of *node* by SIGKILL; the node itself stays."""
+        """Kill the agent of *node* by SIGKILL; the node itself stays up."""
         os.kill(self.ask(node)["pid"], signal.SIGKILL)
         return time.time()
 
     def power_off(self, rank: int) -> tuple[float, str]:
-        """Take the whole node of *rank* away; return when, and which node it was."""
+        """Power off the node of *rank*; return the time and the node."""
         node = self.ranks()[rank].node
         at = time.time()
         self._nodes.power_off(node)
         return at, node
 
     def power_on(self, node: str) -> None:
-        """Let *node* answer again."""
+        """Power on *node*."""
         self._nodes.power_on(node)
 
     def step(self) -> int:
-        """Return the newest step that the job has finished; 0 while there is none, or no job yet."""
+        """Return the newest finished step of the job; 0 before the first one."""
         job = queries.live_job(self._history, self._job)
         newest = queries.last_step(self._history, job.id) if job is not None else None
         return newest.step if newest is not None else 0
 
     def complete(self) -> bool:
-        """Tell whether all ranks of the newest generation are at work: one may have made many steps before another began."""
+        """Tell whether all ranks of the newest generation have stepped: one may make many steps before another starts."""
         job = queries.live_job(self._history, self._job)
         generations = queries.generations(self._history, job.id) if job is not None else []
         return bool(generations) and generations[-1].first_step_at is not None
 
     def at_step(self, step: int, act: Callable[[], T], *, parked: int = 0, seconds: float = 300.0) -> T:
-        """Do *act* once *step* is done, all ranks are at work and so many standbys are *parked*.
-
-        Raise ``TimeoutError`` when it does not get there.
-        """
+        """Call *act* once *step* is finished, all ranks have stepped and *parked* hot spares wait; raise ``TimeoutError`` otherwise."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if self.step() >= step and self.complete() and (not parked or self.parked() >= parked):
                 return act()
             time.sleep(0.02)
-        raise TimeoutError(f"job {self._job} did not reach step {step} with {parked} standby(s) parked within {seconds:.0f} s")
+        raise TimeoutError(f"job {self._job} did not reach step {step} with {parked} hot spare(s) ready within {seconds:.0f} s")

@@ -2,8 +2,7 @@
 
     from holdfast.workflows import evaluate_checkpoint, probe_cluster, training_job, wait_for_capacity
 
-`training_job` is a flow, all others are tasks; `docs/workflows.md` shows how they fit together. This is the one part of `holdfast` that
-imports Prefect.
+`training_job`, `cluster_health` and `node_repair` are flows, the others are tasks; `docs/workflows.md` shows how they fit together.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ P = ParamSpec("P")
 
 
 def _typed(flow: Flow[P, Any]) -> Flow[P, TrainingResult]:
-    """Say what a call of *flow* gives: it returns a Prefect state, of which the caller gets the data."""
+    """Annotate the result of *flow*: it returns a Prefect state, and the caller gets its data."""
     return flow
 
 

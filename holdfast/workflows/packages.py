@@ -1,4 +1,4 @@
-"""Have Holdfast's packages `flows` and `tasks` found beside those of a user's project, which often has packages of the same names."""
+"""Make Holdfast's packages `flows` and `tasks` importable next to those of a user's project with the same names."""
 
 from __future__ import annotations
 
@@ -10,29 +10,18 @@ from typing import Final
 from holdfast.source_tree import ROOT
 
 NAMES: Final = ("flows", "tasks", "policies", "detectors")
-"""Where these packages lie beside `holdfast`: site-packages, or a source tree."""
+"""Packages that lie next to `holdfast`, in site-packages or in a source tree."""
 
 
 def share_names() -> None:
-    """Let a package of one of these names hold Holdfast's modules and the user's, whichever of both was found first.
+    """Let each of these packages contain both Holdfast's modules and the user's, whichever was found first.
 
-    Of two modules with the same full name ours is imported. Raise ``ImportError`` when the user's already was.
+    Of two modules with the same full name Holdfast's is imported. Raise ``ImportError`` if the user's was imported already.
     """
     for name in NAMES:
         package = import_module(name)
-        beside = [found for one in sys.path if (found := _folder(one, name)) is not None]
-        package.__path__ = list(dict.fromkeys((str(ROOT / name), *package.__path__, *beside)))
-    _refuse_doubles()
-
-
-def _folder(entry: str, name: str) -> str | None:
-    """Return the folder *name* below an entry of ``sys.path``, if there is one."""
-    folder = Path(entry or ".").resolve() / name
-    return str(folder) if folder.is_dir() else None
-
-
-def _refuse_doubles() -> None:
-    """Raise ``ImportError`` when a name that we are about to import is taken by another file."""
+        others = [str(folder) for one in sys.path if (folder := Path(one or ".").resolve() / name).is_dir()]
+        package.__path__ = list(dict.fromkeys((str(ROOT / name), *package.__path__, *others)))
     for name in NAMES:
         for file in (ROOT / name).glob("*.py"):
             module = sys.modules.get(f"{name}.{file.stem}")

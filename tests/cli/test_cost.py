@@ -141,7 +141,7 @@ def test_replay_tells_what_another_policy_would_have_done(here: Command, running
         "different",
         "restart-in-place",
         "replace-node",
-        "d takes the place of a",
+        "d replaces a",
     ):
         assert words in text
     assert "3: it was made before cases were recorded" in text

@@ -67,7 +67,7 @@ def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
         (["node-1", "--in", "0s"], "'0s' is no duration"),
         (["node-1", "--in", "5m", "--by", "18:00"], "name the time once"),
         (["node-1", "--in", "5m", "--cancel"], "takes the whole wish back"),
-        (["node-1", "--reason", " "], "needs a reason"),
+        (["node-1", "--reason", " "], "a reason is needed"),
         (["node-1", "--cluster", "c.yaml", "--job", "a"], "name the cluster once"),
         (["node-1", "--job", "nobody"], "nobody"),
     ],

@@ -85,12 +85,12 @@ def test_a_kind_that_does_not_exist_names_the_nearest(here: Command) -> None:
 def test_faults_unknown_counts_what_nothing_knows(here: Command, running: Author, book: History) -> None:
     """The most frequent first; what a signature knows by now is left out."""
     for number in range(3):
-        running.write(a_fault(running, quote=f"ended with status 3; its last words: frobnicator {number} gave up"))
-    running.write(a_fault(running, quote="ended with status 1", detail=f"hello\n{OFF_BUS}\n"))
+        running.write(a_fault(running, quote=f"exited with status 3; last output: frobnicator {number} gave up"))
+    running.write(a_fault(running, quote="exited with status 1", detail=f"hello\n{OFF_BUS}\n"))
     found = json.loads(here("faults", "unknown", "--json").stdout)
     shapes = {one["shape"]: one["times"] for one in found}
-    assert shapes["ended with status N; its last words: frobnicator N gave up"] == 3
-    assert "ended with status N" not in shapes
+    assert shapes["exited with status N; last output: frobnicator N gave up"] == 3
+    assert "exited with status N" not in shapes
     assert "frobnicator" in here("faults", "unknown").stdout
     assert "match = ['" in here("faults", "unknown", "--draft").stdout
 

@@ -46,14 +46,14 @@ def test_a_server_that_is_away_is_named(here: Command, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("ops.example.com", "it does not begin with a scheme"),
-        ("https://", "it is empty behind the scheme"),
+        ("ops.example.com", "it does not start with a scheme"),
+        ("https://", "nothing follows the scheme"),
         ("https://ops.example.com:99999/", "Port out of range"),
-        ("https:///hook", "it names no host"),
+        ("https:///hook", "it has no host"),
         ("https://ops example.com/", "it contains spaces"),
-        ("nonsense://x", "nothing is known about nonsense://"),
-        ("slack://bad", "slack:// needs other parts than these"),
-        ("workflows://host/id/sig", "Teams takes the https:// address"),
+        ("nonsense://x", "nonsense:// is unknown"),
+        ("slack://bad", "its parts are not those of slack://"),
+        ("workflows://host/id/sig", "Teams needs the https:// address"),
     ],
 )
 def test_an_address_that_nothing_can_be_sent_to_is_refused_before_it_is_kept(address: str, why: str) -> None:

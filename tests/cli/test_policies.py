@@ -83,10 +83,10 @@ def test_check_tells_of_every_file_and_every_problem(here: Command, tmp_path: Pa
 
 def an_attempt(running: Author, one: Incident, seconds: float, action: str) -> DecisionRecord:
     """Return a further decision about an incident, as a flow records it now."""
-    act = {"policy": "/where/mine.yaml", "noted": {"LeaveWhenRecurring": "too often, the node leaves"}, "seats": []}
+    act = {"policy": "/where/mine.yaml", "noted": {"LeaveWhenRecurring": "too often, the node is replaced"}, "seats": []}
     return DecisionRecord(
         job_id=running.job.id, incident_id=one.id, at=one.fault_at + seconds, action=action, rule="ReplaceNode(on_echo=True)",
-        reason="n2 takes the place of n0", act=act, passed_over={"RestartWorkers": "n0 cannot hold ranks"},
+        reason="n2 replaces n0", act=act, passed_over={"RestartWorkers": "n0 cannot hold ranks"},
     )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def test_explain_tells_each_attempt_its_rule_and_its_end(here: Command, running:
     for words in (
         "replace-node",
         "ReplaceNode(on_echo=True)",
-        "LeaveWhenRecurring: too often, the node leaves",
+        "LeaveWhenRecurring: too often, the node is replaced",
         "RestartWorkers: n0 cannot hold ranks",
         "/where/mine.yaml",
     ):

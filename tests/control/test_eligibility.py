@@ -75,9 +75,9 @@ def test_a_fault_bars_a_node_at_once_and_for_all_jobs_soon(history: History, beg
     assert eligibility.usable(CLUSTER.names) == ["node-0", "node-2", "node-3"]
     assert "job gpt" in eligibility.why_ineligible("node-1")
     wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)
-    wait_until(lambda: "(hold 1)" in eligibility.why_ineligible("node-1"), seconds=60)
+    wait_until(lambda: "(cordon 1)" in eligibility.why_ineligible("node-1"), seconds=60)
     assert job_events == ["node-1: healthy -> quarantined: gpu-off-bus: Xid 79"]
-    assert [words.partition(":")[0] for words in eligibility.left_out()] == ["node-1 is quarantined by job gpt (hold 1)"]
+    assert [words.partition(":")[0] for words in eligibility.left_out()] == ["node-1 is quarantined by job gpt (cordon 1)"]
     assert len(eligibility.news(CLUSTER.names)) == 1
     assert eligibility.news(CLUSTER.names) == [], "told once"
     cordons.apply(history, PLACE, "node-1", lambda node, _: readmit(node, request()), now=time.time())
@@ -198,7 +198,7 @@ def test_a_persons_cordon_is_seen_while_a_job_runs(history: History, begin: Begi
     """And its end as well."""
     eligibility, _ = begin(history)
     cordons.apply(history, PLACE, "node-3", lambda node, _: hold(node, request()), now=time.time())
-    wait_until(lambda: "held by ann@desk (hold 1): looked at it" in eligibility.why_ineligible("node-3"), seconds=60)
+    wait_until(lambda: "held by ann@desk (cordon 1): looked at it" in eligibility.why_ineligible("node-3"), seconds=60)
     cordons.apply(history, PLACE, "node-3", lambda node, _: release(node, request()), now=time.time())
     wait_until(lambda: not eligibility.why_ineligible("node-3"), seconds=60)
 

@@ -61,7 +61,7 @@ def test_a_rank_without_heartbeats_does_not_hide_a_stall_and_is_the_first_suspec
         beat_of_a(board, later + 70.0, age=70.0)
         (fault,) = faults_of(board, later + 70.0, limits)
         assert (fault.kind, fault.node, fault.rank) == (kind, "b", 1)
-        assert "rank 1 on b is the first suspect: nothing was heard of it" in fault.quote
+        assert "rank 1 on b is the first suspect: its agent has not reported it" in fault.quote
 
 
 def beat_of_a(board: GenerationState, now: float, *, age: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from detectors.associations import follows_step
-from detectors.catalogue import CATALOGUE, Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.catalogue import CATALOGUE, Blame, Fault, FaultKind, RecommendedAction, register
 from detectors.diagnosis import diagnose, see
 from detectors.evidence import LogLine, Sample, WorkerExit
 from detectors.exceptions import PEER_LOST
@@ -108,8 +108,8 @@ def test_nothing_that_a_signal_or_the_world_did_can_become_the_users_error() -> 
 
 def test_a_second_entry_of_one_id_is_refused() -> None:
     """Two modules that name one kind would overwrite each other's samples."""
-    with pytest.raises(ValueError, match="entered twice"):
-        kind(CATALOGUE["job-hang"])
+    with pytest.raises(ValueError, match="defined twice"):
+        register(CATALOGUE["job-hang"])
 
 
 @pytest.mark.parametrize("number", range(1, 65))

@@ -283,7 +283,7 @@ def test_a_verdict_says_whom_and_why(name: str) -> None:
     verdict = SCENES[name].verdict()
     assert verdict.root.quote in verdict.reason
     if verdict.root.kind == "user-error":
-        assert "the script and not a node is at fault" in verdict.reason
+        assert "the script is at fault, not a node" in verdict.reason
     else:
         assert verdict.reason.startswith(f"{verdict.root.kind} of {verdict.root.subject}: ")
 
@@ -309,7 +309,7 @@ def test_a_users_error_shows_the_traceback_of_the_first_that_failed() -> None:
 def test_a_second_cause_is_told_as_such_and_an_echo_is_only_counted() -> None:
     """One kill does not follow from another."""
     reason = diagnose(seen(a_killed("n0", 0, at=0.1), a_killed("n1", 2, at=0.2), an_echo("n0", 1), an_echo("n1", 3))).reason
-    assert reason.endswith("; also worker-sigkill of rank 2 on n1; 2 symptoms follow from it")
+    assert reason.endswith("; also worker-sigkill of rank 2 on n1; 2 secondary failures")
 
 
 def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:

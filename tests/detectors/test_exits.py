@@ -133,7 +133,7 @@ def test_two_failures_of_one_type_are_told_apart_by_the_innermost_place() -> Non
 def test_a_status_without_a_reason_quotes_the_last_words() -> None:
     """A command that prints why it ends says it in the verdict."""
     assert the_fault(an_end(code=2, output="usage: train.py\ntrain.py: error: no such argument\n\n")).quote.endswith("no such argument")
-    assert the_fault(an_end(code=2, output="\x1b[2J\0\x07")).quote == "ended with status 2"
+    assert the_fault(an_end(code=2, output="\x1b[2J\0\x07")).quote == "exited with status 2"
     assert len(the_fault(an_end(code=2, output="x" * 100_000)).quote) < 300
 
 

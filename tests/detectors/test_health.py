@@ -8,11 +8,10 @@ import pytest
 
 from detectors.catalogue import CATALOGUE
 from detectors.evidence import NOT_REQUESTED, Unknown
-from detectors.findings import HOUR, Look, grown, growths
+from detectors.findings import HOUR, THRESHOLDS, ReadingPair, grown, growths
 from detectors.gpu_readings import Gpu, GpuReading
 from detectors.health import JUDGES, judge, unknown_signals
 from detectors.readings import CounterGrowth, NodeReading
-from detectors.thresholds import THRESHOLDS
 
 PARTS = {field.name for field in dataclasses.fields(NodeReading)} - {"node", "at"}
 DARK = Unknown("nobody could look")
@@ -75,7 +74,7 @@ def test_only_counters_that_both_looks_have_are_compared() -> None:
 )
 def test_a_few_errors_in_a_short_time_make_no_rate(seconds: float, growth: int, rate: float) -> None:
     """Three in a second are not ten thousand an hour; a clock that was set back does no harm."""
-    assert Look(now=None, seconds=seconds, limits=THRESHOLDS).rate(growth, HOUR) == rate
+    assert ReadingPair(now=None, seconds=seconds, limits=THRESHOLDS).rate(growth, HOUR) == rate
 
 
 def test_what_was_not_seen_is_told_by_its_place() -> None:

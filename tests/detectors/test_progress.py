@@ -196,7 +196,7 @@ def test_ranks_that_outlive_others_are_given_time_since_the_last_sign_of_life() 
     assert seen(replace(left, since_end=400.0), output_silence=10.0) == []
     fault = the_fault(replace(left, since_end=301.0, output_age=305.0), output_silence=10.0)
     assert (fault.kind, fault.rank, fault.at) == ("job-end-stuck", 1, 900.0 - 301.0)
-    assert fault.quote.startswith("ranks 0, 2 ended with status 0, rank 1 did not, without a sign of life for 301.0 s (limit 300.0 s")
+    assert fault.quote.startswith("ranks 0, 2 exited with status 0, rank 1 did not, without any activity for 301.0 s (limit 300.0 s")
     stepping = replace(left, ranks={1: a_rank("n1", age=2.5)}, steps_expected=True, step_seconds=STEADY, since_end=400.0, output_age=400.0)
     assert seen(stepping) == []
     assert seen(replace(left, since_end=400.0, output_age=400.0), output_silence=500.0) == [], (

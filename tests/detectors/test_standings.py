@@ -52,7 +52,7 @@ def test_the_rank_that_did_not_arrive_is_named_with_the_collective_and_where_it_
     fault = the_fault(quiet(WAITS, status(member(all=811)), WAITS))
     assert (fault.kind, fault.rank, fault.node, fault.step) == ("job-hang", 1, "node-1", 40)
     assert fault.quote.startswith(
-        "rank 1 on node-1 did not arrive at allreduce #812 of group dp (ranks 0, 2 wait since 4.2 s); rank 1 stands at train.py:31 in load"
+        "rank 1 on node-1 did not arrive at allreduce #812 of group dp (ranks 0, 2 wait since 4.2 s); rank 1 is at train.py:31 in load"
     )
     assert "rank 0 on node-0 waits (gradients) since 4.2 s" in fault.detail
 
@@ -157,7 +157,7 @@ def test_without_counted_operations_the_stack_tells_who_waits() -> None:
     inside = RankStatus(waits="collective", place="train.py:40 in step")
     fault = the_fault(quiet(inside, RankStatus(place="train.py:31 in load"), inside))
     assert (fault.kind, fault.rank) == ("job-hang", 1)
-    assert "rank 1 on node-1 does not wait for anybody, while ranks 0, 2 wait for others" in fault.quote
+    assert "rank 1 on node-1 does not wait for other ranks, while ranks 0, 2 wait for others" in fault.quote
 
 
 @pytest.mark.parametrize(("odd", "others"), [("", "backward"), ("backward", "collective"), ("data", "backward")])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detectors.evidence import WorkerException
-from detectors.tracebacks import aborted_for_lost_peer, places_in, raised_in, tells_of_lost_peer
+from detectors.tracebacks import aborted_for_lost_peer, is_lost_peer, places_in, raised_in
 from holdfast.peer_error_patterns import PEER_LOST_ERROR
 from holdfast.runtime import peer_errors
 from holdfast.runtime.groups.control_tree import PeerConnectionLost
@@ -218,7 +218,7 @@ OWN = [
 @pytest.mark.parametrize(("name", "message", "lost"), [(*one, True) for one in LOST] + [(*one, False) for one in OWN])
 def test_a_lost_peer_is_told_from_an_error_of_ones_own(name: str, message: str, lost: bool) -> None:  # noqa: FBT001
     """By type and words together: a user's own broken download is no peer."""
-    assert tells_of_lost_peer(name, message) is lost
+    assert is_lost_peer(name, message) is lost
     output = PLAIN.replace("ValueError: bad shape", f"{name}: {message}")
     assert read(output).peer_lost is lost
     assert read(ranked(output)).peer_lost is lost
@@ -230,14 +230,14 @@ def test_what_was_printed_is_judged_as_the_runtime_judges_what_was_raised(name: 
     base = OSError if name.endswith(("ResetError", "PipeError")) else ValueError if name == "ValueError" else RuntimeError
     module, _, plain = name.rpartition(".")
     error = type(plain, (base,), {"__module__": module or "builtins"})(message)
-    assert peer_errors.describe(error)["peer_lost"] is tells_of_lost_peer(name, message)
+    assert peer_errors.describe(error)["peer_lost"] is is_lost_peer(name, message)
 
 
 def test_the_error_of_our_own_groups_is_a_lost_peer_raised_or_printed() -> None:
     """It is recognised by its name alone, which must be the one that the class has."""
     assert f"{PeerConnectionLost.__module__}.{PeerConnectionLost.__name__}" == PEER_LOST_ERROR
     assert peer_errors.is_peer_loss(PeerConnectionLost(1, "no connection came about within 20 s"))
-    assert tells_of_lost_peer(PEER_LOST_ERROR, "the connection to rank 1 ended")
+    assert is_lost_peer(PEER_LOST_ERROR, "the connection to rank 1 ended")
 
 
 def test_an_error_that_was_raised_from_a_lost_peer_is_one() -> None:

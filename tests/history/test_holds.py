@@ -30,7 +30,7 @@ from policies.cordons import (
 from policies.node_states import NodeState
 from tests.history.children import Child
 from tests.history.rows import service_moves
-from tests.policies.test_quarantine_laws import NAMES, RULES, Wards
+from tests.policies.test_quarantine_properties import NAMES, RULES, Wards
 
 PROGRAM, ANN = Owner(name="job gpt"), Owner(name="ann@desk", person=True)
 PLACE = CordonTable(cluster="c", names=[f"n{number}" for number in range(8)], rules=Rules())

@@ -242,7 +242,7 @@ def test_a_flow_that_a_worker_runs_lets_go_of_its_job_and_the_next_run_adopts_it
         wait_until(lambda: ended(prefect_server, first), seconds=60, explain=worker.read_text)
         kind, message = ended(prefect_server, first)
         assert kind == "CANCELLED", message
-        assert message.startswith("detached, the job trains on: "), message
+        assert message.startswith("detached, training continues: "), message
 
         second = submit(prefect_server, **form)["id"]
         row = queries.newest_job(history, "passed-on")

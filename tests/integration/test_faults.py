@@ -47,7 +47,7 @@ def test_the_same_exception_at_the_same_step_on_another_node_is_the_users_error(
     assert play.kinds() == ["user-error"]
     assert len(queries.generations(stage.history, play.job.id)) == 2
     assert play.incidents()[-1].outcome == "gave-up"
-    assert "script and not a node" in play.reason()
+    assert "script is at fault, not a node" in play.reason()
     assert any("KeyError: 'bad batch'" in one.evidence["detail"] for one in queries.faults(stage.history, play.job.id))
 
 

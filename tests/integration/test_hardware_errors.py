@@ -33,7 +33,7 @@ def test_an_ecc_error_takes_the_node_out_and_the_job_goes_on_with_fewer(stage: S
     assert play.ends() == 0, play.log()
     (incident,) = play.incidents()
     assert (incident.kind, incident.subject, incident.action) == ("cuda-uncorrectable-ecc", "rank 0 on node-0", "shrink")
-    assert "asks for a device reset, which Holdfast does not do: no rank is started on node-0 again" in incident.reason
+    assert "needs a GPU reset, which Holdfast does not do: no rank is started on node-0 again" in incident.reason
     assert generations_on(play, "node-0") == [1]
     assert faults_of(stage, "node-0") == [{"kind": "cuda-uncorrectable-ecc", "device": ""}]
 

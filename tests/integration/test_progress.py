@@ -61,7 +61,7 @@ def test_who_does_not_come_and_who_comes_to_the_wrong_place_are_named_and_replac
     trouble(play, 1, "stuck_in_user_code()")
     hang = the_fault(play, "job-hang")
     assert (hang.rank, hang.node) == (1, node[1])
-    words = rf"rank 1 on {node[1]} did not arrive at allreduce #\d+ of group 0 \(ranks 0, 2 wait since [\d.]+ s\); rank 1 stands at "
+    words = rf"rank 1 on {node[1]} did not arrive at allreduce #\d+ of group 0 \(ranks 0, 2 wait since [\d.]+ s\); rank 1 is at "
     assert re.match(words + r"train_troubled.py:\d+ in stuck_in_user_code; no rank made progress for", hang.evidence["quote"])
     assert f"rank 0 on {node[0]} waits (gradients)" in hang.evidence["detail"]
     gets_on(play)
@@ -119,7 +119,7 @@ def test_under_torchs_own_groups_the_stack_names_the_culprit(stage: Stage) -> No
     hang = the_fault(play, "job-hang")
     assert (hang.rank, hang.node) == (2, node)
     words = (
-        rf"rank 2 on {node} does not wait for anybody, while ranks 0, 1 wait for others; rank 2 stands at train_troubled.py:\d+ in stuck"
+        rf"rank 2 on {node} does not wait for other ranks, while ranks 0, 1 wait for others; rank 2 is at train_troubled.py:\d+ in stuck"
     )
     assert re.match(words, hang.evidence["quote"])
 

@@ -11,7 +11,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State, StateDetails, StateType
 from prefect.flows import flow
 
-from holdfast.prefect_client.own_flow_run import say_while_suspended
+from holdfast.prefect_client.own_flow_run import set_message_while_suspended
 from tests.integration.conftest import PrefectServer
 
 SAVED = "saved at step 8; resume continues from there"
@@ -57,7 +57,7 @@ def test_a_suspended_flow_run_says_what_was_saved(person: SyncPrefectClient) -> 
     """It stays suspended, under the same conditions; saying it again changes nothing."""
     flow_run = paused(person)
     for _ in range(2):
-        say_while_suspended(person, flow_run, SAVED)
+        set_message_while_suspended(person, flow_run, SAVED)
     said = person.read_flow_run(flow_run).state
     assert said is not None
     assert (said.type, said.message, said.state_details.pause_reschedule) == (StateType.PAUSED, SAVED, False)
@@ -69,7 +69,7 @@ def test_whoever_acts_while_it_is_said_is_obeyed(person: SyncPrefectClient, pref
     """Resumed in its process, resumed for a worker, or cancelled between the reading and the setting: it is so afterwards."""
     flow_run = paused(person)
     with Overtaken(prefect_server.url, State(type=asked, message="a person's")) as client:
-        say_while_suspended(client, flow_run, SAVED)
+        set_message_while_suspended(client, flow_run, SAVED)
     states = person.read_flow_run_states(flow_run)
     assert [one.message for one in states][-3:] == ["a person's", SAVED, "a person's"], "it was overtaken, and put right"
     now = person.read_flow_run(flow_run).state
@@ -82,7 +82,7 @@ def test_what_was_not_put_right_is_put_right_when_it_is_said_again(person: SyncP
     flow_run = paused(person)
     person.set_flow_run_state(flow_run, State(type=StateType.RUNNING, message="a person's"), force=True)
     person.set_flow_run_state(flow_run, State(type=StateType.PAUSED, message=SAVED), force=True)
-    say_while_suspended(person, flow_run, SAVED)
+    set_message_while_suspended(person, flow_run, SAVED)
     now = person.read_flow_run(flow_run).state
     assert now is not None
     assert (now.type, now.message) == (StateType.RUNNING, "a person's")
@@ -93,5 +93,5 @@ def test_a_flow_run_that_is_not_suspended_any_more_stays_as_it_is(person: SyncPr
     flow_run = paused(person)
     person.set_flow_run_state(flow_run, State(type=StateType.RUNNING), force=True)
     before = person.read_flow_run_states(flow_run)
-    say_while_suspended(person, flow_run, SAVED)
+    set_message_while_suspended(person, flow_run, SAVED)
     assert [one.id for one in person.read_flow_run_states(flow_run)] == [one.id for one in before]

@@ -14,7 +14,7 @@ from holdfast.control.backup import standby as backup
 from holdfast.control.backup.standby import BackupPrerequisites
 from holdfast.errors import SecretUnavailable, UnusableFile
 from holdfast.ports import free_port
-from holdfast.prefect.server import STANDS_IN
+from holdfast.prefect.server import TEMPORARY_FOR
 from holdfast.secrets import secret
 from holdfast.spec import cluster_of
 from tests.burn_in.relay import Relay
@@ -49,12 +49,12 @@ def test_a_flow_whose_own_server_stands_in_asks_the_one_that_has_the_block(
 ) -> None:
     """One that stands in never had it: to save it there would be of no use."""
     monkeypatch.setenv("PREFECT_API_URL", prefect_server.url)
-    monkeypatch.setenv(STANDS_IN, away := f"http://127.0.0.1:{free_port()}/api")
+    monkeypatch.setenv(TEMPORARY_FOR, away := f"http://127.0.0.1:{free_port()}/api")
     with pytest.raises(SecretUnavailable, match=rf"{away} does not give it.*refused.*Start it"):
         secret("block:site-key", "the key")
-    monkeypatch.setenv(STANDS_IN, prefect_server.url)
+    monkeypatch.setenv(TEMPORARY_FOR, prefect_server.url)
     assert secret("block:site-key", "the key") == key
-    monkeypatch.setenv(STANDS_IN, "")
+    monkeypatch.setenv(TEMPORARY_FOR, "")
     with pytest.raises(UnusableFile, match=r"no Prefect server is named.*Set PREFECT_API_URL"):
         secret("block:other", "the key")
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
-from policies.bad_loss import GoBack
 from policies.case import Case, Pass, RecoveryAction
+from policies.escalation import GoBack
 from policies.policy import NAMED, Policy
 from tests.policies.cases import NOW, a_case, a_recovery
 
@@ -33,10 +33,10 @@ def test_each_policy_goes_back_twice_and_then_stops_with_the_reason(name: str) -
     assert "without the batches of 79 and 80" in second.reason
     third = NAMED[name].decide(lost_at(78, 77, 80)).decision
     assert third.action is RecoveryAction.GIVE_UP
-    assert "came again after 2 time(s) of going back" in third.reason
+    assert "happened again after 2 restore(s)" in third.reason
 
 
-def test_another_place_is_another_trouble_and_the_numbers_are_the_policys() -> None:
+def test_a_distant_step_is_another_problem_and_the_policy_sets_the_numbers() -> None:
     """Two such losses far apart have nothing to do with each other."""
     policy = Policy(name="p", bad_loss=GoBack(same_data=0, without_batch=1, near=10))
     assert policy.decide(lost_at(77)).decision.skip == (76, 77)

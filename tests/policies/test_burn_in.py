@@ -20,10 +20,10 @@ def a_check(mark: CheckMark = CheckMark.PASSED, **fields: Any) -> Check:
 
 
 BEYOND = {
-    "disk": ({"written MB/s": 99.0}, "its disk wrote 99 MB/s, and 100 are the least"),
+    "disk": ({"written MB/s": 99.0}, "its disk wrote 99 MB/s, at least 100 are needed"),
     "sending": ({"sent MB/s": 10.0, "received MB/s": 60.0}, "it sent 10 MB/s"),
     "receiving": ({"sent MB/s": 60.0, "received MB/s": 10.0}, "it received 10 MB/s"),
-    "latency": ({"round trip ms": 2.5}, "took 2.5 ms, and 2 are the most"),
+    "latency": ({"round trip ms": 2.5}, "took 2.5 ms, at most 2 are allowed"),
     "clock behind": ({"offset s": -1.4, "uncertain s": 0.1}, "off by -1.4 s"),
 }
 
@@ -46,7 +46,7 @@ def test_a_figure_within_its_limit_passes(figures: dict[str, float]) -> None:
     assert apply_thresholds(a_check(figures=figures), LIMITS).mark is CheckMark.PASSED
 
 
-def test_limits_are_held_against_nothing_that_did_not_pass() -> None:
+def test_thresholds_apply_only_to_passed_checks() -> None:
     """What failed says why by itself, and what could not be made has no figures to speak of."""
     for mark in (CheckMark.FAILED, CheckMark.SKIPPED):
         found = a_check(mark, figures={"sent MB/s": 1.0})

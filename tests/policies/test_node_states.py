@@ -7,14 +7,14 @@ from itertools import product
 import pytest
 
 from policies.node_states import IN_SERVICE, NODE_MOVES, NodeEvent, NodeState, move_node
-from policies.states import UnlistedMove
+from policies.states import UnlistedTransition
 from tests.policies.shape import reached
 
 
 @pytest.mark.parametrize(("state", "event"), [pair for pair in product(NodeState, NodeEvent) if pair not in NODE_MOVES])
 def test_a_move_that_is_not_listed_is_refused(state: NodeState, event: NodeEvent) -> None:
     """It is a mistake of ours."""
-    with pytest.raises(UnlistedMove, match=f"no move from {state} on '{event}'"):
+    with pytest.raises(UnlistedTransition, match=f"no transition from {state} on '{event}'"):
         move_node(state, event)
 
 
@@ -30,14 +30,14 @@ def test_an_event_leads_to_one_state_wherever_it_comes() -> None:
         assert len({after for (_, one), after in NODE_MOVES.items() if one is event}) == 1
 
 
-def test_an_isolated_node_comes_back_by_a_burn_in_or_a_persons_word_alone() -> None:
+def test_an_isolated_node_returns_only_by_a_burn_in_or_a_person() -> None:
     """No other event leads back into service."""
     back = {event for (before, event), after in NODE_MOVES.items() if before not in IN_SERVICE and after in IN_SERVICE}
     assert back == {NodeEvent.PASSED, NodeEvent.RELEASED, NodeEvent.READMITTED}
     assert {before for (before, event) in NODE_MOVES if event is NodeEvent.PASSED} == {NodeState.IN_BURN_IN}
 
 
-def test_a_person_can_hold_and_retire_a_node_in_every_other_state() -> None:
+def test_a_person_can_cordon_and_retire_a_node_in_every_other_state() -> None:
     """In one move."""
     assert {before for (before, event) in NODE_MOVES if event is NodeEvent.HELD} == set(NodeState) - {NodeState.HELD}
     assert {before for (before, event) in NODE_MOVES if event is NodeEvent.RETIRED} == set(NodeState) - {NodeState.RETIRED}

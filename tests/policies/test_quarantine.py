@@ -44,7 +44,7 @@ def done(answer: Answer) -> Node:
     return answer.node
 
 
-def test_the_third_doubt_within_a_day_quarantines() -> None:
+def test_the_third_suspicion_within_a_day_quarantines() -> None:
     """Two make it suspect; one that is a day old does not count any more, nor one that was seen before the last was told."""
     rules = Rules(doubts=3, doubt_window=100.0)
     ward = replace(WARD, rules=rules)
@@ -56,13 +56,13 @@ def test_the_third_doubt_within_a_day_quarantines() -> None:
     assert len(twice.holds) == 1, "the newer doubt stands for both"
     third = done(doubt(twice, word(30.0), ward))
     assert third.state is NodeState.QUARANTINED
-    assert "doubted 3 times" in third.holds[0].reason
+    assert "suspect 3 times" in third.holds[0].reason
     assert done(doubt(twice, word(115.0), ward)).state is NodeState.SUSPECT, "the first is too old"
     assert done(doubt(twice, word(30.0), replace(ward, rules=replace(rules, doubts=0)))).state is NodeState.SUSPECT
     assert done(doubt(twice, word(30.0), replace(ward, isolated=2))).state is NodeState.SUSPECT, "programs may take no more out"
 
 
-def test_a_hold_names_every_fault_that_it_is_for() -> None:
+def test_a_cordon_names_all_its_faults() -> None:
     """A further fault of a quarantined node joins its hold, also while a burn-in runs; the same one again is nothing new."""
     gpu, disk, link = (
         CordonedFault(kind=kind, device=device)
@@ -78,7 +78,7 @@ def test_a_hold_names_every_fault_that_it_is_for() -> None:
     assert (failed.state, failed.holds[0].faults) == (NodeState.QUARANTINED, (gpu, disk, link))
 
 
-def test_doubts_that_add_up_to_a_quarantine_hand_on_their_faults() -> None:
+def test_suspicions_that_add_up_to_a_quarantine_pass_their_faults_on() -> None:
     """Each of the three is to be tested."""
     node = FRESH
     faults = [CordonedFault(kind=kind) for kind in ("cuda-contained", "worker-sigill", "cuda-contained")]
@@ -88,7 +88,7 @@ def test_doubts_that_add_up_to_a_quarantine_hand_on_their_faults() -> None:
     assert node.holds[0].faults == tuple(faults[:2])
 
 
-def test_a_doubt_runs_out() -> None:
+def test_a_suspicion_expires() -> None:
     """Time alone clears it."""
     once = done(doubt(FRESH, word(10.0), WARD))
     assert settle(once, 10.0 + Rules().doubt_window - 1, Rules()) is None
@@ -133,7 +133,7 @@ def test_programs_take_out_a_quarter_at_most_and_one_always(size: int, isolated:
     assert isinstance(hold(FRESH, word(1.0, ANN)), CordonChanged)
 
 
-def test_a_persons_hold_over_a_quarantine_outlives_the_burn_in() -> None:
+def test_a_persons_cordon_over_a_quarantine_outlives_the_burn_in() -> None:
     """The program's is lifted by the burn-in that was passed for it; the node stays held."""
     both = done(hold(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
     begun = begin_burn_in(both, word(3.0), 1, seconds=60.0)
@@ -151,7 +151,7 @@ def test_a_release_during_a_burn_in_lets_it_go_on() -> None:
     assert done(release(begun, word(5.0, ANN))).state is NodeState.IN_BURN_IN
 
 
-def test_of_two_persons_holds_one_has_to_be_named() -> None:
+def test_of_two_persons_cordons_one_must_be_named() -> None:
     """A person does not lift another one's by accident; the numbers are told."""
     both = done(hold(done(hold(FRESH, word(1.0, ANN))), word(2.0, BOB)))
     answer = release(both, word(3.0, ANN))
@@ -163,10 +163,10 @@ def test_of_two_persons_holds_one_has_to_be_named() -> None:
 
 
 @pytest.mark.parametrize("verb", [hold, release, readmit, retire])
-def test_a_persons_word_needs_a_person_and_a_reason(verb: Any) -> None:
+def test_a_persons_request_needs_a_person_and_a_reason(verb: Any) -> None:
     """Both are said in the refusal."""
     held = done(hold(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
-    for owner, reason, words in ((JOB, "well", "job gpt is a program"), (ANN, " ", "needs a reason")):
+    for owner, reason, words in ((JOB, "well", "job gpt is a program"), (ANN, " ", "a reason is needed")):
         answer = verb(held, OperatorRequest(owner=owner, reason=reason, at=3.0))
         assert isinstance(answer, TransitionRefused)
         assert words in answer.why
@@ -206,7 +206,7 @@ def test_failed_burn_ins_come_less_often_and_retire_at_last() -> None:
     assert [one.kind for one in node.holds] == ["quarantine", "retirement"], "what it was quarantined for stays on record"
 
 
-def test_a_failed_burn_in_below_a_persons_hold_leaves_that_hold() -> None:
+def test_a_failed_burn_in_below_a_persons_cordon_leaves_that_cordon() -> None:
     """Nothing moves, nothing is counted: the person decides."""
     both = done(hold(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
     begun = begin_burn_in(both, word(3.0), 1, seconds=60.0)
@@ -216,14 +216,14 @@ def test_a_failed_burn_in_below_a_persons_hold_leaves_that_hold() -> None:
     assert [one.owner for one in failed.holds] == [JOB, ANN]
 
 
-def test_the_reason_is_in_words_with_owner_number_and_cure() -> None:
+def test_the_reason_names_owner_number_and_cure() -> None:
     """Whoever meets the node knows whom to ask and what to do."""
     assert describe(FRESH) == ""
     assert describe(done(doubt(FRESH, word(1.0), WARD))) == ""
     out = done(quarantine(FRESH, word(1.0), WARD))
-    assert describe(out) == "quarantined by job gpt (hold 1): Xid 79; `holdfast nodes readmit a --reason ...` takes it back"
-    assert describe(done(hold(out, word(2.0, ANN)))).startswith("held by ann@desk (hold 2): Xid 79; `holdfast nodes release a ")
-    assert describe(done(retire(out, word(2.0, ANN)))).startswith("retired by ann@desk (hold 2)")
+    assert describe(out) == "quarantined by job gpt (cordon 1): Xid 79; `holdfast nodes readmit a --reason ...` returns it to service"
+    assert describe(done(hold(out, word(2.0, ANN)))).startswith("held by ann@desk (cordon 2): Xid 79; `holdfast nodes release a ")
+    assert describe(done(retire(out, word(2.0, ANN)))).startswith("retired by ann@desk (cordon 2)")
 
 
 # -- what a node has to answer for ----------------------------------------------------------------------------------------
@@ -266,12 +266,12 @@ def test_a_lost_node_whose_gpu_fell_off_before_answers_for_that() -> None:
     assert isolating_fault([], CATALOGUE_ACTIONS) is None
 
 
-def test_what_came_on_many_nodes_is_held_against_none_and_what_came_too_often_against_its_own() -> None:
+def test_correlated_faults_count_against_no_node_and_recurring_ones_against_theirs() -> None:
     """What the rules of the policy noted counts; so do the levels of a policy file."""
     told = a_case("gpu-off-bus", "a")
     assert find_node_faults(replace(told, common=frozenset({"gpu-off-bus"})), ("a",)) == []
     soft = replace(told, recommended_actions=RecommendedActions(changed={"gpu-off-bus": RecommendedAction.MONITOR}))
     assert [one.severe for one in find_node_faults(soft, ("a",))] == [False]
-    worn = replace(soft, worn=frozenset({"a"}), notes=("gpu-off-bus for time 4 within 86400 s on a: too often, the node leaves",))
+    worn = replace(soft, worn=frozenset({"a"}), notes=("gpu-off-bus for time 4 within 86400 s on a: too often, the node is replaced",))
     (found,) = find_node_faults(worn, ("a",))
     assert (found.severe, found.reason) == (True, worn.notes[0])

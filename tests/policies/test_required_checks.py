@@ -113,7 +113,7 @@ def test_most_kinds_that_take_a_node_out_can_be_tested() -> None:
         ("pcie-fatal", "0000:00:01.0", (GPU_0,), "no check used the PCIe device 0000:00:01.0 (pcie-fatal); the checks used 0000:18:00.0"),
         ("pcie-fatal", "node", (GPU_0,), "no check exercises pcie (pcie-fatal): the device behind the bus is not known"),
         ("cpu-machine-check", "CPU 3", SOUND, ""),
-        ("psu-failed", "", SOUND, "no check exercises power (psu-failed): a minute of work says nothing about power supplies"),
+        ("psu-failed", "", SOUND, "no check exercises power (psu-failed): a minute of load does not test power supplies"),
         ("of-another-version", "", SOUND, "this version does not know the fault"),
     ],
 )
@@ -123,7 +123,7 @@ def test_only_a_passed_check_that_used_the_device_proves_anything(kind: str, dev
     assert words in "; ".join(map(str, found)) if words else found == ()
 
 
-def test_a_part_that_could_not_be_tested_keeps_the_node_out_and_says_what_to_do() -> None:
+def test_a_part_that_could_not_be_tested_keeps_the_node_isolated_and_says_what_to_do() -> None:
     """A failure goes before; without a fault to prove wrong the same checks pass."""
     wanted = parts_to_test([CordonedFault(kind="cuda-uncorrectable-ecc")])
     found = outcome("node-0", (*SOUND, NO_GPU), wanted)

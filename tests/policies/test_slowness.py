@@ -19,54 +19,35 @@ SLOW = StragglerCase(
     now=NOW, kind="straggler-gpu", rank=3, node="n1", step=0.4, lost=0.08, remaining=12_000, spares=("n7",), pauses=(0.2, 1.2, 0.3)
 )
 BEFORE = PastMigration(at=NOW - 60, rank=3, node="n0")
+WATCH, STAY, MOVE = StragglerOutcome
 
 
 @pytest.mark.parametrize(
     ("slow", "act", "words"),
     [
-        (
-            SLOW,
-            StragglerOutcome.MOVE,
-            "staying costs 80 ms a step x 12,000 steps that are left = 16 min; moving costs 300 ms (median of 3 moves)",
-        ),
-        (replace(SLOW, remaining=100), StragglerOutcome.STAY, "= 8 s; moving costs 300 ms"),
-        (replace(SLOW, remaining=100), StragglerOutcome.STAY, "left there, as a move has to bring 60 s at least"),
-        (replace(SLOW, remaining=0), StragglerOutcome.STAY, "x 0 steps"),
-        (replace(SLOW, remaining=None), StragglerOutcome.MOVE, "x 9,000 steps (60 min, as nobody knows how many are left) = 12 min"),
-        (
-            replace(SLOW, pauses=()),
-            StragglerOutcome.MOVE,
-            "moving costs 1 s (an estimate, as none was measured) and 2% of a recovery of 60 s",
-        ),
-        (replace(SLOW, pauses=(400.0,)), StragglerOutcome.STAY, "left there, as a move has to bring 20.1 min at least"),
-        (replace(SLOW, spares=()), StragglerOutcome.WATCH, "there is no other node to move it to"),
-        (
-            replace(SLOW, blocked_reason="its groups are torch's"),
-            StragglerOutcome.WATCH,
-            "it cannot move while training goes on: its groups are torch's",
-        ),
+        (SLOW, MOVE, "staying costs 80 ms a step x 12,000 remaining steps = 16 min; a migration costs 300 ms (median of 3 migrations)"),
+        (replace(SLOW, remaining=100), STAY, "= 8 s; a migration costs 300 ms"),
+        (replace(SLOW, remaining=100), STAY, "left there, as a migration must save 60 s"),
+        (replace(SLOW, remaining=0), STAY, "x 0 remaining steps"),
+        (replace(SLOW, remaining=None), MOVE, "x 9,000 steps (60 min, as the number of remaining steps is unknown) = 12 min"),
+        (replace(SLOW, pauses=()), MOVE, "a migration costs 1 s (an estimate, none was measured) and 2% of a recovery of 60 s"),
+        (replace(SLOW, pauses=(400.0,)), STAY, "left there, as a migration must save 20.1 min"),
+        (replace(SLOW, spares=()), WATCH, "there is no other node for it"),
+        (replace(SLOW, blocked_reason="its groups are torch's"), WATCH, "it cannot migrate while training runs: its groups are torch's"),
         (
             replace(SLOW, wanted=StragglerAction.TELL),
-            StragglerOutcome.WATCH,
-            "as the job says (`checks.straggler: tell`); staying costs 80 ms a step",
+            WATCH,
+            "as the job requests (`checks.straggler: tell`); staying costs 80 ms a step",
         ),
-        (
-            replace(SLOW, wanted=StragglerAction.MIGRATE, remaining=1),
-            StragglerOutcome.MOVE,
-            "as the job says (`checks.straggler: migrate`)",
-        ),
-        (replace(SLOW, moved=(BEFORE,)), StragglerOutcome.WATCH, "that is its work, not its node"),
-        (replace(SLOW, moved=(BEFORE,), wanted=StragglerAction.MIGRATE), StragglerOutcome.WATCH, "that is its work, not its node"),
-        (replace(SLOW, moved=(replace(BEFORE, rank=4, node="n1"),)), StragglerOutcome.WATCH, "this one is not to follow each time"),
-        (replace(SLOW, moved=(replace(BEFORE, at=NOW - RULE.window),)), StragglerOutcome.MOVE, "moved"),
-        (
-            replace(SLOW, moved=tuple(PastMigration(at=NOW, rank=9 + n, node=f"m{n}") for n in range(4))),
-            StragglerOutcome.WATCH,
-            "as many as may be",
-        ),
+        (replace(SLOW, wanted=StragglerAction.MIGRATE, remaining=1), MOVE, "as the job requests (`checks.straggler: migrate`)"),
+        (replace(SLOW, moved=(BEFORE,)), WATCH, "the cause is its work, not its node"),
+        (replace(SLOW, moved=(BEFORE,), wanted=StragglerAction.MIGRATE), WATCH, "the cause is its work, not its node"),
+        (replace(SLOW, moved=(replace(BEFORE, rank=4, node="n1"),)), WATCH, "the next one does not follow"),
+        (replace(SLOW, moved=(replace(BEFORE, at=NOW - RULE.window),)), MOVE, "migrated"),
+        (replace(SLOW, moved=tuple(PastMigration(at=NOW, rank=9 + n, node=f"m{n}") for n in range(4))), WATCH, "which is the maximum"),
     ],
-)
-def test_the_sum_decides_and_stands_in_the_words(slow: StragglerCase, act: StragglerOutcome, words: str) -> None:
+)  # fmt: skip
+def test_the_costs_decide_and_are_in_the_reason(slow: StragglerCase, act: StragglerOutcome, words: str) -> None:
     """What it costs to stay, what to move, and what else counts."""
     found = RULE(slow)
     assert found.act is act, found.reason

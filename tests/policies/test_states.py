@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from policies.states import TERMINAL, TRANSITIONS, Event, State, UnlistedMove, advance
+from policies.states import TERMINAL, TRANSITIONS, Event, State, UnlistedTransition, advance
 from tests.policies.shape import reached
 
 MOVES = {(state, event): after for state, outcomes in TRANSITIONS.items() for event, after in outcomes.items()}
@@ -19,7 +19,7 @@ LIVE = sorted(frozenset(State) - TERMINAL)
 @pytest.mark.parametrize(("state", "event"), [pair for pair in product(State, Event) if pair not in MOVES])
 def test_a_move_that_is_not_listed_is_refused(state: State, event: Event) -> None:
     """An event that a state knows nothing of is a mistake of ours, and never means done."""
-    with pytest.raises(UnlistedMove) as refused:
+    with pytest.raises(UnlistedTransition) as refused:
         advance(state, event)
     assert (refused.value.state, refused.value.event) == (state, event)
     assert str(state) in str(refused.value)
@@ -71,7 +71,7 @@ def test_a_fault_in_any_phase_of_a_recovery_is_diagnosed() -> None:
         assert MOVES[state, Event.FAULTED] is State.DIAGNOSING
 
 
-def test_only_a_finish_completes_and_only_a_wish_or_the_end_of_its_time_cancels() -> None:
+def test_only_a_finish_completes_and_only_a_request_or_the_time_limit_cancels() -> None:
     """A word from outside that we do not know is never done."""
     ends = {after: {event for (_, event), to in MOVES.items() if to is after} for after in TERMINAL}
     assert ends == {State.COMPLETED: {Event.FINISHED}, State.FAILED: {Event.GAVE_UP}, State.CANCELLED: {Event.STOP_ASKED, Event.TIME_OVER}}
@@ -100,5 +100,5 @@ def test_states_are_stored_in_capitals_and_events_in_kebab_case() -> None:
 
 def test_a_refused_move_survives_pickling() -> None:
     """Prefect sends errors from process to process."""
-    again = pickle.loads(pickle.dumps(UnlistedMove(State.RUNNING, Event.PLACED)))  # noqa: S301 (our own bytes)
-    assert (again.state, again.event, str(again)) == (State.RUNNING, Event.PLACED, "no move from RUNNING on 'placed'")
+    again = pickle.loads(pickle.dumps(UnlistedTransition(State.RUNNING, Event.PLACED)))  # noqa: S301 (our own bytes)
+    assert (again.state, again.event, str(again)) == (State.RUNNING, Event.PLACED, "no transition from RUNNING on 'placed'")

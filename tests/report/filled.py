@@ -246,7 +246,7 @@ def lost_node(on: Script, number: int = 3) -> None:
         evidence={"quote": "the agent of node-1 closed its connection and the node is silent", "last_words": ["beat 411", "beat 412"]},
     )  # fmt: skip
     on.stand("node-1", "lost", "its agent closed the connection and the node does not answer")
-    reason = "node-lost on node node-1; node-2 takes the place of node-1"
+    reason = "node-lost on node node-1; node-2 replaces node-1"
     incident = on.suffer(number, [root], detect=0.034, reason=reason)
     on.decide(
         incident, "replace-node", "ReplaceNode()", reason, act={"drop": ["node-1"], "add": ["node-2"]},

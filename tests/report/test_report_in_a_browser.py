@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (found := shutil.which(name))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium on the PATH")
 WIDE, NARROW = 1240, 390
-INSIDE = "node-2 takes the place of node-1"
+INSIDE = "node-2 replaces node-1"
 """Stands inside an incident that is closed at first."""
 
 LOOK = """<script>

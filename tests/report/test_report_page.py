@@ -93,7 +93,7 @@ def test_the_page_tells_of_every_incident(parsed: Parsed) -> None:
         "had reached 122, resumed from 100",
     ):
         assert claim in words
-    assert "node-2 takes the place of node-1" in found[2].text
+    assert "node-2 replaces node-1" in found[2].text
     assert "from in-memory snapshots (replicas for 2 ranks)" in found[2].words
     assert "state all ranks resumed from in-memory snapshots (replicas for 2 ranks)" in found[2].words
     assert "the newest in-memory snapshot was 12 steps old" in found[2].words

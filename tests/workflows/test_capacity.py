@@ -39,7 +39,7 @@ def test_nodes_that_are_quarantined_or_do_not_answer_are_not_free(history: Histo
     with open_capacity_check(SMALL) as check:
         found = check.now()
     assert found.free == ("node-0",)
-    assert found.unavailable["node-1"].startswith("quarantined by ann@desk (hold 1): Xid 79")
+    assert found.unavailable["node-1"].startswith("quarantined by ann@desk (cordon 1): Xid 79")
     assert found.unavailable["node-2"].startswith("unreachable: ")
     assert "it is switched off" in found.unavailable["node-2"]
 

@@ -11,7 +11,7 @@ from detectors.diagnosis import evidence_wait_seconds, see
 from detectors.evidence import AgentUnreachable, Unknown
 from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
 from detectors.hang_analysis import STUCK
-from detectors.progress import OVERRUN, STANDSTILLS
+from detectors.progress import OVERRUN, STALLS
 from holdfast.control.faults import network
 from holdfast.control.faults.diagnosis import context_faults, diagnose_faults, lost_nodes, recovery_case
 from holdfast.control.state.generation import hang_limits
@@ -21,7 +21,7 @@ from policies.case import RecoveryAction
 
 MAX_GROUP_FAULTS: Final = 128
 """Failed groups that a diagnosis gets."""
-UNEXPLAINED: Final = STANDSTILLS | {
+UNEXPLAINED: Final = STALLS | {
     GROUP_BROKEN.id,
     TAKE_OVER_FAILED.id,
     OVERRUN.id,

@@ -21,8 +21,8 @@ from holdfast.control.supervisor.controller import JobController
 from holdfast.history import models
 from holdfast.report import wording
 from policies.case import IN_PROCESS, Case, PastFault
+from policies.in_process import complete_copies
 from policies.placement import nodes_needed
-from policies.shrink_live import complete_copies
 
 MAX_EVIDENCE: Final = 12
 """Pieces of evidence that are recorded with each hypothesis; the faults themselves have rows of their own."""

@@ -15,7 +15,7 @@ from detectors.diagnosis import see
 from detectors.evidence import Evidence, FrozenParameters, HangLimits, LossHistory, NonFiniteLoss, Progress, ReplicaDigests, StepTimes
 from detectors.host import LOAD
 from detectors.losses import CHECKS
-from detectors.progress import STANDSTILLS, see_progress, without_grace
+from detectors.progress import STALLS, see_progress, without_grace
 from detectors.stragglers import BASE, DROPPED, LINKS, RECENT, WARM
 from holdfast.control.state.generation import GenerationState, Roles
 
@@ -72,7 +72,7 @@ class FaultEvaluator:
     def _check(self, at: float, limits: HangLimits, *, steps_expected: bool) -> None:
         self._progress = self._state.progress(at, steps_expected=steps_expected)
         early = None if self._progress is None else see_progress(replace(self._progress, longest_pause=0.0), without_grace(limits))
-        self._stalled = early is not None and early.kind in STANDSTILLS
+        self._stalled = early is not None and early.kind in STALLS
         self._stall_faults = see([self._progress], limits) if self._progress is not None and early is not None else []
 
 

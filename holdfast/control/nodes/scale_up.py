@@ -21,7 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.log import note
 from holdfast.report.wording import ranks as in_ranges
 from holdfast.spec.job import Nodes
-from policies.shrink_live import placements_to_grow, restart_pays_off
+from policies.in_process import placements_to_grow, restart_pays_off
 
 log = logging.getLogger("holdfast.control")
 

@@ -73,7 +73,7 @@ from holdfast.history import History, models, queries
 from holdfast.log import note
 from holdfast.protocol import Message
 from holdfast.report.wording import fault_line, listing
-from policies.node_health import OF_USE
+from policies.node_health import LOAD_KINDS
 
 log = logging.getLogger("holdfast.control")
 
@@ -349,7 +349,7 @@ class EventHandlers:
         is_new = self.faults.recommended_actions.of(fault) is not RecommendedAction.RECORD and self._announced.is_new(
             fault, machine, time.monotonic()
         )
-        if is_new and not (fault.kind in OF_USE and self._another_job_reported(fault)):
+        if is_new and not (fault.kind in LOAD_KINDS and self._another_job_reported(fault)):
             where = machine or f"{listing(sorted({node, *self.generations.members}))} (one machine)"
             self.log.record_event(f"{where}: {fault_line(fault.entry.title, fault.quote, fault.entry.action)}")
         self.stragglers.note(fault)

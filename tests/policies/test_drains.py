@@ -27,21 +27,21 @@ CAN = DrainView(now=NOW, room=True, save=30.0)
             DRAIN,
             replace(CAN, room=False),
             DrainAction.STAY,
-            "no other node is free; training goes on there; shortly before that time it is saved",
+            "no other node is free; training continues there; shortly before the deadline it is saved",
         ),
-        (replace(DRAIN, by=None), replace(CAN, room=False), DrainAction.STAY, "until they can, as no time is set"),
-        (DRAIN, replace(CAN, blocked_reason="the groups are not Holdfast's own"), DrainAction.STAY, "as the groups are not Holdfast's own"),
+        (replace(DRAIN, by=None), replace(CAN, room=False), DrainAction.STAY, "until they can, as there is no deadline"),
+        (DRAIN, replace(CAN, blocked_reason="the groups are not Holdfast's own"), DrainAction.STAY, "the groups are not Holdfast's own"),
         (
             DRAIN,
             replace(CAN, tried=NOW - 1, outcome="standby 3 is lost"),
             DrainAction.STAY,
-            "a planned move came to nothing: standby 3 is lost",
+            "a migration failed: standby 3 is lost",
         ),
         (DRAIN, replace(CAN, tried=NOW - AGAIN), DrainAction.MOVE, "new fan"),
         (DRAIN, replace(CAN, now=NOW + 559), DrainAction.MOVE, "new fan"),
         (DRAIN, replace(CAN, now=NOW + 560, room=False), DrainAction.LEAVE, "new fan; no other node is free"),
-        (DRAIN, replace(CAN, now=NOW + 560, tried=NOW + 550), DrainAction.LEAVE, "a planned move has not come to an end"),
-        (replace(DRAIN, by=None), replace(CAN, now=NOW + 1e9, room=False), DrainAction.STAY, "no time is set"),
+        (DRAIN, replace(CAN, now=NOW + 560, tried=NOW + 550), DrainAction.LEAVE, "a migration is in progress"),
+        (replace(DRAIN, by=None), replace(CAN, now=NOW + 1e9, room=False), DrainAction.STAY, "there is no deadline"),
     ],
 )
 def test_what_is_done_about_a_node_that_is_to_be_left(departure: Drain, seen: DrainView, act: DrainAction, words: str) -> None:
@@ -80,7 +80,7 @@ def test_ranks_never_stay_beyond_the_last_moment_and_never_leave_with_time_to_sp
     assert NOW + by - last == pytest.approx(min(save + STOP, by / 2), abs=1e-6)
 
 
-def test_the_ladder_leaves_the_node_and_holds_nothing_against_it() -> None:
+def test_a_drained_node_is_left_and_not_isolated() -> None:
     """With a spare it is replaced; without one the job goes on smaller where it may, or waits: nobody need be asked."""
     for facts, action, drop in (
         ({"spares": ("s",), "least": 3}, RecoveryAction.REPLACE_NODE, ("a",)),

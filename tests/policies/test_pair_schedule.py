@@ -41,10 +41,10 @@ def test_nobody_is_blamed_for_another_and_nobody_bad_is_cleared(fleet: tuple[lis
     for node, found in findings(tested, after_all_rounds(tested, partners, bad)).items():
         if found.mark is CheckMark.PASSED:
             assert node not in bad
-        elif "its own" in found.words:
+        elif "the node is at fault" in found.words:
             assert node in bad
         else:
-            assert "not known which" in found.words
+            assert "unknown which" in found.words
 
 
 @given(st.integers(3, 12), st.data())
@@ -55,23 +55,23 @@ def test_one_bad_node_among_three_or_more_is_named_and_all_others_pass(count: in
     partners, bad = names[len(tested) :], data.draw(st.sampled_from(names))
     for node, found in findings(tested, after_all_rounds(tested, partners, {bad})).items():
         assert found.mark is (CheckMark.FAILED if node == bad else CheckMark.PASSED), (node, bad, found)
-        assert node != bad or "the bad end is its own" in found.words
+        assert node != bad or "the node is at fault" in found.words
 
 
 @given(st.integers(2, 4), st.data())
-def test_several_bad_nodes_are_all_named_where_enough_are_well(many: int, data: st.DataObject) -> None:
+def test_several_bad_nodes_are_all_named_where_enough_are_healthy(many: int, data: st.DataObject) -> None:
     """With twice as many good nodes there are two good ones that meet, and each bad one meets one of those that passed."""
     names = [f"n{number}" for number in range(4 * many)]
     bad = set(data.draw(st.lists(st.sampled_from(names), min_size=many, max_size=many, unique=True)))
     found = findings(names, after_all_rounds(names, [], bad))
-    assert {node for node, one in found.items() if one.mark is CheckMark.FAILED and "its own" in one.words} == bad
+    assert {node for node, one in found.items() if one.mark is CheckMark.FAILED and "the node is at fault" in one.words} == bad
 
 
 def test_of_two_nodes_alone_the_bad_one_is_not_known() -> None:
     """It is said so of both."""
     found = findings(["a", "b"], after_all_rounds(["a", "b"], [], {"b"}))
     assert [one.mark for one in found.values()] == [CheckMark.FAILED] * 2
-    assert all("not known which" in one.words for one in found.values())
+    assert all("unknown which" in one.words for one in found.values())
 
 
 def test_partners_are_asked_only_where_they_are_needed() -> None:
@@ -84,7 +84,7 @@ def test_partners_are_asked_only_where_they_are_needed() -> None:
     assert next_round(["a", "b"], ["p", "q"], passed) == [], "both are known to be well"
 
 
-def test_a_way_that_is_bad_between_two_good_ends_blames_neither() -> None:
+def test_a_bad_path_between_two_healthy_nodes_blames_neither() -> None:
     """Both are well with others."""
     met = [
         PairTest(a="a", b="b", mark=CheckMark.FAILED, words="slow"),
@@ -93,11 +93,11 @@ def test_a_way_that_is_bad_between_two_good_ends_blames_neither() -> None:
     ]
     found = findings(["a", "b"], met)
     assert [one.mark for one in found.values()] == [CheckMark.PASSED] * 2
-    assert "the way between, and neither end, is bad: with b: slow" in found["a"].words
+    assert "the path between is at fault, not a node: with b: slow" in found["a"].words
 
 
 def test_a_meeting_that_could_not_be_speaks_against_nobody() -> None:
     """Nor does having nobody to meet."""
     met = [PairTest(a="a", b="b", mark=CheckMark.SKIPPED, words="b is away")]
     assert findings(["a", "c"], met)["a"].mark is CheckMark.SKIPPED
-    assert findings(["a", "c"], met)["c"].words == "there was no other node to try it with"
+    assert findings(["a", "c"], met)["c"].words == "there was no other node to test it with"

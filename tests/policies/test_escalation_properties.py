@@ -13,8 +13,8 @@ from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
 from detectors.diagnosis import Diagnosis
 from policies.case import PastFault
 from policies.escalation import POLICIES, Case, Decision, HotSpare, PastRecovery, RecoveryAction, RecoveryBudget, RestartAgain, decide
+from policies.in_process import unhealthy_ranks
 from policies.placement import members_after, membership_after
-from policies.replace_ranks import unfit_nodes, unhealthy_ranks
 from tests.policies.cases import NOW, a_verdict
 
 NODES = tuple("abcdefgh")
@@ -95,7 +95,7 @@ def test_only_members_leave_and_only_spares_come_each_once(policy: str, case: Ca
 
 
 @given(A_POLICY, cases())
-def test_no_decision_ends_below_the_least_width_unless_it_waits_or_gives_up(policy: str, case: Case) -> None:
+def test_no_decision_goes_below_the_minimum_unless_it_waits_or_fails_the_job(policy: str, case: Case) -> None:
     """And a wait is for more than there is, but never for more than the job had."""
     decision = decide(POLICIES[policy], case).decision
     left = len(members_after(case.members, decision))
@@ -106,7 +106,7 @@ def test_no_decision_ends_below_the_least_width_unless_it_waits_or_gives_up(poli
 
 
 @given(A_POLICY, cases())
-def test_no_rank_stays_on_a_node_that_cannot_hold_it(policy: str, case: Case) -> None:
+def test_no_rank_stays_on_an_unfit_node(policy: str, case: Case) -> None:
     """Lost nodes and those that a fault asks to leave, unless it is excused, are out in every decision that goes on."""
     answer = decide(POLICIES[policy], case)
     case, decision = answer.case, answer.decision
@@ -115,7 +115,7 @@ def test_no_rank_stays_on_a_node_that_cannot_hold_it(policy: str, case: Case) ->
 
 
 @given(A_POLICY, cases())
-def test_a_rung_is_what_its_name_says(policy: str, case: Case) -> None:
+def test_an_action_does_what_its_name_says(policy: str, case: Case) -> None:
     """In place nobody moves in or out, a replacement keeps the width, a shrink lowers it, ranks rotate only in place."""
     decision = decide(POLICIES[policy], case).decision
     left = len(members_after(case.members, decision))
@@ -135,7 +135,7 @@ def test_a_rung_is_what_its_name_says(policy: str, case: Case) -> None:
 
 
 @given(A_POLICY, cases())
-def test_a_person_is_asked_for_sick_nodes_that_work_and_only_where_their_word_decides(policy: str, case: Case) -> None:
+def test_approval_is_requested_for_unhealthy_nodes_that_work_and_only_where_it_decides(policy: str, case: Case) -> None:
     """Without them the job cannot go on, with them it could; nobody is asked twice, nor for what is lost anyway."""
     decision = decide(POLICIES[policy], case).decision
     if decision.action is not RecoveryAction.ASK_A_PERSON:
@@ -163,7 +163,7 @@ def test_a_rung_that_failed_is_not_tried_again_while_no_node_was_lost(policy: st
 
 
 @given(A_POLICY, cases())
-def test_a_take_over_replaces_all_that_are_sick_and_nobody_else(policy: str, case: Case) -> None:
+def test_replace_ranks_replaces_exactly_the_unhealthy_ranks(policy: str, case: Case) -> None:
     """Somebody lives on; each unhealthy rank has one place, on a node that can hold it; no standby becomes two ranks."""
     answer = decide(POLICIES[policy], case)
     case, decision = answer.case, answer.decision
@@ -173,14 +173,14 @@ def test_a_take_over_replaces_all_that_are_sick_and_nobody_else(policy: str, cas
     assert not case.blocked_reason
     ranks = {rank for held in case.ranks.values() for rank in held}
     assert {seat.rank for seat in decision.seats} == unhealthy_ranks(case) < ranks
-    assert not {seat.node for seat in decision.seats} & unfit_nodes(case)
+    assert not {seat.node for seat in decision.seats} & case.leaving
     used = [seat.standby for seat in decision.seats if seat.standby is not None]
     assert len(set(used)) == len(used)
     nodes = {one.id: one.node for one in case.standbys}
     assert all(nodes[seat.standby] == seat.node for seat in decision.seats if seat.standby is not None)
     after = membership_after({node: list(held) for node, held in case.ranks.items()}, decision.seats)
     assert sorted(rank for held in after.values() for rank in held) == sorted(ranks)
-    assert not set(after) & unfit_nodes(case)
+    assert not set(after) & case.leaving
 
 
 @given(A_POLICY, cases())
@@ -245,7 +245,7 @@ FAULTS = st.lists(
 
 
 @given(A_POLICY, FAULTS, st.booleans(), st.floats(0.1, 170.0))
-def test_a_job_that_only_fails_is_given_up_within_its_budget(
+def test_a_job_that_only_fails_ends_within_its_budget(
     policy: str,
     faults: list[tuple[str, int | None, bool]],
     in_one_incident: bool,  # noqa: FBT001
@@ -258,7 +258,7 @@ def test_a_job_that_only_fails_is_given_up_within_its_budget(
 
 
 @given(A_POLICY, st.sampled_from(["worker-sigkill", "worker-exception", "job-hang", "recovery-overrun"]), st.booleans())
-def test_a_script_that_always_dies_is_given_up_after_a_few_recoveries(policy: str, kind: str, in_one_incident: bool) -> None:  # noqa: FBT001
+def test_a_script_that_always_dies_fails_the_job_after_a_few_recoveries(policy: str, kind: str, in_one_incident: bool) -> None:  # noqa: FBT001
     """Without a lost node the recoveries that bring nothing are counted, hours apart or not; a spare is tried before the end."""
     decisions = survived(policy, [(kind, 0, False)], in_one_incident=in_one_incident, seconds=7200.0)
     assert decisions[-1].action is RecoveryAction.GIVE_UP

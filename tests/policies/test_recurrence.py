@@ -44,7 +44,7 @@ def passed(rule: Any, case: Case) -> str:
 # -- on many nodes --------------------------------------------------------------------------------------------------------
 
 
-def test_a_fault_on_three_nodes_is_held_against_none() -> None:
+def test_a_fault_on_three_nodes_is_attributed_to_none() -> None:
     """Nodes that have left the job count too: they had it."""
     others = (*before(60, kind="gpu-off-bus", node="x"), *before(599, kind="gpu-off-bus", node="y"))
     case = a_case("gpu-off-bus", spares=("s",), earlier=others)
@@ -53,7 +53,7 @@ def test_a_fault_on_three_nodes_is_held_against_none() -> None:
     assert (after.unfit, after.bad) == ((), ())
     decision = decided("balanced", case)
     assert decision.action is RecoveryAction.RESTART_IN_PLACE
-    assert "gpu-off-bus came on 3 nodes (a, x, y) within 600 s: held against none of them" in decision.reason
+    assert "gpu-off-bus came on 3 nodes (a, x, y) within 600 s: attributed to none of them" in decision.reason
     assert decided("aggressive", case).action is RecoveryAction.RESTART_IN_PLACE
 
 
@@ -125,7 +125,7 @@ def test_the_fourth_incident_of_one_kind_on_one_node_moves_it_out() -> None:
     case = again(7200, 40_000, 86_399, spares=("s",))
     decision = decided("balanced", case)
     assert (decision.action, decision.drop, decision.add) == (RecoveryAction.REPLACE_NODE, ("a",), ("s",))
-    assert f"{HANGS} for time 4 within 86400 s on a: too often, the node leaves" in decision.reason
+    assert f"{HANGS} for time 4 within 86400 s on a: too often, the node is replaced" in decision.reason
     assert decided("patient", case).action is RecoveryAction.RESTART_IN_PLACE
     assert decided("balanced", again(7200, 40_000, 86_400, spares=("s",))).action is RecoveryAction.RESTART_IN_PLACE
 
@@ -133,7 +133,7 @@ def test_the_fourth_incident_of_one_kind_on_one_node_moves_it_out() -> None:
 def test_what_is_possible_decides_a_node_stays_where_no_spare_is() -> None:
     """An unhealthy place is better than none."""
     case = again(10, 20, 30, least=1)
-    assert "no spare is there" in passed(LeaveWhenRecurring(), case)
+    assert "there is no spare" in passed(LeaveWhenRecurring(), case)
     assert decided("balanced", case).action is RecoveryAction.RESTART_IN_PLACE
 
 
@@ -177,7 +177,7 @@ def test_a_device_is_told_from_others_where_it_is_known() -> None:
     assert "for time 2 within 86400 s on a (0000:3b:00)" in passed(LeaveWhenRecurring(), known)
 
 
-def test_a_take_over_moves_all_ranks_of_a_node_that_leaves() -> None:
+def test_replace_ranks_moves_all_ranks_of_a_removed_node() -> None:
     """Those that live there too: they go where the spare is."""
     ranks = {"a": (0, 1), "b": (2, 3)}
     case = again(
@@ -193,7 +193,7 @@ def test_a_take_over_moves_all_ranks_of_a_node_that_leaves() -> None:
 # -- comes and goes -------------------------------------------------------------------------------------------------------
 
 
-def test_a_fault_that_comes_and_goes_moves_the_node_out_though_training_went_on() -> None:
+def test_a_flapping_fault_replaces_the_node_though_training_continued() -> None:
     """Also one that is only watched, beside the root of another node."""
     comings = before(100, 200, 300, 400, kind="link-down", root=False)
     case = a_case(KILL, "b", ("link-down", "a"), spares=("s",), earlier=comings)
@@ -203,7 +203,7 @@ def test_a_fault_that_comes_and_goes_moves_the_node_out_though_training_went_on(
     assert "link-down came 5 time(s) within 600 s on a: too often" in decision.reason
 
 
-def test_what_is_told_within_moments_is_one_coming() -> None:
+def test_reports_within_moments_are_one_occurrence() -> None:
     """A storm of lines is not a storm of faults, however long it lasts."""
     storm = before(*(2.0 + 3 * n for n in range(100)), kind="link-down", root=False)
     assert "came 1 time(s)" in passed(LeaveWhenFlapping(), a_case("link-down", spares=("s",), earlier=storm))
@@ -212,7 +212,7 @@ def test_what_is_told_within_moments_is_one_coming() -> None:
 def test_processes_that_die_again_and_again_do_not_flap() -> None:
     """A node's parts come and go; a process only ends."""
     deaths = before(100, 200, 300, 400)
-    assert passed(LeaveWhenFlapping(), a_case(spares=("s",), earlier=deaths)) == "nothing speaks against the parts of a node"
+    assert passed(LeaveWhenFlapping(), a_case(spares=("s",), earlier=deaths)) == "no fault is attributed to the parts of a node"
 
 
 def test_what_is_only_recorded_or_long_ago_does_not_flap() -> None:

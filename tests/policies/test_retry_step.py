@@ -7,9 +7,9 @@ import pytest
 from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
 from policies.case import Case, Decision, Pass, RecoveryAction
 from policies.escalation import POLICIES, decide
-from policies.retry import RetryStep
+from policies.in_process import RetryStep
 from tests.policies.cases import NOW, a_recovery
-from tests.policies.test_takeover import a_loss
+from tests.policies.test_replace_ranks import a_loss
 
 
 def why_not(case: Case) -> str:
@@ -66,7 +66,7 @@ def test_a_step_is_not_done_again_where_that_cannot_help(name: str) -> None:
     assert words in why_not(case)
 
 
-def test_a_retry_that_failed_is_not_repeated_as_a_take_over_of_nobody() -> None:
+def test_a_failed_retry_is_not_repeated_as_a_replacement_of_no_rank() -> None:
     """It would be the same thing under another name."""
     answer = decide(POLICIES["balanced"], a_loss("group-broken", tried=(RecoveryAction.RETRY_STEP,)))
     assert answer.decision.action is RecoveryAction.RESTART_IN_PLACE

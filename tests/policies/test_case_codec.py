@@ -16,7 +16,7 @@ from detectors.diagnosis import diagnose
 from policies.case_codec import MANY_FAULTS, MOST_BYTES, MOST_FAULTS, VERSION, UnreadableCase, bounded, from_record, to_record
 from policies.escalation import POLICIES, Case, RecoveryAction, decide
 from tests.policies.cases import NOW, a_case
-from tests.policies.test_ladder_laws import cases
+from tests.policies.test_escalation_properties import cases
 
 
 def through_json(record: Any) -> Any:
@@ -45,7 +45,7 @@ def diagnosed(draw: st.DrawFn) -> Case:
 
 
 @given(diagnosed())
-def test_every_field_of_a_case_comes_back(case: Case) -> None:
+def test_every_field_of_a_case_survives_a_round_trip(case: Case) -> None:
     """Equal in all fields, and each fault that was one object is one object again, as rules tell faults apart by identity."""
     back = from_record(through_json(to_record(case)))
     for field in dataclasses.fields(Case):
@@ -82,8 +82,10 @@ def test_a_large_case_keeps_what_rules_read(many: int) -> None:
         assert (one.decision, one.rule, one.passed_over, one.noted) == (other.decision, other.rule, other.passed_over, other.noted)
 
 
-@pytest.mark.parametrize(("secondary_failures", "most", "why"), [(MOST_FAULTS + 1, MOST_BYTES, "2,001 faults"), (10, 300, "300 are kept")])
-def test_a_case_that_cannot_be_kept_whole_is_left_out(secondary_failures: int, most: int, why: str) -> None:
+@pytest.mark.parametrize(
+    ("secondary_failures", "most", "why"), [(MOST_FAULTS + 1, MOST_BYTES, "2,001 faults"), (10, 300, "300 are stored")]
+)
+def test_a_case_that_is_too_large_is_left_out(secondary_failures: int, most: int, why: str) -> None:
     """Half a case could be decided otherwise than the whole one was; the record says why there is none."""
     record = bounded(a_case("node-lost", "a", *[("worker-sigkill", "b")] * secondary_failures), most)
     assert len(json.dumps(record)) < 200
@@ -103,15 +105,15 @@ def test_a_record_from_before_a_fact_was_known_has_its_default() -> None:
     ("spoilt", "why"),
     [
         ({"version": VERSION + 1, "case": {}, "faults": []}, "newer"),
-        ({}, "no case"),
-        ([1], "no case"),
-        ("", "no case"),
+        ({}, "not a case"),
+        ([1], "not a case"),
+        ("", "not a case"),
         ({"version": VERSION, "case": {}, "faults": []}, "cannot be read"),
         ({"version": VERSION, "case": {"diagnosis": {"root": 3}}, "faults": []}, "cannot be read"),
         ({"version": VERSION, "case": {}, "faults": [{"kind": "no-such-kind", "at": 1.0}]}, "no-such-kind"),
     ],
 )
-def test_what_is_no_case_says_why(spoilt: Any, why: str) -> None:
+def test_a_record_without_a_case_is_refused_with_the_reason(spoilt: Any, why: str) -> None:
     """A person reads it: a reason, no traceback."""
     with pytest.raises(UnreadableCase, match=why):
         from_record(spoilt)

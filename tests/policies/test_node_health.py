@@ -71,7 +71,7 @@ AWAY = UnansweredProbe(times=3, why="port 22: Connection refused")
 DARK = Unknown("changed host key")
 
 
-def test_a_look_without_faults_is_ok_and_its_faults_decide() -> None:
+def test_a_probe_without_faults_is_ok_and_its_faults_decide() -> None:
     """By what they ask for: to be watched, or to be taken out."""
     assert standings(WELL) == ["ok"]
     assert standings(a_node(ssh=False)) == ["degraded"]
@@ -80,13 +80,13 @@ def test_a_look_without_faults_is_ok_and_its_faults_decide() -> None:
     assert standings(DARK) == ["unknown"]
 
 
-def test_since_is_when_the_standing_began() -> None:
+def test_since_is_the_start_of_the_present_health() -> None:
     """Not when the node was last looked at."""
     told = list(story(WELL, WELL, a_node(ssh=False), a_node(ssh=False)))
     assert [(one.since, one.at) for one in told] == [(0.0, 0.0), (0.0, 60.0), (120.0, 120.0), (120.0, 180.0)]
 
 
-def test_a_fault_that_comes_and_goes_does_not_make_the_verdict_flap() -> None:
+def test_a_fault_that_comes_and_goes_does_not_make_health_flap() -> None:
     """It is over after several clean looks in a row, and a new one begins the row anew."""
     bad = a_node(ssh=False)
     assert standings(bad, WELL, bad, WELL, bad) == ["degraded"] * 5
@@ -94,7 +94,7 @@ def test_a_fault_that_comes_and_goes_does_not_make_the_verdict_flap() -> None:
     assert standings(bad, *[WELL] * (CLEAN - 1), bad, *[WELL] * (CLEAN - 1)) == ["degraded"] * (2 * CLEAN)
 
 
-def test_what_makes_a_node_sick_is_held_for_longer() -> None:
+def test_a_fault_that_makes_a_node_unhealthy_counts_for_longer() -> None:
     """A line of the log is no state: its silence proves little."""
     bad = a_node(lines=(FATAL,))
     looks = [bad, *[bad] * CLEAN, bad]  # the line stays in the log, and is told once
@@ -102,13 +102,13 @@ def test_what_makes_a_node_sick_is_held_for_longer() -> None:
     assert standings(*looks, every=HELD / 2) == ["unhealthy"] * CLEAN + ["ok"] * (len(looks) - CLEAN)
 
 
-def test_counters_are_compared_with_the_look_before() -> None:
+def test_counters_are_compared_with_the_previous_probe() -> None:
     """What a node had counted before it was first looked at says nothing."""
     assert standings(a_node(errors=10_000), a_node(errors=10_000)) == ["ok", "ok"]
     assert standings(a_node(errors=10_000), a_node(errors=20_000)) == ["ok", "degraded"]
 
 
-def test_a_probe_that_could_not_be_carried_out_neither_condemns_nor_mends() -> None:
+def test_a_probe_that_could_not_run_changes_no_health() -> None:
     """An unhealthy node stays unhealthy; of a healthy one nobody knows any more."""
     bad = a_node(lines=(FATAL,))
     assert standings(bad, DARK, DARK) == ["unhealthy"] * 3
@@ -116,11 +116,11 @@ def test_a_probe_that_could_not_be_carried_out_neither_condemns_nor_mends() -> N
     assert standings(WELL, DARK, WELL) == ["ok", "unknown", "ok"]
     assert standings(AWAY, DARK) == ["unreachable", "unreachable"]
     *_, told = story(bad, DARK)
-    assert told.reason == "could not be looked at: changed host key"
+    assert told.reason == "could not be probed: changed host key"
     assert (told.seen, told.at) == (0.0, 60.0)
 
 
-def test_a_node_that_answers_again_has_what_was_held_against_it() -> None:
+def test_a_node_that_answers_again_keeps_its_findings() -> None:
     """Being away mends nothing."""
     assert standings(a_node(ssh=False), AWAY, WELL) == ["degraded", "unreachable", "degraded"]
 
@@ -132,10 +132,10 @@ def test_a_part_that_is_not_seen_any_more_is_not_taken_for_healthy() -> None:
     assert standings(WELL, half, half, WELL) == ["ok", "unknown", "unknown", "ok"]
     assert standings(a_node(ssh=False), *[half] * (CLEAN + 1)) == ["degraded"] * (CLEAN + 2)
     *_, told = story(WELL, half)
-    assert told.reason == "services is not seen any more: no answer within 8 s"
+    assert told.reason == "services is no longer readable: no answer within 8 s"
 
 
-def test_only_changes_are_told() -> None:
+def test_only_changes_are_reported() -> None:
     """Each once, with the reason; a node that is new and well is none."""
     looks = (WELL, WELL, a_node(ssh=False), a_node(ssh=False, errors=50_000), a_node(ssh=False, errors=50_000), AWAY, AWAY, DARK)
     before, told = None, []
@@ -156,7 +156,7 @@ def test_only_changes_are_told() -> None:
     assert told[5].words == "n0: degraded -> unreachable: no answer, 3 in a row: port 22: Connection refused"
 
 
-def test_the_end_of_a_fault_is_told() -> None:
+def test_the_end_of_a_fault_is_reported() -> None:
     """With what is over."""
     told = list(story(a_node(ssh=False), *[WELL] * CLEAN))
     change = health_change(told[-2], told[-1])
@@ -166,7 +166,7 @@ def test_the_end_of_a_fault_is_told() -> None:
 
 
 @pytest.mark.parametrize("found", [a_node(lines=(FATAL,)), AWAY, DARK])
-def test_a_first_look_that_is_not_well_is_told(found: ProbeOutcome) -> None:
+def test_a_first_probe_with_faults_is_reported(found: ProbeOutcome) -> None:
     """Somebody should know."""
     (told,) = story(found)
     change = health_change(None, told)
@@ -174,7 +174,7 @@ def test_a_first_look_that_is_not_well_is_told(found: ProbeOutcome) -> None:
     assert change.reason
 
 
-def test_a_fault_that_logs_told_of_keeps_its_weight_in_another_process() -> None:
+def test_a_kind_from_logs_keeps_its_action_in_another_process() -> None:
     """Who looks next may have read no signature yet: an unhealthy node must not get better by that."""
     made = "HealthFinding(kind='journal-aborted', part='p', quote='q', since=0.0, seen=0.0)"
     program = f"from policies.node_health import HealthFinding\nprint({made}.recommended_action)"
@@ -182,13 +182,13 @@ def test_a_fault_that_logs_told_of_keeps_its_weight_in_another_process() -> None
     assert done.stdout.strip() == "evict"
 
 
-def test_a_node_that_answers_again_is_not_said_to_be_free_of_what_is_held_against_it() -> None:
+def test_a_node_that_answers_again_lists_its_open_faults() -> None:
     """It was unhealthy, did not answer, and answers."""
     unhealthy = a_node(lines=(FATAL,))
     _, gone, again = story(unhealthy, AWAY, unhealthy)
     change = health_change(gone, again)
     assert change is not None
-    assert change.reason == "it answers, and gpu-off-bus speaks against it"
+    assert change.reason == "it answers; open faults: gpu-off-bus"
 
 
 def test_evidence_has_the_worst_first() -> None:
@@ -199,7 +199,7 @@ def test_evidence_has_the_worst_first() -> None:
     assert told.status == NodeHealthState.UNHEALTHY
 
 
-def test_a_verdict_grows_old() -> None:
+def test_an_assessment_expires() -> None:
     """Where nobody has looked since, it says nothing of now."""
     (told,) = story(AWAY)
     assert told.is_fresh(FRESH)

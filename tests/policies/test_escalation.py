@@ -197,7 +197,7 @@ MEMBERSHIPS: dict[str, tuple[str, Case, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", MEMBERSHIPS)
-def test_a_decision_says_who_leaves_and_who_comes(name: str) -> None:
+def test_a_decision_names_dropped_and_added_nodes(name: str) -> None:
     """In the order of ranks and of spares."""
     policy, case, facts = MEMBERSHIPS[name]
     decision = decided(policy, case)
@@ -222,7 +222,7 @@ def test_a_node_that_its_peers_do_not_reach_after_a_restart_either_is_replaced()
     assert decided("balanced", a_case("peer-blamed", spares=("s",))).action is IN_PLACE, "the first time may be chance"
 
 
-def test_a_decision_repeats_the_verdict_and_counts() -> None:
+def test_a_decision_repeats_the_diagnosis_and_counts() -> None:
     """A person reads why, and how much is left."""
     second = decided("balanced", a_case(past=SPENT[:1], budget=RecoveryBudget(in_place=5)))
     assert second.reason == f"{a_verdict().reason}; restart 2 of 5 within 3600 s"
@@ -235,12 +235,12 @@ def test_a_decision_repeats_the_verdict_and_counts() -> None:
     ("name", "words"),
     [
         ("three recoveries without a step", "3 recoveries in a row brought no new step; last: "),
-        ("twenty recoveries within the hour", "20 recoveries within 3600 s are as many as the budget allows; last: "),
+        ("twenty recoveries within the hour", "20 recoveries within 3600 s are the maximum; last: "),
         ("a wait that failed", "no recovery action is left (tried: wait-for-capacity)"),
         ("the user's error", "user-error of node a: what was seen"),
     ],
 )
-def test_giving_up_is_a_clear_verdict(name: str, words: str) -> None:
+def test_failing_the_job_states_a_clear_reason(name: str, words: str) -> None:
     """It says what was tried and what was seen last."""
     reason = decided("balanced", CASES[name][0]).reason
     assert words in reason
@@ -253,17 +253,17 @@ def test_a_person_can_read_which_rules_were_passed_over_and_why() -> None:
     assert answer.rule == "WaitForCapacity(full=True)"
     assert answer.passed_over == {
         "StopForUserError": "no user error",
-        "StopWithoutProgress": "a is lost: that is no script's doing",
+        "StopWithoutProgress": "a is lost, which is not the script's fault",
         "StopWhenSpent": "0 of 20 recoveries used",
         "ExcuseWhenCorrelated": "node-lost came on 1 node(s) within 600 s, not on 3",
         "LeaveWhenRecurring": "node-lost for time 1 within 86400 s on a, of 6",
         "LeaveWhenFlapping": "node-lost came 1 time(s) within 600 s on a, of 8",
-        "GoBack": "the loss is not lost",
+        "GoBack": "the loss has not diverged",
         "RetryStep": "the job's process groups are not Holdfast's own",
         "ReplaceRanks": "the job's process groups are not Holdfast's own",
         "RestartWorkers": "a cannot hold ranks",
         "ReplaceNode": "0 spare(s) for 1 node(s)",
-        "AskAPerson": "no node that still works would be taken out without a person's word",
+        "AskAPerson": "no node that still works would be isolated without approval",
     }
 
 
@@ -273,7 +273,7 @@ def test_a_policy_that_does_not_always_answer_is_a_mistake_of_ours() -> None:
     def never(_case: Case) -> Decision | Pass:
         return Pass("never mine")
 
-    with pytest.raises(AssertionError, match="does not always answer"):
+    with pytest.raises(AssertionError, match="must always decide"):
         decide((never,), a_case())
 
 
@@ -283,7 +283,7 @@ def test_the_policies_are_those_that_a_job_can_name() -> None:
     assert TrainingJob.model_fields["policy"].default == BASE
 
 
-def test_the_rungs_are_words_of_the_history() -> None:
+def test_recovery_actions_are_strings_of_the_history() -> None:
     """They are stored, and must not change."""
     assert [str(action) for action in RecoveryAction] == [
         *("retry-step", "take-over", "narrow", "restart-in-place", "go-back", "replace-node", "shrink", "ask-a-person"),

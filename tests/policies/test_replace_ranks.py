@@ -10,8 +10,8 @@ from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
 from policies.case import Case, Decision, HotSpare, Pass, Placement, RecoveryAction
 from policies.escalation import POLICIES, decide
+from policies.in_process import ReplaceRanks
 from policies.placement import membership_after, nodes_needed, place, with_spares
-from policies.replace_ranks import ReplaceRanks
 from tests.policies.cases import NOW, a_recovery
 
 RANKS = {"a": (0, 1), "b": (2, 3)}
@@ -87,7 +87,7 @@ PLACES: dict[str, tuple[Case, tuple[Placement, ...]]] = {
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_each_sick_rank_goes_on_where_it_is_best(name: str) -> None:
+def test_each_unhealthy_rank_gets_its_best_place(name: str) -> None:
     """A standby in its role, then one in the right place, then a fresh process."""
     case, expected = PLACES[name]
     assert seats(case) == expected
@@ -98,14 +98,14 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "a hang of nobody": (a_loss("job-output-silent", None), "do not name"),
     "a flow that died": (a_loss("recovery-cut-short", None), "do not name"),
     "one that failed": (a_loss("recovery-overrun", None, tried=(RecoveryAction.TAKE_OVER,)), "tried already"),
-    "a fifth one": (a_loss(replacement_attempts=5), "5 take-overs"),
-    "a new process that raised": (a_loss("worker-exception", seated=frozenset({1})), "rank(s) 1 failed for a reason of its own"),
-    "a new process that ran out of memory": (a_loss("host-no-memory", seated=frozenset({1})), "rank(s) 1 failed for a reason of its own"),
+    "a fifth one": (a_loss(replacement_attempts=5), "5 attempts to replace ranks"),
+    "a new process that raised": (a_loss("worker-exception", seated=frozenset({1})), "rank(s) 1 failed by itself"),
+    "a new process that ran out of memory": (a_loss("host-no-memory", seated=frozenset({1})), "rank(s) 1 failed by itself"),
     "a new process that raised beside a lost one": (
-        a_loss("worker-sigkill", 2, Fault(kind="worker-exception", at=NOW, node="a", rank=1), seated=frozenset({1})), "reason of its own",
+        a_loss("worker-sigkill", 2, Fault(kind="worker-exception", at=NOW, node="a", rank=1), seated=frozenset({1})), "failed by itself",
     ),
-    "nobody left": (a_loss(dead=frozenset({0, 2, 3})), "no rank is left"),
-    "no place": (a_loss("node-lost", None, node="b", lost=frozenset("b")), "no standby for rank(s) 2, 3"),
+    "nobody left": (a_loss(dead=frozenset({0, 2, 3})), "no rank with a usable state is left"),
+    "no place": (a_loss("node-lost", None, node="b", lost=frozenset("b")), "no hot spare for rank(s) 2, 3"),
     "an exception again": (
         a_loss("worker-exception", past=(a_recovery(RecoveryAction.TAKE_OVER, made_progress=False),)), "may follow the step",
     ),
@@ -113,7 +113,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_take_over_that_cannot_help_says_why(name: str) -> None:
+def test_replace_ranks_that_cannot_help_says_why(name: str) -> None:
     """The next action reads it, and so does a person."""
     case, why = REFUSALS[name]
     assert why in why_not(case)
@@ -129,10 +129,10 @@ def test_it_is_the_first_answer_of_every_policy(policy: str) -> None:
 def test_the_reason_names_who_goes_where_and_who_stays() -> None:
     """It goes unchanged into log, history and report."""
     reason = decide(POLICIES["balanced"], a_loss(standbys=(ELSEWHERE,))).decision.reason
-    assert reason == "worker-sigkill was seen; rank 1 goes on in standby 8 on s, the other 3 stay in their processes"
+    assert reason == "worker-sigkill was seen; rank 1 continues in hot spare 8 on s, the other 3 stay in their processes"
 
 
-def test_a_membership_after_a_take_over_keeps_places_and_drops_empty_nodes() -> None:
+def test_a_membership_after_replacing_ranks_keeps_places_and_drops_empty_nodes() -> None:
     """A rank replaced on its node stays in its place there."""
     before = {"a": [0, 1], "b": [2]}
     assert membership_after(before, (Placement(rank=0, node="a"), Placement(rank=2, node="s"))) == {"a": [0, 1], "s": [2]}
@@ -140,7 +140,7 @@ def test_a_membership_after_a_take_over_keeps_places_and_drops_empty_nodes() -> 
     assert before == {"a": [0, 1], "b": [2]}
 
 
-def test_a_restart_after_take_overs_uses_as_many_nodes_as_the_job_has_room_for() -> None:
+def test_a_restart_after_replaced_ranks_uses_as_many_nodes_as_needed() -> None:
     """Ranks that were spread come together again on those that hold most of them and are not lost."""
     spread = {"a": [1], "b": [2, 3], "s": [0]}
     assert nodes_needed(spread, 2) == ("b", "s")
@@ -148,7 +148,7 @@ def test_a_restart_after_take_overs_uses_as_many_nodes_as_the_job_has_room_for()
     assert nodes_needed({"a": [0, 1], "b": [2, 3]}, 2) == ("a", "b")
 
 
-def test_a_restart_loses_no_rank_when_a_take_over_has_put_several_on_one_node() -> None:
+def test_a_restart_loses_no_rank_when_one_node_has_several_replaced_ranks() -> None:
     """A spare node takes the place that is missing; without one some node goes on holding more."""
     crowded = nodes_needed({"a": [0, 2], "b": [1]}, 1)
     assert crowded == ("a", "b")

@@ -14,8 +14,8 @@ from detectors.diagnosis import Diagnosis
 from policies.case import Case, Decision, HotSpare, ModelCopies, Pass, Placement, RecoveryAction
 from policies.case_codec import from_record, to_record
 from policies.escalation import ORDERS, POLICIES, decide
+from policies.in_process import ShrinkLive, complete_copies, placements_to_grow, restart_pays_off
 from policies.placement import membership_after
-from policies.shrink_live import ShrinkLive, complete_copies, placements_to_grow, restart_pays_off
 from tests.policies.cases import NOW, a_recovery
 
 PLAIN: ModelCopies = ((0,), (1,), (2,))
@@ -63,10 +63,10 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "groups of torch": (a_loss(blocked_reason="the groups are torch's"), "the groups are torch's"),
     "samples of its own for each rank": (a_loss(copies=()), "session.shares"),
     "fewer nodes than the job needs": (a_loss(least=3), "2 node(s) left, the job needs 3"),
-    "a spare": (a_loss(spares=("s",)), "every rank that is lost finds a place"),
-    "no copy is whole": (a_loss("bc", nodes="abcd", copies=PIPELINES), "no copy of the model is whole"),
+    "a spare": (a_loss(spares=("s",)), "every lost rank has a place"),
+    "no copy is whole": (a_loss("bc", nodes="abcd", copies=PIPELINES), "no copy of the model is complete"),
     "nobody is left who lives": (a_loss("ab", nodes="ab", copies=((0,), (1,)), standbys=(HotSpare(id=1, node="s"),)), "no copy"),
-    "a sixth one": (a_loss(replacement_attempts=5), "5 recoveries in living processes"),
+    "a sixth one": (a_loss(replacement_attempts=5), "5 recoveries in live processes"),
     "it failed, for a node that lives": (
         replace(a_loss(tried=(RecoveryAction.NARROW,), dead=frozenset({2})), lost=frozenset()), "tried already",
     ),
@@ -74,7 +74,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_why_it_cannot_be_is_said(name: str) -> None:
+def test_the_obstacle_is_named(name: str) -> None:
     """The next action reads it, and so does a person."""
     case, why = REFUSALS[name]
     answer = ShrinkLive()(case)
@@ -104,7 +104,7 @@ def test_an_error_that_follows_the_step_is_not_answered_so_twice() -> None:
     assert "may follow the step" in answer.why
 
 
-def test_what_a_case_says_of_copies_is_kept() -> None:
+def test_a_case_stores_its_model_copies() -> None:
     """A replay decides from the same facts."""
     case = a_loss()
     assert from_record(to_record(case)) == case
@@ -121,7 +121,7 @@ def meshes(draw: st.DrawFn) -> tuple[ModelCopies, frozenset[int], int]:
 
 
 @given(meshes())
-def test_whoever_stays_is_of_a_whole_copy_and_no_whole_copy_is_left_out(mesh: tuple[ModelCopies, frozenset[int], int]) -> None:
+def test_staying_ranks_form_exactly_the_complete_copies(mesh: tuple[ModelCopies, frozenset[int], int]) -> None:
     """Whatever is lost: each copy goes on whole or not at all, and the job never runs on fewer nodes than it needs."""
     copies, lost, width = mesh
     names = [f"n{place}" for place in range(sum(map(len, copies)) // width)]
@@ -147,9 +147,7 @@ def test_whoever_stays_is_of_a_whole_copy_and_no_whole_copy_is_left_out(mesh: tu
 
 
 @given(meshes(), st.dictionaries(st.sampled_from("xyz"), st.integers(0, 4)))
-def test_what_comes_back_makes_copies_whole_and_no_node_holds_more_than_it_can(
-    mesh: tuple[ModelCopies, frozenset[int], int], room: dict[str, int]
-) -> None:
+def test_added_ranks_complete_copies_and_fit_on_their_nodes(mesh: tuple[ModelCopies, frozenset[int], int], room: dict[str, int]) -> None:
     """Ranks come for whole copies only; and none that there is room for stays away."""
     copies, lost, _ = mesh
     present = {rank for one in copies for rank in one} - lost

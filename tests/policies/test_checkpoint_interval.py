@@ -101,7 +101,7 @@ def test_dalys_interval_wastes_hardly_more_than_the_best_there_is(ratio: float, 
     assert found == pytest.approx(best, rel=0.065)
 
 
-def test_youngs_interval_is_the_first_term_and_too_long_where_saves_are_dear() -> None:
+def test_youngs_interval_is_too_long_where_saves_are_expensive() -> None:
     """As its docstring says."""
     for ratio, most in ((1 / 500, 0.022), (1 / 10, 0.17), (1, 0.69)):
         error = young(ratio * 1000, 1000) / optimum(ratio * 1000, 1000) - 1
@@ -132,7 +132,7 @@ def test_the_waste_is_what_a_job_under_random_faults_loses(rollback: float, step
 
 @given(CASES)
 @settings(max_examples=200)
-def test_the_advice_is_as_good_as_trying_every_cadence(case: IntervalCase) -> None:
+def test_the_advice_matches_an_exhaustive_search(case: IntervalCase) -> None:
     """Brute force over the whole numbers around: none wastes noticeably less."""
     advice = advise(case, WIDE)
     tried = {max(1, round(advice.steps * factor / 200)) for factor in range(20, 800)} | {
@@ -145,7 +145,7 @@ def test_the_advice_is_as_good_as_trying_every_cadence(case: IntervalCase) -> No
 
 
 @given(CASES, st.integers(1, 5000))
-def test_the_shares_of_a_cadence_are_parts_of_all_time(case: IntervalCase, steps: int) -> None:
+def test_the_shares_of_an_interval_add_up_to_at_most_all_time(case: IntervalCase, steps: int) -> None:
     """None is negative, all together are less than everything; a job that gets nowhere wastes all."""
     said = waste(case, steps)
     assert min(said.save, said.rollback, said.recovery) >= 0
@@ -156,7 +156,7 @@ def test_the_shares_of_a_cadence_are_parts_of_all_time(case: IntervalCase, steps
         assert said.total == pytest.approx(1 - trained / whole, abs=1e-6)
 
 
-def test_a_cadence_that_is_never_reached_wastes_everything() -> None:
+def test_an_interval_that_is_never_reached_wastes_everything() -> None:
     """Without an overflow, and in words."""
     said = waste(IntervalCase(save_s=1, step_s=1, between_s=10), 10**7)
     assert said.total == 1
@@ -199,7 +199,7 @@ def test_the_interval_of_a_rate_is_that_of_exact_poisson_sums(faults: int) -> No
         assert rate.per_node_hour == pytest.approx((faults + 0.5) / 1000)
 
 
-def test_the_interval_of_a_rate_holds_the_true_one_as_often_as_it_says() -> None:
+def test_the_confidence_interval_of_a_rate_covers_the_true_rate() -> None:
     """Fleets with a known rate, some of them lucky: at least 90 % of the intervals hold it."""
     chance, truth, held, tries = Random(3), 0.01, 0, 2000
     for _ in range(tries):
@@ -211,7 +211,7 @@ def test_the_interval_of_a_rate_holds_the_true_one_as_often_as_it_says() -> None
     assert held / tries >= 0.9
 
 
-def test_without_a_fault_the_published_rate_holds_until_peace_has_lasted_longer() -> None:
+def test_without_a_fault_the_published_rate_applies_until_enough_time_has_passed() -> None:
     """Never a rate above what the own hours allow, never none at all."""
     assert pytest.approx(1 / 6335, rel=0.01) == PUBLISHED
     fresh = rate_of(0, 0.0)
@@ -242,7 +242,7 @@ def test_no_save_is_advised_before_the_one_before_is_written() -> None:
     assert advise(cheap, limits).steps == 20
     slow = replace(cheap, overlapped_s=100)
     assert advise(slow, limits).steps == 125
-    assert "written for 100 s beside training" in advise(slow, limits).reason
+    assert "written for 100 s while training runs" in advise(slow, limits).reason
     assert advise(replace(cheap, overlapped_s=1), limits).steps == 20
 
 
