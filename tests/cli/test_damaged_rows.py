@@ -26,7 +26,12 @@ DAMAGE = {
         "row job_id {id}, generation 1, step 1 of table 'step'",
         "'loss' holds 'abc'",
     ),
-    "time": ("UPDATE job_transition SET at = 'noon'", ("report", "cost"), "of table 'job_transition'", "'at' holds 'noon', which is no number"),
+    "time": (
+        "UPDATE job_transition SET at = 'noon'",
+        ("report", "cost"),
+        "of table 'job_transition'",
+        "'at' holds 'noon', which is no number",
+    ),
     "ranks": ("UPDATE generation SET ranks = '{'", ("status",), "of table 'generation'", "'ranks' holds '{{'"),
 }
 

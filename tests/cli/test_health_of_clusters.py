@@ -90,7 +90,7 @@ REFUSED = {
     "no such kind": ("kind: kubernetes\n", "no kind of cluster is called 'kubernetes'", "This version knows: local, ssh, slurm"),
     "a shell's word": (BASE + "python: 'python3; reboot'\n", "is not allowed here", "a shell reads it"),
     "key that is not there": (BASE + "key: gone\n", "the private key", "there is no such file. Correct `key`"),
-    "key that cannot be read": (BASE + "key: .\n", "Is a directory", "Mend its permissions"),
+    "key that cannot be read": (BASE + "key: .\n", "Is a directory", "Fix its permissions"),
     "key that is none": (BASE + "key: cluster.yaml\n", "it is no private key", "Name the private half"),
     "known_hosts that is not there": (BASE + "known_hosts: gone\n", "the known_hosts file", "Correct `known_hosts`"),
 }
