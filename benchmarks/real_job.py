@@ -16,7 +16,7 @@ from typing import Any, Final
 from benchmarks import steps
 from benchmarks.measuring import ROOT, wait_for
 from benchmarks.steps import Done, Recovered, gaps
-from holdfast.cli.commands.migrate import ask
+from holdfast.cli.commands.migrate import request_migration
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, models, queries
 from holdfast.process import mark_of
@@ -181,7 +181,7 @@ class Job:
         """Move *rank* to another process by plan; return the pause, and the length of steps before and while that was prepared."""
         self.settle()
         usual, asked = steady(self.done()[0]), steps.now()
-        number = ask(self.history, self.row, {"from": None, "to": None, "rank": rank})
+        number = request_migration(self.history, self.row, {"from": None, "to": None, "rank": rank})
         told = self.until(lambda: (row := queries.request(self.history, number)) and row.outcome and row, "the end of the move")
         if not told.done:
             raise RuntimeError(f"rank {rank} was not moved: {told.outcome}")

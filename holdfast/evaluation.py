@@ -27,12 +27,12 @@ from holdfast.report.wording import clipped, duration
 CHECKPOINT: Final = "HOLDFAST_CHECKPOINT"
 STEP: Final = "HOLDFAST_CHECKPOINT_STEP"
 METRICS: Final = "HOLDFAST_METRICS"
-LAST_LINES: Final = 200
-"""Lines of output that are kept to find the metrics and the error in."""
+MAX_LINES: Final = 200
+"""Last lines of output that are kept, to find the metrics and the error in."""
 DRAIN_SECONDS: Final = 5.0
-"""How long its last lines are waited for; a process that it left behind may hold the pipe open."""
-LONGEST: Final = 300
-"""Letters of a line that an error quotes."""
+"""How long to wait for its last lines; a process that it started may keep the pipe open."""
+MAX_QUOTED: Final = 300
+"""Characters of a line that an error quotes."""
 
 
 class Evaluation(BaseModel):
@@ -45,16 +45,16 @@ class Evaluation(BaseModel):
     """Of the checkpoint."""
     checkpoint: Path
     metrics: dict[str, Any]
-    """The JSON object that the evaluation wrote to the file named by `HOLDFAST_METRICS`, or else printed last."""
+    """The JSON object that the evaluation wrote to the file named by `HOLDFAST_METRICS`, or printed last."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What evaluates a checkpoint."""
+    """The program that evaluates a checkpoint."""
 
     command: Sequence[str]
-    """Program and arguments; ``{checkpoint}`` and ``{step}`` in them become the checkpoint's folder and step."""
+    """Program and arguments; ``{checkpoint}`` and ``{step}`` in them are replaced by the checkpoint's folder and step."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of this process."""
     workdir: str | os.PathLike[str] | None = None
@@ -73,17 +73,17 @@ def command_of(script: str | os.PathLike[str] | None, command: Sequence[str] | N
     return [sys.executable, os.fspath(script), *args]
 
 
-def evaluate(checkpoint: CheckpointInfo, program: Program, tell: Callable[[str], None] = lambda _: None) -> Evaluation:
-    """Run *program* on *checkpoint* and return its metrics; *tell* gets each line that it prints.
+def evaluate(checkpoint: CheckpointInfo, program: Program, on_line: Callable[[str], None] = lambda _: None) -> Evaluation:
+    """Run *program* on *checkpoint* and return its metrics; *on_line* is called with each line that it prints.
 
     Raise `EvaluationFailed` when it cannot be started, takes too long, exits with another status than 0, or reports no metrics.
-    It is killed with all its children when this function is left early.
+    It is killed with all its children when this function raises.
     """
     begun = time.monotonic()
     what = f"the evaluation of '{checkpoint.job}' at step {checkpoint.step}"
     with tempfile.TemporaryDirectory(prefix="holdfast-evaluation-") as folder:
         report = Path(folder) / "metrics.json"
-        lines = _run(what, _filled(program, checkpoint, report), tell)
+        lines = _run(what, _filled(program, checkpoint, report), on_line)
         metrics = _written(what, report) or _printed(lines)
     if metrics is None:
         cure = f"print one as the last line, or write it to the file that {METRICS} names"
@@ -102,12 +102,12 @@ def _filled(program: Program, checkpoint: CheckpointInfo, report: Path) -> Progr
     return replace(program, command=command, env={**os.environ, **program.env, **ours})
 
 
-def _run(what: str, program: Program, tell: Callable[[str], None]) -> Sequence[str]:
+def _run(what: str, program: Program, on_line: Callable[[str], None]) -> Sequence[str]:
     """Run *program* to its end; return its last lines."""
-    lines: deque[str] = deque(maxlen=LAST_LINES)
+    lines: deque[str] = deque(maxlen=MAX_LINES)
     with _started(what, program) as process:
         assert process.stdout is not None
-        reader = threading.Thread(target=_read, args=(process.stdout, lines, tell), name="evaluation", daemon=True)
+        reader = threading.Thread(target=_read, args=(process.stdout, lines, on_line), name="evaluation", daemon=True)
         reader.start()
         try:
             status = process.wait(program.timeout_seconds)
@@ -123,7 +123,7 @@ def _run(what: str, program: Program, tell: Callable[[str], None]) -> Sequence[s
 
 @contextmanager
 def _started(what: str, program: Program) -> Iterator[subprocess.Popen[str]]:
-    """Have *program* run in a process group of its own, of which nothing is left after the block."""
+    """Run *program* in a process group of its own, which is killed after the block."""
     try:
         process = subprocess.Popen(
             list(program.command),
@@ -145,21 +145,21 @@ def _started(what: str, program: Program) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def _read(output: IO[str], lines: deque[str], tell: Callable[[str], None]) -> None:
+def _read(output: IO[str], lines: deque[str], on_line: Callable[[str], None]) -> None:
     with output:
         for line in output:
             lines.append(line.rstrip("\n"))
-            tell(lines[-1])
+            on_line(lines[-1])
 
 
 def _last(lines: Sequence[str]) -> str:
-    """Return the last line that says something: of a traceback it names the error."""
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f"; its last line: {clipped(said, LONGEST)}" if said else "; it printed nothing"
+    """Return the last line that is not empty: of a traceback it names the error."""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"; its last line: {clipped(last, MAX_QUOTED)}" if last else "; it printed nothing"
 
 
 def _written(what: str, report: Path) -> dict[str, Any] | None:
-    """Return the metrics in the file; nothing when it was not written."""
+    """Return the metrics in the file; None when it was not written."""
     try:
         text = report.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -167,9 +167,9 @@ def _written(what: str, report: Path) -> dict[str, Any] | None:
     try:
         metrics = json.loads(text)
     except ValueError as error:
-        raise EvaluationFailed(what, f"what it wrote to the file that {METRICS} names is not JSON: {error}") from None
+        raise EvaluationFailed(what, f"the file that {METRICS} names is not JSON: {error}") from None
     if not isinstance(metrics, dict):
-        raise EvaluationFailed(what, f"what it wrote to the file that {METRICS} names is {type(metrics).__name__}, not a JSON object")
+        raise EvaluationFailed(what, f"the file that {METRICS} names holds {type(metrics).__name__}, not a JSON object")
     return metrics
 
 

@@ -1,30 +1,35 @@
-"""How a flow, and the command that watches it, ends: the exit statuses that scripts and service managers decide by."""
+"""Exit statuses of `holdfast` commands and of a job's flow, by which scripts and service managers decide."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from holdfast.history.models import JobTransition
-from policies.states import Event, State
+if TYPE_CHECKING:
+    from holdfast.history.models import JobTransition
 
 FAILED: Final = 1
 OPERATOR_ERROR: Final = 2
-"""Something to mend; the message says what."""
+"""Something that the user can fix; the message says what."""
 STOPPED: Final = 3
-"""Somebody asked the job to stop."""
+"""A person stopped the job."""
 CONTROLLER_DIED: Final = 4
-"""The flow died, and training goes on: the same command adopts the job."""
+"""The controller died, and training continues: the same command reattaches to the job."""
 TIME_OVER: Final = 5
-"""The job is saved, as its time is over or its nodes go: the same command goes on from there."""
+"""A final checkpoint was saved, as the job's time is over or its nodes are preempted: the same command continues from there."""
 DETACHED: Final = 6
-"""The flow was told to let go of the job, which trains on: a standby, or the same command, adopts it."""
+"""The controller detached from the job as requested, and training continues: a standby, or the same command, reattaches."""
 SUSPENDED: Final = 7
-"""The job was suspended in Prefect: it is saved and its nodes are released. Resume it there, or by the same command."""
+"""The job was suspended in Prefect: it is saved and its nodes are released. Resume it there, or with the same command."""
 INTERRUPTED: Final = 130
+"""Ctrl-C, as shells count it."""
+BROKEN_PIPE: Final = 141
+"""The reader of our output exited (`| head`), or the terminal was closed; as shells count SIGPIPE."""
 
 
 def status_of(move: JobTransition | None) -> int:
-    """Return the exit status that a job's newest move asks for; while none has ended it, its flow is what is gone."""
+    """Return the exit status for a job's newest transition; while it is not terminal, the job lost its controller."""
+    from policies.states import Event, State  # noqa: PLC0415 (most commands need only the numbers)
+
     if move is None:
         return CONTROLLER_DIED
     if move.event == Event.TIME_OVER:

@@ -1,6 +1,6 @@
-"""Which GPUs of this machine belong to which node of a local cluster: each has its own, and no two share one.
+"""Distribute the GPUs of this machine among the nodes of a local cluster: each node has its own, and no two share one.
 
-A node sees its GPUs through ``CUDA_VISIBLE_DEVICES``. On a machine without GPUs nothing is shared out, and nothing is said of it.
+A node sees its GPUs through ``CUDA_VISIBLE_DEVICES``. On a machine without GPUs nothing is distributed.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ from pathlib import Path
 from typing import Final
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-"""What CUDA takes for the GPUs of a process; empty in the `environment` of a job it says that its ranks need none."""
+"""CUDA's variable for the GPUs of a process; empty in the `environment` of a job, it means that its ranks need none."""
 NONE: Final = frozenset({"-1", "none", "void", "NoDevFiles"})
-"""Words by which it is said that there are none."""
+"""Values that mean no GPU."""
 DEVICES: Final = Path("/dev")
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, devices: Path = DEVICES) -> tuple[str, ...]:
-    """Return the GPUs that this process may use, by the names that CUDA takes: those that its *environment* leaves it of the machine's."""
-    said = environment.get(VISIBLE)
-    if said is None:
+    """Return the machine's GPUs that *environment* leaves to this process, by the names that CUDA accepts."""
+    value = environment.get(VISIBLE)
+    if value is None:
         return tuple(str(number) for number in range(len(list(devices.glob("nvidia[0-9]*")))))
-    named = [one.strip() for one in said.split(",")]
-    until = next((place for place, one in enumerate(named) if not one or one in NONE), len(named))  # as CUDA reads it
-    return tuple(named[:until])
+    named = [one.strip() for one in value.split(",")]
+    end = next((place for place, one in enumerate(named) if not one or one in NONE), len(named))  # as CUDA reads it
+    return tuple(named[:end])
 
 
 def gpus_of(pid: int) -> tuple[str, ...]:
-    """Return the GPUs that the process *pid* was shown when it began; none where that was not said."""
+    """Return the GPUs in the initial environment of the process *pid*; none where that does not set them."""
     begin = f"{VISIBLE}=".encode()
-    with suppress(OSError):  # it has ended, or is another user's
-        for said in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            if said.startswith(begin):
-                return visible_gpus({VISIBLE: said.removeprefix(begin).decode(errors="replace")})
+    with suppress(OSError):  # it has exited, or is another user's
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if entry.startswith(begin):
+                return visible_gpus({VISIBLE: entry.removeprefix(begin).decode(errors="replace")})
     return ()
 
 
-def shares(gpus: Sequence[str], nodes: int) -> list[tuple[str, ...]]:
-    """Return the GPUs of each of *nodes*: as many for each, in order; where there are fewer than nodes the first ones have one each."""
+def split(gpus: Sequence[str], nodes: int) -> list[tuple[str, ...]]:
+    """Return the GPUs of each of *nodes*: equal numbers in order; if there are fewer GPUs than nodes, the first nodes have one each."""
     each = max(1, len(gpus) // nodes)
     return [tuple(gpus[place * each : (place + 1) * each]) for place in range(nodes)]
 
 
 def too_few(gpus: Sequence[str], nodes: int, ranks: int, environment: Mapping[str, str]) -> list[int]:
-    """Return which of *nodes* have fewer GPUs than the *ranks* of a job with this *environment* would need there."""
+    """Return which of *nodes* have fewer GPUs than the *ranks* of a job with this *environment* need."""
     if not gpus or VISIBLE in environment:
         return []
-    return [place for place, own in enumerate(shares(gpus, nodes)) if len(own) < ranks]
+    return [place for place, own in enumerate(split(gpus, nodes)) if len(own) < ranks]
 
 
 def advice(gpus: Sequence[str], wanted: int, ranks: int) -> str:
-    """Return what to do where a job wants so many nodes with so many ranks, and the machine's GPUs are shared out otherwise."""
-    cpu = f'a job that needs no GPU says so with `environment: {{{VISIBLE}: ""}}`'
+    """Return what to do where the GPUs of the machine do not give *wanted* nodes with *ranks* GPUs each."""
+    cpu = f'a job that needs no GPU sets `environment: {{{VISIBLE}: ""}}`'
     if len(gpus) >= wanted * ranks:
-        return f"Give the cluster as many nodes as the GPUs are for (`cluster: {{kind: local, nodes: {len(gpus) // ranks}}}`); {cpu}"
+        return f"Give the cluster as many nodes as the GPUs allow (`cluster: {{kind: local, nodes: {len(gpus) // ranks}}}`); {cpu}"
     return f"Lower `nodes.ranks`, `nodes.wanted` or `nodes.spare` to {len(gpus)} rank(s) in all; {cpu}"

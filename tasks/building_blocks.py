@@ -28,7 +28,8 @@ from holdfast.probe.health.checkup import cluster_health as health_of
 from holdfast.probe.sweep import DEADLINE
 from holdfast.report.wording import listing, plural
 from holdfast.spec import Cluster
-from holdfast.training_result import TrainingResult, checkpoints_of
+from holdfast.stored_job import checkpoint_directory
+from holdfast.training_result import TrainingResult
 from tasks import probe, repair
 
 
@@ -201,4 +202,4 @@ def _folder_of(job: str | TrainingResult) -> Path:
     if isinstance(job, TrainingResult):
         return job.checkpoint_directory
     with closing(History.open(create=False)) as history:
-        return checkpoints_of(queries.newest_job(history, job))
+        return checkpoint_directory(queries.newest_job(history, job))

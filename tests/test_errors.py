@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import pickle
 import re
 from collections.abc import Iterator
@@ -40,19 +40,21 @@ def test_the_drawing_is_the_tree() -> None:
 
 def made(one: type[HoldfastError]) -> HoldfastError:
     """Return an error of the class *one* with a value for each field."""
-    if "__init__" not in vars(one) and not any("__init__" in vars(base) for base in one.__mro__[1:-3]):
-        return one("words")
-    values = {"tuple[str, ...]": ("a", "b"), "tuple[Problem, ...]": (Problem(field="f", reason="r", cure="c"),), "int": 3}
-    fields = list(inspect.signature(one).parameters.values())
-    return one(*(values.get(str(field.annotation), "words") for field in fields))
+    values: dict[str, object] = {
+        "tuple[str, ...]": ("a", "b"),
+        "tuple[Problem, ...]": (Problem(field="f", reason="r", cure="c"),),
+        "int": 3,
+    }
+    return one(*(values.get(str(field.type), "words") for field in dataclasses.fields(one) if field.init))
 
 
 @pytest.mark.parametrize("one", classes(), ids=lambda one: one.__name__)
-def test_an_error_survives_a_pickle_and_says_a_sentence(one: type[HoldfastError]) -> None:
+def test_an_error_survives_pickling_and_has_a_message(one: type[HoldfastError]) -> None:
     """Prefect and torch send errors between processes."""
     error = made(one)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
     assert type(again) is one
     assert vars(again) == vars(error)
     assert str(again) == str(error)
-    assert "words" in str(error) or "problem" in str(error)
+    if dataclasses.fields(one):
+        assert "words" in str(error) or "problem" in str(error)

@@ -39,7 +39,7 @@ def test_what_the_environment_leaves_a_process_is_what_it_may_share_out(tmp_path
     assert gpu_assignment.visible_gpus({VISIBLE: said}, tmp_path) == gpus
 
 
-def test_without_a_word_of_the_environment_it_is_what_the_machine_has(tmp_path: Path) -> None:
+def test_without_a_variable_all_gpus_are_visible(tmp_path: Path) -> None:
     """By its devices; what else NVIDIA's driver puts there is no GPU."""
     assert gpu_assignment.visible_gpus({}, tmp_path) == ()
     for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
@@ -47,7 +47,7 @@ def test_without_a_word_of_the_environment_it_is_what_the_machine_has(tmp_path: 
     assert gpu_assignment.visible_gpus({}, tmp_path) == ("0", "1", "2")
 
 
-def test_a_process_is_asked_what_it_was_shown() -> None:
+def test_the_gpus_of_a_process_are_read_from_its_environment() -> None:
     """A real one; one that has ended has none."""
     nap = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     child = subprocess.Popen(nap, env={VISIBLE: "2,3"}, stdin=subprocess.PIPE)
@@ -70,13 +70,13 @@ def test_a_process_is_asked_what_it_was_shown() -> None:
 )
 def test_nodes_get_equal_shares(gpus: tuple[str, ...], nodes: int, each: list[str]) -> None:
     """In order; with fewer GPUs than nodes the first ones get them."""
-    assert [tuple(one) for one in each] == gpu_assignment.shares(gpus, nodes)
+    assert [tuple(one) for one in each] == gpu_assignment.split(gpus, nodes)
 
 
 @given(st.integers(0, 20), st.integers(1, 12))
 def test_no_gpu_is_anybody_elses_too(count: int, nodes: int) -> None:
     """Whatever there is of either."""
-    found = gpu_assignment.shares([str(number) for number in range(count)], nodes)
+    found = gpu_assignment.split([str(number) for number in range(count)], nodes)
     assert len(found) == nodes
     given_away = [gpu for one in found for gpu in one]
     assert len(set(given_away)) == len(given_away) >= min(count, nodes)

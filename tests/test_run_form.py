@@ -24,8 +24,8 @@ from holdfast.errors import BadFile, BadParameters, UnknownCluster
 from holdfast.prefect_client.named_clusters import resolve_cluster
 from holdfast.spec import CheckpointPlan, LocalCluster, SlurmCluster, SshCluster, TrainingJob, cluster_of
 from holdfast.spec.form import advanced_schema, job_of, parameters_of
-from holdfast.spec.job import MemoryPlan, Part
-from holdfast.spec.sizes import parse, text_of
+from holdfast.spec.job import MemoryPlan, SpecModel
+from holdfast.spec.units import format_size, parse_size
 
 FLOWS: list[Flow[..., Any]] = [train, training_job, cluster_health, node_repair]
 GOOD = {"name": "gpt", "script": "/data/train.py"}
@@ -41,7 +41,7 @@ def held(value: Any, schema: dict[str, Any]) -> None:
     assert validate(value, schema, preprocess=False) == []
 
 
-def parts(model: type[BaseModel] = Part) -> Iterator[type[BaseModel]]:
+def parts(model: type[BaseModel] = SpecModel) -> Iterator[type[BaseModel]]:
     """Yield all that a user writes, at whatever depth."""
     for one in model.__subclasses__():
         yield one
@@ -72,7 +72,7 @@ def test_the_defaults_of_every_part_are_valid_by_its_own_schema(part: type[BaseM
 @given(st.integers(min_value=0, max_value=2**62))
 def test_an_amount_of_memory_is_read_as_it_was_written(size: int) -> None:
     """Also one that is no whole number of any unit but bytes."""
-    assert parse(text_of(size)) == size
+    assert parse_size(format_size(size)) == size
 
 
 def shown(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -83,7 +83,7 @@ def shown(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from shown(choice)
 
 
-def test_the_form_says_of_each_field_what_it_is_and_asks_for_few() -> None:
+def test_the_form_describes_each_field_and_requires_few() -> None:
     """Two are required; what most jobs leave alone is in one object that shows nothing unless it is asked to; no field is `None`."""
     schema = schema_of(train)
     assert schema["required"] == ["name", "script"]
@@ -160,16 +160,19 @@ def test_what_is_filled_in_becomes_the_job_that_was_meant() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"script": "python train.py"}, "script: train.py is a relative path, and there is no workdir. Write its absolute path, or name"),
+        (
+            {"script": "python train.py"},
+            "script: train.py is a relative path, and there is no workdir. Write its absolute path",
+        ),
         ({"script": "/data/train.py 'open"}, 'script: "/data/train.py \'open" cannot be split into words: no closing quotation'),
-        ({"name": "Bad Name"}, "name: 'Bad Name' is not a name of small letters, digits and dashes"),
+        ({"name": "Bad Name"}, "name: 'Bad Name' is not a name of lowercase letters, digits and dashes"),
         ({"advanced": {"checkpoint": {"keep": 1}}}, "advanced.checkpoint.keep: 1 is not greater than or equal to 2"),
-        ({"advanced": {"nodes": {"least": 3}}}, "advanced.nodes.least: the fewest nodes (3) are more than wanted (1)"),
+        ({"advanced": {"nodes": {"least": 3}}}, "advanced.nodes.least: the minimum number of nodes (3) is above the wanted one (1)"),
         ({"advanced": {"nodes": 3}}, "advanced.nodes: 3 holds no fields"),
         ({"nnodes": 0}, "nnodes: 0 is not greater than or equal to 1"),
     ],
 )
-def test_the_worker_says_what_is_wrong_by_the_names_of_the_form(given: dict[str, Any], words: str) -> None:
+def test_the_worker_reports_problems_with_the_names_of_the_form(given: dict[str, Any], words: str) -> None:
     """What the server's schema cannot know, and what comes past it, as from a flow that calls this one."""
     with pytest.raises(BadParameters) as refused:
         filled_in(**given)
@@ -221,7 +224,7 @@ def test_parameters_come_back_as_they_were_sent() -> None:
 # -- the cluster ------------------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_is_found_by_a_word_for_it(holdfast_home: Path, tmp_path: Path) -> None:
+def test_a_cluster_is_found_by_name(holdfast_home: Path, tmp_path: Path) -> None:
     """This machine, a file, a file in the worker's folder of clusters, YAML and fields; Prefect is not asked for these."""
     (tmp_path / "lab.yaml").write_text("kind: ssh\nname: lab\nhosts: [a, b]\nkey: keys/id\n")
     (holdfast_home / "clusters.d").mkdir()
@@ -250,7 +253,7 @@ def test_a_cluster_is_found_by_a_word_for_it(holdfast_home: Path, tmp_path: Path
         ("{foo", BadFile, "not valid YAML"),
     ],
 )
-def test_a_cluster_that_cannot_be_used_is_refused_in_words(said: Any, error: type[Exception], words: str) -> None:
+def test_an_unusable_cluster_is_refused_with_a_message(said: Any, error: type[Exception], words: str) -> None:
     """Before any node is looked at."""
     with pytest.raises(error) as refused:
         resolve_cluster(said)

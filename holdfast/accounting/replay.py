@@ -20,7 +20,7 @@ from holdfast.history.models import DecidedCase, DecisionRecord, Generation, Inc
 from holdfast.history.store import History
 from holdfast.spec import TrainingJob
 from holdfast.spec.job import is_policy_file
-from holdfast.spec.load_policy import load_policy, under_job
+from holdfast.spec.policy import load_policy, under_job
 from policies.case_codec import UnreadableCase, act_of, from_record
 from policies.escalation import Decision as Made
 from policies.escalation import RecoveryAction

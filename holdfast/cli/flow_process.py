@@ -1,4 +1,4 @@
-"""The flow as a process of its own: it outlives the command that started it, and the terminal too."""
+"""Start and end the process of a job's flow, its controller: it outlives the command that started it, and the terminal."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from holdfast.history.models import Job
 from holdfast.history.store import History
 
 PROGRAM: Final = "flows.training_job"
-STARTING_SECONDS: Final = 60.0
-"""How long another command may take to start the same job."""
-REFUSAL: Final = "holdfast: "
-"""What the last words in a flow's log begin with when the flow refused to start."""
+START_TIMEOUT: Final = 60.0
+"""Seconds that another command may take to start the same job."""
+ERROR_PREFIX: Final = "holdfast: "
+"""Prefix of the last message in a flow's log when the flow refused to start."""
 
 
-class FlowProcessStep:
-    """The right to start a job of one name on this machine: two commands at once take turns, and the second finds the job running."""
+class StartLock:
+    """The right to start a job of one name on this machine: of two commands at once, the second finds the job running."""
 
     def __init__(self, job: str) -> None:
         self._folder = writable_folder(job)
@@ -38,23 +38,23 @@ class FlowProcessStep:
 
     def __enter__(self) -> Self:
         self._file = os.open(self._folder / "starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + STARTING_SECONDS
+        deadline = time.monotonic() + START_TIMEOUT
         while True:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 if time.monotonic() > deadline:
-                    self.end()
+                    self.release()
                     raise JobAlreadyRunning(self._job, "another `holdfast run` that is starting it") from None
                 time.sleep(0.1)
             else:
                 return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        self.release()
 
-    def end(self) -> None:
-        """Let the next command go on."""
+    def release(self) -> None:
+        """Let the next command proceed."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -63,8 +63,8 @@ class FlowProcessStep:
 class FlowProcess:
     """A flow that this command started."""
 
-    def __init__(self, job: str, spec: Path, turn: FlowProcessStep, known: frozenset[str], name: str = "flow") -> None:
-        self.job, self._turn, self._known = job, turn, known
+    def __init__(self, job: str, spec: Path, lock: StartLock, known: frozenset[str], name: str = "flow") -> None:
+        self.job, self._lock, self._known = job, lock, known
         self.log = spec.with_name(f"{name}.log")
         with self.log.open("ab") as log, sigusr1_blocked():
             self._begin = log.tell()
@@ -82,33 +82,28 @@ class FlowProcess:
         """Return the job that this flow entered into the history."""
         return next((job for job in queries.jobs(history, self.job, limit=5) if job.id not in self._known), None)
 
-    def settled(self) -> None:
-        """Let other commands see for themselves: the history knows that the job runs."""
-        self._turn.end()
+    def release_lock(self) -> None:
+        """Let other commands proceed: the history shows that the job runs."""
+        self._lock.release()
 
     def status(self) -> int | None:
-        """Return the exit status; nothing while it runs."""
+        """Return the exit status; None while it runs."""
         return self._process.poll()
 
     def terminate(self) -> None:
-        """Ask the flow to stop its job at once."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+        """Request that the flow stop its job at once."""
+        self._signal(signal.SIGTERM)
 
     def detach(self) -> None:
-        """Have the flow let go of its job, which goes on."""
+        """Request that the flow detach from its job, which continues."""
+        self._signal(signal.SIGUSR1)
+
+    def _signal(self, number: int) -> None:
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGUSR1)
+            self._process.send_signal(number)
 
-    def wait(self, seconds: float) -> int | None:
-        """Wait so long for the end; return the exit status, or nothing when it still runs."""
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def last_words(self, lines: int = 15) -> list[str]:
-        """Return the end of what this flow wrote into its log."""
+    def last_lines(self, lines: int = 15) -> list[str]:
+        """Return the last *lines* that this flow wrote into its log."""
         try:
             with self.log.open("rb") as log:
                 end = log.seek(0, os.SEEK_END)
@@ -119,27 +114,27 @@ class FlowProcess:
 
     def refusal(self) -> str | None:
         """Return the message with which the flow refused to start."""
-        text = "\n".join(map(_plain, self.last_words()))
-        begin = text.rfind("\n" + REFUSAL) + 1 or (0 if text.startswith(REFUSAL) else -1)
-        return text[begin:].removeprefix(REFUSAL).strip() if begin >= 0 else None
+        text = "\n".join(map(_message, self.last_lines()))
+        begin = text.rfind("\n" + ERROR_PREFIX) + 1 or (0 if text.startswith(ERROR_PREFIX) else -1)
+        return text[begin:].removeprefix(ERROR_PREFIX).strip() if begin >= 0 else None
 
 
 def write_spec(job: str, spec: Mapping[str, object], flow: str = "flow") -> Path:
     """Write what the flow of that name is to run into the job's folder, and return the file."""
     path = writable_folder(job) / ("spec.json" if flow == "flow" else f"{flow}.json")
-    fresh = path.with_suffix(f".{os.getpid()}")
+    temporary = path.with_suffix(f".{os.getpid()}")
     try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
             file.write(json.dumps(spec, indent=1))
-        fresh.replace(path)
+        temporary.replace(path)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise NotWritable("the job's folder", str(path.parent), error.strerror or str(error)) from error
     return path
 
 
 def writable_folder(job: str) -> Path:
-    """Return the folder of *job*, made if it was not there."""
+    """Return the folder of *job*, created if needed."""
     folder = paths.job_directory(job)
     try:
         paths.make_private(folder)
@@ -151,17 +146,17 @@ def writable_folder(job: str) -> Path:
     return folder
 
 
-def _plain(line: str) -> str:
-    """Return the message in a line of a log, whichever format that has."""
+def _message(line: str) -> str:
+    """Return the message in a line of a log in either format, text or JSON."""
     try:
-        told = json.loads(line)
+        entry = json.loads(line)
     except ValueError:
         return line
-    return str(told.get("message", line)) if isinstance(told, dict) else line
+    return str(entry.get("message", line)) if isinstance(entry, dict) else line
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment; in a checkout that is not installed, with the place where the flows lie."""
+    """Return our environment; in a checkout that is not installed, with the folder of the flows."""
     root = Path(next(iter(holdfast.__path__))).parent
     environment = dict(os.environ)
     if (root / "pyproject.toml").exists() and (root / "flows").is_dir():

@@ -1,4 +1,4 @@
-"""One look at a job: where it stands, how fast it goes, what befell it."""
+"""Find jobs in the history, and read what is known of one: its state, its rate, its incidents."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from holdfast.history.lease import flow_run_url, holder_of
 from holdfast.history.models import Checkpoint, FaultRecord, Generation, Incident, Job, JobTransition, Lease, Snapshots, StepRecord
 from holdfast.history.store import History
 from holdfast.report import memory
-from holdfast.report.wording import listing, ranks
+from holdfast.report.wording import NOTHING, count, duration, listing, ranks
 
-SHORTEST_ID: Final = 6
-"""Fewer letters of an id are taken for a mistyped name."""
+MIN_ID: Final = 6
+"""Characters of an id from which it is distinguished from a mistyped name."""
 WARNINGS: Final = (
     "loss-not-finite", "loss-spike", "job-zombie", "straggler-gpu", "straggler-host", "straggler-network", "data-stall", "step-slow",
     "copies-differ",
 )  # fmt: skip
-"""Kinds of faults that training goes on through and that say something about the training itself."""
-SILENT: Final = 5.0
-"""Seconds in which the steps of a job that has just begun to run reach the history."""
-EMPTY: Final = "The history is empty"
+"""FaultRecord kinds that training continues through and that concern the training itself."""
+FIRST_STEPS: Final = 5.0
+"""Seconds within which the steps of a job that has just begun to run reach the history."""
 WINDOW: Final = 20
 """Steps over which the rate is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """Where a job stands at the time *at*."""
+    """What is known of a job at the time *at*, in seconds since 1970."""
 
     job: Job
     at: float
     move: JobTransition | None = None
     generation: Generation | None = None
     until: int | None = None
+    """The job's last step."""
     steps: Sequence[StepRecord] = ()
     """The newest steps, oldest first."""
     checkpoint: Checkpoint | None = None
-    """The newest whole one."""
+    """The newest complete one."""
     snapshots: Snapshots | None = None
-    """What the newest generation has in the memory of nodes."""
+    """In-memory snapshots of the newest generation."""
     memory_fault: FaultRecord | None = None
-    """The newest fault that keeps state out of the memory of nodes."""
+    """The newest fault that prevents in-memory snapshots."""
     warnings: Sequence[FaultRecord] = ()
-    """What the present generation trains on through: bad losses, stragglers and the like, oldest first."""
+    """Faults that the present generation trains through: bad losses, stragglers and the like, oldest first."""
     incidents: Sequence[Incident] = ()
     holder: Lease | None = None
     flow_run_url: str = ""
@@ -57,7 +57,7 @@ class JobView:
 
     @property
     def state(self) -> str:
-        """Return the state, ``LAUNCHING`` before the first move."""
+        """Return the state, ``LAUNCHING`` before the first transition."""
         return self.move.after if self.move else "LAUNCHING"
 
     @property
@@ -67,7 +67,7 @@ class JobView:
 
     @property
     def ended(self) -> bool:
-        """Tell whether nothing can follow."""
+        """Tell whether the state is terminal."""
         return self.state in queries.TERMINAL
 
     @property
@@ -93,7 +93,7 @@ class JobView:
 
     @property
     def eta(self) -> float | None:
-        """Return the seconds until the last step, while the job runs and says how far it goes."""
+        """Return the seconds until the last step, while the job runs and reports which step that is."""
         if self.state != "RUNNING" or not self.step or not self.until or not self.rate or self.rate <= 0:
             return None
         return max(0.0, (self.until - self.step.step) / self.rate)
@@ -105,15 +105,15 @@ class JobView:
 
     @property
     def no_steps(self) -> str:
-        """Return why no step can be shown of a job that runs; empty where one is, or will be in a moment."""
-        if self.step is not None or self.move is None or self.state != "RUNNING" or self.at - self.move.at < SILENT:
+        """Return why a running job shows no step; empty where it does, or will in a moment."""
+        if self.step is not None or self.move is None or self.state != "RUNNING" or self.at - self.move.at < FIRST_STEPS:
             return ""
-        logs = f"`holdfast logs {self.job.name} --follow` shows what the script writes"
-        return f"no steps are told: `holdfast.session` does, or `holdfast.heartbeat`; {logs}"
+        logs = f"`holdfast logs {self.job.name} --follow` shows the script's output"
+        return f"no steps are reported: use `holdfast.session` or `holdfast.heartbeat`; {logs}"
 
     @property
     def no_snapshots(self) -> str:
-        """Return why there is no snapshot in memory; empty where there is one, or where nobody knows."""
+        """Return why there is no in-memory snapshot; empty where there is one, or where the reason is unknown."""
         return memory.why_none(self.snapshots, self.memory_fault, self.job.spec, ended=self.ended)
 
     @property
@@ -121,9 +121,35 @@ class JobView:
         """Return the ranks of each node."""
         return {str(node): list(held) for node, held in (self.generation.ranks if self.generation else {}).items()}
 
+    # -- as text ------------------------------------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> str:
+        """Return the step as text: ``1,234 of 10,000``."""
+        if self.step is None:
+            return NOTHING
+        return count(self.step.step) + (f" of {count(self.until)}" if self.until else "")
+
+    @property
+    def loss(self) -> str:
+        """Return the newest loss as text."""
+        loss = self.step.loss if self.step else None
+        return NOTHING if loss is None else f"{loss:.4f}" if abs(loss) < 1e5 else f"{loss:.3e}"  # noqa: PLR2004 (beyond it digits do not help)
+
+    @property
+    def speed(self) -> str:
+        """Return the rate as text, in the unit that gives a number above one."""
+        if self.rate is None or self.rate <= 0:
+            return NOTHING
+        return f"{self.rate:.2f} steps/s" if self.rate >= 1 else f"{duration(1 / self.rate)} a step"
+
     def as_record(self) -> dict[str, Any]:
-        """Return the look as a program reads it; times in seconds since 1970."""
-        step, incident, checkpoint = self.step, self.incident, self.checkpoint
+        """Return the view for programs; times in seconds since 1970."""
+        step, incident, checkpoint, generation, snapshots = self.step, self.incident, self.checkpoint, self.generation, self.snapshots
+        memory_record: dict[str, Any] | None = None
+        if snapshots is not None and snapshots.step is not None:
+            names = {"generation", "at", "step", "age_steps", "age_s", "replica_step", "interval_steps", "size"}
+            memory_record = snapshots.model_dump(include=names) | {"overlapped": snapshots.overlapped, "cost": snapshots.cost}
         return {
             "job": self.job.name,
             "id": self.job.id,
@@ -131,9 +157,9 @@ class JobView:
             "reason": self.reason,
             "since": self.move.at if self.move else self.job.at,
             "submitted": self.job.at,
-            "generation": self.generation.number if self.generation else None,
-            "world_size": self.generation.world_size if self.generation else None,
-            "full_size": ((self.generation.facts or {}).get("width") or self.generation.world_size) if self.generation else None,
+            "generation": generation.number if generation else None,
+            "world_size": generation.world_size if generation else None,
+            "full_size": ((generation.facts or {}).get("width") or generation.world_size) if generation else None,
             "nodes": self.members,
             "step": step.step if step else None,
             "until": self.until,
@@ -141,7 +167,7 @@ class JobView:
             "rate": self.rate,
             "eta_s": self.eta,
             "checkpoint": {"step": checkpoint.step, "path": checkpoint.path, "at": checkpoint.at} if checkpoint else None,
-            "snapshots": _as_record(self.snapshots),
+            "snapshots": memory_record,
             "no_snapshots": self.no_snapshots or None,
             "warnings": [
                 {"kind": one.kind, "at": one.at, "subject": one.subject, "step": one.step, "evidence": one.evidence["quote"]}
@@ -155,27 +181,18 @@ class JobView:
         }
 
 
-def _as_record(row: Snapshots | None) -> dict[str, Any] | None:
-    """Return the snapshots in memory as a program reads them: the newest one, and what they cost as shares."""
-    if row is None or row.step is None:
-        return None
-    names = {"generation", "at", "step", "age_steps", "age_s", "replica_step", "interval_steps", "size"}
-    return row.model_dump(include=names) | {"overlapped": row.overlapped, "cost": row.cost}
-
-
-def look(history: History, job: Job) -> JobView:
-    """Look at *job* now."""
+def view_job(history: History, job: Job) -> JobView:
+    """Read what the history knows of *job* now."""
     last = queries.last_step(history, job.id)
     generation = queries.newest_generation(history, job.id)
-    recent = queries.steps(history, job.id, after=last.at - max(WINDOW * last.seconds, 0.5)) if last else []
     return JobView(
         job=job,
         at=time.time(),
         move=queries.state_of(history, job.id),
         generation=generation,
-        until=until_of(queries.generations(history, job.id)),
-        steps=recent,
-        checkpoint=newest_whole(queries.checkpoints(history, job.id)),
+        until=last_step_of(queries.generations(history, job.id)),
+        steps=queries.steps(history, job.id, after=last.at - max(WINDOW * last.seconds, 0.5)) if last else [],
+        checkpoint=newest_complete(queries.checkpoints(history, job.id)),
         snapshots=queries.newest_snapshots(history, job.id),
         memory_fault=queries.newest_fault(history, job.id, memory.FAULTS),
         warnings=queries.faults_within(history, job.id, generation.number, WARNINGS) if generation else (),
@@ -185,15 +202,15 @@ def look(history: History, job: Job) -> JobView:
     )
 
 
-def until_of(generations: Sequence[Generation]) -> int | None:
-    """Return how far the job goes, as the newest generation that said so has it."""
+def last_step_of(generations: Sequence[Generation]) -> int | None:
+    """Return the job's last step, as the newest generation that reported it has it."""
     return next((one.until for one in reversed(generations) if one.until is not None), None)
 
 
-def newest_whole(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Return the newest checkpoint without trouble; one found corrupt later is none."""
-    spoilt = {one.path for one in checkpoints if one.problem}
-    return next((one for one in reversed(checkpoints) if not one.problem and one.path not in spoilt), None)
+def newest_complete(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Return the newest complete checkpoint; one that was found corrupt later does not count."""
+    corrupt = {one.path for one in checkpoints if one.problem}
+    return next((one for one in reversed(checkpoints) if not one.problem and one.path not in corrupt), None)
 
 
 def live_jobs(history: History) -> list[Job]:
@@ -204,29 +221,24 @@ def live_jobs(history: History) -> list[Job]:
 
 
 def find_job(history: History, reference: str | None) -> Job:
-    """Return the job that *reference* names: a name (its newest run), an id or its unique beginning; none: the newest job."""
+    """Return the job that *reference* names: a name (its newest run), an id or its unique beginning; None: the newest job."""
     if reference is None:
         newest = queries.jobs(history, limit=1)
         if not newest:
-            raise NoJob(EMPTY)
+            raise NoJob("The history is empty")
         return newest[0]
     try:
         return queries.newest_job(history, reference)
     except UnknownJob:
-        found = _by_id(history, reference)
-        if found is None:
+        if len(reference) < MIN_ID or not (reference.isascii() and reference.isalnum()):
             raise
-        return found
+        with history.session() as session:
+            found = list(session.exec(select(Job).where(col(Job.id).startswith(reference.lower())).limit(2)))
+        if len(found) != 1:
+            raise
+        return found[0]
 
 
-def _by_id(history: History, reference: str) -> Job | None:
-    if len(reference) < SHORTEST_ID or not (reference.isascii() and reference.isalnum()):
-        return None
-    with history.session() as session:
-        found = list(session.exec(select(Job).where(col(Job.id).startswith(reference.lower())).limit(2)))
-    return found[0] if len(found) == 1 else None
-
-
-def placed(members: dict[str, list[int]], most: int = 16) -> str:
-    """Say which node holds which ranks, of the first nodes where there are many."""
+def ranks_by_node(members: dict[str, list[int]], most: int = 16) -> str:
+    """Return the ranks of each node as text: ``node-0 (0, 1), node-1 (2, 3)``; of many nodes only the first ones are named."""
     return listing((f"{node} ({ranks(held)})" for node, held in members.items()), most)

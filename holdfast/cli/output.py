@@ -1,4 +1,4 @@
-"""How commands speak: aligned plain lines when piped, colour on a terminal, JSON for programs."""
+"""Write what commands show: aligned plain lines into a pipe, colour on a terminal, JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,61 +18,40 @@ from holdfast.log import line as as_logged
 from holdfast.report.wording import visible
 
 COLOURS: Final[Mapping[str, str]] = {
-    "RUNNING": "green",
-    "COMPLETED": "green",
-    "FAILED": "red",
-    "CANCELLED": "magenta",
-    "healthy": "green",
-    "whole": "green",
-    "partial": "yellow",
-    "torn": "red",
-    "corrupt": "red",
-    "damaged": "red",
-    "up": "green",
-    "suspect": "yellow",
-    "quarantined": "red",
-    "in-burn-in": "yellow",
-    "held": "magenta",
-    "retired": "red",
-    "lost": "red",
-    "excluded": "red",
-    "off": "red",
-    "ok": "green",
-    "degraded": "yellow",
-    "unhealthy": "red",
-    "missing": "red",
-    "failed": "red",
-    "installed": "green",
-    "mended": "green",
-    "kept": "green",
+    **dict.fromkeys(("RUNNING", "COMPLETED", "healthy", "complete", "up", "ok", "installed", "repaired", "kept"), "green"),
+    **dict.fromkeys(("partial", "suspect", "in-burn-in", "degraded"), "yellow"),
+    **dict.fromkeys(("CANCELLED", "held", "unknown"), "magenta"),
+    **dict.fromkeys(
+        ("FAILED", "torn", "corrupt", "damaged", "quarantined", "retired", "lost", "excluded", "off", "unhealthy", "missing", "failed"),
+        "red",
+    ),
     "unreachable": "red",
-    "unknown": "magenta",
 }
-"""Colour of a state or standing; any other state means that something is being mended."""
-
-
+"""Colour of a state or status; any other state in capitals is one of a recovery."""
+MIN_COLUMN: Final = 24
+"""Columns that a wrapped cell has at least, however narrow the terminal."""
+WIDTH: Final = 80
+"""Columns of wrapped text."""
 _TIME: Final = re.compile(r"(?:[!= ] )?(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d {2}")
-LEAST: Final = 24
-"""Columns that a folded cell has at least, however narrow the terminal."""
 
 
-def colour_of(word: str) -> str:
-    """Return the colour of a state or standing."""
-    return COLOURS.get(word, "yellow" if word.isupper() else "white")
+def colour_of(status: str) -> str:
+    """Return the colour of a state or status."""
+    return COLOURS.get(status, "yellow" if status.isupper() else "white")
 
 
 def on_terminal() -> bool:
-    """Tell whether a person looks at our output, on a terminal that can move its cursor."""
+    """Tell whether our output is a terminal that can move its cursor."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def say(text: str = "") -> None:
-    """Write one line for a person; what strangers put into it cannot steer the terminal."""
+def echo(text: str = "") -> None:
+    """Write one line for a person; control characters in it cannot steer the terminal."""
     click.echo(visible(text))
 
 
-def say_styled(text: str, style: str) -> None:
-    """Write one line for a person: dim, or in the colour *style*; on a terminal it goes on below the time, and no word is broken."""
+def echo_styled(text: str, style: str) -> None:
+    """Write one line for a person: dim, or in the colour *style*; on a terminal it is wrapped, with a hanging indent below the time."""
     shown = visible(text)
     lines = wrapped(shown, _columns(), indent=hanging(shown)) if on_terminal() else [shown]
     look: dict[str, Any] = {"dim": True} if style == "dim" else {"fg": style or None}
@@ -80,15 +59,123 @@ def say_styled(text: str, style: str) -> None:
         click.echo(click.style(line, **look) if style else line)
 
 
+def echo_wrapped(text: str, indent: str = "", *, hanging: str = "", width: int = WIDTH) -> None:
+    """Write a paragraph in lines of at most *width* columns; names of nodes and files stay in one piece."""
+    for line in textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent + hanging, break_long_words=False, break_on_hyphens=False
+    ):
+        echo(line)
+
+
+def heading(text: str) -> None:
+    """Write a line that stands out."""
+    click.echo(click.style(visible(text), bold=True))
+
+
+def section(title: str) -> None:
+    """Write an empty line and a heading."""
+    echo()
+    heading(title)
+
+
+def hint(text: str) -> None:
+    """Write a line that is not part of the result: to stderr."""
+    click.echo(as_logged("hint", visible(text)), err=True)
+
+
+def echo_json(value: object, *, indent: int | None = 2) -> None:
+    """Write *value* as JSON that any program reads: what JSON cannot hold (NaN) becomes null."""
+    click.echo(json.dumps(finite(value), indent=indent, ensure_ascii=True, default=str))
+
+
+def finite(value: Any) -> Any:  # noqa: ANN401 (any JSON)
+    """Return *value* with null for each number that is NaN or infinite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def clock(at: float) -> str:
+    """Return the local time of day of *at* (seconds since 1970); with the date when it was not today."""
+    then = time.localtime(at)
+    today = then[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
+
+
+def echo_facts(facts: Sequence[tuple[str, str]]) -> None:
+    """Write a name and a value on each line, names in one column; further lines of a value are below its first."""
+    width = max((len(name) for name, _ in facts), default=0)
+    for name, value in facts:
+        first, *more = visible(value).splitlines() or [""]
+        click.echo(f"  {click.style(name.ljust(width), bold=True)}  {first}")
+        for line in more:
+            click.echo(f"  {' ' * width}  {line}")
+
+
+def echo_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, coloured: int | None = None, last: Literal["cut", "wrapped"] = "cut"
+) -> None:
+    """Write *rows* in columns: nothing is cut in a pipe; on a terminal the last column is cut at its edge.
+
+    The cells of column number *coloured* are states, and coloured as such. With *last* ``wrapped`` the last column is never cut: it is
+    wrapped at the edge of the terminal, and each of its lines is a line of the table.
+    """
+    room = _columns() if on_terminal() else None
+    cells = [list(head), *([" ".join(visible(cell).split()) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    for number, row in enumerate(cells):
+        more: list[str] = []
+        if number and last == "wrapped":
+            row[-1], *more = _wrapped_cell(rows[number - 1][-1], sum(widths[:-1]) + 2 * (len(widths) - 1), room)
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        _echo_row(padded, room, is_head=number == 0, coloured=coloured)
+        for line in more:
+            click.echo(line)
+
+
+def _wrapped_cell(cell: str, before: int, room: int | None) -> list[str]:
+    """Return the lines of *cell*, all but the first indented by the *before* columns on its left."""
+    lines = [" ".join(line.split()) for line in visible(cell).splitlines()] or [""]
+    if room is not None:
+        width = max(MIN_COLUMN, room - before)
+        lines = [part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False) or [""]]
+    return [lines[0], *(" " * before + line for line in lines[1:])]
+
+
+def _echo_row(padded: list[str], room: int | None, *, is_head: bool, coloured: int | None) -> None:
+    line = "  ".join(padded).rstrip()
+    if room is not None and len(line) > room:
+        line = line[: room - 1] + "…"
+    if is_head:
+        line = click.style(line, bold=True)
+    elif coloured is not None:
+        status = padded[coloured].strip()
+        before = len("  ".join([*padded[:coloured], ""])) if coloured else 0
+        if before + len(status) <= len(line):
+            line = line[:before] + click.style(status, fg=colour_of(status)) + line[before + len(status) :]
+    click.echo(line)
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
 def hanging(text: str) -> int:
-    """Return how far a line that begins with a time of day goes on to the right below it."""
+    """Return the indent of the further lines of *text*: the width of the time of day that it begins with, or 0."""
     found = _TIME.match(text)
     return found.end() if found else 0
 
 
 def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
-    """Return *text* in lines of at most *width* columns, broken between words; a path that is longer than a line after one of its `/`."""
-    from rich.cells import cell_len  # noqa: PLC0415 (commands that wrap nothing need not wait for it)
+    """Return *text* in lines of at most *width* columns, broken between words; a longer path is broken after one of its `/`."""
+    from rich.cells import cell_len  # noqa: PLC0415 (most commands wrap nothing)
 
     indent = min(indent, width // 3)
     lines, line = list[str](), ""
@@ -100,116 +187,22 @@ def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
         if line.strip():
             lines.append(line.rstrip())
             line = " " * indent
-        *whole, rest = _pieces(word, max(1, width - indent))
-        for piece in whole:
-            lines.append(line + piece)
+        *full, rest = _parts(word, max(1, width - indent))
+        for part in full:
+            lines.append(line + part)
             line = " " * indent
         line += rest
     return [*lines, line.rstrip()]
 
 
-def _pieces(word: str, room: int) -> list[str]:
-    """Cut a word that is longer than *room*: after the last `/` that fits, or where there is none wherever the line ends."""
+def _parts(word: str, room: int) -> list[str]:
+    """Cut a word that is longer than *room*: after the last `/` that fits, or at the end of the line."""
     from rich.cells import cell_len, set_cell_size  # noqa: PLC0415
 
-    pieces, rest = list[str](), word
+    parts, rest = list[str](), word
     while cell_len(rest) > room:
         head = set_cell_size(rest, room).rstrip() or rest[0]
         cut = head.rfind("/") + 1 or len(head)
-        pieces.append(rest[:cut])
+        parts.append(rest[:cut])
         rest = rest[cut:]
-    return [*pieces, rest]
-
-
-def hint(text: str) -> None:
-    """Write a line that is no result: to stderr."""
-    click.echo(as_logged("hint", visible(text)), err=True)
-
-
-def say_json(value: object, *, indent: int | None = 2) -> None:
-    """Write *value* as JSON that any program reads: what JSON cannot hold (NaN) becomes null."""
-    click.echo(json.dumps(finite(value), indent=indent, ensure_ascii=True, default=str))
-
-
-def finite(value: Any) -> Any:  # noqa: ANN401 (any JSON)
-    """Return *value* with null for each number that is none."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
-
-
-def clock(at: float) -> str:
-    """Return the local time of day; with the date when it was not today."""
-    then = time.localtime(at)
-    today = then[:3] == time.localtime()[:3]
-    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
-
-
-def say_rows(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, coloured: int | None = None, last: Literal["cut", "folded"] = "cut"
-) -> None:
-    """Write *rows* in columns: nothing is cut when piped; on a terminal the last column is cut at its edge.
-
-    The words of column number *coloured* are states, and coloured as such. With *last* ``folded`` the last column is never cut: each of its
-    lines has a line, and what is too long for the terminal goes on below.
-    """
-    room = _columns() if on_terminal() else None
-    cells = [list(head), *([" ".join(visible(cell).split()) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    for number, row in enumerate(cells):
-        more: list[str] = []
-        if number and last == "folded":
-            row[-1], *more = _folded(rows[number - 1][-1], sum(widths[:-1]) + 2 * (len(widths) - 1), room)
-        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        _say_row(padded, room, is_head=number == 0, coloured=coloured)
-        for line in more:
-            click.echo(line)
-
-
-def _folded(cell: str, before: int, room: int | None) -> list[str]:
-    """Return the lines of *cell* below each other, *before* columns from the left but for the first."""
-    width = max(LEAST, room - before) if room is not None else None
-    lines = [" ".join(line.split()) for line in visible(cell).splitlines()] or [""]
-    if width is not None:
-        lines = [part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False) or [""]]
-    return [lines[0], *(" " * before + line for line in lines[1:])]
-
-
-def say_facts(facts: Sequence[tuple[str, str]]) -> None:
-    """Write name and value a line, names in one column; further lines of a value stand below its first."""
-    width = max((len(name) for name, _ in facts), default=0)
-    for name, value in facts:
-        first, *more = visible(value).splitlines() or [""]
-        click.echo(f"  {click.style(name.ljust(width), bold=True)}  {first}")
-        for line in more:
-            click.echo(f"  {' ' * width}  {line}")
-
-
-def heading(text: str) -> None:
-    """Write a line that stands out."""
-    click.echo(click.style(visible(text), bold=True))
-
-
-def _say_row(padded: list[str], room: int | None, *, is_head: bool, coloured: int | None) -> None:
-    line = "  ".join(padded).rstrip()
-    if room is not None and len(line) > room:
-        line = line[: room - 1] + "…"
-    if is_head:
-        line = click.style(line, bold=True)
-    elif coloured is not None:
-        word = padded[coloured].strip()
-        before = len("  ".join([*padded[:coloured], ""])) if coloured else 0
-        if before + len(word) <= len(line):
-            line = line[:before] + click.style(word, fg=colour_of(word)) + line[before + len(word) :]
-    click.echo(line)
-
-
-def _columns() -> int:
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
+    return [*parts, rest]

@@ -1,4 +1,4 @@
-"""Watch a job until it ends. What is watched lives elsewhere: the watcher may vanish at any moment, and nothing happens to the job."""
+"""Watch a job until it ends. The job runs elsewhere: the watcher may exit at any moment, and nothing happens to the job."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from holdfast.cli.actor import signature
-from holdfast.cli.changes import JobChange, JobFollower, of_end
+from holdfast.cli.arguments import operator
+from holdfast.cli.changes import JobChange, JobFollower, end_change
 from holdfast.cli.flow_process import FlowProcess
 from holdfast.cli.job_view import JobView, find_job, live_jobs
-from holdfast.cli.output import say
+from holdfast.cli.output import echo
 from holdfast.cli.rank_output import RankOutput
 from holdfast.cli.screens import Screen, screen_for
 from holdfast.errors import HistoryError, NoJob
@@ -25,46 +25,49 @@ from holdfast.history.models import Job, Request
 from holdfast.history.store import History
 from holdfast.prefect.server import is_configured
 
-POLL: Final = 0.2
-"""Seconds between two looks at the flow's process and at what was pressed."""
-LOOK: Final = 0.6
-"""Seconds between two looks into the history while nothing is being recovered: each takes milliseconds of a core that training may need."""
+POLL_INTERVAL: Final = 0.2
+"""Seconds between two polls of the flow's process and of signals."""
+HISTORY_INTERVAL: Final = 0.6
+"""Seconds between two polls of the history while nothing is being recovered: each takes milliseconds of a core that training may need."""
 CLOSING: Final = 20.0
-"""Seconds that a flow gets to close its books once the job's processes have ended."""
+"""Seconds that a controller gets to release its lease once the job's processes have ended."""
 
 
-class Taps:
-    """How often Ctrl-C was pressed, and whether SIGUSR1 came: the order to let go of the job."""
+class Signals:
+    """How often Ctrl-C was pressed, and whether SIGUSR1 came: the request to detach from the job."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.answered = 0
-        self.detach_requested = False
+        self.interrupts = 0
+        self.handled = 0
+        self.detach = False
 
-    def tap(self, *_: object) -> None:
-        """Count one."""
-        self.count += 1
-
-    def request_detach(self, *_: object) -> None:
-        """Remember the order."""
-        self.detach_requested = True
-
-    def next(self) -> int:
-        """Return the number of the oldest tap that is not answered yet, or 0."""
-        if self.answered == self.count:
+    def next_interrupt(self) -> int:
+        """Return the number of the oldest Ctrl-C that is not handled yet, or 0."""
+        if self.handled == self.interrupts:
             return 0
-        self.answered += 1
-        return self.answered
+        self.handled += 1
+        return self.handled
 
 
 @contextmanager
-def counted_taps() -> Iterator[Taps]:
-    """Count Ctrl-C instead of ending; pass SIGUSR1 on to the flow; end tidily on SIGTERM."""
-    taps = Taps()
-    heeded = {signal.SIGINT: taps.tap, signal.SIGUSR1: taps.request_detach, signal.SIGTERM: _leave}
-    before = {number: signal.signal(number, handler) for number, handler in heeded.items()}
+def counted_signals() -> Iterator[Signals]:
+    """Count Ctrl-C instead of ending; note SIGUSR1, to pass it on to the flow; exit cleanly on SIGTERM."""
+    signals = Signals()
+
+    def interrupt(*_: object) -> None:
+        signals.interrupts += 1
+
+    def detach(*_: object) -> None:
+        signals.detach = True
+
+    def terminate(*_: object) -> None:
+        echo()
+        sys.exit(128 + signal.SIGTERM)
+
+    handlers = {signal.SIGINT: interrupt, signal.SIGUSR1: detach, signal.SIGTERM: terminate}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield taps
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -81,183 +84,168 @@ class JobWatcher:
     from_now: bool = True
     enough: Callable[[JobView], bool] = lambda _: False
     """Whether to leave before the job ends."""
-    outlook: JobView | None = None
+    view: JobView | None = None
     output: RankOutput | None = None
-    """What ranks write, if that is to be shown."""
+    """The output of ranks, if it is to be shown."""
     stopping: bool = False
-    _begun: float = field(default_factory=time.monotonic)
+    _started: float = field(default_factory=time.monotonic)
     _follower: JobFollower | None = None
-    _blind: bool = False
+    _history_failed: bool = False
     _linked: str = ""
     """The page of the flow run that was shown."""
-    _next_look: float = 0.0
+    _next_poll: float = 0.0
 
-    def until_the_end(self, taps: Taps) -> int:
+    def until_the_end(self, signals: Signals) -> int:
         """Watch, and return the exit status of this command."""
         try:
-            while not self._turn(taps):
-                time.sleep(POLL)
+            while not self._turn(signals):
+                time.sleep(POLL_INTERVAL)
         finally:
             self.screen.close()
-        return self._verdict()
+        view = self.view
+        if view is not None and view.ended:
+            return self._ended(view)
+        if view is not None and self.enough(view):
+            return 0
+        return self._flow_exited()
 
-    def say(self, event: str, text: str, **facts: Any) -> None:  # noqa: ANN401 (any JSON)
-        """Tell something that the history does not."""
-        self.screen.tell(JobChange(event=event, at=time.time(), text=text, record={"text": text, **facts}))
+    def show(self, event: str, text: str, **facts: Any) -> None:  # noqa: ANN401 (any JSON)
+        """Show something that is not in the history."""
+        self.screen.show_change(JobChange(event=event, at=time.time(), text=text, record={"text": text, **facts}))
 
-    def _turn(self, taps: Taps) -> bool:
-        """Look once; return whether to leave."""
-        status = self.flow.status() if self.flow else None  # before the look: what the flow wrote last is then seen
+    def _turn(self, signals: Signals) -> bool:
+        """Poll once; return whether to leave."""
+        status = self.flow.status() if self.flow else None  # before the poll, which then includes what the flow wrote last
+        view = self.view
+        closely = view is None or view.incident is not None or view.ended or self.stopping  # something happens that people wait for
         try:
-            if status is not None or time.monotonic() >= self._next_look or self._follows_closely():
-                self._next_look = time.monotonic() + LOOK
-                self._look()
+            if status is not None or time.monotonic() >= self._next_poll or closely:
+                self._next_poll = time.monotonic() + HISTORY_INTERVAL
+                self._poll()
         except HistoryError as error:
-            if not self._blind:
-                self.say("notice", f"cannot read the history now, trying on; the job does not need it. {error}")
-            self._blind = True
-        if number := taps.next():
-            self._answer(number)
-        if taps.detach_requested and self.flow is not None:
-            taps.detach_requested = False
+            if not self._history_failed:
+                self.show("notice", f"cannot read the history now; retrying. The job does not need it. {error}")
+            self._history_failed = True
+        if number := signals.next_interrupt():
+            self._interrupted(number)
+        if signals.detach and self.flow is not None:
+            signals.detach = False
             self.flow.detach()
-        return status is not None or (self.outlook is not None and (self._is_over(self.outlook) or self.enough(self.outlook)))
+        return status is not None or (self.view is not None and (self._is_over(self.view) or self.enough(self.view)))
 
-    def _follows_closely(self) -> bool:
-        """Tell whether something happens that people wait for."""
-        return self.outlook is None or self.outlook.incident is not None or self.outlook.ended or self.stopping
+    def _is_over(self, view: JobView) -> bool:
+        """Tell whether nothing follows: when the job has ended, its controller still ends processes before it releases its lease."""
+        if not view.ended or self.flow is None or view.move is None:
+            return view.ended
+        return view.holder is None and time.time() - view.move.at > CLOSING
 
-    def _is_over(self, outlook: JobView) -> bool:
-        """Tell whether no more is to come: when the job has ended, its flow still ends the processes before it gives its lease back."""
-        if not outlook.ended or self.flow is None or outlook.move is None:
-            return outlook.ended
-        return outlook.holder is None and time.time() - outlook.move.at > CLOSING
-
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self.job is None and self.flow is not None:
             self.job = self.flow.submission(self.history)
         if self.job is None:
-            own = "" if is_configured() else " and a Prefect server of its own (PREFECT_API_URL names none)"
-            self.screen.wait(f"starting the flow{own}, {time.monotonic() - self._begun:.0f} s")
+            own = "" if is_configured() else " and a Prefect server of its own (PREFECT_API_URL is not set)"
+            self.screen.wait(f"starting the flow{own}, {time.monotonic() - self._started:.0f} s")
             return
         if self._follower is None:
             self._follower = JobFollower(self.history, self.job, from_now=self.from_now)
-        changes, self.outlook = self._follower.look()
-        if self.outlook.flow_run_url not in {"", self._linked}:
-            self._linked = self.outlook.flow_run_url
-            self.say("flow-run", f"in Prefect: {self._linked}", url=self._linked)
-        if self.flow is not None and (self.outlook.holder or self.outlook.ended):
-            self.flow.settled()
-        if self._blind:
-            self.say("notice", "the history can be read again")
-            self._blind = False
-        if self.output is not None and not self.outlook.ended:
-            self.output.follow(self.job, self.outlook.members)
+        changes, view = self._follower.poll()
+        self.view = view
+        if view.flow_run_url not in {"", self._linked}:
+            self._linked = view.flow_run_url
+            self.show("flow-run", f"in Prefect: {self._linked}", url=self._linked)
+        if self.flow is not None and (view.holder or view.ended):
+            self.flow.release_lock()
+        if self._history_failed:
+            self.show("notice", "the history can be read again")
+            self._history_failed = False
+        if self.output is not None and not view.ended:
+            self.output.follow(self.job, view.members)
             self.screen.show_output(self.output.take())
-        self.screen.show(changes, self.outlook)
+        self.screen.show(changes, view)
 
-    def _answer(self, tap: int) -> None:
-        """Answer Ctrl-C: ask, then insist, then leave."""
-        if self.flow is None or tap > 2:  # noqa: PLR2004 (ask, insist, leave)
+    def _interrupted(self, number: int) -> None:
+        """Handle Ctrl-C: the first requests a stop, the second stops at once, the third leaves."""
+        if self.flow is None or number > 2:  # noqa: PLR2004 (request, stop at once, leave)
             raise KeyboardInterrupt
-        if self._stands_by():
+        holder = self.view.holder if self.view is not None else None
+        if holder is not None and (holder.host, holder.pid) != (this_host(), self.flow.pid):  # our flow is a standby
             self.flow.terminate()
-            self.say("notice", "told the standby to end; the job goes on under the flow that steers it")
+            self.show("notice", "stopping the standby controller; the job continues under the controller that runs it")
             raise KeyboardInterrupt
         self.stopping = True
-        if tap == 1 and self.job is not None and self._ask():
-            self.say("notice", "asked the job to stop; its workers may save first. Ctrl-C again stops it at once")
-            return
+        if number == 1 and self.job is not None:
+            try:
+                request_stop(self.history, self.job)
+            except HistoryError:
+                pass
+            else:
+                self.show("notice", "requested a stop of the job; its workers may save first. Ctrl-C again stops it at once")
+                return
         self.flow.terminate()
-        self.say("notice", "told the flow to stop the job at once. Ctrl-C again leaves it to itself")
+        self.show("notice", "stopping the job at once. Ctrl-C again leaves this command and lets that continue")
 
-    def _stands_by(self) -> bool:
-        """Tell whether our flow waits for the job that another one steers."""
-        holder = self.outlook.holder if self.outlook is not None else None
-        return self.flow is not None and holder is not None and (holder.host, holder.pid) != (this_host(), self.flow.pid)
-
-    def _ask(self) -> bool:
-        """Write the request to stop; tell whether it could be written."""
-        assert self.job is not None
-        try:
-            request_stop(self.history, self.job)
-        except HistoryError:
-            return False
-        return True
-
-    def _verdict(self) -> int:
-        """Say how it ended and return the exit status."""
-        outlook = self.outlook
-        if outlook is not None and outlook.ended:
-            return self._ended(outlook)
-        if outlook is not None and self.enough(outlook):
-            return 0
-        return self._flow_gone()
-
-    def _ended(self, outlook: JobView) -> int:
+    def _ended(self, view: JobView) -> int:
+        """Show the end of the job, and return the exit status."""
         if self.output is not None and self.job is not None:
-            self.output.follow(self.job, outlook.members)  # of a job that was over before it was seen at work
+            self.output.follow(self.job, view.members)  # of a job that ended before its first poll
             for lines in self.output.last():
                 self.screen.show_output(lines)
-        self.screen.tell(of_end(self.history, outlook))
+        self.screen.show_change(end_change(self.history, view))
         if self.flow is not None and self.flow.status() is None:
-            self.say("notice", f"the flow (pid {self.flow.pid}) is still closing its books; nothing waits for it")
-        return INTERRUPTED if self.stopping and outlook.state == "CANCELLED" else status_of(outlook.move)
+            self.show("notice", f"the controller (pid {self.flow.pid}) has not exited yet; nothing waits for it")
+        return INTERRUPTED if self.stopping and view.state == "CANCELLED" else status_of(view.move)
 
-    def _flow_gone(self) -> int:
-        """Tell what the end of the flow means while the history shows no end of the job."""
+    def _flow_exited(self) -> int:
+        """Show what the exit of the flow means while the history shows no end of the job; return the exit status."""
         assert self.flow is not None
-        status, name = self.flow.wait(0), self.flow.job
+        status, name = self.flow.status(), self.flow.job
         if status == OPERATOR_ERROR and (refusal := self.flow.refusal()):
-            self.say("refused", refusal)
+            self.show("refused", refusal)
             return OPERATOR_ERROR
         if status == DETACHED:
-            whose = "It had not begun it yet" if self.outlook is None else whose_it_is(name)
-            self.say("handed-over", f"this flow has let go of job '{name}', as it was told to. {whose}")
+            rest = "The job had not started" if self.view is None else who_continues(name)
+            self.show("controller-detached", f"the controller detached from job '{name}', as requested. {rest}")
             return DETACHED
-        if self.stopping and self.outlook is None:
-            self.say("notice", f"stopped before job '{name}' began")
+        if self.stopping and self.view is None:
+            self.show("notice", f"stopped before job '{name}' began")
             return INTERRUPTED
-        if status is None or status >= 0:  # who was killed had no time to say why
-            self.say("log", "\n".join([f"the end of {self.flow.log}:", *self.flow.last_words()]))
-        how = f"the flow ended (status {status})" if status is None or status >= 0 else f"the flow was killed by signal {-status}"
-        if self.outlook is None:
-            self.say("flow-died", f"{how} before job '{name}' began")
+        killed = status is not None and status < 0
+        if not killed:
+            self.show("log", "\n".join([f"the end of {self.flow.log}:", *self.flow.last_lines()]))
+        how = f"the controller was killed by signal {-status}" if killed and status else f"the controller exited with status {status}"
+        if self.view is None:
+            self.show("controller-died", f"{how} before job '{name}' began")
             return 1
-        self.say(
-            "flow-died", f"{how}. Training goes on under its agents; the same `holdfast run` adopts it, `holdfast stop {name}` ends it"
+        self.show(
+            "controller-died",
+            f"{how}. Training continues under its agents; the same `holdfast run` reattaches to it, `holdfast stop {name}` ends it",
         )
         return CONTROLLER_DIED
 
 
 def follow(reference: str | None, *, as_json: bool) -> int:
     """Watch a job that runs already (default: the newest live one), until it ends or Ctrl-C."""
-    history = History.open(create=False)
-    try:
+    with closing(History.open(create=False)) as history:
         live = live_jobs(history) if reference is None else []
         if reference is None and not live:
             raise NoJob("No job runs")
         job = find_job(history, reference) if reference is not None else live[0]
         screen = screen_for(as_json=as_json, hint=f"Ctrl-C ends the watching, `holdfast stop {job.name}` the job")
-        with counted_taps() as taps:
-            return JobWatcher(history, screen, job=job).until_the_end(taps)
-    finally:
-        history.close()
+        with counted_signals() as signals:
+            return JobWatcher(history, screen, job=job).until_the_end(signals)
 
 
-def whose_it_is(name: str) -> str:
-    """Say who goes on with a job whose flow has gone."""
-    return f"It goes on: a standby steers it, or its agents keep it until the same `holdfast run` adopts it; `holdfast stop {name}` ends it"
+def who_continues(name: str) -> str:
+    """Return who runs a job whose controller has detached or exited."""
+    return (
+        f"Training continues: a standby controller takes over, or its agents keep it until the same `holdfast run` reattaches; "
+        f"`holdfast stop {name}` ends it"
+    )
 
 
 def request_stop(history: History, job: Job) -> None:
-    """Ask the flow that steers *job* to stop it; once is enough."""
+    """Request that the controller of *job* stop it, unless that is requested already."""
     if any(request.kind == "stop" for request in queries.pending_requests(history, job.id)):
         return
     with history.session() as session:
-        session.add(Request(job_id=job.id, at=time.time(), kind="stop", by=signature()))
-
-
-def _leave(*_: object) -> None:
-    say()
-    sys.exit(128 + signal.SIGTERM)
+        session.add(Request(job_id=job.id, at=time.time(), kind="stop", by=operator()))

@@ -119,7 +119,7 @@ class LocalNodes:
     def _gpus(self, node: str) -> tuple[str, ...] | None:
         """Return the GPUs assigned to *node*; None where this machine has none."""
         gpus = gpu_assignment.visible_gpus()
-        return gpu_assignment.shares(gpus, self.count)[self.names().index(node)] if gpus else None
+        return gpu_assignment.split(gpus, self.count)[self.names().index(node)] if gpus else None
 
     def start_agent(self, node: str, confirm: Confirm | None = None) -> None:
         """Start an agent that outlives this process, and wait until it listens; raise `NodeLost` when that fails."""
@@ -203,6 +203,6 @@ def _with_token(node: str, command: str, act: Callable[[FencingToken | None], T]
     try:
         return act(confirm() if confirm is not None else None)
     except errors.StaleEpoch as error:
-        raise Superseded(node, error.epoch, str(error)) from error
+        raise Superseded(node, str(error), error.epoch) from error
     except errors.Refused as error:
-        raise CommandRejected(node, command, str(error)) from error
+        raise CommandRejected(node, str(error), command) from error

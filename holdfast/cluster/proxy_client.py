@@ -131,7 +131,7 @@ class ProxyClient:
         if answer.get("ok") is not True:
             why = refusal(answer)
             if epoch := newer_epoch(answer):
-                raise Superseded(self.node, epoch, str(why))
+                raise Superseded(self.node, str(why), epoch)
             raise why
         if problem := problem_of(command, answer):
             raise NodeLost(self.node, f"its proxy's answer to '{command}' is malformed: {problem}")

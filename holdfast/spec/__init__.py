@@ -1,4 +1,7 @@
-"""What a user writes: a `TrainingJob` and a `Cluster`, as YAML, as Python, or in a form of the Prefect UI."""
+"""What a user writes: a `TrainingJob`, a `Cluster` and a policy, as YAML, as Python, or in a form of the Prefect UI.
+
+The models with their texts for users, and reading, validating and checking such files. What is done with a job or a cluster is elsewhere.
+"""
 
 from __future__ import annotations
 

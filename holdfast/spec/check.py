@@ -1,4 +1,4 @@
-"""Whether this machine and the cluster have what a job asks for."""
+"""Check whether this machine and the cluster have what a job needs."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from holdfast.spec.slurm import SlurmCluster
 
 
 def checks(job: TrainingJob, cluster: Cluster) -> list[Problem]:
-    """Return what keeps *job* from running on *cluster* as things are now."""
-    places = _places(job) if cluster.kind == "local" else _shared(job)
-    return [*places, *_policy(job), *_room(job, cluster)]
+    """Return the problems that keep *job* from running on *cluster* now."""
+    paths = _local_paths(job) if cluster.kind == "local" else _shared_paths(job)
+    return [*paths, *_policy(job), *_capacity(job, cluster)]
 
 
 def _policy(job: TrainingJob) -> Iterator[Problem]:
-    """Say all that is wrong with the job's policy file."""
+    """Yield all problems of the job's policy file."""
     if is_policy_file(job.policy):
-        from holdfast.spec.load_policy import review_policy  # noqa: PLC0415 (the whole catalogue: only who names a file needs it)
+        from holdfast.spec.policy import review_policy  # noqa: PLC0415 (it imports the whole catalogue)
 
         _, problems = review_policy(job.policy)
         for problem in problems:
             yield Problem(field="policy", reason=f"{job.policy}: {problem.field}: {problem.reason}", cure=problem.cure)
 
 
-def _places(job: TrainingJob) -> Iterator[Problem]:
+def _local_paths(job: TrainingJob) -> Iterator[Problem]:
     directory = job.inside(".")
     if not directory.is_dir():
-        yield Problem(field="directory", reason=f"{directory} is not a directory", cure="Create it, or mend the path")
+        yield Problem(field="directory", reason=f"{directory} is not a directory", cure="Create it, or fix the path")
     elif job.command is not None:
         yield from _program(job, job.command[0], "command")
     else:
@@ -45,21 +45,23 @@ def _places(job: TrainingJob) -> Iterator[Problem]:
 def _script(job: TrainingJob) -> Iterator[Problem]:
     path = job.inside(job.script or "")
     if not path.is_file():
-        yield Problem(field="script", reason=f"{path} does not exist", cure="Mend the path; it is relative to `directory`")
+        yield Problem(field="script", reason=f"{path} does not exist", cure="Fix the path; it is relative to `directory`")
     elif not os.access(path, os.R_OK):
-        yield Problem(field="script", reason=f"{path} cannot be read", cure="Mend its permissions")
+        yield Problem(field="script", reason=f"{path} cannot be read", cure="Fix its permissions")
     if job.python is not None:
         yield from _program(job, job.python, "python")
 
 
 def _program(job: TrainingJob, program: str, field: str) -> Iterator[Problem]:
-    """Say whether *program* can be started, seen as the worker will see it: from its directory, with its PATH."""
+    """Yield a problem if *program* cannot be started from the worker's directory with its PATH."""
     if "/" in program:
         path = job.inside(program)
         if not path.is_file():
-            yield Problem(field=field, reason=f"{path} does not exist", cure="Mend the path; it is relative to `directory`")
+            yield Problem(field=field, reason=f"{path} does not exist", cure="Fix the path; it is relative to `directory`")
         elif not os.access(path, os.X_OK):
-            yield Problem(field=field, reason=f"{path} may not be executed", cure=f"Run `chmod +x {path}`, or start it by its interpreter")
+            yield Problem(
+                field=field, reason=f"{path} may not be executed", cure=f"Run `chmod +x {path}`, or start it with its interpreter"
+            )
     elif not program or shutil.which(program, path=job.environment.get("PATH")) is None:
         yield Problem(
             field=field, reason=f"'{program}' is not on PATH", cure="Install it, write its full path, or set PATH in `environment`"
@@ -69,7 +71,7 @@ def _program(job: TrainingJob, program: str, field: str) -> Iterator[Problem]:
 def _checkpoints(job: TrainingJob) -> Iterator[Problem]:
     folder = job.checkpoints
     if reason := why_not_writable(folder):
-        cure = "Create it, free space, mend its permissions, or name another one in `checkpoint.directory`"
+        cure = "Create it, free space, fix its permissions, or name another one in `checkpoint.directory`"
         yield Problem(field="checkpoint.directory", reason=f"{folder} cannot be written: {reason}", cure=cure)
 
 
@@ -88,23 +90,23 @@ def why_not_writable(folder: Path) -> str | None:
     return None
 
 
-def _room(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
-    if cluster.kind == "slurm":  # which nodes it has only Slurm knows, and says when it is asked for them
-        yield from _lent(job, cluster)
+def _capacity(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
+    if cluster.kind == "slurm":  # only Slurm knows its nodes
+        yield from _slurm(job, cluster)
         return
     wanted, spare, fit = job.nodes.wanted, job.nodes.spare, cluster.labelled(job.nodes.labels)
     if wanted + spare > len(fit):
         spares = f" and {spare} spare" if spare else ""
         labels = ", ".join(f"{name}: {value}" for name, value in job.nodes.labels.items())
-        reason = f"the job wants {wanted}{spares}, but cluster '{cluster.name}' has {len(fit)} node(s){f' with {labels}' if labels else ''}"
+        reason = f"the job needs {wanted}{spares}, but cluster '{cluster.name}' has {len(fit)} node(s){f' with {labels}' if labels else ''}"
         yield Problem(field="nodes.wanted", reason=reason, cure="Lower `nodes.wanted` or `nodes.spare`, or give the cluster more nodes")
     else:
         yield from gpu_problems(job, cluster)
     few = {name: count for name, count in cluster.gpus_of.items() if name in fit and 0 < count < job.nodes.ranks}
     for name, count in list(few.items())[:1]:
         others = f", and {len(few) - 1} other node(s) have too few" if len(few) > 1 else ""
-        reason = f"each node is to have {job.nodes.ranks} ranks, but {name} has {count} GPU(s){others}"
-        yield Problem(field="nodes.ranks", reason=reason, cure="Lower it to the GPUs of a node, or choose nodes by `nodes.labels`")
+        reason = f"the job has {job.nodes.ranks} ranks on each node, but {name} has {count} GPU(s){others}"
+        yield Problem(field="nodes.ranks", reason=reason, cure="Lower it to the GPUs of a node, or select nodes with `nodes.labels`")
 
 
 def short_of_gpus(job: TrainingJob, cluster: Cluster) -> frozenset[str]:
@@ -116,35 +118,37 @@ def short_of_gpus(job: TrainingJob, cluster: Cluster) -> frozenset[str]:
 
 
 def gpu_problems(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
-    """Say whether local nodes have too few GPUs of their own: two ranks on one GPU end in words that nobody understands."""
+    """Yield a problem if local nodes have too few GPUs of their own: two ranks on one GPU fail with obscure errors."""
     if not isinstance(cluster, LocalCluster):
         return
-    said = gpu_assignment.visible_gpus({gpu_assignment.VISIBLE: job.environment.get(gpu_assignment.VISIBLE, "")})
-    if said and gpu_assignment.visible_gpus() and job.nodes.wanted + job.nodes.spare > 1:
-        reason = f"{gpu_assignment.VISIBLE} would show all local nodes the same GPUs, {', '.join(said)}, and no two may share one"
-        cure = f"Remove it; to leave some GPUs out start Holdfast with {gpu_assignment.VISIBLE}: it shares out those"
+    given = gpu_assignment.visible_gpus({gpu_assignment.VISIBLE: job.environment.get(gpu_assignment.VISIBLE, "")})
+    if given and gpu_assignment.visible_gpus() and job.nodes.wanted + job.nodes.spare > 1:
+        reason = f"{gpu_assignment.VISIBLE} would give all local nodes the same GPUs, {', '.join(given)}, and no two nodes may share one"
+        cure = f"Remove it; to exclude some GPUs, start Holdfast with {gpu_assignment.VISIBLE}: it distributes the others"
         yield Problem(field="environment", reason=reason, cure=cure)
     gpus, wanted = gpu_assignment.visible_gpus(), job.nodes.wanted + job.nodes.spare
     if cluster.nodes - len(short_of_gpus(job, cluster)) < wanted:
-        each = len(gpu_assignment.shares(gpus, cluster.nodes)[0])
+        each = len(gpu_assignment.split(gpus, cluster.nodes)[0])
         reason = (
             f"local nodes share no GPU: {min(len(gpus), cluster.nodes)} of {cluster.nodes} node(s) have {each} of the {len(gpus)} here, "
-            f"and the job wants {wanted} node(s), spares included, with a GPU for each of {job.nodes.ranks} rank(s)"
+            f"and the job needs {wanted} node(s), spares included, with a GPU for each of {job.nodes.ranks} rank(s)"
         )
         yield Problem(field="nodes.ranks", reason=reason, cure=gpu_assignment.advice(gpus, wanted, job.nodes.ranks))
 
 
-def _lent(job: TrainingJob, cluster: SlurmCluster) -> Iterator[Problem]:
+def _slurm(job: TrainingJob, cluster: SlurmCluster) -> Iterator[Problem]:
     if job.nodes.labels:
         reason = f"cluster '{cluster.name}' is of kind slurm, and its nodes have no labels"
-        yield Problem(field="nodes.labels", reason=reason, cure="Use `constraint` of the cluster, which names features of nodes in Slurm")
+        yield Problem(
+            field="nodes.labels", reason=reason, cure="Use `constraint` of the cluster, which selects nodes by their features in Slurm"
+        )
     if cluster.gpus is not None and cluster.gpus < job.nodes.ranks:
-        reason = f"each node is to have {job.nodes.ranks} ranks, but {cluster.gpus} GPU(s) are asked for"
+        reason = f"the job has {job.nodes.ranks} ranks on each node, but the cluster requests {cluster.gpus} GPU(s)"
         yield Problem(field="nodes.ranks", reason=reason, cure="Lower it, or raise `gpus` of the cluster")
 
 
-def _shared(job: TrainingJob) -> Iterator[Problem]:
-    """Say what nodes that are other machines need to be told: what lies on this one is not theirs."""
+def _shared_paths(job: TrainingJob) -> Iterator[Problem]:
+    """Yield a problem if nodes on other machines would not share the checkpoints."""
     if job.checkpoint.directory is None:
-        cure = "Name a folder that all nodes share, e.g. on NFS or Lustre, under the same path"
+        cure = "Name a folder that all nodes share, e.g. on NFS or Lustre, at the same path"
         yield Problem(field="checkpoint.directory", reason="the nodes are other machines, and no folder is named", cure=cure)

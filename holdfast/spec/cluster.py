@@ -1,4 +1,4 @@
-"""What a user writes about a cluster."""
+"""What a user writes about a cluster on this machine or reached by SSH; clusters of Slurm are in `holdfast.spec.slurm`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     Discriminator,
     Field,
     SerializerFunctionWrapHandler,
     StrictInt,
     Tag,
+    TypeAdapter,
     model_serializer,
     model_validator,
 )
@@ -23,83 +23,81 @@ from pydantic_core import PydanticCustomError
 
 from holdfast import paths
 from holdfast.secrets import is_secret_reference
-from holdfast.spec.burn_in import BurnInSettings
-from holdfast.spec.job import NAME, FilledText, Part
-from holdfast.spec.maintenance import Maintenance, Notice, check_plan
-from holdfast.spec.quarantine import Quarantine
-from holdfast.spec.ranges import names_in
+from holdfast.spec.cluster_settings import (
+    BurnInField,
+    BurnInSettings,
+    DomainsField,
+    MaintenanceField,
+    Notice,
+    NoticeField,
+    PlanField,
+    Quarantine,
+    QuarantineField,
+    check_maintenance,
+)
+from holdfast.spec.job import NAME, NonEmptyText, SpecModel
+from holdfast.spec.names import PLAIN_NAME, Interface, NodeNames, Program, contradiction, expand_names, matches
 from holdfast.spec.slurm import SlurmCluster
-from holdfast.spec.spelling import PLAIN_NAME, Inner, NodeNames, Program, contradiction, spelled
 from policies.maintenance import MaintenanceWindow
 
+MAX_LOCAL_NODES = 256
+"""Each is a process on this machine; a larger number is a typing error."""
 
-def _says_where_it_is(text: str) -> str:
+
+def _secret_location(text: str) -> str:
     """Refuse what may be a passphrase itself, and do not show it."""
     if not is_secret_reference(text) and "/" not in text:
         cure = "Write `env:VARIABLE`, `block:NAME`, or a file with its folder (`./passphrase`); never the passphrase itself"
-        raise PydanticCustomError("spelling", "it does not say where the passphrase is", {"cure": cure})
+        raise PydanticCustomError("spelling", "does not say where the passphrase is", {"cure": cure})
     return text
 
 
-MOST_LOCAL_NODES = 256
-"""Each is a process on this machine; a larger number is a slip of the hand."""
-
-
-Address = Annotated[str, spelled(r"[A-Za-z0-9:][A-Za-z0-9:._%-]{0,253}", "Write the name or the address of a machine, and nothing else")]
+Address = Annotated[str, matches(r"[A-Za-z0-9:][A-Za-z0-9:._%-]{0,253}", "Write the name or the address of a machine, and nothing else")]
 Addresses = Annotated[
     str,
-    spelled(
+    matches(
         r"[A-Za-z0-9:][A-Za-z0-9:._%-]{0,253}|[A-Za-z0-9:][A-Za-z0-9:._%-]{0,200}(\[[0-9,-]{1,200}\][A-Za-z0-9:._%-]{0,200}){1,4}",
         "Write the name or the address of a machine, or a range such as '10.0.3.[1-16]', and nothing else",
     ),
 ]
-Login = Annotated[str, spelled(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,254}[$]?", "Write the name of an account")]
-Passphrase = Annotated[FilledText, AfterValidator(_says_where_it_is)]
+Login = Annotated[str, matches(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,254}[$]?", "Write the name of an account")]
+Passphrase = Annotated[NonEmptyText, AfterValidator(_secret_location)]
 Gpus = Annotated[StrictInt, Field(ge=0, le=1024)]
-Label = Annotated[str, spelled(PLAIN_NAME, "Use letters, digits, dots and dashes")]
+Label = Annotated[str, matches(PLAIN_NAME, "Use letters, digits, dots and dashes")]
 Port = Annotated[StrictInt, Field(ge=1, le=65535)]
 
 
-class LocalCluster(Part):
+class LocalCluster(SpecModel):
     """A cluster on this machine: each node is a directory and an agent process."""
 
     kind: Literal["local"] = Field(default="local", description="Where the nodes come from; `local`: this machine.")
-    name: Annotated[str, Field(pattern=NAME)] = Field(default="local", description="Name of the cluster: small letters, digits and dashes.")
+    name: Annotated[str, Field(pattern=NAME)] = Field(
+        default="local", description="Name of the cluster: lowercase letters, digits and dashes."
+    )
     nodes: StrictInt = Field(
         default=4,
         ge=1,
-        le=MOST_LOCAL_NODES,
-        description="Nodes in the cluster. Each sees its own part of this machine's GPUs (`CUDA_VISIBLE_DEVICES`), no two share one.",
+        le=MAX_LOCAL_NODES,
+        description="Nodes in the cluster. Each has its own part of this machine's GPUs (`CUDA_VISIBLE_DEVICES`), no two share one.",
     )
-    directory: FilledText | None = Field(
-        default=None, description="Folder that holds the nodes; empty: `clusters/NAME` in the folder that Holdfast keeps."
+    directory: NonEmptyText | None = Field(
+        default=None, description="Folder that holds the nodes; empty: `clusters/NAME` in Holdfast's own folder."
     )
-    domains: dict[str, FilledText] = Field(
-        default={},
-        description="Failure domain of each node, e.g. `node-0: rack-a`: what is kept twice is kept in two domains. A node that is not "
-        "named fails by itself.",
-    )
-    quarantine: Quarantine = Field(default=Quarantine(), description="When nodes are taken out of service.")
-    burn_in: BurnInSettings = Field(default=BurnInSettings(), description="How nodes are tried before they come back.")
-    maintenance: list[Maintenance] = Field(default=[], description="Times at which nodes are taken away.")
-    notice: Notice = Field(default=Notice(), description="Where nodes are told that they will be taken away.")
-    plan: FilledText | None = Field(
-        default=None,
-        description="YAML file whose `maintenance` and `notice` are read anew while jobs run; empty: the file that the cluster stands in.",
-    )
+    domains: DomainsField = Field(default={})
+    quarantine: QuarantineField = Quarantine()
+    burn_in: BurnInField = BurnInSettings()
+    maintenance: MaintenanceField = Field(default=[])
+    notice: NoticeField = Notice()
+    plan: PlanField = None
 
     @model_validator(mode="after")
-    def _names_nodes_that_there_are(self) -> Self:
+    def _check_nodes(self) -> Self:
         known = self.names
         for node in self.domains:
             if node not in known:
                 reason = f"there is no node '{node[:80]}' in a cluster of {self.nodes}"
                 raise contradiction(f"domains.{node[:80]}", reason, f"Name one of {known[0]} to {known[-1]}")
-        return self
-
-    @model_validator(mode="after")
-    def _closes_nodes_that_there_are(self) -> Self:
-        check_plan(self.maintenance, self.names, self.domains)
+        check_maintenance(self.maintenance, known, self.domains)
         return self
 
     @property
@@ -108,12 +106,12 @@ class LocalCluster(Part):
         return [f"node-{number}" for number in range(self.nodes)]
 
     def labelled(self, wanted: Mapping[str, str]) -> list[str]:
-        """Return the names of the nodes that have all the labels *wanted*: a folder has none."""
+        """Return the names of the nodes that have all the labels *wanted*: local nodes have none."""
         return [] if wanted else self.names
 
     @property
     def gpus_of(self) -> dict[str, int]:
-        """Return nothing: all nodes share what this machine has."""
+        """Return nothing: all nodes share the GPUs of this machine."""
         return {}
 
     @property
@@ -127,8 +125,8 @@ class LocalCluster(Part):
         return Path(self.directory).expanduser().absolute() if self.directory else paths.cluster_directory(self.name)
 
 
-def _of_hop(value: object) -> object:
-    """Take `user@host:port` for the fields that it stands for."""
+def _parse_hop(value: object) -> object:
+    """Return the fields that `user@host:port` is short for."""
     if not isinstance(value, str):
         return value
     user, at, rest = value.rpartition("@")
@@ -138,28 +136,22 @@ def _of_hop(value: object) -> object:
     return {"address": host.strip("[]"), **({"user": user} if at else {}), **({"port": int(port)} if port else {})}
 
 
-def _of_host(value: object) -> object:
-    return {"name": value} if isinstance(value, str) else value
-
-
-def _of_way(value: object) -> object:
-    return value if isinstance(value, list) else [value]
-
-
-class SshHop(Part):
+class SshHop(SpecModel):
     """A machine that connections go through. `user@host:port` is short for its fields."""
 
     address: Address = Field(description="Name or address of the machine.")
     port: Port = Field(default=22, description="Port that its SSH server listens on.")
-    user: Login | None = Field(default=None, description="Who logs in; empty: as on the nodes.")
-    key: FilledText | None = Field(default=None, description="File of the private key; empty: as for the nodes.")
+    user: Login | None = Field(default=None, description="Login name; empty: as on the nodes.")
+    key: NonEmptyText | None = Field(default=None, description="File of the private key; empty: as for the nodes.")
     passphrase: Passphrase | None = Field(default=None, description="Where the passphrase of the key is; empty: as for the nodes.")
 
 
-Way = Annotated[list[Annotated[SshHop, BeforeValidator(_of_hop)]], BeforeValidator(_of_way)]
+JumpHosts = Annotated[
+    list[Annotated[SshHop, BeforeValidator(_parse_hop)]], BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+]
 
 
-class SshHost(Part):
+class SshHost(SpecModel):
     """A node that is reached by SSH, or several alike. A name alone is short for its fields."""
 
     name: NodeNames = Field(description="Name of the node; a range (`gpu[001-128]`, `gpu-[1-4,7]`) stands for as many nodes.")
@@ -167,57 +159,59 @@ class SshHost(Part):
         default=None, description="Name or address under which it is reached, or a range of as many; empty: its name."
     )
     port: Port | None = Field(default=None, description="Port that its SSH server listens on; empty: the cluster's.")
-    user: Login | None = Field(default=None, description="Who logs in; empty: the cluster's.")
-    key: FilledText | None = Field(default=None, description="File of the private key; empty: the cluster's.")
+    user: Login | None = Field(default=None, description="Login name; empty: the cluster's.")
+    key: NonEmptyText | None = Field(default=None, description="File of the private key; empty: the cluster's.")
     passphrase: Passphrase | None = Field(default=None, description="Where the passphrase of the key is; empty: the cluster's.")
-    jump: Way | None = Field(default=None, description="Machines to go through, first to last; empty: the cluster's; `[]`: none.")
+    jump: JumpHosts | None = Field(default=None, description="Jump hosts, first to last; empty: the cluster's; `[]`: none.")
     python: Program | None = Field(default=None, description="Interpreter on it; empty: the cluster's.")
     directory: Program | None = Field(
         default=None,
-        description="Folder on it for what is ours; empty: the cluster's. Hosts with different interpreters that share one home need "
-        "folders of their own.",
+        description="Folder on it for Holdfast's files; empty: the cluster's. Hosts with different interpreters that share one home need "
+        "separate folders.",
     )
-    interface: Inner | None = Field(default=None, description="Its interface for training traffic; empty: the cluster's.")
-    domain: FilledText | None = Field(default=None, description="Its failure domain, e.g. `rack-a`: what `maintenance` may name.")
-    gpus: Gpus | None = Field(default=None, description="GPUs that it has; empty: the cluster's.")
-    labels: dict[Label, FilledText] = Field(
-        default={}, description="What it is like, e.g. `{gpu: h200}`: a job may ask for it by `nodes.labels`."
+    interface: Interface | None = Field(default=None, description="Its interface for training traffic; empty: the cluster's.")
+    domain: NonEmptyText | None = Field(default=None, description="Its failure domain, e.g. `rack-a`: what `maintenance` may name.")
+    gpus: Gpus | None = Field(default=None, description="Number of its GPUs; empty: the cluster's.")
+    labels: dict[Label, NonEmptyText] = Field(
+        default={}, description="Its properties, e.g. `{gpu: h200}`: a job may require them with `nodes.labels`."
     )
 
     @model_validator(mode="after")
     def _has_an_address_for_each(self) -> Self:
-        names, addresses = names_in(self.name), names_in(self.address or "")
+        names, addresses = expand_names(self.name), expand_names(self.address or "")
         if len(addresses) not in {1, len(names)}:
             cure = "Write a range of as many, or one address and each host by itself with a port of its own"
             raise contradiction("address", f"{len(addresses)} addresses for {len(names)} names", cure)
         return self
 
     @model_serializer(mode="wrap")
-    def _as_it_was_said(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not said of it: of thousands of nodes that is nearly all, and Prefect takes half a megabyte of parameters."""
+    def _without_defaults(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out unset fields: of thousands of nodes that is nearly all, and Prefect accepts half a megabyte of parameters."""
         return {name: value for name, value in whole(self).items() if value is not None and value != {}}
 
     def each(self) -> list[Self]:
         """Return the nodes that it stands for."""
-        names = names_in(self.name)
+        names = expand_names(self.name)
         if names == [self.name]:
             return [self]
-        addresses = names_in(self.address) if self.address is not None else [None]
+        addresses = expand_names(self.address) if self.address is not None else [None]
         addresses *= len(names) // len(addresses)
         return [self.model_copy(update={"name": name, "address": one}) for name, one in zip(names, addresses, strict=True)]
 
 
-class SshCluster(Part):
-    """A cluster of machines that are reached by SSH. A look needs their python3 alone; for jobs see `holdfast nodes bootstrap`."""
+class SshCluster(SpecModel):
+    """A cluster of machines that are reached by SSH. Health checks need their python3 alone; for jobs see `holdfast nodes bootstrap`."""
 
-    kind: Literal["ssh"] = Field(description="Where the nodes come from; `ssh`: machines that one can log in to.")
-    name: Annotated[str, Field(pattern=NAME)] = Field(default="ssh", description="Name of the cluster: small letters, digits and dashes.")
-    hosts: Annotated[list[Annotated[SshHost, BeforeValidator(_of_host)]], Field(min_length=1)] = Field(
-        description="The nodes: a name, a range of names (`gpu[001-128]`), or fields."
+    kind: Literal["ssh"] = Field(description="Where the nodes come from; `ssh`: machines with an SSH server.")
+    name: Annotated[str, Field(pattern=NAME)] = Field(
+        default="ssh", description="Name of the cluster: lowercase letters, digits and dashes."
     )
+    hosts: Annotated[
+        list[Annotated[SshHost, BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]], Field(min_length=1)
+    ] = Field(description="The nodes: a name, a range of names (`gpu[001-128]`), or fields.")
     port: Port = Field(default=22, description="Port that the nodes' SSH servers listen on.")
-    user: Login | None = Field(default=None, description="Who logs in; empty: who runs Holdfast.")
-    key: FilledText | None = Field(
+    user: Login | None = Field(default=None, description="Login name; empty: the user that runs Holdfast.")
+    key: NonEmptyText | None = Field(
         default=None,
         description="File of the private key, or the `.pub` file of one that the SSH agent has; `env:VARIABLE` and `block:NAME` take it "
         "from the environment or from a Prefect block of the type Secret; empty: all keys of the SSH agent, then `~/.ssh/id_*`.",
@@ -225,42 +219,39 @@ class SshCluster(Part):
     passphrase: Passphrase | None = Field(
         default=None,
         description="Where the passphrase of the key is, or of `~/.ssh/id_*`: `env:VARIABLE`, `block:NAME`, or a file. Empty: keys that "
-        "have one are those of the SSH agent.",
+        "have one must be in the SSH agent.",
     )
-    known_hosts: FilledText | None = Field(
+    known_hosts: NonEmptyText | None = Field(
         default=None,
         description="File of the nodes' and jump hosts' keys, or of authorities (`@cert-authority`) that sign them, as OpenSSH writes it; "
         "empty: `~/.ssh/known_hosts`. Only `holdfast nodes trust` writes to it. `/etc/ssh/ssh_known_hosts` is read as well.",
     )
-    jump: Way = Field(default=[], description="Machines to go through, first to last: `user@host:port`, or fields.")
+    jump: JumpHosts = Field(default=[], description="Jump hosts, first to last: `user@host:port`, or fields.")
     python: Program = Field(
         default="python3",
-        description="Interpreter on the nodes, 3.10 or newer: a name, or a path, whole or from the home of who logs in on.",
+        description="Interpreter on the nodes, 3.10 or newer: a name, an absolute path, or a path relative to the home of the login.",
     )
     directory: Program = Field(
         default=".holdfast",
-        description="Folder on each node for what `holdfast nodes bootstrap` puts there (`env`), its agent's files (`nodes/NAME`) and the "
-        "logs of jobs (`jobs`): a path, or one relative to the home of who logs in.",
+        description="Folder on each node for what `holdfast nodes bootstrap` installs (`env`), its agent's files (`nodes/NAME`) and the "
+        "logs of jobs (`jobs`): a path, or one relative to the home of the login.",
     )
-    interface: Inner | None = Field(
+    interface: Interface | None = Field(
         default=None,
-        description="Interface for training traffic on each node: its name (`ib0`), or the network that it lies in (`10.1.0.0/16`); empty: "
+        description="Interface for training traffic on each node: its name (`ib0`), or its network (`10.1.0.0/16`); empty: "
         "the one by which the node is reached.",
     )
     gpus: Gpus | None = Field(
-        default=None, description="GPUs that each node has: `holdfast nodes check` finds nodes with others; empty: it only compares them."
+        default=None, description="GPUs of each node: `holdfast nodes check` finds nodes with another number; empty: it only compares them."
     )
     misses: StrictInt = Field(
-        default=3, ge=1, le=100, description="Looks in a row that a node may leave unanswered before it counts as unreachable."
+        default=3, ge=1, le=100, description="Consecutive health checks without an answer before a node counts as unreachable."
     )
-    quarantine: Quarantine = Field(default=Quarantine(), description="When nodes are taken out of service.")
-    burn_in: BurnInSettings = Field(default=BurnInSettings(), description="How nodes are tried before they come back.")
-    maintenance: list[Maintenance] = Field(default=[], description="Times at which nodes are taken away.")
-    notice: Notice = Field(default=Notice(), description="Where nodes are told that they will be taken away.")
-    plan: FilledText | None = Field(
-        default=None,
-        description="YAML file whose `maintenance` and `notice` are read anew while jobs run; empty: the file that the cluster stands in.",
-    )
+    quarantine: QuarantineField = Quarantine()
+    burn_in: BurnInField = BurnInSettings()
+    maintenance: MaintenanceField = Field(default=[])
+    notice: NoticeField = Notice()
+    plan: PlanField = None
 
     @property
     def machines(self) -> list[SshHost]:
@@ -278,9 +269,9 @@ class SshCluster(Part):
 
     @property
     def gpus_of(self) -> dict[str, int]:
-        """Return how many GPUs each node has, where the file says so."""
-        told = {host.name: self.gpus if host.gpus is None else host.gpus for host in self.machines}
-        return {name: count for name, count in told.items() if count is not None}
+        """Return the number of GPUs of each node for which the file states it."""
+        counts = {host.name: self.gpus if host.gpus is None else host.gpus for host in self.machines}
+        return {name: count for name, count in counts.items() if count is not None}
 
     @property
     def domains(self) -> dict[str, str]:
@@ -289,12 +280,12 @@ class SshCluster(Part):
 
     @property
     def directories(self) -> dict[str, str]:
-        """Return the folder for what is ours of each node that has its own."""
+        """Return Holdfast's folder on each node that has its own setting."""
         return {host.name: host.directory for host in self.machines if host.directory is not None}
 
     @property
     def interfaces(self) -> dict[str, str]:
-        """Return the interface for training traffic of each node that has its own."""
+        """Return the interface for training traffic of each node that has its own setting."""
         return {host.name: host.interface for host in self.machines if host.interface is not None}
 
     @property
@@ -303,40 +294,40 @@ class SshCluster(Part):
         return tuple(one.window(self.names, self.domains) for one in self.maintenance)
 
     @model_validator(mode="after")
-    def _closes_nodes_that_there_are(self) -> Self:
-        check_plan(self.maintenance, self.names, self.domains)
+    def _check_maintenance(self) -> Self:
+        check_maintenance(self.maintenance, self.names, self.domains)
         return self
 
     @model_validator(mode="after")
     def _names_each_node_once(self) -> Self:
         for name, times in Counter(self.names).items():
             if times > 1:
-                ranges = [f"'{host.name}'" for host in self.hosts if host.name != name and name in names_in(host.name)]
+                ranges = [f"'{host.name}'" for host in self.hosts if host.name != name and name in expand_names(host.name)]
                 cure = "Give each a name of its own"
                 if ranges:
-                    cure += f". To say something of it alone, take it out of {ranges[0]}: a range may have gaps, as 'n[1-4,6-9]'"
+                    cure += f". To set fields of it alone, take it out of {ranges[0]}: a range may have gaps, as 'n[1-4,6-9]'"
                 raise contradiction("hosts", f"{times} hosts are called '{name}'", cure)
         return self
 
     @model_validator(mode="after")
     def _names_each_machine_once(self) -> Self:
-        """Refuse one machine under two names: its faults would count twice, and a job could be given it twice."""
+        """Refuse one machine under two names: its faults would count twice, and a job could get it twice."""
         first: dict[tuple[object, ...], str] = {}
         for host in self.machines:
-            way = tuple((hop.address, hop.port) for hop in (self.jump if host.jump is None else host.jump))
-            machine = (host.address or host.name, host.port or self.port, way)
+            jump = tuple((hop.address, hop.port) for hop in (self.jump if host.jump is None else host.jump))
+            machine = (host.address or host.name, host.port or self.port, jump)
             if (other := first.setdefault(machine, host.name)) != host.name:
                 reason = f"'{other}' and '{host.name}' are one machine, {machine[0]} port {machine[1]}"
-                raise contradiction("hosts", reason, "Remove one, or mend its address or port")
+                raise contradiction("hosts", reason, "Remove one, or fix its address or port")
         return self
 
 
 KINDS: Final[dict[str, type[LocalCluster | SshCluster | SlurmCluster]]] = {"local": LocalCluster, "ssh": SshCluster, "slurm": SlurmCluster}
-"""Every kind of cluster, by the word for it."""
+"""Every kind of cluster, by the value of its field `kind`."""
 
 
 def kind_of(value: Any) -> Any:  # noqa: ANN401 (whatever a user wrote)
-    """Return of which kind a cluster is, as fields or made; without a word of it it is `local`."""
+    """Return the kind of a cluster given as fields or as a model; `local` is the default."""
     return value.get("kind", "local") if isinstance(value, dict) else getattr(value, "kind", "local")
 
 
@@ -344,15 +335,11 @@ Cluster: TypeAlias = Annotated[
     Annotated[LocalCluster, Tag("local")] | Annotated[SshCluster, Tag("ssh")] | Annotated[SlurmCluster, Tag("slurm")],
     Discriminator(kind_of),
 ]
-"""Every kind of cluster, told apart by `kind`."""
+"""Every kind of cluster, distinguished by `kind`."""
 
-
-class Named(BaseModel):
-    """What holds a cluster as fields."""
-
-    cluster: Cluster
+_ADAPTER: Final[TypeAdapter[LocalCluster | SshCluster | SlurmCluster]] = TypeAdapter(Cluster)
 
 
 def cluster_of(fields: object) -> LocalCluster | SshCluster | SlurmCluster:
     """Return the cluster that *fields* describe, as a history or a program wrote them; raise pydantic's `ValidationError`."""
-    return Named.model_validate({"cluster": fields}).cluster
+    return _ADAPTER.validate_python(fields)

@@ -1,7 +1,7 @@
-"""The run form: what a person fills in to train a job from the Prefect UI or with `prefect deployment run`.
+"""The run form: the parameters of a flow run that trains a job, in the Prefect UI or with `prefect deployment run`.
 
-Few fields for every job, and one object for all others, *advanced*, which the form shows only to who asks for it. The server holds what is
-filled in against the JSON schemas here, so that most mistakes are refused before a run starts; `job_of` finds the rest.
+A few fields for every job, and one object, *advanced*, for all others, which the form shows on request. The server validates the
+parameters with the JSON schemas here, so that most mistakes are refused before a run starts; `job_of` finds the rest.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from holdfast.spec.problems import problems_in
 Schema = dict[str, Any]
 
 NAME_PATTERN: Final = f"lowercase letters, digits and dashes, at most 63$.|{NAME}"
-"""A pattern is all of a schema that the server shows to who breaks it, so it begins with words, which no text matches (`$.`)."""
+"""The server shows nothing but the pattern when it does not match, so it begins with an explanation, which no text matches (`$.`)."""
 SCRIPT_PATTERN: Final = r"absolute path of a script, or a command$.|^(?![^/~\s]\S*\.py(\s|$))\s*\S"
-"""A path that is relative would be taken as one in the folder that Prefect made for the run, where no script is."""
+"""A relative path would be one in the folder that Prefect makes for the run, where no script is."""
 WORKDIR_PATTERN: Final = r"absolute path$.|^$|^[/~]"
 
-PER_FORM: Final = {"nodes.wanted": "nnodes", "nodes.ranks": "nproc_per_node", "directory": "workdir", "command": "script"}
-"""Fields of a job that have another name in the form; those not named here and not in `PLAIN` are in `advanced`."""
-PLAIN: Final = frozenset({"name", "script", "args", "cluster"})
+FORM_NAMES: Final = {"nodes.wanted": "nnodes", "nodes.ranks": "nproc_per_node", "directory": "workdir", "command": "script"}
+"""Fields of a job that have another name in the form; those neither here nor in `SAME_NAME` are in `advanced`."""
+SAME_NAME: Final = frozenset({"name", "script", "args", "cluster"})
 HOME: Final = "~"
 
 
 def job_of(fields: Mapping[str, Any], advanced: Mapping[str, Any]) -> TrainingJob:
-    """Return the job that is filled in; raise `BadParameters` with all that is wrong with it."""
+    """Return the job that the parameters describe; raise `BadParameters` with all problems."""
     try:
         nodes = advanced.get("nodes") or {}
         if not isinstance(nodes, Mapping):
             raise BadParameters((Problem(field="advanced.nodes", reason=f"{nodes!r:.80} holds no fields", cure="Write an object"),))
         program = _program(fields["script"], fields["args"], fields["workdir"])
-        said = {**advanced, "nodes": {**nodes, "wanted": fields["nnodes"], "ranks": fields["nproc_per_node"]}}
-        job = TrainingJob.model_validate({**said, "name": fields["name"], **program})
+        given = {**advanced, "nodes": {**nodes, "wanted": fields["nnodes"], "ranks": fields["nproc_per_node"]}}
+        job = TrainingJob.model_validate({**given, "name": fields["name"], **program})
     except ValidationError as error:
         raise BadParameters(tuple(as_form_problems(problems_in(error, TrainingJob)))) from None
     return job.model_copy(update={"policy": str(job.inside(job.policy))}) if is_policy_file(job.policy) else job
@@ -52,7 +52,7 @@ def parameters_of(job: TrainingJob, cluster: Any = None, *, standby: bool = Fals
     """
     fields = job.model_dump(mode="json", exclude_defaults=True)
     nodes = {name: value for name, value in fields.pop("nodes", {}).items() if name not in {"wanted", "ranks"}}
-    words = {name: fields.pop(name, None) for name in ("name", "script", "command", "args", "directory")}
+    program = {name: fields.pop(name, None) for name in ("name", "script", "command", "args", "directory")}
     if job.script is not None and not job.script.endswith(".py"):
         cure = "Rename it, or make it a command"
         raise BadParameters((Problem(field="script", reason=f"{job.script!r:.80} does not end in .py", cure=cure),))
@@ -60,7 +60,7 @@ def parameters_of(job: TrainingJob, cluster: Any = None, *, standby: bool = Fals
     return {
         "name": job.name,
         "script": shlex.join(job.command or [str(job.inside(job.script or ""))]),
-        "args": shlex.join(words["args"] or []),
+        "args": shlex.join(program["args"] or []),
         "nnodes": job.nodes.wanted,
         "nproc_per_node": job.nodes.ranks,
         "workdir": str(job.inside(".")),
@@ -70,29 +70,29 @@ def parameters_of(job: TrainingJob, cluster: Any = None, *, standby: bool = Fals
 
 
 def as_form_problems(problems: list[Problem]) -> Iterator[Problem]:
-    """Yield the *problems* of a job by the names that its fields have in the form."""
+    """Yield the *problems* of a job with the names that its fields have in the form."""
     for problem in problems:
         reason, cure = problem.reason, problem.cure
-        for field, name in PER_FORM.items():
+        for field, name in FORM_NAMES.items():
             reason, cure = reason.replace(f"`{field}`", f"`{name}`"), cure.replace(f"`{field}`", f"`{name}`")
         yield Problem(field=_name_of(problem.field), reason=reason, cure=cure)
 
 
 def _name_of(field: str) -> str:
     first = field.partition(".")[0].partition("[")[0]
-    if first in PER_FORM or field in PER_FORM:
-        return PER_FORM.get(field, PER_FORM.get(first, field))
-    return field if first in PLAIN else f"advanced.{field}"
+    if first in FORM_NAMES or field in FORM_NAMES:
+        return FORM_NAMES.get(field, FORM_NAMES.get(first, field))
+    return field if first in SAME_NAME else f"advanced.{field}"
 
 
 def _program(line: str, args: str, workdir: str) -> Schema:
-    """Return what a job says of its program: a script where the line begins with one, else a command."""
+    """Return the fields of a job for its program: a script where *line* begins with one, else a command."""
     words, more = _words(line, "script"), _words(args, "args")
     if not words:
         raise BadParameters((Problem(field="script", reason="is empty", cure="Write the path of a script, or a command"),))
     relative = [word for word in words if word.endswith(".py") and not word.startswith(("/", "~", "-"))]
     if relative and not workdir:
-        cure = "Write its absolute path, or name the folder that it is in as `workdir`"
+        cure = "Write its absolute path, or set `workdir` to its folder"
         raise BadParameters((Problem(field="script", reason=f"{relative[0]} is a relative path, and there is no workdir", cure=cure),))
     if words[0].endswith(".py"):
         folder = workdir or str(Path(words[0]).parent)
@@ -112,7 +112,7 @@ def _words(line: str, field: str) -> list[str]:
 
 
 def advanced_schema() -> Schema:
-    """Return the schema of *advanced*: all fields of a job that have no place of their own in the form, and `standby`."""
+    """Return the schema of *advanced*: all fields of a job that the form has no field of its own for, and `standby`."""
     whole = TrainingJob.model_json_schema()
     strict = _without_references(whole, whole.pop("$defs"))
     for name in ("name", "script", "command", "args", "directory"):
@@ -127,14 +127,14 @@ def advanced_schema() -> Schema:
         "type": "boolean",
         "title": "Standby",
         "default": False,
-        "description": "Wait while another flow run controls a job of this name, and take over when that one dies.",
+        "description": "Wait while another flow run controls a job of this name, and take over when it dies.",
     }
     strict.pop("required", None)
     return _collapsed(strict)
 
 
 def _without_references(schema: Any, known: Mapping[str, Schema]) -> Any:  # noqa: ANN401 (JSON)
-    """Return *schema* with what it refers to in place."""
+    """Return *schema* with its references replaced by what they refer to."""
     if isinstance(schema, list):
         return [_without_references(one, known) for one in schema]
     if not isinstance(schema, dict):
@@ -146,10 +146,10 @@ def _without_references(schema: Any, known: Mapping[str, Schema]) -> Any:  # noq
 
 
 def _collapsed(strict: Schema) -> Schema:
-    """Return a schema that holds values against *strict*, and that Prefect's UI shows as a choice between the defaults and all fields.
+    """Return a schema that validates with *strict*, and that Prefect's UI shows as a choice between the defaults and all fields.
 
-    The UI has no parts that fold. It shows the alternatives of `anyOf` as buttons, and knows nothing of `then`: so the first alternative,
-    which shows nothing, admits every object, and `then` says what is wrong with it, field by field.
+    The UI cannot collapse sections. It shows the alternatives of `anyOf` as buttons and ignores `then`: so the first alternative,
+    which shows nothing, admits every object, and `then` reports the errors, field by field.
     """
     shown = {name: _shown(field) for name, field in strict["properties"].items()}
     choices = [{"title": "Defaults", "type": "object", "properties": {}}, {"title": "Customize", "type": "object", "properties": shown}]
@@ -157,14 +157,14 @@ def _collapsed(strict: Schema) -> Schema:
 
 
 def _shown(field: Schema) -> Schema:
-    """Return how a field is shown: one that may be empty as what it is else, a group of fields folded."""
+    """Return how a field is shown: an optional one by its other type, a group of fields as a choice."""
     if field.get("type") == "object" and "properties" in field:
         return {"title": field["title"], "description": field["description"], "anyOf": _collapsed(field)["anyOf"]}
     own = {name: value for name, value in field.items() if name != "anyOf" and (name, value) != ("default", None)}
-    own["description"] = own["description"].replace("`", "").replace(", relative to the job file", "")  # the UI shows it as it is
+    own["description"] = own["description"].replace("`", "").replace(", relative to the job file", "")  # the UI shows it verbatim
     choices = [one for one in field.get("anyOf", []) if one != {"type": "null"}]
     if len(choices) == 1:
         return {**choices[0], **own}
-    # the UI names the buttons by titles
+    # the UI labels the buttons with the titles
     named = [one | ({"title": "Automatic", "default": one["const"]} if "const" in one else {"title": "Number"}) for one in choices]
     return {**own, "anyOf": named} if named else own

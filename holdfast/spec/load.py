@@ -1,4 +1,4 @@
-"""Read job and cluster files: YAML, or Python that sets ``job`` and ``cluster``. Only `BadFile` leaves this module."""
+"""Read job and cluster files: YAML, or Python that sets ``job`` and ``cluster``. The public functions raise only `BadFile`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.spec.job import TrainingJob, contradictions, is_policy_file
 from holdfast.spec.problems import dotted, nearest, path_of, problems_in, shown
 from holdfast.spec.python_file import values_of
 from holdfast.spec.slurm import SlurmCluster
-from holdfast.spec.yaml_text import MOST_BYTES, Document, Unreadable
+from holdfast.spec.yaml_text import MAX_FILE_BYTES, Document, Unreadable
 
 YAML: Final = frozenset({".yaml", ".yml", ".json"})
 SLURM: Final = ("scontrol", "squeue", "sbatch", "srun")
@@ -34,7 +34,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 @dataclass
 class Draft:
-    """What a file says so far: its parts where they could be read, and all that is wrong."""
+    """What a file contains: its parts as far as they are valid, and all problems."""
 
     job: TrainingJob | None = None
     cluster: Cluster | None = None
@@ -51,35 +51,30 @@ def load_job(path: str | os.PathLike[str]) -> tuple[TrainingJob, Cluster | None]
 
 def load_cluster(path: str | os.PathLike[str]) -> Cluster:
     """Return the cluster in the file at *path*."""
-    draft = _cluster_draft(Path(path))
-    if draft.problems or draft.cluster is None:
-        raise BadFile(shown(str(path)), tuple(draft.problems))
-    return draft.cluster
+    return _cluster_or_raise(_cluster_draft(Path(path)), path)
 
 
-def parse_cluster(said: str | Mapping[str, Any] | object, source: str) -> Cluster:
-    """Return the cluster that *said* describes, as YAML, JSON or fields; *source* is what a message calls it.
+def parse_cluster(given: str | Mapping[str, Any] | object, source: str) -> Cluster:
+    """Return the cluster that *given* describes, as YAML, JSON or fields; *source* is its name in messages.
 
-    Files that it names relatively are seen from the home of who runs this.
+    Relative files in it are seen from the home of the user that runs this.
     """
     draft = Draft()
     try:
-        document = Document(said) if isinstance(said, str) else Document("{}")  # fields have no lines
-        fields = mapping_of(document, "Write at least `kind:`") if isinstance(said, str) else said
+        document = Document(given) if isinstance(given, str) else Document("{}")  # fields have no lines
+        fields = fields_of(document, "Write at least `kind:`") if isinstance(given, str) else given
         draft.cluster = _cluster(fields, draft.problems, document)
     except Unreadable as error:
         draft.problems.append(error.problem)
-    if draft.problems or draft.cluster is None:
-        raise BadFile(shown(source), tuple(draft.problems))
-    return _cluster_at_home(draft.cluster, Path.home())
+    return _absolute_cluster(_cluster_or_raise(draft, source), Path.home())
 
 
 def reread_cluster(path: str | os.PathLike[str]) -> Cluster:
-    """Return the cluster in the file at *path*, its own or a job's; what is wrong with a job there is not asked."""
+    """Return the cluster in the file at *path*, which may be the file of a job; problems of the job are ignored."""
     draft, file = Draft(), Path(path)
     try:
-        document = document_of(file)
-        fields, under = mapping_of(document), ""
+        document = read_yaml(file)
+        fields, under = fields_of(document), ""
         if "cluster" in fields:
             fields, under = fields["cluster"], "cluster"
         elif fields.keys() & PROGRAMS:
@@ -87,104 +82,108 @@ def reread_cluster(path: str | os.PathLike[str]) -> Cluster:
         draft.cluster = _cluster(fields, draft.problems, document, under)
     except Unreadable as error:
         draft.problems.append(error.problem)
-    _at_home(draft, file)
+    return _cluster_or_raise(_with_absolute_paths(draft, file), path)
+
+
+def _cluster_or_raise(draft: Draft, source: str | os.PathLike[str]) -> Cluster:
     if draft.problems or draft.cluster is None:
-        raise BadFile(shown(str(path)), tuple(draft.problems))
+        raise BadFile(shown(str(source)), tuple(draft.problems))
     return draft.cluster
 
 
 def review(job_file: str | os.PathLike[str], cluster_file: str | os.PathLike[str] | None = None) -> Draft:
-    """Read a job file, check it against this machine, and tell all that is wrong. A cluster file goes before the job's own cluster."""
+    """Read a job file, check it against this machine, and collect all problems. A cluster file replaces the job's own cluster."""
     draft = _job_draft(Path(job_file))
     if cluster_file is not None:
         other = _cluster_draft(Path(cluster_file))
         draft.cluster = other.cluster
         draft.problems += other.problems
     elif draft.cluster is None and not any(problem.field.partition(".")[0] == "cluster" for problem in draft.problems):
-        _use_where_we_are(draft)
+        _choose_cluster(draft)
     if draft.job is not None:
-        told = {problem.field for problem in draft.problems}
-        draft.problems += [problem for problem in checks(draft.job, draft.cluster or LocalCluster()) if problem.field not in told]
+        reported = {problem.field for problem in draft.problems}
+        draft.problems += [problem for problem in checks(draft.job, draft.cluster or LocalCluster()) if problem.field not in reported]
     return draft
 
 
 def allocation() -> str:
-    """Return the number of the Slurm job that this process runs inside of; empty where it runs in none."""
+    """Return the number of the Slurm job in which this process runs; empty where it runs in none."""
     return os.environ.get("SLURM_JOB_ID", "").strip()
 
 
-def _use_where_we_are(draft: Draft) -> None:
-    """Choose the cluster of a job that names none: the Slurm allocation that we are inside of, else this machine.
+def _choose_cluster(draft: Draft) -> None:
+    """Choose the cluster of a job that names none: the Slurm allocation in which this process runs, else this machine.
 
-    A batch host is one node of the allocation, and often none that may train: nobody who asked for nodes means it alone.
+    A batch host is one node of the allocation, and often one that must not train: a user who asked for nodes does not mean it alone.
     """
     number = allocation()
-    if not number:
-        draft.cluster = LocalCluster()
-    elif all(shutil.which(program) for program in SLURM):
-        draft.cluster = SlurmCluster(kind="slurm")
-    else:
-        missing = next(program for program in SLURM if not shutil.which(program))
+    missing = [program for program in SLURM if not shutil.which(program)] if number else []
+    if missing:
         reason = (
-            f"the job names no cluster, and this is inside of Slurm job {number}, whose nodes cannot be used: '{missing}' is not on PATH"
+            f"the job names no cluster, and this is within Slurm job {number}, whose nodes cannot be used: '{missing[0]}' is not on PATH"
         )
         cure = "Put Slurm's commands on PATH, or write `cluster: {kind: local}` into the job file to use this host alone"
         draft.problems.append(Problem(field="cluster", reason=reason, cure=cure))
+    else:
+        draft.cluster = SlurmCluster(kind="slurm") if number else LocalCluster()
 
 
 def _job_draft(path: Path) -> Draft:
     draft = Draft()
     try:
         if path.suffix.lower() == ".py":
-            found, lines = values_of(path, text_of(path), ("job", "cluster")), None
+            found = values_of(path, read_text(path), ("job", "cluster"))
             _expect_models(found)
             draft.job, draft.cluster = found["job"], found["cluster"]
         else:
-            lines = document_of(path)
-            fields = mapping_of(lines)
+            lines = read_yaml(path)
+            fields = fields_of(lines)
             _expect_a_job(fields, path)
             if "cluster" in fields:
                 draft.cluster = _cluster(fields.pop("cluster"), draft.problems, lines, "cluster")
-            draft.job = made_of(TrainingJob, fields, draft.problems, lines)
+            draft.job = validated(TrainingJob, fields, draft.problems, lines)
     except Unreadable as error:
         draft.problems.append(error.problem)
     except ValidationError as error:
         draft.problems += _raised_in_python(error)
-    return _at_home(draft, path)
+    return _with_absolute_paths(draft, path)
 
 
 def _cluster_draft(path: Path) -> Draft:
     draft = Draft()
     try:
         if path.suffix.lower() == ".py":
-            found = values_of(path, text_of(path), ("cluster",))
+            found = values_of(path, read_text(path), ("cluster",))
             _expect_models(found)
             draft.cluster = found["cluster"]
         else:
-            document = document_of(path)
-            fields = mapping_of(document)
+            document = read_yaml(path)
+            fields = fields_of(document)
             _expect_a_cluster(fields)
             draft.cluster = _cluster(fields, draft.problems, document)
     except Unreadable as error:
         draft.problems.append(error.problem)
     except ValidationError as error:
         draft.problems += _raised_in_python(error)
-    return _at_home(draft, path)
+    return _with_absolute_paths(draft, path)
 
 
 def _expect_a_job(fields: Mapping[str, Any], path: Path) -> None:
     if fields.keys() & {"kind", "hosts"} and not fields.keys() & PROGRAMS:
-        cure = f"Name a job's file, with `name:` and `script:`, and this one by `--cluster {shown(path.name)}`"
+        cure = f"Name a job's file, with `name:` and `script:`, and this one with `--cluster {shown(path.name)}`"
         raise Unreadable(Problem(field="file", reason="describes a cluster, not a job", cure=cure))
 
 
 def _expect_a_cluster(fields: Mapping[str, Any]) -> None:
     if fields.keys() & PROGRAMS:
-        cure = "Name a cluster's file, with `kind:` and its nodes: what stands under `cluster:` of a job may be a file of its own"
+        cure = "Name a cluster's file, with `kind:` and its nodes: what is under `cluster:` of a job may be a file of its own"
         raise Unreadable(Problem(field="file", reason="describes a job, not a cluster", cure=cure))
 
 
-def _at_home(draft: Draft, path: Path) -> Draft:
+# -- absolute paths ---------------------------------------------------------------------------------------------------
+
+
+def _with_absolute_paths(draft: Draft, path: Path) -> Draft:
     """Make the folders in *draft* absolute, as seen from the file's own folder."""
     home = path.absolute().parent
     if draft.job is not None:
@@ -196,25 +195,25 @@ def _at_home(draft: Draft, path: Path) -> Draft:
         policy = str(Path(home, Path(policy).expanduser())) if is_policy_file(policy) else policy
         draft.job = draft.job.model_copy(update={"directory": os.path.normpath(directory), "checkpoint": plan, "policy": policy})
     if draft.cluster is not None:
-        draft.cluster = _cluster_at_home(draft.cluster, home)
+        draft.cluster = _absolute_cluster(draft.cluster, home)
         if draft.cluster.plan is None and path.suffix.lower() in YAML:  # a module would have to be run again
             draft.cluster = draft.cluster.model_copy(update={"plan": str(path.absolute())})
     return draft
 
 
-def _cluster_at_home(cluster: Cluster, home: Path) -> Cluster:
+def _absolute_cluster(cluster: Cluster, home: Path) -> Cluster:
     """Make the files and folders that *cluster* names absolute."""
     if isinstance(cluster, LocalCluster):
         return cluster.model_copy(update=_absolute(cluster, home, "directory", "plan"))
-    if isinstance(cluster, SlurmCluster):  # its folder lies on the nodes
+    if isinstance(cluster, SlurmCluster):  # its folder is on the nodes
         return cluster.model_copy(update=_absolute(cluster, home, "plan"))
-    hosts = [host.model_copy(update={**_absolute(host, home, *LOGIN), "jump": _way_at_home(host.jump, home)}) for host in cluster.hosts]
+
+    def hops(jump: list[SshHop] | None) -> list[SshHop] | None:
+        return None if jump is None else [hop.model_copy(update=_absolute(hop, home, *LOGIN)) for hop in jump]
+
+    hosts = [host.model_copy(update={**_absolute(host, home, *LOGIN), "jump": hops(host.jump)}) for host in cluster.hosts]
     files = _absolute(cluster, home, *LOGIN, "known_hosts", "plan")
-    return cluster.model_copy(update={**files, "hosts": hosts, "jump": _way_at_home(cluster.jump, home)})
-
-
-def _way_at_home(way: list[SshHop] | None, home: Path) -> list[SshHop] | None:
-    return None if way is None else [hop.model_copy(update=_absolute(hop, home, *LOGIN)) for hop in way]
+    return cluster.model_copy(update={**files, "hosts": hosts, "jump": hops(cluster.jump)})
 
 
 def _absolute(model: BaseModel, home: Path, *names: str) -> dict[str, str]:
@@ -224,53 +223,49 @@ def _absolute(model: BaseModel, home: Path, *names: str) -> dict[str, str]:
     return {name: str(Path(home, Path(value).expanduser())) for name, value in files.items()}
 
 
+# -- validation -------------------------------------------------------------------------------------------------------
+
+
 def _cluster(fields: object, problems: list[Problem], document: Document, under: str = "") -> Cluster | None:
-    """Return *fields* as the kind of cluster that they name."""
-    kind = kind_of(fields)
+    """Return *fields* as the kind of cluster that they name, or None; problems join *problems*."""
+    kind, problem = kind_of(fields), None
     if isinstance(fields, str) and under:
         cure = f"Write the cluster's fields under it, or leave it out and name their file on the command line: `--cluster {shown(fields)}`"
-        problems.append(placed_in(document, Problem(field="", reason=f"{shown(repr(fields))} holds no fields", cure=cure), under))
+        problem = Problem(field="", reason=f"{shown(repr(fields))} holds no fields", cure=cure)
+    elif isinstance(fields, Mapping) and "hosts" in fields and "kind" not in fields:
+        problem = Problem(field="kind", reason="is missing, and a cluster without it is of this machine alone", cure="Add `kind: ssh`")
+    elif isinstance(kind, str) and kind not in KINDS:
+        cure = nearest(kind, list(KINDS)) or f"This version knows: {', '.join(KINDS)}"
+        problem = Problem(field="kind", reason=f"no kind of cluster is called {shown(repr(kind))}", cure=cure)
+    if problem is not None:
+        problems.append(located(document, problem, under))
         return None
-    if isinstance(fields, Mapping) and "hosts" in fields and "kind" not in fields:
-        without = Problem(field="kind", reason="is missing, and a cluster without it is of this machine alone", cure="Add `kind: ssh`")
-        problems.append(placed_in(document, without, under))
-        return None
-    if unknown := _unknown_kind(kind):
-        problems.append(placed_in(document, unknown, under))
-        return None
-    return made_of(KINDS.get(kind, LocalCluster) if isinstance(kind, str) else LocalCluster, fields, problems, document, under)
+    return validated(KINDS[kind] if isinstance(kind, str) else LocalCluster, fields, problems, document, under)
 
 
-def made_of(model: type[ModelT], fields: object, problems: list[Problem], document: Document, under: str = "") -> ModelT | None:
-    """Return *fields* as a *model*. What is wrong joins *problems*; then the model is made of the rest, so that it can be checked too."""
+def validated(model: type[ModelT], fields: object, problems: list[Problem], document: Document, under: str = "") -> ModelT | None:
+    """Return *fields* as a *model*. Problems join *problems*; then the model is made of the valid fields, so that it can be checked too."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        told = problems_in(error, model)
+        found = problems_in(error, model)
         if model is TrainingJob and isinstance(fields, Mapping) and error.errors()[0]["type"] != "contradiction":
-            meant = {name for name in ("script", "command") if any(f"'{name}'" in problem.cure for problem in told)}
-            told += [problem for problem in contradictions(dict(fields)) if not (problem.field == "script" and meant)]
-        problems += [placed_in(document, problem, under) for problem in told]
-        return _rest(model, fields, error)
+            meant = {name for name in ("script", "command") if any(f"'{name}'" in problem.cure for problem in found)}
+            found += [problem for problem in contradictions(dict(fields)) if not (problem.field == "script" and meant)]
+        problems += [located(document, problem, under) for problem in found]
+        return _valid_part(model, fields, error)
 
 
-def _unknown_kind(kind: object) -> Problem | None:
-    if not isinstance(kind, str) or kind in KINDS:
-        return None
-    cure = nearest(kind, list(KINDS)) or f"This version knows: {', '.join(KINDS)}"
-    return Problem(field="kind", reason=f"no kind of cluster is called {shown(repr(kind))}", cure=cure)
-
-
-def placed_in(document: Document, problem: Problem, under: str = "") -> Problem:
-    """Return *problem* with the line it is on."""
+def located(document: Document, problem: Problem, under: str = "") -> Problem:
+    """Return *problem* with its line in *document*."""
     name = ".".join(part for part in (under, problem.field) if part and part != "file") or "file"
     line = next((number for path, number in document.lines.items() if dotted(path) == name), None)
     reason = problem.reason if line is None else f"line {line}: {problem.reason}"
     return Problem(field=name, reason=reason, cure=problem.cure)
 
 
-def _rest(model: type[ModelT], fields: object, error: ValidationError) -> ModelT | None:
-    """Return the *model* without the fields that *error* refused, or None when that is none."""
+def _valid_part(model: type[ModelT], fields: object, error: ValidationError) -> ModelT | None:
+    """Return the *model* without the fields that *error* refused, or None when that is not valid either."""
     if not isinstance(fields, Mapping):
         return None
     refused = [path_of(details) for details in error.errors()]
@@ -284,7 +279,7 @@ def _rest(model: type[ModelT], fields: object, error: ValidationError) -> ModelT
 
 
 def _without(fields: Mapping[str, Any], refused: set[tuple[str | int, ...]], at: tuple[str | int, ...] = ()) -> dict[str, Any]:
-    """Return *fields* without those at a *refused* path; a list goes as a whole."""
+    """Return *fields* without those at a *refused* path; of a list with a refused item nothing is kept."""
     kept = {}
     for name, value in fields.items():
         path = (*at, name)
@@ -294,8 +289,8 @@ def _without(fields: Mapping[str, Any], refused: set[tuple[str | int, ...]], at:
     return kept
 
 
-def mapping_of(document: Document, cure: str = "Write at least `name:` and `script:`; examples/ has job files") -> dict[str, Any]:
-    """Return the fields of *document*; raise `Unreadable` where there are none, with what to write at least."""
+def fields_of(document: Document, cure: str = "Write at least `name:` and `script:`; examples/ has job files") -> dict[str, Any]:
+    """Return the fields of *document*; raise `Unreadable` with the *cure* where there are none."""
     if document.data is None:
         raise Unreadable(Problem(field="file", reason="is empty", cure=cure))
     if not isinstance(document.data, dict):
@@ -303,22 +298,24 @@ def mapping_of(document: Document, cure: str = "Write at least `name:` and `scri
     return document.data
 
 
-def document_of(path: Path) -> Document:
+def read_yaml(path: Path) -> Document:
     """Return the YAML in the file at *path*; raise `Unreadable` for anything else."""
-    text = text_of(path)
+    text = read_text(path)
     if path.suffix.lower() not in YAML:
         cure = "Name it .yaml (fields) or .py (a module that sets `job`)"
-        raise Unreadable(Problem(field="file", reason=f"the ending '{shown(path.suffix)}' says neither YAML nor Python", cure=cure))
+        raise Unreadable(
+            Problem(field="file", reason=f"the suffix '{shown(path.suffix)}' is neither that of YAML nor of Python", cure=cure)
+        )
     return Document(text)
 
 
-def text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return the text of the file at *path*; raise `Unreadable` for anything that has none."""
     try:
         data = None
-        if stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+        if stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block
             with path.open("rb") as file:
-                data = file.read(MOST_BYTES + 1)
+                data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         near = nearest(path.name, _neighbours(path)) or "Check the path"
         raise Unreadable(Problem(field="file", reason="does not exist", cure=near)) from None
@@ -326,11 +323,10 @@ def text_of(path: Path) -> str:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise Unreadable(Problem(field="file", reason=f"cannot be read: {reason}", cure="Name a file that you may read")) from None
     if data is None:
-        raise Unreadable(Problem(field="file", reason="is not an ordinary file", cure="Name a job file (.yaml or .py)"))
-    if len(data) > MOST_BYTES:
-        raise Unreadable(
-            Problem(field="file", reason=f"is larger than {MOST_BYTES // 1024} KiB", cure="This is hardly a job file; check the path")
-        )
+        raise Unreadable(Problem(field="file", reason="is not a regular file", cure="Name a job file (.yaml or .py)"))
+    if len(data) > MAX_FILE_BYTES:
+        reason = f"is larger than {MAX_FILE_BYTES // 1024} KiB"
+        raise Unreadable(Problem(field="file", reason=reason, cure="This is hardly a job file; check the path"))
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -349,16 +345,16 @@ def _expect_models(found: Mapping[str, object]) -> None:
     for name, models in (("job", (TrainingJob,)), ("cluster", tuple(KINDS.values()))):
         value = found.get(name)
         if name in found and not isinstance(value, models) and not (name == "cluster" and "job" in found and value is None):
-            words = [model.__name__ for model in models]
-            reason = f"`{name}` is a {type(value).__name__}, not a {' or '.join(words)}"
-            cure = f"Write `from holdfast.spec import {words[0]}` and `{name} = {words[0]}(...)`"
+            classes = [model.__name__ for model in models]
+            reason = f"`{name}` is a {type(value).__name__}, not a {' or '.join(classes)}"
+            cure = f"Write `from holdfast.spec import {classes[0]}` and `{name} = {classes[0]}(...)`"
             raise Unreadable(Problem(field=name, reason=reason, cure=cure))
 
 
 def _raised_in_python(error: ValidationError) -> Iterator[Problem]:
-    """Tell what a model refused inside a Python file; which model it was stands in the error's title."""
+    """Yield the problems that a model found within a Python file; the error's title names the model."""
     for model in (TrainingJob, *KINDS.values(), SshHost, SshHop, *(type(info.default) for info in TrainingJob.model_fields.values())):
         if issubclass(model, BaseModel) and model.__name__ == error.title:
             yield from problems_in(error, model)
             return
-    yield Problem(field="file", reason=f"raised a ValidationError of {error.title}", cure="Mend the values given to it")
+    yield Problem(field="file", reason=f"raised a ValidationError of {error.title}", cure="Fix the values given to it")

@@ -1,52 +1,58 @@
-"""What a user writes about a policy: a YAML file that says where it differs from a named one."""
+"""Policy files: YAML that says where a policy differs from a named one, and the policy made from it. Raises `BadFile`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from datetime import timedelta
-from typing import Annotated, Final, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from detectors.all_kinds import CATALOGUE
 from detectors.associations import belongs
 from detectors.catalogue import NO_ACTION_NEEDED, RecommendedAction
-from holdfast.errors import Problem
-from holdfast.spec.durations import Duration, PositiveDuration
-from holdfast.spec.job import Budget, Deadlines, Part
+from holdfast.errors import BadFile, Problem
+from holdfast.spec.job import Budget, RecoveryDeadlines, SpecModel, TrainingJob, is_policy_file
+from holdfast.spec.load import YAML, fields_of, located, read_yaml, validated
 from holdfast.spec.problems import nearest, shown
+from holdfast.spec.units import Duration, PositiveDuration
+from holdfast.spec.yaml_text import Unreadable
 from policies.case import RecoveryAction
+from policies.escalation import NOTING, ORDERS
+from policies.policy import BASE, NAMED, Policy
 
 LONGEST: Final = timedelta(days=30)
 """The longest window in which faults are counted: the history is not read further back."""
 ACTIONS: Final = tuple(
     action.value for action in RecoveryAction if action not in {RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON, RecoveryAction.GO_BACK}
 )
+Value = TypeVar("Value")
 
 
 def _kind(kind: str) -> str:
     """Refuse a fault kind that the catalogue does not have."""
     if kind not in CATALOGUE:
         cure = nearest(kind, list(CATALOGUE)) or "`holdfast faults` lists the kinds"
-        raise PydanticCustomError("kind", "no fault kind is called so", {"cure": cure})
+        raise PydanticCustomError("kind", "no fault kind has this name", {"cure": cure})
     return kind
 
 
-def _level(recommended_action: object) -> object:
-    """Refuse what is no recommended action."""
-    if isinstance(recommended_action, str) and recommended_action in list(RecommendedAction):
-        return recommended_action
-    cure = nearest(str(recommended_action), list(RecommendedAction)) or f"Write one of {', '.join(RecommendedAction)}"
-    raise PydanticCustomError(
-        "recommended_action", "{shown} is no recommended action", {"shown": shown(repr(recommended_action)), "cure": cure}
-    )
+def _recommended_action(action: object) -> object:
+    """Refuse an unknown recommended action."""
+    if isinstance(action, str) and action in list(RecommendedAction):
+        return action
+    cure = nearest(str(action), list(RecommendedAction)) or f"Write one of {', '.join(RecommendedAction)}"
+    raise PydanticCustomError("recommended_action", "{shown} is not a recommended action", {"shown": shown(repr(action)), "cure": cure})
 
 
 def _action(action: str) -> str:
-    """Refuse what is no recovery action."""
+    """Refuse an unknown recovery action."""
     if action == RecoveryAction.GIVE_UP:
-        raise PydanticCustomError("action", "'{action}' comes last by itself", {"action": action, "cure": "Leave it out"})
+        raise PydanticCustomError("action", "'{action}' always comes last", {"action": action, "cure": "Leave it out"})
     if action not in ACTIONS:
         cure = nearest(action, list(ACTIONS)) or f"Write one of {', '.join(ACTIONS)}"
         raise PydanticCustomError("action", "no action is called '{action}'", {"action": shown(action), "cure": cure})
@@ -56,123 +62,117 @@ def _action(action: str) -> str:
 Window = Annotated[PositiveDuration, Field(le=LONGEST)]
 
 
-class CommonFault(Part):
-    """When a fault is held against no node, because the same kind came on many: the software is at fault, or something that nodes share."""
+class CommonFault(SpecModel):
+    """When a fault is attributed to no node, because it occurs on many: the software or something that nodes share causes it."""
 
-    nodes: StrictInt | None = Field(default=None, ge=0, description="Different nodes from which on none is blamed; 0: never; else 3.")
+    nodes: StrictInt | None = Field(default=None, ge=0, description="Number of nodes from which on none is blamed; 0: never; else 3.")
     share: float | None = Field(
         default=None,
         ge=0,
         le=1,
         allow_inf_nan=False,
-        description="The same as a share of the job's nodes, two of them at least; 0: never; else 0.",
+        description="The same as a share of the job's nodes, at least two of them; 0: never; else 0.",
     )
-    window: Window | None = Field(default=None, description="Within which they come; at most 30 days; else 10m.")
+    window: Window | None = Field(default=None, description="Within which they occur; at most 30 days; else 10m.")
 
 
-class FrequentFault(Part):
-    """When a node leaves because it had the same fault too often, though a restart in place would be allowed."""
+class FrequentFault(SpecModel):
+    """When a node is replaced because the same fault recurs on it, even if a restart in place would be allowed."""
 
     times: StrictInt | None = Field(
         default=None,
         ge=0,
-        description="Incidents of one kind that speaks against GPU, node, network or storage, on one node (one device, where it is known) "
-        "until it leaves; 0: never; else 4, `patient` 6, `aggressive` 3.",
+        description="Incidents of one kind attributed to GPU, node, network or storage, on one node (one device, where it is known) "
+        "until it is replaced; 0: never; else 4, `patient` 6, `aggressive` 3.",
     )
     processes: StrictInt | None = Field(
-        default=None, ge=0, description="The same for kinds that speak against processes or nobody; 0: never; else 0."
+        default=None, ge=0, description="The same for kinds attributed to processes or to nothing; 0: never; else 0."
     )
-    window: Window | None = Field(default=None, description="Within which they come; at most 30 days; else 1d.")
+    window: Window | None = Field(default=None, description="Within which they occur; at most 30 days; else 1d.")
 
 
-class FlappingFault(Part):
-    """When a node leaves because a fault comes and goes on it, also where training went on each time."""
+class FlappingFault(SpecModel):
+    """When a node is replaced because a fault comes and goes on it, even if training continued each time."""
 
     times: StrictInt | None = Field(
         default=None,
         ge=0,
-        description="Comings of one such kind on one node (one device, where it is known) until it leaves; 0: never; else 5, "
+        description="Occurrences of one such kind on one node (one device, where it is known) until it is replaced; 0: never; else 5, "
         "`patient` 8, `aggressive` 3.",
     )
-    window: Window | None = Field(default=None, description="Within which it comes so often; at most 30 days; else 10m.")
-    apart: Duration | None = Field(default=None, description="From one coming to the next; what is told sooner is the same one; else 5s.")
+    window: Window | None = Field(default=None, description="Within which it occurs this often; at most 30 days; else 10m.")
+    apart: Duration | None = Field(
+        default=None, description="From one occurrence to the next; a report before that is the same one; else 5s."
+    )
 
 
-class SlowRanks(Part):
-    """When a rank that holds the others up is moved to another node, under `checks.straggler: auto`."""
+class SlowRanks(SpecModel):
+    """When a rank that slows the others down is migrated to another node, under `checks.straggler: auto`."""
 
     factor: float | None = Field(
         default=None,
         ge=1,
         allow_inf_nan=False,
-        description="So many times what moving costs staying has to cost at least; else 3, `patient` 10, `aggressive` 1.5.",
+        description="Staying must cost this many times what a migration costs; else 3, `patient` 10, `aggressive` 1.5.",
     )
-    least: Duration | None = Field(
-        default=None, description="A move has to save so much time at least; else 1m, `patient` 10m, `aggressive` 10s."
-    )
+    least: Duration | None = Field(default=None, description="Time that a migration must save; else 1m, `patient` 10m, `aggressive` 10s.")
     horizon: PositiveDuration | None = Field(
-        default=None, description="How far is looked ahead where nobody knows how many steps are left; else 1h."
+        default=None, description="Time over which costs are compared when the number of remaining steps is unknown; else 1h."
     )
     each: StrictInt | None = Field(
-        default=None, ge=1, description="Moves of one rank, or away from one node, within the window, under `migrate` too; else 1."
+        default=None, ge=1, description="Migrations of one rank, or away from one node, within the window, under `migrate` too; else 1."
     )
     most: StrictInt | None = Field(
-        default=None, ge=0, description="Moves of slow ranks of a job within the window; 0: none; else 4, `patient` 2, `aggressive` 8."
+        default=None, ge=0, description="Migrations of slow ranks of a job within the window; 0: none; else 4, `patient` 2, `aggressive` 8."
     )
-    window: Window | None = Field(default=None, description="Within which moves are counted; at most 30 days; else 1d.")
+    window: Window | None = Field(default=None, description="Within which migrations are counted; at most 30 days; else 1d.")
 
 
-class LossRecovery(Part):
-    """What is done when the loss has become no number for good. `recommended_actions: {loss-lost: monitor}` only reports it."""
+class LossRecovery(SpecModel):
+    """What is done when the loss stays NaN or infinite. `recommended_actions: {loss-lost: monitor}` only reports it."""
 
     same_data: StrictInt | None = Field(
-        default=None, ge=0, description="So often the job first goes back to a state from before, with the same data; else 1."
+        default=None, ge=0, description="Number of times that the job first goes back to an earlier state, with the same data; else 1."
     )
     without_batch: StrictInt | None = Field(
-        default=None, ge=0, description="So often after that without the batches of the step in question and of the one before; else 1."
+        default=None,
+        ge=0,
+        description="Number of times after that without the batches of the step in question and of the one before; else 1.",
     )
     near: StrictInt | None = Field(
-        default=None, ge=0, description="Steps by which two such losses may lie apart and still count as the same; else 100."
+        default=None, ge=0, description="Steps by which two such losses may be apart and still count as the same; else 100."
     )
 
 
 class PolicyBudget(Budget):
-    """How many recoveries a job may have; what the job file says goes before it."""
+    """How many recoveries a job may have; values of the job file take precedence."""
 
 
-class PolicyDeadlines(Part):
-    """How long each action may take; what the job file says goes before it."""
-
-    retry_step: PositiveDuration | None = Field(default=None, description=Deadlines.model_fields["retry_step"].description)
-    take_over: PositiveDuration | None = Field(default=None, description=Deadlines.model_fields["take_over"].description)
-    narrow: PositiveDuration | None = Field(default=None, description=Deadlines.model_fields["narrow"].description)
-    restart_in_place: PositiveDuration | None = Field(default=None, description=Deadlines.model_fields["restart_in_place"].description)
-    replace_node: PositiveDuration | None = Field(default=None, description=Deadlines.model_fields["replace_node"].description)
-    shrink: PositiveDuration | None = Field(default=None, description=Deadlines.model_fields["shrink"].description)
-    wait_for_capacity: Duration | None = Field(default=None, description=Deadlines.model_fields["wait_for_capacity"].description)
+class PolicyDeadlines(RecoveryDeadlines):
+    """How long each action may take; values of the job file take precedence."""
 
 
-class PolicyFile(Part):
-    """A policy: what it does not say is as in the one that it is based on."""
+class PolicyFile(SpecModel):
+    """A policy: what it leaves out is as in the one that it is based on."""
 
     based_on: Literal["patient", "balanced", "aggressive"] = Field(
-        default="balanced", description="The named policy that speaks where this file says nothing."
+        default="balanced", description="The named policy that provides what this file leaves out."
     )
-    recommended_actions: dict[Annotated[str, AfterValidator(_kind)], Annotated[RecommendedAction, BeforeValidator(_level)]] = Field(
-        default={}, description="Fault kind to how much it asks for, in place of the catalogue's level (`holdfast faults`)."
+    recommended_actions: dict[Annotated[str, AfterValidator(_kind)], Annotated[RecommendedAction, BeforeValidator(_recommended_action)]] = (
+        Field(default={}, description="Fault kind to recommended action, in place of the catalogue's (`holdfast faults`).")
     )
     actions: list[Annotated[str, AfterValidator(_action)]] | None = Field(
         default=None,
         min_length=1,
-        description=f"What is tried, in this order, of {', '.join(f'`{action}`' for action in ACTIONS)}; giving up comes last by itself.",
+        description=f"What is tried, in this order, of {', '.join(f'`{action}`' for action in ACTIONS)}; then the job fails.",
     )
     budget: PolicyBudget = Field(default=PolicyBudget(), description="How many recoveries a job may have.")
     deadlines: PolicyDeadlines = Field(default=PolicyDeadlines(), description="How long each action may take.")
-    common: CommonFault = Field(default=CommonFault(), description="The same fault on many nodes is no node's.")
+    common: CommonFault = Field(default=CommonFault(), description="The same fault on many nodes is attributed to none of them.")
     frequent: FrequentFault = Field(default=FrequentFault(), description="The same fault too often on one node.")
     flapping: FlappingFault = Field(default=FlappingFault(), description="A fault that comes and goes on one node.")
-    slowness: SlowRanks = Field(default=SlowRanks(), description="Ranks that hold the others up.")
-    bad_loss: LossRecovery = Field(default=LossRecovery(), description="The loss has become no number for good.")
+    slowness: SlowRanks = Field(default=SlowRanks(), description="Ranks that slow the others down.")
+    bad_loss: LossRecovery = Field(default=LossRecovery(), description="The loss stays NaN or infinite.")
 
     @field_validator("actions")
     @classmethod
@@ -185,22 +185,86 @@ class PolicyFile(Part):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for problem in unanswered({"recommended_actions": self.recommended_actions}):
+        for problem in unrecoverable({"recommended_actions": self.recommended_actions}):
             context = {"reason": problem.reason, "cure": problem.cure, "field": problem.field}
             raise PydanticCustomError("contradiction", "{field}: {reason}. {cure}", context)
         return self
 
 
-def unanswered(fields: Mapping[str, object]) -> Iterator[Problem]:
-    """Say which levels in *fields* would leave a rank that is gone without anybody who answers. Takes them raw too."""
-    recommended_actions = fields.get("recommended_actions")
-    for kind, recommended_action in recommended_actions.items() if isinstance(recommended_actions, Mapping) else ():
+def unrecoverable(given: Mapping[str, object]) -> Iterator[Problem]:
+    """Yield a problem for each recommended action in *given* (validated or not) with which a lost rank would never be recovered."""
+    actions = given.get("recommended_actions")
+    for kind, action in actions.items() if isinstance(actions, Mapping) else ():
         known = CATALOGUE.get(str(kind))
-        if known is None or known.recommended_action in NO_ACTION_NEEDED or recommended_action not in tuple(NO_ACTION_NEEDED):
+        if known is None or known.recommended_action in NO_ACTION_NEEDED or action not in tuple(NO_ACTION_NEEDED):
             continue
         if belongs(known.id, "stops-the-job") and not belongs(known.id, "stall"):
             yield Problem(
                 field=f"recommended_actions.{kind}",
-                reason=f"at '{recommended_action}' nobody would answer for a rank that is gone, and the job would stand for ever",
-                cure=f"The least it may ask for is '{RecommendedAction.RETRY_STEP}'",
+                reason=f"at '{action}' a lost rank would never be recovered, and the job would wait forever",
+                cure=f"The least that is allowed is '{RecommendedAction.RETRY_STEP}'",
             )
+
+
+# -- from the file to the policy --------------------------------------------------------------------------------------
+
+
+def load_policy(path: str | os.PathLike[str]) -> Policy:
+    """Return the policy in the file at *path*; raise `BadFile` with all its problems."""
+    file, problems = review_policy(path)
+    if problems or file is None:
+        raise BadFile(shown(str(path)), tuple(problems))
+    return policy_of(file, name=str(path))
+
+
+def review_policy(path: str | os.PathLike[str]) -> tuple[PolicyFile | None, list[Problem]]:
+    """Return the content of the policy file at *path* and all its problems, each with its line."""
+    problems: list[Problem] = []
+    if Path(path).suffix.lower() not in YAML:
+        reason = f"the suffix '{shown(Path(path).suffix)}' is not that of YAML"
+        return None, [Problem(field="file", reason=reason, cure="Name it .yaml; a policy has no other form")]
+    try:
+        document = read_yaml(Path(path))
+        given = fields_of(document, f"Write at least `based_on: {BASE}`")
+        file = validated(PolicyFile, given, problems, document)
+    except Unreadable as error:
+        return None, [error.problem]
+    reported = {problem.field for problem in problems}
+    problems += [located(document, problem) for problem in unrecoverable(given) if problem.field not in reported]
+    return file, problems
+
+
+def policy_of(file: PolicyFile, *, name: str) -> Policy:
+    """Return the policy that *file* describes, completed from the one that it is based on."""
+    base = NAMED[file.based_on]
+    common, frequent, flapping = NOTING[file.based_on]
+    order = ORDERS[file.based_on] if file.actions is None else tuple(RecoveryAction(action) for action in file.actions)
+    return Policy(
+        name=name,
+        based_on=file.based_on,
+        order=order,
+        noting=(_updated(common, file.common), _updated(frequent, file.frequent), _updated(flapping, file.flapping)),
+        bad_loss=_updated(base.bad_loss, file.bad_loss),
+        recommended_actions=dict(file.recommended_actions),
+        budget=_updated(base.budget, file.budget),
+        deadlines=_updated(base.deadlines, file.deadlines),
+        slowness=_updated(base.slowness, file.slowness),
+    )
+
+
+def policy_for(job: TrainingJob) -> Policy:
+    """Return the policy that *job* names, with the job's own settings; raise `BadFile` for a file that cannot be used."""
+    return under_job(load_policy(job.policy) if is_policy_file(job.policy) else NAMED[job.policy], job)
+
+
+def under_job(policy: Policy, job: TrainingJob) -> Policy:
+    """Return *policy* with the budget and the deadlines that *job* sets: they take precedence over the policy's."""
+    return replace(policy, budget=_updated(policy.budget, job.budget), deadlines=_updated(policy.deadlines, job.deadlines))
+
+
+def _updated(value: Value, settings: BaseModel) -> Value:
+    """Return the dataclass *value* with those of its fields that *settings* sets, in seconds where they are durations."""
+    known = {field.name for field in fields(value)}  # type: ignore[arg-type]
+    given: Mapping[str, Any] = {name: getattr(settings, name) for name in type(settings).model_fields if name in known}
+    present = {name: one.total_seconds() if isinstance(one, timedelta) else one for name, one in given.items() if one is not None}
+    return replace(value, **present)  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""From what pydantic refuses to a `Problem` with field, reason and cure."""
+"""Turn pydantic's validation errors into `Problem`s with field, reason and cure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -16,37 +16,37 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from holdfast.errors import Problem
-from holdfast.spec.durations import text_of
+from holdfast.spec.units import format_duration
 from holdfast.spec.yaml_text import Path
 
 CURES: Final[dict[str, str]] = {
     "missing": "Add it",
     "string_type": "Write text, in quotes if it looks like a number",
-    "int_type": "Write a whole number, without quotes",
-    "int_parsing": "Write a whole number",
+    "int_type": "Write an integer, without quotes",
+    "int_parsing": "Write an integer",
     "float_type": "Write a number, without quotes",
     "float_parsing": "Write a number",
     "dict_type": "Write fields under it, one `name: value` a line",
     "model_type": "Write fields under it, one `name: value` a line",
     "model_attributes_type": "Write fields under it, one `name: value` a line",
     "too_short": "Write at least one item",
-    "string_too_short": "Write something, or leave the field out",
-    "string_unicode": "Remove the characters that are no text",
+    "string_too_short": "Write some text, or leave the field out",
+    "string_unicode": "Remove the characters that are not text",
     "greater_than_equal": "Raise it",
     "greater_than": "Raise it",
     "less_than_equal": "Lower it",
     "finite_number": "Write an ordinary number",
 }
-"""Cure by pydantic's kind of error."""
+"""Cure by pydantic's error type."""
 
-_LENGTH: Final = re.compile(r"datetime\.timedelta\((?:0|(?:(?:days|seconds|microseconds)=\d+(?:, )?)+)\)")
-_UNIT: Final = re.compile(r"(days|seconds|microseconds)=(\d+)")
-LONGEST: Final = 120
-"""Characters of a user's value that are repeated in a message."""
+_TIMEDELTA: Final = re.compile(r"datetime\.timedelta\((?:0|(?:(?:days|seconds|microseconds)=\d+(?:, )?)+)\)")
+_TIMEDELTA_PART: Final = re.compile(r"(days|seconds|microseconds)=(\d+)")
+MAX_SHOWN: Final = 120
+"""Characters of a user's value that a message repeats."""
 
 
 def problems_in(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
-    """Return every problem that *error* holds about a *model*."""
+    """Return every problem in *error*, raised by *model*."""
     return [_problem(details, model) for details in error.errors(include_url=False)]
 
 
@@ -54,11 +54,11 @@ def shown(text: str) -> str:
     """Return *text* short and printable on any terminal."""
     clean = "".join(letter if letter.isprintable() else letter.encode("unicode_escape", "backslashreplace").decode() for letter in text)
     clean = clean.encode("utf-8", "backslashreplace").decode()
-    return clean if len(clean) <= LONGEST else f"{clean[:LONGEST]}..."
+    return clean if len(clean) <= MAX_SHOWN else f"{clean[:MAX_SHOWN]}..."
 
 
 def path_of(details: ErrorDetails) -> Path:
-    """Return where the error is, without pydantic's own marks (``[key]``)."""
+    """Return the path of the field with the error, without pydantic's own marks (``[key]``)."""
     return tuple(part for part in details["loc"] if part != "[key]")
 
 
@@ -70,9 +70,9 @@ def dotted(path: Path) -> str:
     return text.removeprefix(".") or "file"
 
 
-def nearest(word: str, known: Iterator[str] | list[str]) -> str:
-    """Return ``Did you mean 'x'?``, or nothing when no known word is near."""
-    near = difflib.get_close_matches(word[:LONGEST], list(known), n=1)
+def nearest(word: str, known: list[str]) -> str:
+    """Return ``Did you mean 'x'?``, or an empty string when nothing in *known* is similar to *word*."""
+    near = difflib.get_close_matches(word[:MAX_SHOWN], known, n=1)
     return f"Did you mean '{near[0]}'?" if near else ""
 
 
@@ -96,7 +96,7 @@ def _fields_at(path: Path, model: type[BaseModel]) -> list[str]:
     """Return the names of the fields of the part of *model* at *path*."""
     for part in path:
         if isinstance(part, int):
-            continue  # one of a list: the list's type told of what
+            continue  # an item of a list has the type of the list's annotation
         inner = model_in(model.model_fields[str(part)].annotation)
         if inner is None:
             return []
@@ -112,20 +112,22 @@ def model_in(annotation: object) -> type[BaseModel] | None:
 
 
 def _reason(details: ErrorDetails) -> str:
-    """Say what is wrong with the value; foreign words are put into ours."""
-    value, said = shown(repr(details["input"])), shown(details["msg"])
+    """Return what is wrong with the value, in our terms."""
+    value, message = shown(repr(details["input"])), shown(details["msg"])
     reasons = {
         "missing": "is missing",
         "model_type": f"{value} holds no fields",
         "model_attributes_type": f"{value} holds no fields",
         "dict_type": f"{value} holds no fields",
-        "string_pattern_mismatch": f"{value} is not a name of small letters, digits and dashes",
+        "string_pattern_mismatch": f"{value} is not a name of lowercase letters, digits and dashes",
         "literal_error": f"{value} is not one of {details.get('ctx', {}).get('expected')}",
     }
-    said = _LENGTH.sub(lambda found: text_of(timedelta(**{unit: int(number) for unit, number in _UNIT.findall(found[0])})), said)
-    wanted = said.removeprefix("Input should be ").replace("a valid integer", "a whole number").replace("a valid list", "a list")
+    message = _TIMEDELTA.sub(
+        lambda found: format_duration(timedelta(**{unit: int(number) for unit, number in _TIMEDELTA_PART.findall(found[0])})), message
+    )
+    wanted = message.removeprefix("Input should be ").replace("a valid integer", "an integer").replace("a valid list", "a list")
     wanted = wanted.replace("a valid ", "")
-    return reasons.get(details["type"]) or (said if wanted == said else f"{value} is not {wanted}")
+    return reasons.get(details["type"]) or (message if wanted == message else f"{value} is not {wanted}")
 
 
 def _cure(path: Path, kind: str, context: Mapping[str, Any], value: object) -> str:
@@ -139,15 +141,15 @@ def _cure(path: Path, kind: str, context: Mapping[str, Any], value: object) -> s
         return "Write one of them"
     if kind == "missing" and path == ("name",):
         return "Add it, e.g. `name: gpt-small`"
-    return CURES.get(kind, "Mend it")
+    return CURES.get(kind, "Fix it")
 
 
-def _as_words(field: str, value: object) -> str:
-    """Return the words that a shell would make of *value*, or that options and their values are, as the list to write."""
+def _cure_of_arguments(field: str, value: object) -> str:
+    """Return the cure for a *value* that should be a list: the items that a shell would make of it, or of options and their values."""
     example = ["python", "train.py"] if field == "command" else ["--epochs", "3"]
     words: list[str] = []
     if isinstance(value, str):
-        with suppress(ValueError):  # a quotation mark without its twin
+        with suppress(ValueError):  # an unclosed quotation mark
             words = shlex.split(value)
     elif isinstance(value, dict) and field == "args":
         words = [word for name, one in value.items() for word in (f"--{str(name).lstrip('-')}", str(one))]
@@ -156,5 +158,5 @@ def _as_words(field: str, value: object) -> str:
 
 def _cure_of_list(path: Path, value: object) -> str:
     if path[-1:] in {("command",), ("args",)}:
-        return _as_words(str(path[-1]), value)
+        return _cure_of_arguments(str(path[-1]), value)
     return shown(f"Write a list: {json.dumps([value])}") if isinstance(value, str) else "Write a list: one item a line, each after a dash"

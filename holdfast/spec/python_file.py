@@ -1,4 +1,4 @@
-"""Job and cluster files in Python: a module that sets ``job`` (and ``cluster``)."""
+"""Run job and cluster files in Python: modules that set ``job`` (and ``cluster``)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from holdfast.spec.yaml_text import Unreadable
 
 
 def values_of(path: Path, text: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Run the Python *text* of the file at *path* and return what it calls by *names*. The first name must be there."""
+    """Run the Python *text* of the file at *path* and return its variables *names*; the first one must be set."""
     code = _compiled(path, text, names[0])
     module = types.ModuleType("__holdfast_job__")
     module.__file__ = str(path)
     try:
-        with _at_home(path.parent), _goes_on(), contextlib.redirect_stdout(sys.stderr):
+        with _importing_from(path.parent), _exit_raises(), contextlib.redirect_stdout(sys.stderr):
             exec(code, module.__dict__)  # noqa: S102 (the user's own file, as `python FILE` would run it)
     except ValidationError:
         raise
-    except (Exception, SystemExit, _Exited) as error:
-        raise Unreadable(_told(path, error)) from error
+    except (Exception, SystemExit, _ExitedError) as error:
+        raise Unreadable(_problem(path, error)) from error
     return {name: getattr(module, name, None) for name in names}
 
 
 def _compiled(path: Path, text: str, name: str) -> types.CodeType:
-    """Return the code of *text*; refuse one that never sets *name*, unrun: it may be a training script."""
+    """Compile *text*; refuse one that never sets *name* without running it: it may be a training script."""
     try:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(text, filename=str(path))
@@ -44,10 +44,10 @@ def _compiled(path: Path, text: str, name: str) -> types.CodeType:
     except SyntaxError as error:
         reason = f"not valid Python: {error.msg}"
         raise Unreadable(
-            Problem(field=f"line {error.lineno}" if error.lineno else "file", reason=reason, cure="Mend the Python there")
+            Problem(field=f"line {error.lineno}" if error.lineno else "file", reason=reason, cure="Fix the Python there")
         ) from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise Unreadable(Problem(field="file", reason=f"not valid Python: {error}", cure="Mend the Python")) from error
+        raise Unreadable(Problem(field="file", reason=f"not valid Python: {error}", cure="Fix the Python")) from error
     if name not in set(_names_set(tree)):
         cure = f"Add `{name} = ...`; if this is the training script, write a YAML file with `name:` and `script: {path.name}`"
         raise Unreadable(Problem(field=name, reason=f"the file sets no `{name}`", cure=cure))
@@ -62,13 +62,12 @@ def _names_set(tree: ast.Module) -> Iterator[str]:
             yield node.asname or node.name
 
 
-def _told(path: Path, error: BaseException) -> Problem:
-    """Say where and how the file raised."""
+def _problem(path: Path, error: BaseException) -> Problem:
+    """Return where and what the file raised."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    said = _first_line(error) if isinstance(error, _Exited) else f"{type(error).__name__}: {_first_line(error)}".rstrip(": ")
-    return Problem(
-        field=f"line {lines[-1]}" if lines else "file", reason=f"raised {said}", cure="Mend the file; `python FILE` shows it all"
-    )
+    message = _first_line(error)
+    reason = message if isinstance(error, _ExitedError) else f"raised {type(error).__name__}: {message}".rstrip(": ")
+    return Problem(field=f"line {lines[-1]}" if lines else "file", reason=reason, cure="Fix the file; `python FILE` shows the traceback")
 
 
 def _first_line(error: BaseException) -> str:
@@ -78,19 +77,19 @@ def _first_line(error: BaseException) -> str:
         return ""
 
 
-class _Exited(BaseException):
-    """The file would have ended this process, without a word."""
+class _ExitedError(BaseException):
+    """The file called ``os._exit``."""
 
 
 @contextlib.contextmanager
-def _goes_on() -> Iterator[None]:
-    """Have ``os._exit`` raise: whoever asks about a file wants an answer. A child that the file forks ends as it would."""
+def _exit_raises() -> Iterator[None]:
+    """Make ``os._exit`` raise in this process while the block runs; children that the file forks exit as usual."""
     real, ours = os._exit, os.getpid()
 
     def refused(status: int) -> NoReturn:
         if os.getpid() != ours:
             real(status)
-        raise _Exited(f"it ends the process by os._exit({status})")
+        raise _ExitedError(f"it ends the process with os._exit({status})")
 
     os._exit = refused
     try:
@@ -100,8 +99,8 @@ def _goes_on() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _at_home(folder: Path) -> Iterator[None]:
-    """Let the file import its neighbours, as `python FILE` would."""
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Let the file import modules of its *folder*, as `python FILE` would."""
     before = sys.path.copy()
     sys.path.insert(0, str(folder))
     try:

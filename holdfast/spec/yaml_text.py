@@ -1,7 +1,7 @@
-"""YAML as job files use it: a small, safe part of it, with the line of every field.
+"""Parse the small, safe subset of YAML that job files use, with the line of every field.
 
-Values are told apart as in YAML 1.2 (``yes``, ``010`` and ``1:30`` are text), a field said twice is refused, and under
-the fields in ``AS_WRITTEN`` numbers stay the text that was written: ``args: [--rate, 1e-3]`` passes ``1e-3`` on.
+Types are as in YAML 1.2 (``yes``, ``010`` and ``1:30`` are text), duplicate fields are refused, and under the fields in
+``AS_TEXT`` numbers stay text: ``args: [--rate, 1e-3]`` passes ``1e-3`` on.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import yaml
 
 from holdfast.errors import Problem
 
-AS_WRITTEN: Final = frozenset({"args", "command", "environment"})
+AS_TEXT: Final = frozenset({"args", "command", "environment"})
 """Top-level fields whose items are text, whatever they look like."""
 
-MOST_BYTES: Final = 256 * 1024
-MOST_VALUES: Final = 20_000
-"""Counted with aliases followed, so that a few lines cannot grow into gigabytes."""
-DEEPEST: Final = 40
+MAX_FILE_BYTES: Final = 256 * 1024
+MAX_VALUES: Final = 20_000
+"""Values in a file, with aliases followed: a few lines must not expand to gigabytes."""
+MAX_DEPTH: Final = 40
 
 Path = tuple[str | int, ...]
 
@@ -27,7 +27,7 @@ _TAG: Final = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    """Tells null, booleans and numbers from text as YAML 1.2 does."""
+    """Recognizes null, booleans and numbers as YAML 1.2 does."""
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -41,7 +41,7 @@ for _name, _shape, _first in (
 
 
 class Unreadable(Exception):
-    """Text that is no YAML of ours; holds the `Problem`."""
+    """Text or a file that cannot be read; holds the `Problem`."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -57,19 +57,21 @@ class Document:
 
     def __init__(self, text: str) -> None:
         self.lines: dict[Path, int] = {}
-        self._left = MOST_VALUES
+        self._remaining = MAX_VALUES
         root = _composed(text)
         self.data = None if root is None else self._plain(root, ())
 
     def _plain(self, node: yaml.Node, path: Path) -> Any:  # noqa: ANN401 (whatever the file holds)
-        self._left -= 1
-        if self._left < 0 or len(path) > DEEPEST:
-            raise _refuse(node, "the file holds too much, or too deep", "Write the values out, without aliases that repeat each other")
+        self._remaining -= 1
+        if self._remaining < 0 or len(path) > MAX_DEPTH:
+            raise _refuse(
+                node, "the file has too many values or too many levels", "Write the values out, without aliases that repeat each other"
+            )
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self._item(item, (*path, position)) for position, item in enumerate(node.value)]
-        return _scalar(node, as_text=bool(path) and path[0] in AS_WRITTEN)
+        return _scalar(node, as_text=bool(path) and path[0] in AS_TEXT)
 
     def _item(self, node: yaml.Node, path: Path) -> Any:  # noqa: ANN401 (whatever the file holds)
         self.lines[path] = node.start_mark.line + 1
@@ -79,7 +81,7 @@ class Document:
         found: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise _refuse(key, "a field's name must be a word", "Write `name: value`")
+                raise _refuse(key, "a field's name must be text", "Write `name: value`")
             if key.value in found:
                 raise _refuse(key, f"field {key.value!r} is there twice", "Keep one of them")
             if key.value == "<<" and key.style is None:
@@ -90,21 +92,21 @@ class Document:
 
 
 def _composed(text: str) -> yaml.Node | None:
-    """Return the tree of *text*; raise `Unreadable` where it is no YAML."""
+    """Return the tree of *text*; raise `Unreadable` where it is not YAML."""
     try:
         return yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
-        reason = ", ".join(said for said in (error.context, error.problem) if said)
-        cure = "Only one document is read: remove the other" if "single document" in reason else "Mend the YAML there"
+        reason = ", ".join(part for part in (error.context, error.problem) if part)
+        cure = "Only one document is read: remove the other" if "single document" in reason else "Fix the YAML there"
         raise Unreadable(Problem(field=where, reason=f"not valid YAML: {reason}", cure=cure)) from error
     except yaml.reader.ReaderError as error:
         reason = f"character U+{int(error.character):04X} at position {error.position} is not text"
         raise Unreadable(Problem(field="file", reason=reason, cure="Save the file as plain text (UTF-8)")) from error
     except (RecursionError, ValueError, yaml.YAMLError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise Unreadable(Problem(field="file", reason=f"not valid YAML: {reason}", cure="Mend the YAML")) from error
+        raise Unreadable(Problem(field="file", reason=f"not valid YAML: {reason}", cure="Fix the YAML")) from error
 
 
 def _scalar(node: yaml.Node, *, as_text: bool) -> Any:  # noqa: ANN401 (whatever the file holds)
@@ -122,5 +124,5 @@ def _scalar(node: yaml.Node, *, as_text: bool) -> Any:  # noqa: ANN401 (whatever
             case "float":
                 return float(written.lower().replace(".inf", "inf").replace(".nan", "nan"))
     except (ValueError, KeyError):
-        raise _refuse(node, f"{written[:40]!r} is no {kind}", f"Remove the tag !!{kind}, or mend the value") from None
+        raise _refuse(node, f"{written[:40]!r} is not of type {kind}", f"Remove the tag !!{kind}, or fix the value") from None
     raise _refuse(node, f"the tag {node.tag!r} is not supported", "Remove the tag")

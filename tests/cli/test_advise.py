@@ -70,13 +70,13 @@ def test_the_figures_are_those_of_the_history(here: Command, long: Author) -> No
     assert then.total < now.total
 
 
-def test_a_person_reads_the_same(here: Command, long: Author) -> None:
+def test_the_text_output_has_the_same_numbers(here: Command, long: Author) -> None:
     """With its reasons, in lines that fit an ordinary terminal."""
     done = here("advise", "gpt-large", "--every", "77")
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, lines)) <= 80
-    assert lines[0] == "gpt-large  checkpoints now: every 50 steps, as the job file says"
+    assert lines[0] == "gpt-large  checkpoints now: every 50 steps, from the job file"
     for words in (
         "  one save     3.00 s, median of 12 saves",
         "  one step     2.00 s, median of 300 steps",
@@ -99,30 +99,30 @@ def test_a_person_reads_the_same(here: Command, long: Author) -> None:
     assert "auto}`" in done.stdout
 
 
-def test_a_script_with_a_mind_of_its_own_is_compared_by_what_it_does(here: Command, long: Author, book: History) -> None:
+def test_a_script_with_its_own_interval_is_measured(here: Command, long: Author, book: History) -> None:
     """Not by what the job file says."""
     saved = [Checkpoint(job_id=long.job.id, at=NOW, step=7 * n, generation=2, path=f"/d/{n}", seconds=3.0) for n in range(1, 4)]
     long.write(*saved)
     told = json.loads(here("advise", "gpt-large", "--json").stdout)
     assert told["present"]["every"] == 7
-    assert "the job file said 50" in told["present"]["said"]
+    assert "the job file set 50" in told["present"]["said"]
 
 
-def test_a_job_under_auto_shows_what_its_flow_chose(here: Command, book: History) -> None:
+def test_a_job_with_auto_shows_the_chosen_interval(here: Command, book: History) -> None:
     """And its own limits bind the advice."""
     author = a_long_job(book, plan={"every": "auto", "every_most": 200})
     with book.session() as session:
         session.merge(author.job)
-    assert "every 50 steps, as it was seen; the flow said 100" in here("advise").stdout
+    assert "every 50 steps, as measured; the controller set 100" in here("advise").stdout
     author.write(Generation(job_id=author.job.id, number=2, at=NOW, ended_at=NOW, world_size=8, ranks={"n0": [0]}, facts={"every": 50}))
     told = json.loads(here("advise", "--json").stdout)
-    assert told["present"]["said"] == "as `auto` chose it"
+    assert told["present"]["said"] == "chosen by `auto`"
     assert told["advised"]["steps"] == 200
     assert "the most allowed is 200" in told["advised"]["reason"]
     assert "follows this by itself" not in here("advise").stdout
 
 
-def test_without_faults_and_recoveries_it_says_what_it_assumes(here: Command, book: History) -> None:
+def test_without_faults_the_assumptions_are_shown(here: Command, book: History) -> None:
     """The published rate, a minute of downtime, a rollback each; never a figure that was not measured without a word."""
     author = a_long_job(book, faults=0, saves=2)
     told = json.loads(here("advise", "--json").stdout)
@@ -130,7 +130,7 @@ def test_without_faults_and_recoveries_it_says_what_it_assumes(here: Command, bo
     assert (told["case"]["recovery_s"], told["case"]["rollback"]) == (60, 1)
     assert len(told["assumed"]) == 3
     text = here("advise", author.name).stdout
-    for words in ("how often faults come", "1 min 00 s of downtime", "from 2 only", "assumed, in all"):
+    for words in ("the rate of faults", "1 min 00 s of downtime", "from 2 only", "assumed, in all"):
         assert words in " ".join(text.split())
     assert told["loss"]["communication"] is None
 
@@ -144,31 +144,31 @@ def test_before_the_first_save_there_is_nothing_to_advise(here: Command, book: H
     done = here("advise", "fresh")
     words = " ".join(done.stdout.split())
     assert done.returncode == 0
-    assert "Advised: nothing yet What a save and step costs is not known yet: ask again after the first saves." in words
+    assert "Advised: nothing yet The cost of a save and step is not known yet: run this again after the first saves." in words
     assert "3 nodes, 24 ranks" in words
     told = json.loads(here("advise", "fresh", "--json").stdout)
     assert (told["advised"], told["case"], told["table"], told["loss"]) == (None, None, [], None)
 
 
-def test_a_job_that_saves_nothing_is_told_so(here: Command, book: History) -> None:
+def test_a_job_without_checkpoints_is_advised(here: Command, book: History) -> None:
     """A number for it follows from the saves of an earlier run."""
     author = a_long_job(book, plan={"every": 0}, saves=1)
     with book.session() as session:
         session.merge(author.job)
     text = here("advise").stdout
     assert "checkpoints now: no checkpoints" in text
-    assert "a fault that goes back to a checkpoint begins it anew" in " ".join(text.split())
+    assert "a fault that goes back to a checkpoint restarts it from the beginning" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("arguments", [["--every", "0"], ["--every", "-5"], ["--every", "often"], ["--every"]], ids=" ".join)
-def test_a_cadence_that_is_none_is_refused(arguments: list[str], here: Command, long: Author) -> None:
+def test_an_invalid_interval_is_refused(arguments: list[str], here: Command, long: Author) -> None:
     """Status 2, the option by its name, nothing on stdout."""
     done = here("advise", "gpt-large", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert "--every" in done.stderr
 
 
-def test_phases_that_nobody_knows_and_odd_specs_do_no_harm(here: Command, long: Author, book: History) -> None:
+def test_unknown_phases_and_invalid_specs_are_tolerated(here: Command, long: Author, book: History) -> None:
     """Rows of another version."""
     with book.session() as session:
         long.job.spec = {"checkpoint": {"every": "sometimes"}, "nodes": 3}

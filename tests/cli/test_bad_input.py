@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.flow_process import FlowProcessStep
+from holdfast.cli.flow_process import StartLock
 from holdfast.history import LeaseRenewer, acquire
 from holdfast.history.models import Job, JobTransition
 from holdfast.history.store import History
@@ -50,17 +50,17 @@ def files(tmp_path: Path) -> Any:
 CASES = {
     "unknown field": (JOB + "nodes: {wnated: 2}\n", "nodes.wnated", "Did you mean 'wanted'?"),
     "missing field": ("script: train.py\n", "name: is missing", "Add it"),
-    "script that does not exist": ("name: a\nscript: trian.py\n", "trian.py does not exist", "Mend the path"),
+    "script that does not exist": ("name: a\nscript: trian.py\n", "trian.py does not exist", "Fix the path"),
     "command that does not exist": ("name: a\ncommand: [no-such-program, x]\n", "'no-such-program' is not on PATH", "Install it"),
     "checkpoints that cannot be written": (JOB + "checkpoint: {directory: /proc/x}\n", "cannot be written", "checkpoint.directory"),
     "checkpoints where a file is": (JOB + "checkpoint: {directory: train.py}\n", "is not a directory", "checkpoint.directory"),
-    "cadence that is none": (JOB + "checkpoint: {every: often}\n", "'often' is neither a whole number of at least 0 nor `auto`", "`auto`"),
-    "crossed limits of the cadence": (JOB + "checkpoint: {every: auto, every_least: 50, every_most: 20}\n", "(50) are more", "every_most"),
-    "more nodes than there are": (JOB + "nodes: {wanted: 9}\n", "the job wants 9, but cluster 'local' has 4", "Lower"),
-    "no YAML": ("name: [a\n", "not valid YAML", "Mend"),
+    "cadence that is none": (JOB + "checkpoint: {every: often}\n", "'often' is neither an integer of at least 0 nor `auto`", "`auto`"),
+    "crossed limits of the cadence": (JOB + "checkpoint: {every: auto, every_least: 50, every_most: 20}\n", "(50) is above", "every_most"),
+    "more nodes than there are": (JOB + "nodes: {wanted: 9}\n", "the job needs 9, but cluster 'local' has 4", "Lower"),
+    "no YAML": ("name: [a\n", "not valid YAML", "Fix"),
     "binary": ("\x00\x01\x02", "is not text", "UTF-8"),
     "empty": ("", "is empty", "Write at least"),
-    "a cluster's file": ("kind: ssh\nhosts: [a, b]\n", "describes a cluster, not a job", "by `--cluster job.yaml`"),
+    "a cluster's file": ("kind: ssh\nhosts: [a, b]\n", "describes a cluster, not a job", "with `--cluster job.yaml`"),
     "a cluster by the name of its file": (JOB + "cluster: gpus.yaml\n", "line 3: 'gpus.yaml' holds no fields", "`--cluster gpus.yaml`"),
 }
 
@@ -97,15 +97,15 @@ def test_all_problems_come_at_once_and_for_programs_too(here: Command, files: An
     assert all(set(problem) == {"field", "reason", "cure"} and all(problem.values()) for problem in told["problems"])
 
 
-def test_a_good_job_file_is_told_in_a_sentence(here: Command, files: Any) -> None:
+def test_a_valid_job_file_is_summarized(here: Command, files: Any) -> None:
     """Status 0, and what would run."""
     done = here("validate", files(JOB + "nodes: {wanted: 2, spare: 1, ranks: 2}\n"))
     assert done.returncode == 0
-    assert done.stdout == "job.yaml: fine. Job 'a': train.py on 2 nodes and 1 spare of cluster 'local', 2 ranks each.\n"
+    assert done.stdout == "job.yaml: valid. Job 'a': train.py on 2 nodes and 1 spare of cluster 'local', 2 ranks each.\n"
 
 
 @pytest.mark.parametrize("arguments", [*READERS, ["run", "job.yaml"]], ids=" ".join)
-def test_a_corrupt_history_is_told_and_left_alone(arguments: list[str], here: Command, files: Any, holdfast_home: Path) -> None:
+def test_a_corrupt_history_is_reported_and_not_changed(arguments: list[str], here: Command, files: Any, holdfast_home: Path) -> None:
     """The file keeps every byte."""
     files(JOB)
     history = holdfast_home / "history.db"
@@ -117,7 +117,7 @@ def test_a_corrupt_history_is_told_and_left_alone(arguments: list[str], here: Co
     assert history.read_bytes() == b"this is no database" * 1000
 
 
-def test_a_locked_history_is_told(here: Command, files: Any, book: History, holdfast_home: Path) -> None:
+def test_a_locked_history_is_reported(here: Command, files: Any, book: History, holdfast_home: Path) -> None:
     """Another program holds it and does not let go."""
     files(JOB)
     book.close()
@@ -132,7 +132,7 @@ def test_a_locked_history_is_told(here: Command, files: Any, book: History, hold
     assert "End that program" in done.stderr
 
 
-def test_a_database_server_that_does_not_answer_is_told(holdfast: Command) -> None:
+def test_an_unreachable_database_server_is_reported(holdfast: Command) -> None:
     """And its password is not."""
     done = holdfast("status", HOLDFAST_HISTORY="postgresql://me:secret@127.0.0.1:9/none")
     assert done.returncode == 2
@@ -147,12 +147,12 @@ def test_a_job_name_that_runs_already_is_refused(here: Command, files: Any, book
     done = here("run", files(JOB))
     keeper.release()
     assert done.returncode == 2
-    assert "job 'a' is already running, held by another flow" in done.stderr
+    assert "job 'a' is already running, controlled by another flow" in done.stderr
     assert "holdfast stop a" in done.stderr
     assert not (holdfast_home / "jobs" / "a" / "flow.log").exists()
 
 
-def test_a_home_that_cannot_be_written_is_told(holdfast: Command, files: Any, tmp_path: Path) -> None:
+def test_a_home_that_is_not_writable_is_reported(holdfast: Command, files: Any, tmp_path: Path) -> None:
     """A file where the folder should be."""
     done = holdfast("run", files(JOB), HOLDFAST_HOME=str(tmp_path / "train.py"))
     assert done.returncode == 2
@@ -171,7 +171,7 @@ def test_a_home_that_cannot_be_written_is_told(holdfast: Command, files: Any, tm
     ],
     ids=" ".join,
 )
-def test_an_unknown_job_names_the_nearest(arguments: list[str], here: Command, running: Author) -> None:
+def test_an_unknown_job_suggests_a_similar_one(arguments: list[str], here: Command, running: Author) -> None:
     """Status 2."""
     done = here(*arguments)
     assert done.returncode == 2
@@ -198,7 +198,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("arguments", ODD, ids=ascii)
-def test_what_nobody_means_to_type_is_refused_with_words(arguments: list[str], here: Command, running: Author) -> None:
+def test_malformed_arguments_are_refused_with_a_message(arguments: list[str], here: Command, running: Author) -> None:
     """Bytes that are no text, numbers that no database holds, folders for files, names that lead elsewhere."""
     done = here(*[running.job.name if word == "a" else word for word in arguments])
     assert done.returncode == 2
@@ -215,7 +215,7 @@ def test_a_name_of_thousands_of_letters_is_not_repeated_in_full(words: list[str]
 
 
 @pytest.mark.parametrize("home", ["/dev/null", "~nosuchuser/x", NO_TEXT, "relative/\x01"])
-def test_a_home_that_is_none_is_told_by_every_command(home: str, holdfast: Command, tmp_path: Path) -> None:
+def test_every_command_reports_an_invalid_home(home: str, holdfast: Command, tmp_path: Path) -> None:
     """None says that no job runs where it could not have looked."""
     done = holdfast("status", HOLDFAST_HOME=home)
     if home.startswith("relative"):
@@ -225,11 +225,11 @@ def test_a_home_that_is_none_is_told_by_every_command(home: str, holdfast: Comma
         assert "HOLDFAST_HOME" in done.stderr
 
 
-def test_a_job_file_that_ends_the_process_is_told(here: Command, tmp_path: Path) -> None:
+def test_a_job_file_that_exits_is_reported(here: Command, tmp_path: Path) -> None:
     """Whoever asks about a file wants an answer, and not an exit status of the file's choice."""
     (tmp_path / "job.py").write_text("import os\nfrom holdfast.spec import TrainingJob\njob = 1\nos._exit(9)\n")
     done = here("validate", "job.py")
-    assert (done.returncode, "line 4: raised it ends the process by os._exit(9)" in done.stdout + done.stderr) == (2, True), done
+    assert (done.returncode, "line 4: it ends the process with os._exit(9)" in done.stdout + done.stderr) == (2, True), done
     forks = "import os\npid = os.fork()\nif not pid: os._exit(7)\nassert os.waitpid(pid, 0)[1] == 7 << 8\njob = 1\n"
     (tmp_path / "job.py").write_text(forks)
     done = here("validate", "job.py")
@@ -244,14 +244,14 @@ def test_a_variable_that_no_shell_could_name_is_refused(name: str, here: Command
 
 
 @pytest.mark.parametrize("arguments", [["report"], ["status", "--follow"]], ids=" ".join)
-def test_where_there_is_no_job_one_is_told_how_to_start_one(arguments: list[str], here: Command) -> None:
+def test_without_a_job_the_message_says_how_to_start_one(arguments: list[str], here: Command) -> None:
     """Status 2: no job was named, and none can be guessed."""
     done = here(*arguments)
     assert done.returncode == 2
     assert "`holdfast run JOB_FILE` starts a job" in done.stderr
 
 
-def test_a_job_in_place_of_a_cluster_is_told(here: Command, files: Any) -> None:
+def test_a_job_file_in_place_of_a_cluster_file_is_reported(here: Command, files: Any) -> None:
     """One problem, and not one for each of its fields."""
     done = here("nodes", files(JOB + "nodes: {wanted: 2}\n"))
     assert done.returncode == 2
@@ -260,21 +260,21 @@ def test_a_job_in_place_of_a_cluster_is_told(here: Command, files: Any) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["show", "99"], ["show", "99", "--job", "gpt-small"], ["show", "../x"]], ids=" ".join)
-def test_an_unknown_incident_is_told(arguments: list[str], here: Command, running: Author) -> None:
+def test_an_unknown_incident_is_reported(arguments: list[str], here: Command, running: Author) -> None:
     """Status 2."""
     done = here(*arguments)
     assert done.returncode == 2
     assert f"no incident '{arguments[1]}" in done.stderr
 
 
-def test_a_report_that_cannot_be_written_is_told(here: Command, running: Author) -> None:
+def test_a_report_that_cannot_be_written_is_refused(here: Command, running: Author) -> None:
     """Status 2, nothing half written."""
     done = here("report", "gpt-small", "-o", "/proc/report.html")
     assert done.returncode == 2
     assert "/proc/report.html cannot be written" in done.stderr
 
 
-def test_an_output_on_a_full_disk_is_told(running: Author) -> None:
+def test_an_output_on_a_full_disk_is_reported(running: Author) -> None:
     """Status 2 and one line."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -284,7 +284,7 @@ def test_an_output_on_a_full_disk_is_told(running: Author) -> None:
     assert done.stderr == "holdfast: No space left on device\n"
 
 
-def test_a_reader_that_went_away_costs_no_words(running: Author) -> None:
+def test_a_closed_pipe_causes_no_message(running: Author) -> None:
     """`holdfast history | head -0` is silent."""
     read, write = os.pipe()
     os.close(read)
@@ -300,7 +300,7 @@ def test_an_output_without_unicode_shows_question_marks(holdfast: Command, runni
     assert "rank 1 on n0" in done.stdout
 
 
-def test_words_of_strangers_cannot_steer_the_terminal(here: Command, running: Author) -> None:
+def test_control_characters_in_recorded_text_are_made_visible(here: Command, running: Author) -> None:
     """An escape sequence in a traceback or a reason is shown, not obeyed."""
     running.move("RUNNING", "\x1b]0;owned\x07\x1b[2J", seconds=44)
     running.incident(4, "evil\x1b[31m", "rank\r0", seconds=44, detail="line\n\x1b[2Jline")
@@ -311,7 +311,7 @@ def test_words_of_strangers_cannot_steer_the_terminal(here: Command, running: Au
         assert "\r" not in done.stdout
 
 
-def test_a_full_disk_is_told_before_the_flow_starts(files: Any, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_before_the_flow_starts(files: Any, tmp_path: Path) -> None:
     """On a small disk of its own, where the kernel lets us make one."""
     files(JOB)
     fill = "mount -t tmpfs -o size=64k none disk && head -c 60000 /dev/zero > disk/fill"
@@ -328,24 +328,24 @@ def test_a_full_disk_is_told_before_the_flow_starts(files: Any, tmp_path: Path) 
     assert "space" in done.stderr.lower() or "full" in done.stderr.lower()
 
 
-def test_two_commands_at_once_take_turns(holdfast_home: Path) -> None:
+def test_two_commands_at_once_wait_for_each_other(holdfast_home: Path) -> None:
     """The second waits until the first has told the history, and then sees what runs."""
     entered = threading.Event()
 
     def enter() -> None:
-        with FlowProcessStep("a"):
+        with StartLock("a"):
             entered.set()
 
-    with FlowProcessStep("a") as first:
+    with StartLock("a") as first:
         other = threading.Thread(target=enter)
         other.start()
         assert not entered.wait(0.3)
-        first.end()
+        first.release()
         assert entered.wait(10)
         other.join()
 
 
-def test_moves_of_an_unknown_kind_are_shown_as_they_are(here: Command, running: Author, book: History) -> None:
+def test_unknown_transitions_are_shown_as_recorded(here: Command, running: Author, book: History) -> None:
     """A newer Holdfast may have written them."""
     running.write(
         JobTransition(job_id=running.job.id, at=time.time(), before="X", event="y", after="TELEPORTING", reason="why not", generation=1)

@@ -130,10 +130,10 @@ def test_all_tiers_are_listed_newest_first(here: Command, scene: Scene) -> None:
     assert {(one["tier"], one["node"], one["rank"]) for one in told["memory"][0]["snapshots"]} == {
         ("memory", "node-0", 0), ("memory", "node-1", 1), ("replicas", "node-1", 0),
     }  # fmt: skip
-    assert told["recovery"] == {"tier": "disk", "step": 12, "steps_again": 2}
+    assert told["recovery"] == {"tier": "disk", "step": 12, "steps_recomputed": 2}
 
 
-def test_a_person_reads_it_in_80_columns(here: Command, scene: Scene) -> None:
+def test_the_output_fits_80_columns(here: Command, scene: Scene) -> None:
     """The folder's own path aside, whose length is its owner's."""
     scene.replicate()
     scene.forget_disk()
@@ -145,11 +145,11 @@ def test_a_person_reads_it_in_80_columns(here: Command, scene: Scene) -> None:
         assert max(map(len, lines)) <= 80
         assert lines[0] == "gpt  RUNNING at step 14"
         assert lines[1].split() == ["TIER", "STEP", "LINEAGE", "STATE", "AGE", "SIZE", "WHERE"]
-        assert lines[2].startswith(f"disk      11    {NOTHING}        whole")
+        assert lines[2].startswith(f"disk      11    {NOTHING}        complete")
         tiers = [line.split()[:4] for line in lines[3:]]
         assert ["memory", "11", "0", "complete"] in tiers
         assert ["replicas", "11", "0", "complete"] in tiers
-        assert "would go on from step 11, out of the checkpoint; 3 steps would be computed again." in " ".join(done.stdout.split())
+        assert "would resume after step 11, from the checkpoint; 3 steps would be recomputed." in " ".join(done.stdout.split())
     assert "memory, step 10, lineage 0: damaged" in lines
     assert "  proven  the progress of every rank says step 11, as the manifest does" in lines
 
@@ -163,20 +163,20 @@ def test_on_a_terminal_it_fits_too(scene: Scene) -> None:
     assert max(len(line) for line in lines if line.startswith(("TIER", "disk", "memory "))) <= 60
 
 
-def test_memory_that_is_newer_than_the_disk_is_what_a_recovery_takes(here: Command, scene: Scene) -> None:
+def test_a_recovery_prefers_newer_in_memory_snapshots(here: Command, scene: Scene) -> None:
     """Until a part of it is nowhere: then it is said which, and an older step is taken."""
     shutil.rmtree(scene.made.directory)
-    assert record(here)["recovery"] == {"tier": "memory", "step": 11, "steps_again": 3}
+    assert record(here)["recovery"] == {"tier": "memory", "step": 11, "steps_recomputed": 3}
     scene.file(1, 11).unlink()
     told = record(here)
     assert [one["status"] for one in told["memory"]] == ["partial", "complete", "complete"]
-    assert "rank" in told["memory"][0]["lack"]
+    assert "rank" in told["memory"][0]["missing"]
     assert told["recovery"]["step"] == 10
     scene.file(1, 10).unlink()
     assert record(here, status=1)["recovery"]["step"] == 9
 
 
-def test_a_replica_stands_in_for_a_lost_node(here: Command, scene: Scene) -> None:
+def test_a_replica_replaces_the_snapshot_of_a_lost_node(here: Command, scene: Scene) -> None:
     """Node 0 is gone with all that it had; its rank's copy on node 1 makes the step whole."""
     shutil.rmtree(scene.made.directory)
     scene.replicate()
@@ -197,7 +197,7 @@ def test_torn_and_corrupt_ones_are_named(here: Command, scene: Scene) -> None:
     assert record(here, status=1)["disk"][0]["broken"] == ["it has no manifest.json"]
 
 
-def test_everything_is_proven_of_what_is_sound_and_nothing_is_changed(here: Command, scene: Scene) -> None:
+def test_intact_checkpoints_are_verified_without_changes(here: Command, scene: Scene) -> None:
     """Both checkpoints, three moments in memory; the one step that is in both is compared to the bit."""
     scene.replicate()
     folders = [scene.made.directory, *scene.memstores]
@@ -226,7 +226,7 @@ def test_bits_and_bytes_that_changed_are_found_by_reading(here: Command, scene: 
     told = record(here, "--verify", status=1)
     assert told["disk"][0]["status"] == "corrupt"
     assert told["disk"][0]["broken"] == [f"{disk.name} was changed: its SHA-256 is not the one in the manifest"]
-    assert told["spoilt"] == [f"{page.name} in the memory of node-1: its label was changed"], "nobody knows then of which step it was"
+    assert told["damaged"] == [f"{page.name} in the memory of node-1: its label was changed"], "nobody knows then of which step it was"
     assert told["memory"][0]["broken"] == ["'model.0.weight' of rank 0 is not the same in memory and on the disk"]
     assert told["recovery"]["step"] == 11
 
@@ -304,7 +304,7 @@ def test_memory_of_other_machines_is_found_through_their_agents(here: Command, s
     assert isinstance(connect_stores(elsewhere, scene.author.job).stores["node-0"], RemoteMemstore)
     assert [(one["step"], one["status"]) for one in told["memory"]] == [(11, "complete"), (10, "complete"), (9, "complete")]
     assert {(one["node"], one["rank"]) for one in told["memory"][0]["snapshots"]} == {("node-0", 0), ("node-1", 1)}
-    assert (told["sound"], told["away"]) == (True, {})
+    assert (told["sound"], told["unreachable"]) == (True, {})
     assert any("equal to the bit" in line for line in told["memory"][0]["proven"])
     file = scene.file(0, 11)
     flip_a_bit(file, (shared_memory.PAGE + 100.5) / file.stat().st_size)
@@ -312,52 +312,52 @@ def test_memory_of_other_machines_is_found_through_their_agents(here: Command, s
     assert "was changed in memory" in told["memory"][0]["broken"][0]
     elsewhere.power_off("node-1")
     told = record(here, status=1)
-    assert list(told["away"]) == ["node-1"]
-    assert "switched off" in told["away"]["node-1"]
+    assert list(told["unreachable"]) == ["node-1"]
+    assert "switched off" in told["unreachable"]["node-1"]
     assert [one["status"] for one in told["memory"]] == ["partial"] * 3
-    assert "memory of node-1 cannot be reached" in here("checkpoints", "gpt").stdout
+    assert "memory of node-1 is unreachable" in here("checkpoints", "gpt").stdout
 
 
-def test_memory_elsewhere_opens_by_the_token_that_its_agents_tell(here: Command, scene: Scene, elsewhere: Elsewhere) -> None:
+def test_a_remote_memory_store_opens_with_the_token_of_its_agents(here: Command, scene: Scene, elsewhere: Elsewhere) -> None:
     """The flow may run on another host; once the job has ended nobody is missed."""
     (job_directory("gpt") / "token").unlink()
     told = record(here)
     assert [one["step"] for one in told["memory"]] == [11, 10, 9]
-    assert told["away"] == {}
+    assert told["unreachable"] == {}
     for node in ("node-0", "node-1"):
         elsewhere.clear(node)
     scene.end()
-    assert record(here)["away"] == {}
+    assert record(here)["unreachable"] == {}
 
 
-def test_after_the_end_memory_is_gone_and_it_says_so(here: Command, scene: Scene) -> None:
+def test_after_the_end_the_missing_snapshots_are_explained(here: Command, scene: Scene) -> None:
     """The disk is what is left."""
     scene.end()
     told = record(here)
     assert (told["memory"], told["recovery"]["tier"], told["sound"]) == ([], "disk", True)
     done = here("checkpoints", "gpt")
-    assert "memory: none; what nodes keep there goes with the end of the job" in done.stdout
-    assert "The same job, run again, would go on from step 12, out of the checkpoint" in " ".join(done.stdout.split())
+    assert "memory: none; in-memory snapshots are deleted when the job ends" in done.stdout
+    assert "The same job, run again, would resume after step 12, from the checkpoint" in " ".join(done.stdout.split())
 
 
-def test_with_nothing_at_all_it_says_so(here: Command, scene: Scene) -> None:
+def test_without_any_checkpoint_the_output_says_so(here: Command, scene: Scene) -> None:
     """No folder, no memory: that is no fault."""
     scene.wipe()
     shutil.rmtree(scene.made.directory)
     done = here("checkpoints", "gpt")
     assert done.returncode == 0
     assert "disk: no checkpoint" in done.stdout
-    assert "memory: none, and no flow steers the job" in done.stdout
+    assert "memory: none, and the job has no controller" in done.stdout
     assert "would begin at step 0" in done.stdout
 
 
-def test_what_cannot_be_looked_at_is_told_with_the_cure(here: Command, scene: Scene) -> None:
+def test_an_unreadable_checkpoint_folder_is_reported_with_the_cure(here: Command, scene: Scene) -> None:
     """A file where the folder should be, an unknown job."""
     shutil.rmtree(scene.made.directory)
     scene.made.directory.write_text("no folder")
     done = here("checkpoints", "gpt")
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"checkpoint directory {scene.made.directory} cannot be read: Not a directory. Mend" in done.stderr
+    assert f"checkpoint directory {scene.made.directory} cannot be read: Not a directory. Fix" in done.stderr
     done = here("checkpoints", "gtp")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no job 'gtp' in the history. Known jobs: gpt." in done.stderr

@@ -23,7 +23,7 @@ from tests.report.parsed import Page
 WIDE = 100
 
 
-def test_the_bill_is_told_in_tables_that_fit(here: Command, book: History) -> None:
+def test_the_cost_is_shown_in_tables_that_fit(here: Command, book: History) -> None:
     """What became of it, ETTR, MTTF and MTTR with what they stand on, losses by phase and fault, nodes."""
     filled.three_incidents(book)
     text = here("cost", "bytes-gpt").stdout
@@ -36,7 +36,7 @@ def test_the_bill_is_told_in_tables_that_fit(here: Command, book: History) -> No
         "Lost, by phase",
         "steps thrown away and computed a second time",
         "Lost, by kind of fault",
-        "Nodes, by what incidents with their root there cost",
+        "Nodes, by the cost of incidents whose root cause was there",
     ):
         assert words in text
     assert max(map(len, text.splitlines())) <= WIDE
@@ -62,7 +62,7 @@ def test_the_parts_that_programs_get_add_up(here: Command, book: History) -> Non
     }
 
 
-def test_a_job_that_runs_is_told_as_it_stands(here: Command, running: Author) -> None:
+def test_the_cost_of_a_running_job_is_shown(here: Command, running: Author) -> None:
     """Its flow is gone: it counts until it was last heard of, which is said."""
     text = " ".join(here("cost", "gpt-small").stdout.split())
     assert "Until the last sign of life for 1 job without a controller." in text
@@ -78,7 +78,7 @@ def test_an_empty_history_costs_nothing(here: Command) -> None:
 
 
 @pytest.mark.parametrize("command", [("cost",), ("replay", "--policy", "patient")])
-def test_a_time_that_is_none_is_refused_with_examples(command: tuple[str, ...], here: Command) -> None:
+def test_an_invalid_time_is_refused_with_examples(command: tuple[str, ...], here: Command) -> None:
     """Field, value, cure; nothing is guessed."""
     done = here(*command, "--since", "yesterday")
     assert done.returncode == 2
@@ -86,7 +86,7 @@ def test_a_time_that_is_none_is_refused_with_examples(command: tuple[str, ...], 
     assert '"7d"' in done.stderr
 
 
-def test_since_takes_a_date_or_how_long_ago(here: Command, book: History) -> None:
+def test_since_takes_a_date_or_a_duration(here: Command, book: History) -> None:
     """The job of another year is not there since last week; it is since the day it ran."""
     filled.three_incidents(book)
     assert json.loads(here("cost", "--since", "2026-09-21", "--json").stdout)["failures"] == 3
@@ -119,7 +119,7 @@ def test_a_picture_of_another_kind_is_refused(here: Command) -> None:
     """Before anything is read."""
     done = here("cost", "-o", "cost.pdf")
     assert done.returncode == 2
-    assert "Name one of these" in done.stderr
+    assert "Choose one of them" in done.stderr
 
 
 def decided(book: History, job: str, kind: str = "worker-sigkill") -> None:
@@ -132,12 +132,12 @@ def decided(book: History, job: str, kind: str = "worker-sigkill") -> None:
         session.add_all([row, DecidedCase(decision_id=row.id, job_id=job, record=to_record(case))])
 
 
-def test_replay_tells_what_another_policy_would_have_done(here: Command, running: Author, book: History) -> None:
+def test_replay_shows_what_another_policy_would_have_decided(here: Command, running: Author, book: History) -> None:
     """What it would have done and why, what that is worth or why nobody knows, and which decisions cannot be asked about."""
     decided(book, running.job.id)
     text = here("replay", "--policy", "aggressive", "--job", "gpt-small").stdout
     for words in (
-        "aggressive, asked about 4 decisions in 3 incidents",
+        "aggressive, replayed on 4 decisions in 3 incidents",
         "different",
         "restart-in-place",
         "replace-node",
@@ -147,13 +147,13 @@ def test_replay_tells_what_another_policy_would_have_done(here: Command, running
     assert "3: it was made before cases were recorded" in text
     assert max(map(len, text.splitlines())) <= WIDE
     told = json.loads(here("replay", "--policy", "aggressive", "--json").stdout)
-    assert told["cannot_tell"] == {"it was made before cases were recorded": 3}
+    assert told["unreadable"] == {"it was made before cases were recorded": 3}
     assert told["differences"][0]["would"]["act"]["add"] == ["d"]
     same = json.loads(here("replay", "--policy", "balanced", "--json").stdout)
-    assert (same["same"], same["differences"], same["hours_won"]) == (1, [], 0.0)
+    assert (same["same"], same["differences"], same["hours_saved"]) == (1, [], 0.0)
 
 
-def test_replay_refuses_a_policy_that_there_is_not(here: Command, book: History) -> None:
+def test_replay_refuses_an_unknown_policy(here: Command, book: History) -> None:
     """With those there are; an empty history is no error."""
     done = here("replay", "--policy", "bold")
     assert done.returncode == 2
@@ -169,4 +169,4 @@ def test_replay_knows_every_kind_of_fault(kind: str, holdfast: Command, running:
     decided(book, running.job.id, kind)
     told = json.loads(holdfast("replay", "--policy", "balanced", "--json").stdout)
     assert told["same"] == 1
-    assert told["cannot_tell"] == {"it was made before cases were recorded": 3}
+    assert told["unreadable"] == {"it was made before cases were recorded": 3}

@@ -50,7 +50,7 @@ def arguments(verb: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("how", "commands", "row", "why"), DAMAGE.values(), ids=DAMAGE)
-def test_a_row_that_cannot_be_read_is_named_by_whoever_reads_it(  # noqa: PLR0917 (parameters)
+def test_every_command_names_a_row_that_it_cannot_read(  # noqa: PLR0917 (parameters)
     here: Command, holdfast_home: Path, running: Author, how: str, commands: tuple[str, ...], row: str, why: str
 ) -> None:
     """No traceback: the table, the row and what is in it, and what to do."""
@@ -58,12 +58,12 @@ def test_a_row_that_cannot_be_read_is_named_by_whoever_reads_it(  # noqa: PLR091
     for verb in commands:
         done = here(*arguments(verb))
         assert done.returncode == 2, (verb, done)
-        for words in (row.format(id=running.job.id), why.format(), "Mend or delete that row", "support-bundle"):
+        for words in (row.format(id=running.job.id), why.format(), "Fix or delete that row", "support-bundle"):
             assert words in done.stderr, (verb, words, done.stderr)
 
 
 @pytest.mark.parametrize("how", [one[0] for one in DAMAGE.values()], ids=DAMAGE)
-def test_a_bundle_is_made_of_what_can_be_read(here: Command, holdfast_home: Path, running: Author, tmp_path: Path, how: str) -> None:
+def test_a_bundle_contains_what_can_be_read(here: Command, holdfast_home: Path, running: Author, tmp_path: Path, how: str) -> None:
     """Only the table with that row is missing in it, and why is told; the others are what helps."""
     damage(holdfast_home, how)
     (holdfast_home / "jobs" / "gpt-small").mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def test_a_bundle_is_made_of_what_can_be_read(here: Command, holdfast_home: Path
         assert f"history/{table}.jsonl" not in names
 
 
-def test_text_that_is_none_is_damage_too(holdfast_home: Path, running: Author) -> None:
+def test_invalid_text_is_damage_too(holdfast_home: Path, running: Author) -> None:
     """SQLite says which column; it is no server that does not answer."""
     damage(holdfast_home, "UPDATE job SET name = CAST(x'ff41' AS TEXT)")
     assert running.job.name
@@ -91,7 +91,7 @@ def test_text_that_is_none_is_damage_too(holdfast_home: Path, running: Author) -
     history.close()
 
 
-def test_a_whole_history_has_no_damage(book: History, running: Author) -> None:
+def test_an_intact_history_has_no_damage(book: History, running: Author) -> None:
     """NaN as a loss is what a step may have; an error of ours is not blamed on a row."""
     assert running.job.name
     with book.session() as session:
@@ -103,7 +103,7 @@ def test_a_whole_history_has_no_damage(book: History, running: Author) -> None:
         raise ValueError("ours")
 
 
-def test_what_reads_rows_beside_the_command_line_gets_the_same_error(book: History, holdfast_home: Path, running: Author) -> None:
+def test_other_readers_get_the_same_error(book: History, holdfast_home: Path, running: Author) -> None:
     """Flows and programs of users go by its class."""
     damage(holdfast_home, "UPDATE job SET spec = '[[['")
     with pytest.raises(RowCorrupt) as caught:

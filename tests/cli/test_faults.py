@@ -66,7 +66,7 @@ def test_a_kind_is_found_by_what_logs_call_it_though_devices_show_it_too(here: C
         ("--blame", "gp", "gpu"),
     ],
 )
-def test_a_word_that_no_kind_can_have_is_refused(here: Command, option: str, given: str, known: str) -> None:
+def test_an_unknown_filter_value_is_refused(here: Command, option: str, given: str, known: str) -> None:
     """An empty list would say that there are no such faults."""
     for more in ([], ["--json"]):
         done = here("faults", option, given, *more)
@@ -82,7 +82,7 @@ def test_a_kind_that_does_not_exist_names_the_nearest(here: Command) -> None:
     assert "Did you mean gpu-off-bus" in done.stderr
 
 
-def test_faults_unknown_counts_what_nothing_knows(here: Command, running: Author, book: History) -> None:
+def test_faults_unknown_counts_unclassified_failures(here: Command, running: Author, book: History) -> None:
     """The most frequent first; what a signature knows by now is left out."""
     for number in range(3):
         running.write(a_fault(running, quote=f"exited with status 3; last output: frobnicator {number} gave up"))
@@ -102,13 +102,13 @@ def test_faults_unknown_of_an_empty_history_is_no_error(here: Command) -> None:
     assert json.loads(here("faults", "unknown", "--json").stdout) == []
 
 
-def test_classify_reads_a_file_and_what_comes_in(holdfast_home: Path, tmp_path: Path) -> None:
+def test_classify_reads_a_file_and_standard_input(holdfast_home: Path, tmp_path: Path) -> None:
     """Faults on the output, the sum on the error output; 0 whatever was found."""
     log = tmp_path / "train.log"
     log.write_text(f"step 1\n{OFF_BUS}\n")
     for arguments, text in ((("classify", str(log)), ""), (("classify", "-"), log.read_text()), (("classify",), log.read_text())):
         done = subprocess.run([*PROGRAM, *arguments], env=environment(), input=text, capture_output=True, text=True, check=True)
-        assert done.stdout == f"2: gpu-off-bus (evict, blames gpu): {OFF_BUS}\n"
+        assert done.stdout == f"2: gpu-off-bus (evict, attributed to gpu): {OFF_BUS}\n"
         assert "2 lines, 1 fault" in done.stderr
     done = subprocess.run([*PROGRAM, "classify", "--json", str(log)], env=environment(), capture_output=True, text=True, check=True)
     assert [json.loads(line)["verdict"] for line in done.stdout.splitlines()] == ["benign", "fault"]

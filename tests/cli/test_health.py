@@ -25,7 +25,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return state
 
 
-def test_this_machine_is_told_with_what_could_not_be_seen(holdfast: Command) -> None:
+def test_this_machine_is_checked_and_unknown_signals_are_listed(holdfast: Command) -> None:
     """Faults or none, the status says which; where there is no GPU, that is told as not seen and not as healthy."""
     done = holdfast("health", "--local", "--json")
     told = json.loads(done.stdout)
@@ -35,7 +35,7 @@ def test_this_machine_is_told_with_what_could_not_be_seen(holdfast: Command) -> 
     assert ("gpus.gpus" in told["blind"]) == ("blind" in told["reading"]["gpus"]["gpus"])
 
 
-def test_a_fault_is_told_with_its_evidence_and_its_cure(holdfast: Command, stand_in: Path) -> None:
+def test_a_fault_is_shown_with_evidence_and_cure(holdfast: Command, stand_in: Path) -> None:
     """And the status is 1."""
     stand_in.write_text("gpu1.rows_failed 1\n")
     done = holdfast("health", "--local")
@@ -45,7 +45,7 @@ def test_a_fault_is_told_with_its_evidence_and_its_cure(holdfast: Command, stand
     assert "take the GPU out of service" in done.stdout
 
 
-def test_what_went_wrong_since_an_earlier_look_is_told(holdfast: Command, stand_in: Path, tmp_path: Path) -> None:
+def test_changes_since_an_earlier_reading_are_shown(holdfast: Command, stand_in: Path, tmp_path: Path) -> None:
     """The earlier output is all that it takes."""
     stand_in.write_text("gpu0.link0.recoveries 4\n")
     before = holdfast("health", "--local", "--json")
@@ -57,7 +57,7 @@ def test_what_went_wrong_since_an_earlier_look_is_told(holdfast: Command, stand_
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"reading": 5}', '{"reading": {"node": "n0"}}'])
-def test_a_file_that_holds_no_look_is_refused(here: Command, tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_reading_is_refused(here: Command, tmp_path: Path, text: str) -> None:
     """With the cure."""
     (tmp_path / "before.json").write_text(text)
     done = here("health", "--local", "--since", "before.json")
@@ -65,7 +65,7 @@ def test_a_file_that_holds_no_look_is_refused(here: Command, tmp_path: Path, tex
     assert "holdfast health --local --json" in done.stderr
 
 
-def test_what_to_look_at_has_to_be_said(here: Command) -> None:
+def test_the_target_of_a_check_is_required(here: Command) -> None:
     """There is one machine that it can look at, for now."""
     done = here("health")
     assert done.returncode == 2

@@ -37,7 +37,7 @@ def test_the_last_lines_of_every_rank_are_shown_with_its_node(here: Command, run
     assert done.returncode == 0
     assert done.stdout.splitlines() == [
         "== rank 0 on n0", "line 98", "line 99", "== rank 1 on n0", "100%", "red ␛[31m and no end",
-        "== rank 2 on n2: nothing yet", "== rank 3 on n2: nothing yet",
+        "== rank 2 on n2: empty so far", "== rank 3 on n2: empty so far",
     ]  # fmt: skip
     assert here("logs", "gpt-small", "--rank", "0", "-n", "1").stdout == "line 99\n"
     told = json.loads(here("logs", "--rank", "1", "--json").stdout)
@@ -87,10 +87,10 @@ def test_logs_of_other_machines_come_through_their_gates(here: Command, running:
     reach.down = True
     done = here("logs", "--rank", "0")
     assert done.returncode == 1
-    assert "n0 could not be asked: no route to host" in done.stderr
+    assert "n0 could not be read: no route to host" in done.stderr
 
 
-def test_a_folder_that_machines_share_is_known_as_one(tmp_path: Path) -> None:
+def test_a_shared_folder_is_recognized(tmp_path: Path) -> None:
     """By what it is mounted from; other folders are told apart, and one that is not there is nobody's."""
     (tmp_path / "other").mkdir()
     assert place_of(tmp_path) == place_of(tmp_path / "other" / "..") != place_of(tmp_path / "other")
@@ -107,7 +107,7 @@ broken
 @pytest.mark.parametrize(
     ("job", "name"), [("gpt-small", "../../x"), ("gpt-small", "secret.txt"), ("../x", "rank-0.log"), ("a/b", "rank-0.log")]
 )
-def test_a_gate_gives_away_logs_of_jobs_and_nothing_else(job: str, name: str, reach: ChildTransport, tmp_path: Path) -> None:
+def test_a_proxy_serves_only_logs_of_jobs(job: str, name: str, reach: ChildTransport, tmp_path: Path) -> None:
     """Whatever path is asked for."""
     write(tmp_path / "hf/jobs/gpt-small/logs", rank_0="far away\n")
     (tmp_path / "hf/jobs/gpt-small/logs/secret.txt").write_text("hunter2")

@@ -99,7 +99,7 @@ def moved(number: int, before: str, after: str) -> ServiceTransition:
     )
 
 
-def test_what_the_history_knows_is_told(here: Command, book: History, running: Author) -> None:
+def test_the_history_is_exported(here: Command, book: History, running: Author) -> None:
     """Each number is that of the history; the parser finds nothing wrong."""
     say(
         book,
@@ -131,7 +131,7 @@ def test_what_the_history_knows_is_told(here: Command, book: History, running: A
     assert value(told, "holdfast_approvals_pending") == 1
 
 
-def test_time_is_told_as_the_bill_tells_it(here: Command, book: History, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_metrics_equal_the_cost_command(here: Command, book: History, monkeypatch: pytest.MonkeyPatch) -> None:
     """ETTR, what became of the time, downtime by phase, steps lost."""
     filled.three_incidents(book)
     monkeypatch.setattr("holdfast.report.metrics.jobs.SHOWN_SECONDS", math.inf)  # it ended long ago
@@ -174,13 +174,13 @@ def test_every_counter_of_a_job_begins_at_zero(book: History) -> None:
     assert {labels[1] for series in new.values() for labels in series} == {"other", "a later action"}, "of what nobody could know"
 
 
-def test_a_job_that_ended_long_ago_is_told_of_no_more(here: Command, book: History) -> None:
+def test_a_job_that_ended_long_ago_is_not_exported(here: Command, book: History) -> None:
     """Names that nobody uses any more would stay in Prometheus for ever."""
     filled.three_incidents(book)
     assert "bytes-gpt" not in here("metrics").stdout
 
 
-def test_no_history_is_no_mistake(here: Command) -> None:
+def test_an_absent_history_exports_nothing(here: Command) -> None:
     """On a fresh machine everything is zero or not there, and each family says what it is."""
     done = here("metrics")
     assert done.returncode == 0
@@ -189,7 +189,7 @@ def test_no_history_is_no_mistake(here: Command) -> None:
     assert all(one.documentation for one in families.values())
 
 
-def test_whatever_a_job_is_called_ends_no_line(book: History) -> None:
+def test_names_of_jobs_are_escaped(book: History) -> None:
     """Quotes, backslashes, ends of lines and halves of characters."""
     for name in (EVIL, "\ud800", "ü\u2028"):
         Author(book, name, time.time())
@@ -217,7 +217,7 @@ def test_programs_get_the_same_as_json(here: Command, running: Author) -> None:
     assert (lost["type"], lost["samples"][0]["name"]) == ("counter", "holdfast_lost_steps_total")
 
 
-def test_the_file_for_node_exporter_is_whole_and_readable(here: Command, running: Author, tmp_path: Path) -> None:
+def test_the_textfile_is_complete_and_readable(here: Command, running: Author, tmp_path: Path) -> None:
     """For the user of node_exporter, and nothing is left beside it; where it cannot be written that is said."""
     path = tmp_path / "out" / "holdfast.prom"
     path.parent.mkdir()
@@ -287,7 +287,7 @@ def test_prometheus_is_answered_on_the_loopback(served: tuple[subprocess.Popen[s
 
 
 @pytest.mark.parametrize("where", ["nowhere", "192.0.2.1:9464", "127.0.0.1:70000", "no.such.host.example.org:9464", "", ":"])
-def test_an_address_that_is_none_is_refused_with_the_cure(here: Command, where: str) -> None:
+def test_an_invalid_address_is_refused_with_the_cure(here: Command, where: str) -> None:
     """Not with a traceback."""
     done = here("metrics", "--serve", where)
     assert done.returncode == 2
@@ -308,7 +308,7 @@ def serving() -> Iterator[MetricsServer]:
         server.server_close()
 
 
-def test_callers_that_say_nothing_neither_shut_prometheus_out_nor_pile_up() -> None:
+def test_silent_clients_neither_block_prometheus_nor_accumulate() -> None:
     """Far more than may be there at once."""
     with serving() as server, ExitStack() as lines:
         before = threading.active_count()
@@ -320,7 +320,7 @@ def test_callers_that_say_nothing_neither_shut_prometheus_out_nor_pile_up() -> N
         wait_until(lambda: threading.active_count() <= before + MAX_CONNECTIONS, seconds=30)
 
 
-def test_a_request_has_its_time_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_has_a_total_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then holds no thread for ever."""
     monkeypatch.setattr("holdfast.report.metrics.serving.TIMEOUT", 0.5)
     with serving() as server, socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as line:
@@ -347,6 +347,6 @@ def test_the_file_for_node_exporter_follows_no_link(here: Command, running: Auth
     assert not (tmp_path / "holdfast.prom").is_symlink()
 
 
-def test_ways_that_exclude_each_other_are_refused(here: Command, tmp_path: Path) -> None:
+def test_exclusive_options_are_refused(here: Command, tmp_path: Path) -> None:
     """One at a time."""
     assert "exclude each other" in here("metrics", "--json", "--textfile", str(tmp_path / "x")).stderr

@@ -37,7 +37,7 @@ def test_without_a_name_the_usual_policy_is_shown(here: Command) -> None:
 
 
 def test_a_file_is_shown_with_what_differs_from_its_base(here: Command, tmp_path: Path) -> None:
-    """Rules, levels and numbers that differ are marked, and told once more with what they were."""
+    """Rules, recommended actions and numbers that differ are marked, and listed with their previous values."""
     (tmp_path / "mine.yaml").write_text(MINE)
     marked = {line[1:].strip() for line in here("policy", "show", "mine.yaml").stdout.splitlines() if line.lstrip().startswith("*")}
     assert any("LeaveWhenRecurring: have a node leave, while there are spares, at its incident number 2" in line for line in marked)
@@ -53,25 +53,25 @@ def test_a_file_is_shown_with_what_differs_from_its_base(here: Command, tmp_path
     assert [rule["differs"] for rule in told["rules"]].count(True) == 2
 
 
-def test_an_unknown_name_is_refused_with_the_nearest(here: Command) -> None:
+def test_an_unknown_policy_is_refused_with_a_suggestion(here: Command) -> None:
     """A path that is not there is a file that is not there."""
     done = here("policy", "show", "aggressiv")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "no policy is called 'aggressiv', and no file. Did you mean 'aggressive'?" in done.stderr
+    assert "no policy or file is called 'aggressiv'. Did you mean 'aggressive'?" in done.stderr
     assert "does not exist" in here("policy", "show", "mine.yaml").stderr
 
 
-def test_check_tells_of_every_file_and_every_problem(here: Command, tmp_path: Path) -> None:
+def test_check_reports_every_problem_of_every_file(here: Command, tmp_path: Path) -> None:
     """Exit status 2 when one of them cannot be used, as of `validate`."""
     (tmp_path / "good.yaml").write_text(MINE)
     (tmp_path / "bad.yaml").write_text("recommended_actions: {gpu-of-bus: evict}\nactions: [shrnk]\n")
     done = here("policy", "check", "good.yaml")
-    assert (done.returncode, done.stdout) == (0, "good.yaml: fine. Based on patient, 3 differences.\n")
+    assert (done.returncode, done.stdout) == (0, "good.yaml: valid. Based on patient, 3 differences.\n")
     done = here("policy", "check", "good.yaml", "bad.yaml", "none.yaml")
     assert done.returncode == 2
-    assert "good.yaml: fine" in done.stdout
+    assert "good.yaml: valid" in done.stdout
     assert (
-        "bad.yaml: 2 problems\n  recommended_actions.gpu-of-bus: line 1: no fault kind is called so. Did you mean 'gpu-off-bus'?\n"
+        "bad.yaml: 2 problems\n  recommended_actions.gpu-of-bus: line 1: no fault kind has this name. Did you mean 'gpu-off-bus'?\n"
         in done.stdout
     )
     assert "actions[0]: line 2: no action is called 'shrnk'. Did you mean 'shrink'?" in done.stdout
@@ -90,7 +90,7 @@ def an_attempt(running: Author, one: Incident, seconds: float, action: str) -> D
     )  # fmt: skip
 
 
-def test_explain_tells_each_attempt_its_rule_and_its_end(here: Command, running: Author, book: History) -> None:
+def test_explain_shows_rule_and_end_of_each_attempt(here: Command, running: Author, book: History) -> None:
     """Also of incidents from before a policy was on record."""
     one = running.incident(4, "worker-sigkill", "rank 0 on n0", seconds=50)
     running.state = "RESUMING"
@@ -129,12 +129,12 @@ def test_an_incident_that_passed_by_itself_was_not_decided_about(here: Command, 
             generation_before=1, outcome="passed", closed_at=2.0,
         )
     )  # fmt: skip
-    assert "Nothing was decided about it: it passed by itself." in here("policy", "explain", "9").stderr
+    assert "No decision was made about it: it passed by itself." in here("policy", "explain", "9").stderr
 
 
 def test_what_was_decided_about_slow_ranks_is_explained_with_its_sum(here: Command, running: Author) -> None:
     """For people and programs; a replay tells what another policy makes of it."""
-    assert "No rank of job 'gpt-small' was found to hold the others up." in here("policy", "explain", "slow").stderr
+    assert "No rank of job 'gpt-small' was found to slow the others down." in here("policy", "explain", "slow").stderr
     slow = StragglerCase(now=running.job.at, kind="straggler-gpu", rank=1, node="n0", step=0.4, lost=0.1, remaining=2_000, spares=("n3",))
     weighed = NAMED["aggressive"].slowness(slow)
     running.write(

@@ -36,7 +36,7 @@ def files(job: Author, tmp_path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_person_reads_layout_windows_and_costs(here: Command, files: list[dict[str, Any]]) -> None:
+def test_layout_windows_and_costs_are_shown(here: Command, files: list[dict[str, Any]]) -> None:
     """In lines that fit an ordinary terminal."""
     done = here("profile", "gpt")
     lines = done.stdout.splitlines()
@@ -82,7 +82,7 @@ def test_many_ranks_are_not_all_printed(here: Command, job: Author, tmp_path: Pa
     assert text.count("and 76 ranks more") == 3
 
 
-def test_what_is_left_aside_is_told_beside_the_result(here: Command, files: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_skipped_files_are_reported_with_the_result(here: Command, files: list[dict[str, Any]], tmp_path: Path) -> None:
     """A later world of two: the notes go to stderr."""
     told.write(tmp_path / "checkpoints", told.rank_file(0, 2, generation=2, time=told.BEGAN + 50))
     done = here("profile", "gpt")
@@ -97,11 +97,11 @@ def test_without_a_profile_the_cure_is_named(here: Command, job: Author) -> None
     """Status 2: what the script and the job file need."""
     done = here("profile", "gpt")
     assert (done.returncode, done.stdout) == (2, "")
-    for words in ("no profile of job 'gpt' yet", "holdfast.session", "checkpoint.memory.every", "let the job run longer"):
+    for words in ("no profile of job 'gpt' yet", "holdfast.session", "checkpoint.memory.every", "Wait a few seconds"):
         assert words in done.stderr
 
 
-def test_a_spec_of_another_version_is_looked_for_in_the_usual_place(here: Command, book: History, holdfast_home: Path) -> None:
+def test_a_spec_of_another_version_uses_the_default_folder(here: Command, book: History, holdfast_home: Path) -> None:
     """Its checkpoints lie where those lie that name no place."""
     Author(book, "odd", time.time())
     told.write(holdfast_home / "jobs" / "odd" / "checkpoints", told.rank_file(0, 1))
@@ -116,5 +116,5 @@ def test_a_picture_of_another_kind_is_refused(name: str, here: Command, files: l
     done = here("profile", "gpt", "-o", name)
     assert (done.returncode, done.stdout) == (2, "")
     assert "'--output': '" in done.stderr
-    assert ".html, .png and .svg" in done.stderr
+    assert ".html, .png or .svg" in done.stderr
     assert not (tmp_path / name).exists()

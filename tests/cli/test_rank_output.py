@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.rank_output import BEHIND, LINES, PIECE, Line, RankOutput, ranks_in
+from holdfast.cli.arguments import ranks_in
+from holdfast.cli.rank_output import CHUNK, MAX_LAG, MAX_LINES, Line, RankOutput
 from holdfast.errors import UnknownOptionValue
 from holdfast.history.models import Job
 from holdfast.paths import job_directory
@@ -81,7 +82,7 @@ def test_lines_of_this_job_are_shown_once_wherever_the_rank_goes(read: Read) -> 
     assert read.end() == [(0, "one"), (0, "two"), (0, "30%"), (0, "red ␛[31m")]
 
 
-def test_what_was_written_before_the_first_look_is_shown_too(read: Read) -> None:
+def test_output_before_the_first_poll_is_shown(read: Read) -> None:
     """A rank that says much at its start, behind a long log of an earlier job."""
     read.begin(job="before")
     read.write("old\n" * 200_000)
@@ -94,7 +95,7 @@ def test_what_was_written_before_the_first_look_is_shown_too(read: Read) -> None
     assert read.end() == [*((0, str(number)) for number in range(1000)), (0, "again")]
 
 
-def test_a_job_that_is_adopted_shows_what_comes_from_now_on(read: Read) -> None:
+def test_after_reattaching_only_new_output_is_shown(read: Read) -> None:
     """Its past is in `holdfast logs`."""
     read.begin()
     read.write("long ago\n")
@@ -109,7 +110,7 @@ def test_a_job_that_is_adopted_shows_what_comes_from_now_on(read: Read) -> None:
     assert {line for _, line in read.end()} == {"now"}
 
 
-def test_a_flood_is_cut_to_what_can_be_read_and_holds_nobody_up(read: Read) -> None:
+def test_too_much_output_is_cut_and_delays_nothing(read: Read) -> None:
     """Thirty megabytes at once, and nobody who takes lines meanwhile: a bounded number waits, the last ones arrive, the gap is told."""
     read.output.follow(read.job, MEMBERS)
     read.begin()
@@ -117,15 +118,15 @@ def test_a_flood_is_cut_to_what_can_be_read_and_holds_nobody_up(read: Read) -> N
     read.until(lambda: read.lines == [(0, "first")])
     read.write("".join(f"{number} {'x' * 60}\n" for number in range(450_000)))
     wait_until(lambda: len(read.output._lines) > 100, seconds=30)
-    assert len(read.output._lines) <= LINES + 1
+    assert len(read.output._lines) <= MAX_LINES + 1
     read.write("the end\n")
     shown = read.end()
     assert shown[-1] == (0, "the end")
-    assert any("left out here; `holdfast logs shown --rank 0` has all" in line for _, line in shown)
-    assert sum(len(line) for _, line in shown) < 2 * BEHIND + 4 * PIECE
+    assert any("left out here; `holdfast logs shown --rank 0` shows all" in line for _, line in shown)
+    assert sum(len(line) for _, line in shown) < 2 * MAX_LAG + 4 * CHUNK
 
 
-def test_a_bar_that_never_ends_its_line_is_held_in_bounded_memory(read: Read) -> None:
+def test_an_endless_line_takes_bounded_memory(read: Read) -> None:
     """Of what is written over itself only the last state counts."""
     read.output.follow(read.job, MEMBERS)
     read.begin()
@@ -135,7 +136,7 @@ def test_a_bar_that_never_ends_its_line_is_held_in_bounded_memory(read: Read) ->
     assert read.end()[-1] == (0, "99999 of 99999")
 
 
-def test_no_rank_is_read_where_none_is_asked_for(read: Read) -> None:
+def test_no_rank_is_read_if_none_is_requested(read: Read) -> None:
     """Nor is a thread begun."""
     read.output = RankOutput(frozenset())
     read.begin()
@@ -148,23 +149,23 @@ def test_no_rank_is_read_where_none_is_asked_for(read: Read) -> None:
     ("text", "ranks"),
     [("0", {0}), ("0,2-3", {0, 2, 3}), (" 1 , 1-2", {1, 2}), ("none", set()), ("NONE", set()), ("all", None), ("3-3", {3})],
 )
-def test_ranks_are_written_as_for_slurm(text: str, ranks: set[int] | None) -> None:
+def test_ranks_are_parsed(text: str, ranks: set[int] | None) -> None:
     """Single ones, ranges, all or none."""
     assert ranks_in(text, 4) == ranks
 
 
 @pytest.mark.parametrize("text", ["", "4", "-1", "1-", "3-2", "one", "0,,1", "0-99999999999999999999999999", "²", "0x1"])
-def test_what_names_no_ranks_is_rejected_with_what_does(text: str) -> None:
+def test_invalid_ranks_are_refused_with_the_valid_forms(text: str) -> None:
     """Those that the job has are named."""
     with pytest.raises(UnknownOptionValue, match="ranks from 0 to 3"):
         ranks_in(text, 4)
 
 
-def test_nodes_that_cannot_be_reached_cost_one_line_and_nothing_else(read: Read) -> None:
+def test_unreachable_nodes_cause_a_single_message(read: Read) -> None:
     """The job is watched all the same."""
     read.job.cluster = {"kind": "ssh", "hosts": ["nowhere.invalid"], "key": "/no/such/key"}
     read.output.follow(read.job, {"nowhere.invalid": [0]})
     read.until(lambda: bool(read.lines))
     (line,) = read.end()
     assert line[0] is None
-    assert line[1].startswith("what ranks")
+    assert line[1].startswith("the output of ranks")

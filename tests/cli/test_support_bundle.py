@@ -194,7 +194,7 @@ def test_logs_of_other_machines_are_in_it_once_and_without_their_secrets(  # noq
 
 
 @pytest.mark.parametrize("name", ["nodes/n/../../../x", "/etc/x", "../x", "nodes//x", "nodes/n/..", "a\nb", "a\\..\\b", ""])
-def test_no_part_of_a_bundle_leads_out_of_it(tmp_path: Path, name: str) -> None:
+def test_no_path_in_a_bundle_escapes_it(tmp_path: Path, name: str) -> None:
     """Whoever helps unpacks it, with whatever tool."""
     path = tmp_path / "b.tar"
     with tarfile.open(path, "w") as tar:
@@ -280,7 +280,7 @@ def test_it_works_where_much_is_broken(  # noqa: PLR0917 (fixtures)
     assert "holdfast" in texts["versions.json"]
 
 
-def test_without_a_job_it_tells_of_the_installation(here: Command, tmp_path: Path) -> None:
+def test_without_a_job_the_bundle_describes_the_installation(here: Command, tmp_path: Path) -> None:
     """On a fresh machine too."""
     done = here("support-bundle")
     assert done.returncode == 0
@@ -289,7 +289,7 @@ def test_without_a_job_it_tells_of_the_installation(here: Command, tmp_path: Pat
     assert "job:      none" in contents(path)["README.txt"]
 
 
-def test_a_job_that_nobody_knows_and_a_place_that_cannot_be_written_are_refused(here: Command, running: Author, tmp_path: Path) -> None:
+def test_an_unknown_job_and_an_unwritable_file_are_refused(here: Command, running: Author, tmp_path: Path) -> None:
     """With the nearest name, and with the reason; nothing is left."""
     assert "gpt-small" in here("support-bundle", "gpt-smal").stderr
     done = here("support-bundle", "-o", str(tmp_path / "missing" / "b.tar.gz"))
@@ -300,7 +300,9 @@ def test_a_job_that_nobody_knows_and_a_place_that_cannot_be_written_are_refused(
 @pytest.mark.parametrize(
     "address", ["postgresql://hf:{}@127.0.0.1:1/db", "hf:{}@127.0.0.1:1/db", "postgresql:///db?host=/none&password={}"]
 )
-def test_a_password_that_no_url_allows_is_in_no_part(here: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str) -> None:
+def test_a_password_that_is_no_valid_url_part_is_redacted(
+    here: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str
+) -> None:
     """SQLAlchemy takes a slash in a password, as `openssl rand -base64` makes them: it is learnt from the address."""
     password = "aB3/xYz+q9="
     monkeypatch.setenv("HOLDFAST_HISTORY", address.format(password))

@@ -16,7 +16,7 @@ from holdfast.history.approvals import ISOLATE, KEEP, WITHDRAWN, ApprovalAnswer
 from holdfast.history.cordons import CordonTable
 from holdfast.history.models import ApprovalRequest, Job
 from holdfast.spec import LocalCluster
-from holdfast.spec.maintenance import Maintenance
+from holdfast.spec.cluster_settings import Maintenance
 from policies.cordons import OperatorRequest, Owner, Rules
 from policies.node_faults import NodeFault
 from policies.node_states import NodeState

@@ -33,7 +33,7 @@ class Agents:
         self.orders.append((node, verb, standbys))
         answer: Future[Any] = Future()
         if self.refuses:
-            answer.set_exception(CommandRejected(node, verb, "there is no warm starter"))
+            answer.set_exception(CommandRejected(node, "there is no warm starter", verb))
         else:
             answer.set_result({})
         return answer

@@ -53,5 +53,5 @@ def test_a_controller_of_another_version_is_refused_and_the_workers_continue(
 def test_other_rejections_are_not_about_versions() -> None:
     """An agent of another job, or a lost one."""
     refuse_another_version(
-        "gpt", {"w0": NodeLost("w0", "gone"), "w1": CommandRejected("w1", "attach", "held by job other"), "w2": {"agent": "a"}}
+        "gpt", {"w0": NodeLost("w0", "gone"), "w1": CommandRejected("w1", "held by job other", "attach"), "w2": {"agent": "a"}}
     )

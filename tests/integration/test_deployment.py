@@ -238,7 +238,7 @@ def test_a_flow_that_a_worker_runs_lets_go_of_its_job_and_the_next_run_adopts_it
         command = [sys.executable, "-m", "holdfast", "detach", "passed-on"]
         said = subprocess.run(command, env=prefect_server.environment, capture_output=True, text=True, check=False)
         assert said.returncode == 0, f"{said.stderr}\n{worker.read_text()}"
-        assert "the flow has let go of job 'passed-on'" in said.stdout
+        assert "the controller detached from job 'passed-on'" in said.stdout
         wait_until(lambda: ended(prefect_server, first), seconds=60, explain=worker.read_text)
         kind, message = ended(prefect_server, first)
         assert kind == "CANCELLED", message

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from holdfast.cli.job_view import look
+from holdfast.cli.job_view import view_job
 from holdfast.history import queries
 from holdfast.memstore import shared_memory, store_folders
 from holdfast.memstore.reader import RemoteMemstore
@@ -128,7 +128,7 @@ def test_a_node_without_memory_is_told_and_trains_on(stage: Stage) -> None:
     faults = queries.faults(stage.history, play.job.id)
     told_of = sorted((fault.kind, fault.node) for fault in faults if fault.kind.startswith(("memory-", "replica-")))
     assert told_of == [("memory-none", "node-0"), ("memory-none", "node-1")]
-    outlook = look(stage.history, play.job)
-    assert outlook.snapshots is None
-    assert outlook.no_snapshots.startswith("none: memory-none on node"), outlook.no_snapshots
+    view = view_job(stage.history, play.job)
+    assert view.snapshots is None
+    assert view.no_snapshots.startswith("none: memory-none on node"), view.no_snapshots
     assert sum("no state in memory" in remark.text for remark in queries.job_events(stage.history, play.job.id)) == 1

@@ -176,7 +176,7 @@ def test_the_users_own_error_ends_the_job_with_its_traceback(place: Place) -> No
     status, said = place.done("run", place.job("wrong", "def train():\n    return 1 / 0\n\ntrain()\n"))
     assert status == 1
     assert "│ ZeroDivisionError: division by zero" in said
-    assert "--job wrong` tells the last incident in full" in said
+    assert "--job wrong` shows the last incident in full" in said
     gone(place)
 
 
@@ -188,7 +188,7 @@ def test_ctrl_c_stops_the_job(place: Place) -> None:
     child.send_signal(signal.SIGINT)
     said, _ = child.communicate(timeout=SECONDS)
     assert child.returncode == 130, said
-    assert "asked the job to stop" in said
+    assert "requested a stop of the job" in said
     assert place.state("nap") == "CANCELLED"
     gone(place)
 
@@ -259,12 +259,12 @@ def test_a_killed_flow_is_told_adopted_and_stopped(place: Place) -> None:
     assert refused[0] == 2
     assert "already running" in refused[1]
     assert first.returncode == 4, said
-    assert "Training goes on under its agents" in said
+    assert "Training continues under its agents" in said
     assert place.flow("kept") == 0
     status, said = place.done("run", name, "--detach")
     assert status == 0, said + place.log()
-    assert "runs without a flow; a new flow adopts it" in said
-    assert "The files say something else" not in said
+    assert "runs without a controller; a new one reattaches" in said
+    assert "The files differ from what runs" not in said
     assert int(place.pid()) == worker
     assert Path(f"/proc/{worker}").exists()
     status, said = place.done("stop", "kept")
@@ -282,7 +282,7 @@ def test_a_command_that_is_told_to_let_go_passes_it_on_and_ends_without_its_job(
     first.send_signal(signal.SIGUSR1)
     said, _ = first.communicate(timeout=SECONDS)
     assert first.returncode == 6, said
-    assert "this flow has let go of job 'let', as it was told to. It goes on" in said
+    assert "the controller detached from job 'let', as requested. Training continues" in said
     assert "Traceback" not in place.log()
     assert place.flow("let") == 0
     assert place.done("run", name, "--detach")[0] == 0, place.log()
@@ -314,7 +314,7 @@ def test_a_command_that_is_told_to_let_go_at_once_begins_no_job(place: Place) ->
     child.send_signal(signal.SIGUSR1)
     said, _ = child.communicate(timeout=SECONDS)
     assert child.returncode == 6, said + place.log()
-    assert "this flow has let go of job 'sooner', as it was told to. It had not begun it yet" in said
+    assert "the controller detached from job 'sooner', as requested. The job had not started" in said
     assert place.state("sooner") == ""
 
 
@@ -335,7 +335,7 @@ def test_a_job_without_a_flow_is_stopped_all_the_same(place: Place) -> None:
     assert status == 0, said
     assert place.state("orphan") == "CANCELLED"
     gone(place)
-    assert "had ended already" in place.done("stop", "orphan")[1]
+    assert "had already ended" in place.done("stop", "orphan")[1]
 
 
 def test_a_flow_that_cannot_start_is_told_with_its_last_words(place: Place) -> None:

@@ -86,7 +86,7 @@ def test_a_flow_that_is_told_to_let_go_hands_its_job_over_and_no_rank_notices(st
     said = handed_over(play)
     assert play.process.wait(60) == 6, play.log()
     wait_until(lambda: has_taken_over(play), seconds=60, explain=standby.log)
-    assert "the flow has let go of job 'handed'" in said
+    assert "the controller detached from job 'handed'" in said
     assert any("asked it to" in one.text for one in queries.job_events(stage.history, play.job.id))
     standby.steps_to(standby.chaos.step() + 5)
     assert (pids(play), standby.incidents(), len(queries.generations(stage.history, play.job.id))) == (before, [], 1)
@@ -103,7 +103,7 @@ def test_a_flow_that_is_told_to_let_go_hands_its_job_over_and_no_rank_notices(st
         lease = session.get(Lease, play.job.id)
         assert lease is not None
         assert lease.expires_at == 0.0, "it was left to lapse, for which a standby on another host would have to wait"
-    assert "no flow steers job 'handed'" in handed_over(play)
+    assert "job 'handed' has no controller" in handed_over(play)
     third = stage.again("handed", play.spec)
     wait_until(lambda: [one for one in third.incidents() if one.closed_at], seconds=60, explain=third.log)
     assert [(one.kind, one.outcome) for one in third.incidents()] == [("worker-sigkill", "recovered")]
@@ -245,7 +245,7 @@ def test_a_standby_waits_for_a_database_that_is_not_up_yet(
             standby = subprocess.Popen(
                 command, cwd=tmp_path, env={**environment, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
-        wait_until(lambda: "This standby waits for it" in said.read_text() or standby.poll() is not None, seconds=60)
+        wait_until(lambda: "The standby controller waits for it" in said.read_text() or standby.poll() is not None, seconds=60)
         assert standby.poll() is None, said.read_text()
     finally:
         postgres.start()

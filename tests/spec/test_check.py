@@ -22,7 +22,7 @@ def told(fields: dict[str, Any], cluster: LocalCluster | None = None) -> dict[st
     return {problem.field: problem.reason for problem in checks(TrainingJob.model_validate(fields), cluster or LocalCluster())}
 
 
-def test_a_job_that_is_fine_is_not_blamed_and_nothing_is_written(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_a_valid_job_has_no_problems_and_nothing_is_written(fields: dict[str, Any], tmp_path: Path) -> None:
     """Looking leaves no trace."""
     assert told(fields) == {}
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
@@ -42,22 +42,22 @@ def test_a_job_that_is_fine_is_not_blamed_and_nothing_is_written(fields: dict[st
         ({"python": "/no/python"}, "python", "does not exist"),
         ({"checkpoint": {"directory": "train.py/x"}}, "checkpoint.directory", "not a directory"),
         ({"checkpoint": {"directory": "/proc/nothing/here"}}, "checkpoint.directory", "cannot be written"),
-        ({"nodes": {"wanted": 4, "spare": 1}}, "nodes.wanted", "wants 4 and 1 spare"),
+        ({"nodes": {"wanted": 4, "spare": 1}}, "nodes.wanted", "needs 4 and 1 spare"),
     ],
     ids=repr,
 )
-def test_what_is_not_there_is_told(fields: dict[str, Any], change: dict[str, Any], field: str, words: str) -> None:
+def test_missing_files_are_reported(fields: dict[str, Any], change: dict[str, Any], field: str, words: str) -> None:
     """Each by its field."""
     assert words in told(fields | change)[field]
 
 
-def test_a_command_may_lie_beside_the_job(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_a_command_may_be_next_to_the_job_file(fields: dict[str, Any], tmp_path: Path) -> None:
     """A path is seen from the job's directory."""
     (tmp_path / "train.py").chmod(0o755)
     assert told(fields | {"script": None, "command": ["./train.py"]}) == {}
 
 
-def test_a_review_tells_bad_fields_and_missing_files_together(tmp_path: Path) -> None:
+def test_a_review_reports_bad_fields_and_missing_files_together(tmp_path: Path) -> None:
     """A mistyped field does not hide that the script is not there, nor that the nodes are too few."""
     (tmp_path / "job.yaml").write_text("name: a\nscript: gone.py\nnodes: {wanted: 9, rank: 2}\n")
     draft = review(tmp_path / "job.yaml")
@@ -89,13 +89,13 @@ def on_hosts(nodes: str, tmp_path: Path) -> list[str]:
     [
         ("{wanted: 4}", []),
         ("{wanted: 2, labels: {gpu: h200}}", []),
-        ("{wanted: 2, spare: 1, labels: {gpu: h200}}", ["the job wants 2 and 1 spare, but cluster 'ssh' has 2 node(s) with gpu: h200"]),
-        ("{wanted: 1, labels: {gpu: b300}}", ["the job wants 1, but cluster 'ssh' has 0 node(s) with gpu: b300"]),
+        ("{wanted: 2, spare: 1, labels: {gpu: h200}}", ["the job needs 2 and 1 spare, but cluster 'ssh' has 2 node(s) with gpu: h200"]),
+        ("{wanted: 1, labels: {gpu: b300}}", ["the job needs 1, but cluster 'ssh' has 0 node(s) with gpu: b300"]),
         ("{wanted: 2, ranks: 8, labels: {net: ib}}", []),
-        ("{wanted: 2, ranks: 8}", ["each node is to have 8 ranks, but old1 has 4 GPU(s), and 1 other node(s) have too few"]),
+        ("{wanted: 2, ranks: 8}", ["the job has 8 ranks on each node, but old1 has 4 GPU(s), and 1 other node(s) have too few"]),
     ],
 )
-def test_a_job_asks_for_nodes_by_what_they_are_like(nodes: str, wrong: list[str], tmp_path: Path) -> None:
+def test_a_job_selects_nodes_by_labels(nodes: str, wrong: list[str], tmp_path: Path) -> None:
     """Too few that fit are told before anything starts."""
     assert [one.partition(": ")[2] for one in on_hosts(nodes, tmp_path)] == wrong
 
@@ -110,12 +110,12 @@ def in_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_job_that_names_no_cluster_never_runs_on_the_batch_host_of_a_slurm_job_unasked(in_slurm: Path) -> None:
+def test_a_job_without_a_cluster_does_not_run_on_a_slurm_batch_host(in_slurm: Path) -> None:
     """It is rejected where the allocation cannot be used, and uses it where it can; only who says so gets this host alone."""
     draft = review(in_slurm / "job.yaml")
     (problem,) = draft.problems
     assert (draft.cluster, problem.field) == (None, "cluster")
-    assert "inside of Slurm job 123" in problem.reason
+    assert "within Slurm job 123" in problem.reason
     assert "`cluster: {kind: local}`" in problem.cure
     (in_slurm / "local.yaml").write_text("kind: local\n")
     chosen = review(in_slurm / "job.yaml", in_slurm / "local.yaml")
@@ -146,7 +146,7 @@ def test_outside_of_slurm_a_job_that_names_no_cluster_runs_on_this_machine(in_sl
         ("command", "{run: x}", 'e.g. ["python", "train.py"]'),
     ],
 )
-def test_what_should_be_a_list_of_words_is_shown_as_the_list_that_was_meant(field: str, value: str, cure: str, tmp_path: Path) -> None:
+def test_text_in_place_of_a_list_gets_the_list_as_cure(field: str, value: str, cure: str, tmp_path: Path) -> None:
     """Arguments of a script are no command of Python's."""
     (tmp_path / "train.py").touch()
     script = "" if field == "command" else "script: train.py\n"

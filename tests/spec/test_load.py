@@ -30,7 +30,7 @@ def problems_of(path: Path) -> dict[str, Problem]:
     return {problem.field: problem for problem in found}
 
 
-def test_a_yaml_file_gives_the_job_and_its_cluster(file: Any) -> None:
+def test_a_yaml_file_has_the_job_and_its_cluster(file: Any) -> None:
     """Folders become absolute, seen from the file."""
     path = file("name: a\nscript: b.py\ndirectory: sub\ncheckpoint: {directory: ckpt}\ncluster: {nodes: 2, directory: fleet}\n")
     job, cluster = load_job(path)
@@ -39,7 +39,7 @@ def test_a_yaml_file_gives_the_job_and_its_cluster(file: Any) -> None:
     assert cluster == LocalCluster(nodes=2, directory=str(path.parent / "fleet"), plan=str(path))
 
 
-def test_a_python_file_gives_the_job_and_its_cluster(file: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_python_file_has_the_job_and_its_cluster(file: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """It may import its neighbours; what it prints does not mix with our output."""
     file("STEPS = 7\n", "neighbour_of_job.py")
     source = "from neighbour_of_job import STEPS\nfrom holdfast.spec import *\nprint('hello')\n"
@@ -62,7 +62,7 @@ def test_arguments_and_environment_stay_as_written(file: Any) -> None:
     assert job.environment == {"N": "4", "DEBUG": "no", "F": "1.50"}
 
 
-def test_all_problems_are_told_at_once_with_their_lines(file: Any) -> None:
+def test_all_problems_are_reported_with_their_lines(file: Any) -> None:
     """One round of mending is enough."""
     path = file("name: Foo\nscript: b.py\nnodes:\n  wnated: 2\n  ranks: two\nlimits: {lease: soon}\ncluster: {kind: locl, nodes: 0}\n")
     found = problems_of(path)
@@ -84,11 +84,11 @@ def test_all_problems_are_told_at_once_with_their_lines(file: Any) -> None:
         ("name: a\n\tscript: b\n", "line 2, column 1", "not valid YAML"),
         ("a: 1\n---\nb: 2\n", "line 2, column 1", "single document"),
         ("name: *nobody\n", "line 1, column 7", "undefined alias"),
-        ("name: &a [*a]\n", "line 1", "too deep"),
+        ("name: &a [*a]\n", "line 1", "too many levels"),
         ("[" * 5000, "file", "nested too deep"),
         ("name: !!python/object:os.system x\nscript: b\n", "line 1", "not supported"),
-        ("name: !!int abc\nscript: b\n", "line 1", "no int"),
-        ("? [a]\n: b\n", "line 1", "must be a word"),
+        ("name: !!int abc\nscript: b\n", "line 1", "not of type int"),
+        ("? [a]\n: b\n", "line 1", "must be text"),
         ("<<: {name: a}\nscript: b\n", "line 1", "merge keys"),
         (b"\x80\x81\x82", "file", "not UTF-8"),
         (b"name: \x00\x01", "file", "not text"),
@@ -108,7 +108,7 @@ def test_all_problems_are_told_at_once_with_their_lines(file: Any) -> None:
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_a_bad_yaml_file_is_told_where_and_why(file: Any, content: str | bytes, field: str, words: str) -> None:
+def test_a_bad_yaml_file_is_reported_with_place_and_reason(file: Any, content: str | bytes, field: str, words: str) -> None:
     """Field or line, and what is wrong there."""
     found = problems_of(file(content))
     assert field in found
@@ -119,7 +119,7 @@ def test_a_bad_yaml_file_is_told_where_and_why(file: Any, content: str | bytes, 
 def test_a_few_lines_cannot_grow_into_gigabytes(file: Any) -> None:
     """The billion-laughs file is refused before it is written out."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
-    assert "too much" in next(iter(problems_of(file("\n".join(lines))).values())).reason
+    assert "too many values" in next(iter(problems_of(file("\n".join(lines))).values())).reason
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_few_lines_cannot_grow_into_gigabytes(file: Any) -> None:
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_a_bad_python_file_is_told_where_and_why(file: Any, content: str, field: str, words: str) -> None:
+def test_a_bad_python_file_is_reported_with_place_and_reason(file: Any, content: str, field: str, words: str) -> None:
     """Whatever it raises, and whatever it sets instead of a job."""
     found = problems_of(file(content, "job.py"))
     assert field in found
@@ -155,15 +155,15 @@ def test_a_training_script_is_not_run_by_mistake(file: Any, tmp_path: Path) -> N
     assert not (tmp_path / "trace").exists()
 
 
-def test_a_path_that_is_no_file_is_told(tmp_path: Path, file: Any) -> None:
+def test_a_path_that_is_not_a_file_is_reported(tmp_path: Path, file: Any) -> None:
     """Missing (with the nearest name), a folder, a pipe, a device, an ending that says nothing."""
     file("name: a\nscript: b\n", "job.yaml")
     os.mkfifo(tmp_path / "pipe.yaml")
     assert problems_of(tmp_path / "jbo.yaml")["file"].cure == "Did you mean 'job.yaml'?"
-    assert "not an ordinary file" in problems_of(tmp_path)["file"].reason
-    assert "not an ordinary file" in problems_of(tmp_path / "pipe.yaml")["file"].reason
-    assert "not an ordinary file" in problems_of(Path("/dev/zero"))["file"].reason
-    assert "neither YAML nor Python" in problems_of(file("name: a\n", "job.toml"))["file"].reason
+    assert "not a regular file" in problems_of(tmp_path)["file"].reason
+    assert "not a regular file" in problems_of(tmp_path / "pipe.yaml")["file"].reason
+    assert "not a regular file" in problems_of(Path("/dev/zero"))["file"].reason
+    assert "neither that of YAML nor of Python" in problems_of(file("name: a\n", "job.toml"))["file"].reason
     assert "cannot be read" in problems_of(tmp_path / ("x" * 300 + ".yaml"))["file"].reason
     assert "cannot be read" in problems_of(Path("a\0b.yaml"))["file"].reason
 

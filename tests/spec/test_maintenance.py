@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import BadFile
 from holdfast.spec import LocalCluster, SlurmCluster, cluster_of, load_cluster
-from holdfast.spec.ranges import names_in
+from holdfast.spec.names import expand_names
 
 PLAN = """
 nodes: 12
@@ -40,8 +40,8 @@ def test_windows_know_their_nodes_and_survive_the_way_to_the_flow(tmp_path: Path
 
 def test_a_range_keeps_its_digits() -> None:
     """As hosts are numbered."""
-    assert names_in("gpu-[08-11].x") == ["gpu-08.x", "gpu-09.x", "gpu-10.x", "gpu-11.x"]
-    assert names_in("gpu-1") == ["gpu-1"]
+    assert expand_names("gpu-[08-11].x") == ["gpu-08.x", "gpu-09.x", "gpu-10.x", "gpu-11.x"]
+    assert expand_names("gpu-1") == ["gpu-1"]
 
 
 @pytest.mark.parametrize(
@@ -50,18 +50,18 @@ def test_a_range_keeps_its_digits() -> None:
         ("maintenance: [{nodes: [node-7], begins: 2026-12-01}]", "maintenance[0].nodes", "has no node 'node-7'"),
         ("maintenance: [{domains: [rack-z], begins: 2026-12-01}]", "maintenance[0].domains", "this cluster has no failure domains"),
         ("maintenance: [{begins: 2026-12-01, every: 1h}]", "maintenance[0].every", "begins before this one ends"),
-        ("maintenance: [{begins: tomorrow}]", "maintenance[0].begins", "'tomorrow' is no date and time"),
-        ("maintenance: [{begins: 7}]", "maintenance[0].begins", "7 is no date and time"),
+        ("maintenance: [{begins: tomorrow}]", "maintenance[0].begins", "'tomorrow' is not a date and time"),
+        ("maintenance: [{begins: 7}]", "maintenance[0].begins", "7 is not a date and time"),
         ("maintenance: [{lasts: 2h}]", "maintenance[0].begins", "missing"),
-        ("maintenance: [{nodes: ['node-[3-1]'], begins: 2026-12-01}]", "maintenance[0].nodes[0]", "is no range of nodes"),
-        ("maintenance: [{nodes: ['n[0-99999]'], begins: 2026-12-01}]", "maintenance[0].nodes[0]", "is no range of nodes"),
-        ("notice: {url: 'file:///etc/passwd'}", "notice.url", "is no address of HTTP"),
-        ("notice: {pattern: '('}", "notice.pattern", "is no regular expression"),
+        ("maintenance: [{nodes: ['node-[3-1]'], begins: 2026-12-01}]", "maintenance[0].nodes[0]", "is not a range of nodes"),
+        ("maintenance: [{nodes: ['n[0-99999]'], begins: 2026-12-01}]", "maintenance[0].nodes[0]", "is not a range of nodes"),
+        ("notice: {url: 'file:///etc/passwd'}", "notice.url", "is not an HTTP URL"),
+        ("notice: {pattern: '('}", "notice.pattern", "is not a regular expression"),
         ("notice: {signals: [SIGKILL]}", "notice.signals[0]", "SIGUSR1"),
         ("notice: {every: 0s}", "notice.every", ""),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_place_and_cure(tmp_path: Path, text: str, field: str, words: str) -> None:
+def test_invalid_windows_are_refused_with_place_and_cure(tmp_path: Path, text: str, field: str, words: str) -> None:
     """Nothing of it reaches a flow."""
     path = tmp_path / "c.yaml"
     path.write_text(f"nodes: 3\n{text}\n")
@@ -72,7 +72,7 @@ def test_what_cannot_be_is_refused_with_its_place_and_cure(tmp_path: Path, text:
     assert words in told
 
 
-def test_a_cluster_without_a_word_of_it_has_no_plan() -> None:
+def test_a_cluster_has_no_maintenance_by_default() -> None:
     """Only SIGTERM is a notice."""
     made = LocalCluster()
     assert made.windows == ()

@@ -12,24 +12,24 @@ from holdfast.history import Job
 from holdfast.spec import LocalCluster, TrainingJob
 from holdfast.spec.job import MemoryPlan
 from holdfast.spec.problems import problems_in
-from holdfast.spec.sizes import parse
+from holdfast.spec.units import parse_size
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
     [("8GB", 8 * 10**9), ("512MiB", 2**29), ("1.5 kb", 1500), ("7", 7), (7, 7), (7.0, 7), ("2G", None), ("1TiB", 2**40), ("64b", 64)],
 )
-def test_memory_is_read_as_people_write_it(text: object, size: int | None) -> None:
+def test_sizes_are_parsed(text: object, size: int | None) -> None:
     """A unit, or a bare number of bytes; half a unit could be either kind."""
     if size is None:
         with pytest.raises(Exception, match="not an amount of memory"):
-            parse(text)
+            parse_size(text)
     else:
-        assert parse(text) == size
+        assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["much", "", "-1GB", -1, True, None, [], "1..2GB", "GB", 1.5, "1e9", "9" * 30, 2**70])
-def test_what_is_no_amount_of_memory_is_refused_with_the_cure(text: object) -> None:
+def test_an_invalid_size_is_refused_with_the_cure(text: object) -> None:
     """The message shows how to write one; an empty field is no limit."""
     if text is None:
         return
@@ -61,7 +61,7 @@ def order(**memory: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("holdfast_home")
-def test_workers_and_nodes_are_told_what_the_job_asks_for() -> None:
+def test_workers_and_nodes_get_the_settings_of_the_job() -> None:
     """A job that takes no snapshots has no memory store made."""
     told = order(every=3, policy="pause", pause="50ms", limit="1GB")
     names = ("EVERY", "OVERHEAD", "POLICY", "PAUSE")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from holdfast.spec import LocalCluster, Nodes, TrainingJob
-from holdfast.spec.durations import parse, text_of
+from holdfast.spec.units import format_duration, parse_duration
 
 
 def parts(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -46,15 +46,15 @@ def test_a_form_shows_defaults_that_it_may_send_back() -> None:
     [("90s", 90), ("5m", 300), ("2h", 7200), ("1d", 86400), ("1h30m", 5400), ("250ms", 0.25), ("1.5 s", 1.5), (7, 7), (0.25, 0.25),
      ("12", 12), ("PT30M", 1800), ("P1DT2H", 93600), ("PT0.5S", 0.5)],
 )  # fmt: skip
-def test_a_duration_is_read_as_people_and_programs_write_it(text: object, seconds: float) -> None:
+def test_durations_are_parsed(text: object, seconds: float) -> None:
     """Unit letters, a bare number of seconds, or ISO 8601."""
-    assert parse(text) == timedelta(seconds=seconds)
+    assert parse_duration(text) == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize(
     "text", ["soon", "", "-1s", -1, "5 minutes", "5x", True, None, float("nan"), float("inf"), 1e300, "1:30", "P", "PT", [], "٣s"]
 )
-def test_what_is_no_duration_is_refused_with_the_cure(text: object) -> None:
+def test_an_invalid_duration_is_refused_with_the_cure(text: object) -> None:
     """The message shows how to write one."""
     with pytest.raises(ValidationError) as refused:
         TrainingJob.model_validate({"name": "a", "script": "b", "limits": {"lease": text}})
@@ -63,8 +63,8 @@ def test_what_is_no_duration_is_refused_with_the_cure(text: object) -> None:
 
 @given(st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=36500)))
 def test_a_duration_survives_being_written(duration: timedelta) -> None:
-    """What `text_of` writes, `parse` reads back to the microsecond."""
-    assert parse(text_of(duration)) == duration
+    """What `format_duration` writes, `parse_duration` reads back to the microsecond."""
+    assert parse_duration(format_duration(duration)) == duration
 
 
 def test_a_job_survives_being_written() -> None:

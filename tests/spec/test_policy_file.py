@@ -13,17 +13,16 @@ from detectors.associations import belongs
 from detectors.catalogue import NO_ACTION_NEEDED, RecommendedAction
 from holdfast.errors import BadFile
 from holdfast.spec import TrainingJob, load_job, review
-from holdfast.spec.durations import text_of
 from holdfast.spec.job import Budget as JobBudget
-from holdfast.spec.load_policy import load_policy, policy_for, policy_of, review_policy
-from holdfast.spec.policy import PolicyFile
+from holdfast.spec.policy import PolicyFile, load_policy, policy_for, policy_of, review_policy
 from holdfast.spec.problems import model_in
+from holdfast.spec.units import format_duration
 from policies.case import RecoveryAction, RecoveryBudget
 from policies.escalation import ORDERS
 from policies.policy import NAMED, PolicyTimeouts
 
 
-def test_a_file_says_where_it_differs_and_the_rest_is_the_bases(file: Any) -> None:
+def test_a_file_overrides_its_base(file: Any) -> None:
     """Levels, actions, thresholds, budget and deadlines, times in seconds."""
     path = file(
         "based_on: patient\nrecommended_actions: {gpu-off-bus: drain}\nactions: [restart-in-place, replace-node]\n"
@@ -43,7 +42,7 @@ def test_a_file_says_where_it_differs_and_the_rest_is_the_bases(file: Any) -> No
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_file_that_says_nothing_is_its_base(name: str) -> None:
+def test_an_empty_override_equals_its_base(name: str) -> None:
     """Whatever the base is."""
     policy = policy_of(PolicyFile(based_on=name), name=name)  # type: ignore[arg-type]
     assert policy == NAMED[name]
@@ -65,12 +64,18 @@ commons: {nodes: 2}
 """
 
 WRONG = {
-    "recommended_actions.gpu-of-bus": ("line 3: no fault kind is called so", "Did you mean 'gpu-off-bus'?"),
-    "recommended_actions.gpu-off-bus": ("line 4: 'evct' is no recommended action", "Did you mean 'evict'?"),
-    "recommended_actions.worker-sigkill": ("line 5: at 'record' nobody would answer", "The least it may ask for is 'retry-step'"),
-    "recommended_actions.node-lost": ("line 6: at 'monitor' nobody would answer", "The least it may ask for is 'retry-step'"),
+    "recommended_actions.gpu-of-bus": ("line 3: no fault kind has this name", "Did you mean 'gpu-off-bus'?"),
+    "recommended_actions.gpu-off-bus": ("line 4: 'evct' is not a recommended action", "Did you mean 'evict'?"),
+    "recommended_actions.worker-sigkill": (
+        "line 5: at 'record' a lost rank would never be recovered",
+        "The least that is allowed is 'retry-step'",
+    ),
+    "recommended_actions.node-lost": (
+        "line 6: at 'monitor' a lost rank would never be recovered",
+        "The least that is allowed is 'retry-step'",
+    ),
     "actions[1]": ("line 7: no action is called 'replace-nodes'", "Did you mean 'replace-node'?"),
-    "actions[2]": ("line 7: 'give-up' comes last by itself", "Leave it out"),
+    "actions[2]": ("line 7: 'give-up' always comes last", "Leave it out"),
     "budget.in_place": ("line 8: -1 is not greater than or equal to 0", "Raise it"),
     "budget.fruitles": ("line 8: unknown field", "Did you mean 'fruitless'?"),
     "deadlines.shrink": ("line 9: '0s' is not greater than 0s", "Raise it"),
@@ -80,7 +85,7 @@ WRONG = {
 }
 
 
-def test_every_problem_is_told_at_once_with_line_and_cure(file: Any) -> None:
+def test_all_problems_have_line_and_cure(file: Any) -> None:
     """None hides another."""
     with pytest.raises(BadFile) as refused:
         load_policy(file(BAD, "policy.yaml"))
@@ -102,32 +107,32 @@ def test_every_problem_is_told_at_once_with_line_and_cure(file: Any) -> None:
         ("actions: []", "policy.yaml", "at least 1"),
         ("actions: [shrink, shrink]", "policy.yaml", "is there twice"),
         ("based_on: bold", "policy.yaml", "is not one of"),
-        ("recommended_actions: {gpu-off-bus: [1]}", "policy.yaml", "is no recommended action"),
+        ("recommended_actions: {gpu-off-bus: [1]}", "policy.yaml", "is not a recommended action"),
         (b"\xff\xfe", "policy.yaml", "not UTF-8"),
-        ("based_on: balanced", "policy.txt", "says no YAML"),
+        ("based_on: balanced", "policy.txt", "is not that of YAML"),
     ],
 )
-def test_what_is_no_policy_is_refused_and_never_a_traceback(file: Any, text: str | bytes, name: str, reason: str) -> None:
+def test_an_invalid_policy_is_refused_without_a_traceback(file: Any, text: str | bytes, name: str, reason: str) -> None:
     """A file that an editor has just emptied is not a policy of its own."""
     _, problems = review_policy(file(text, name))
     assert any(reason in problem.reason for problem in problems), problems
     assert all(problem.cure for problem in problems)
 
 
-def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     """With the nearest name."""
     (tmp_path / "careful.yaml").touch()
     _, (problem,) = review_policy(tmp_path / "carefu.yaml")
     assert (problem.reason, problem.cure) == ("does not exist", "Did you mean 'careful.yaml'?")
 
 
-def test_no_kind_that_ends_a_rank_can_be_told_to_ask_for_nothing() -> None:
+def test_a_kind_that_ends_a_rank_needs_a_recovery() -> None:
     """A stall may: its ranks live. What asks for nothing anyway may stay so."""
     ends = {kind for kind in CATALOGUE if belongs(kind, "stops-the-job") and not belongs(kind, "stall")}
     ends -= {kind for kind in ends if CATALOGUE[kind].recommended_action in NO_ACTION_NEEDED}
     assert {"worker-sigkill", "node-lost", "worker-exception"} <= ends
     for kind in ends:
-        with pytest.raises(ValueError, match="nobody would answer"):
+        with pytest.raises(ValueError, match="would never be recovered"):
             PolicyFile.model_validate({"recommended_actions": {kind: "monitor"}})
     others = dict.fromkeys(CATALOGUE.keys() - ends, RecommendedAction.MONITOR)
     assert PolicyFile.model_validate({"recommended_actions": others}).recommended_actions == others
@@ -141,14 +146,14 @@ def test_the_numbers_that_the_descriptions_name_are_those_in_force() -> None:
         for name, field in model_in(PolicyFile.model_fields[part].annotation).model_fields.items():  # type: ignore[union-attr]
             value = getattr(values, name)
             lasts = "Duration" in repr(field.annotation) or "timedelta" in repr(field.annotation)
-            said = text_of(timedelta(seconds=value)) if lasts else f"{value:g}"
+            said = format_duration(timedelta(seconds=value)) if lasts else f"{value:g}"
             assert f"else {said}" in (field.description or ""), (part, name)
 
 
 # -- with the job ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_job_says_goes_before_the_policy_and_that_before_its_base(file: Any) -> None:
+def test_the_job_overrides_the_policy_and_that_its_base(file: Any) -> None:
     """Each number for itself; also after the job went through JSON, as for the next flow."""
     path = file("based_on: balanced\nbudget: {in_place: 1, fruitless: 7}\ndeadlines: {shrink: 30s, take_over: 5s}\n", "policy.yaml")
     job = TrainingJob(name="a", script="b.py", policy=str(path), budget=JobBudget(in_place=5))
@@ -159,7 +164,7 @@ def test_what_the_job_says_goes_before_the_policy_and_that_before_its_base(file:
         assert policy.deadlines == PolicyTimeouts(shrink=10.0, take_over=5.0)
 
 
-def test_a_job_names_a_policy_or_a_file_beside_the_job_file(tmp_path: Path) -> None:
+def test_a_job_names_a_policy_or_a_file_next_to_the_job_file(tmp_path: Path) -> None:
     """Other words are refused with the nearest name."""
     job_file = tmp_path / "job.yaml"
     beside, below = str(tmp_path / "mine.yaml"), str(tmp_path / "sub" / "mine.yml")
@@ -178,5 +183,5 @@ def test_a_job_with_a_bad_policy_file_is_refused_with_the_files_problems(tmp_pat
     (tmp_path / "job.yaml").write_text("name: a\nscript: b.py\npolicy: mine.yaml\n")
     found = [problem for problem in review(tmp_path / "job.yaml").problems if problem.field == "policy"]
     assert len(found) == 2
-    assert f"{tmp_path / 'mine.yaml'}: recommended_actions.gpu-of-bus: line 1: no fault kind is called so" in found[0].reason
+    assert f"{tmp_path / 'mine.yaml'}: recommended_actions.gpu-of-bus: line 1: no fault kind has this name" in found[0].reason
     assert found[1].cure == "Did you mean 'shrink'?"

@@ -26,23 +26,23 @@ def cluster(tmp_path: Path, text: str) -> SlurmCluster:
         ("partition: --wrap=x\n", "partition", "leading dash"),
         ('account: "a\\nb"\n', "account", "without blanks"),
         ("gpus: 0\n", "gpus", "greater than or equal to 1"),
-        ("gpus: 8\ngres: gpu:h200:8\n", "gpus", "`gres` asks for GPUs too. Keep one of them"),
-        ("options: [-x]\n", "options[0]", "is no option of sbatch"),
+        ("gpus: 8\ngres: gpu:h200:8\n", "gpus", "`gres` requests GPUs too. Keep one of them"),
+        ("options: [-x]\n", "options[0]", "is not an option of sbatch"),
         (
             "options: ['--mail-type=FAIL; rm x', --partition=a]\n",
             "options[1]",
-            "--partition is Holdfast's to set. Use the field `partition`",
+            "--partition is set by Holdfast. Use the field `partition`",
         ),
-        ("options: [--wrap=x]\n", "options[0]", "--wrap is Holdfast's to set. Leave it out"),
-        ("options: [--mail-type=FAIL, --mail-type=END]\n", "options", "--mail-type is given 2 times"),
-        ("exclude: ['gpu[9-1]']\n", "exclude[0]", "is no range of nodes"),
-        ("allocation: here\n", "allocation", "'here' names no allocation. Write `auto`"),
+        ("options: [--wrap=x]\n", "options[0]", "--wrap is set by Holdfast. Leave it out"),
+        ("options: [--mail-type=FAIL, --mail-type=END]\n", "options", "--mail-type is set 2 times"),
+        ("exclude: ['gpu[9-1]']\n", "exclude[0]", "is not a range of nodes"),
+        ("allocation: here\n", "allocation", "'here' does not name an allocation. Write `auto`"),
         ("time: soon\n", "time", "is not a duration"),
         ("allocations: new\n", "allocations", "Did you mean 'allocation'?"),
         ("maintenance: [{begins: '2030-01-01 22:00'}]\n", "maintenance[0].nodes", "only Slurm knows"),
     ],
 )
-def test_what_is_wrong_is_told_with_field_and_cure(tmp_path: Path, text: str, field: str, words: str) -> None:
+def test_problems_have_field_and_cure(tmp_path: Path, text: str, field: str, words: str) -> None:
     """Before Slurm is asked for anything."""
     with pytest.raises(BadFile) as told:
         cluster(tmp_path, text)
@@ -52,7 +52,7 @@ def test_what_is_wrong_is_told_with_field_and_cure(tmp_path: Path, text: str, fi
     assert problem.cure
 
 
-def test_every_field_becomes_an_option_and_no_word_is_two(tmp_path: Path) -> None:
+def test_every_field_becomes_one_option(tmp_path: Path) -> None:
     """What a shell would take apart stays one item."""
     text = "partition: a,b\naccount: lab\nqos: high\nconstraint: h200&ib\ngpus: 8\ntime: 90s\nexclude: ['n[1-2]']\n"
     made = cluster(tmp_path, text + "options: ['--comment-like=a; b $(c)', --mail-type=FAIL]\n".replace("--comment-like", "--mail-user"))

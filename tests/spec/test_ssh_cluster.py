@@ -60,17 +60,17 @@ def test_a_jump_host_may_be_written_short(tmp_path: Path, short: str, hop: dict[
         ("hosts: []\n", "hosts", "at least"),
         ("hosts: [a, b, a]\n", "hosts", "2 hosts are called 'a'"),
         ("hosts: [{name: a, address: b}, b]\n", "hosts", "'a' and 'b' are one machine, b port 22. Remove one"),
-        ("hosts: [a b]\n", "hosts[0].name", "cannot stand here"),
-        ("hosts: ['-oProxyCommand=x']\n", "hosts[0].name", "cannot stand here"),
+        ("hosts: [a b]\n", "hosts[0].name", "is not allowed here"),
+        ("hosts: ['-oProxyCommand=x']\n", "hosts[0].name", "is not allowed here"),
         ("hosts: [{name: a, adress: b}]\n", "hosts[0].adress", "Did you mean 'address'?"),
-        ("hosts: ['gpu[9-1]']\n", "hosts[0].name", "is no range of nodes"),
+        ("hosts: ['gpu[9-1]']\n", "hosts[0].name", "is not a range of nodes"),
         ("hosts: ['gpu[1-3]', gpu2]\n", "hosts", "2 hosts are called 'gpu2'"),
         ("hosts: ['gpu[1-3]', gpu2]\n", "hosts", "take it out of 'gpu[1-3]': a range may have gaps, as 'n[1-4,6-9]'"),
         ("hosts: 'gpu[1-2]'\n", "hosts", """'gpu[1-2]' is not a list. Write a list: ["gpu[1-2]"]"""),
-        ("hosts: ['r[1-101]-g[1-100]']\n", "hosts[0].name", "is no range of nodes"),
-        ("hosts: [a]\npython: ~/venv/bin/python\n", "python", "Leave `~/` out where nodes are reached by SSH"),
-        ("hosts: [a]\ninterface: 10.1.0.5/33\n", "interface", "is no network. Write an interface's name (`ib0`) or a network"),
-        ("hosts: ['-gpu[1-3]']\n", "hosts[0].name", "'-gpu1', which is no name"),
+        ("hosts: ['r[1-101]-g[1-100]']\n", "hosts[0].name", "is not a range of nodes"),
+        ("hosts: [a]\npython: ~/venv/bin/python\n", "python", "Over SSH leave `~/` out"),
+        ("hosts: [a]\ninterface: 10.1.0.5/33\n", "interface", "is not a network. Write an interface's name (`ib0`) or a network"),
+        ("hosts: ['-gpu[1-3]']\n", "hosts[0].name", "'-gpu1', which cannot name a node"),
         ("hosts: [{name: 'gpu[1-3]', address: '10.0.0.[1-2]'}]\n", "hosts[0].address", "2 addresses for 3 names"),
         ("hosts: [{name: 'gpu[1-3]', address: gate}]\n", "hosts", "are one machine, gate port 22"),
         ("hosts: ['gpu[1-3]', {name: a, adress: b}]\n", "hosts[1].adress", "Did you mean 'address'?"),
@@ -87,7 +87,7 @@ def test_a_jump_host_may_be_written_short(tmp_path: Path, short: str, hop: dict[
         ("hosts: [a]\nnodes: 3\n", "nodes", "unknown field"),
     ],
 )
-def test_a_slip_is_told_with_its_place_and_cure(tmp_path: Path, text: str, field: str, words: str) -> None:
+def test_an_error_is_reported_with_place_and_cure(tmp_path: Path, text: str, field: str, words: str) -> None:
     """Nothing of it reaches a shell or a name server."""
     with pytest.raises(BadFile) as refused:
         cluster(tmp_path, text)
@@ -95,7 +95,7 @@ def test_a_slip_is_told_with_its_place_and_cure(tmp_path: Path, text: str, field
     assert words in told[field]
 
 
-def test_a_range_stands_for_as_many_nodes(tmp_path: Path) -> None:
+def test_a_range_expands_to_nodes(tmp_path: Path) -> None:
     """As Slurm writes them; each with its address, and all with what is said of the range."""
     text = """
 hosts: ["gpu[008-010]", {name: "cpu-[1,3-4].lab", address: "10.0.3.[7-9]", port: 2222, domain: rack-b}, alone]
@@ -109,7 +109,7 @@ maintenance: [{domains: [rack-b], begins: 2026-12-01 22:00}, {nodes: ["gpu[008-0
     assert cluster_of(made.model_dump(mode="json")) == made
 
 
-def test_ranges_in_one_name_stand_for_each_with_each(tmp_path: Path) -> None:
+def test_two_ranges_in_a_name_expand_to_their_product(tmp_path: Path) -> None:
     """As racks with hosts, and their addresses; the last range is gone through first."""
     made = cluster(tmp_path, "hosts: [{name: 'rack[1-2]-gpu[08-10].lab', address: '10.0.[1-2].[8-10]'}]\n")
     assert made.names == [f"rack{rack}-gpu{gpu}.lab" for rack in "12" for gpu in ("08", "09", "10")]
@@ -124,7 +124,7 @@ def test_a_network_may_be_written_by_any_address_in_it(tmp_path: Path) -> None:
     assert (made.interface, made.interfaces) == ("10.1.0.0/16", {"b": "eth0", "c": "fd00::/64"})
 
 
-def test_kinds_are_told_apart(tmp_path: Path) -> None:
+def test_kinds_are_distinguished(tmp_path: Path) -> None:
     """In files, in a job's file, and as the history has them; without a word of it a cluster is local."""
     assert isinstance(cluster_of({"nodes": 2}), LocalCluster)
     made = cluster_of({"kind": "ssh", "hosts": ["a"]})

@@ -74,14 +74,14 @@ def test_a_metrics_file_goes_before_what_is_printed(checkpoint: CheckpointInfo) 
         ),
     ],
 )
-def test_an_evaluation_that_gives_no_metrics_fails_in_one_sentence(checkpoint: CheckpointInfo, code: str, words: str) -> None:
+def test_an_evaluation_without_metrics_fails(checkpoint: CheckpointInfo, code: str, words: str) -> None:
     """It names the job and the step, and what the program said last."""
     with pytest.raises(EvaluationFailed) as raised:
         run(checkpoint, code)
     assert str(raised.value).startswith(f"the evaluation of 'gpt' at step 70 failed: {words}")
 
 
-def test_a_command_that_is_not_there_is_named(checkpoint: CheckpointInfo) -> None:
+def test_a_missing_command_is_named(checkpoint: CheckpointInfo) -> None:
     """As the system puts it."""
     with pytest.raises(EvaluationFailed, match="`/nowhere/eval` could not be started: No such file or directory"):
         evaluate(checkpoint, Program(command=["/nowhere/eval"]))

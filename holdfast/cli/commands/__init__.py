@@ -1,1 +1,1 @@
-"""One module a command: `holdfast NAME` is `NAME.py`. The grammar, which loads them when they are called, is beside this folder."""
+"""One module for each command: `holdfast NAME` is `NAME.py`. `holdfast.cli.parser` declares them and imports them when they run."""

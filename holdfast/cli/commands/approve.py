@@ -1,56 +1,53 @@
-"""`holdfast approve`: what programs ask before they isolate nodes, and a person's answer."""
+"""`holdfast approve`: list the approvals that programs request before they isolate nodes, and answer them."""
 
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
-from holdfast.cli.actor import signature
-from holdfast.cli.output import clock, heading, hint, say, say_json
+import click
+
+from holdfast.cli.arguments import operator
+from holdfast.cli.output import clock, echo, echo_json, heading, hint
 from holdfast.history import approvals
 from holdfast.history.approvals import ISOLATE, KEEP, ApprovalAnswer
-from holdfast.history.models import ApprovalRequest
 from holdfast.history.store import History
 
 
-def open_questions(*, as_json: bool) -> int:
-    """List what is asked."""
-    history = History.open()
-    try:
-        found = approvals.pending_approvals(history)
-    finally:
-        history.close()
+def approve(number: int | None, *, refuse: bool, nodes: tuple[str, ...], reason: str, as_json: bool) -> int:
+    """Answer the approval *number*, or list the pending ones."""
+    if number is None:
+        if refuse or nodes:
+            raise click.UsageError("Name the approval to answer; `holdfast approve` lists them.")
+        return _list_pending(as_json=as_json)
+    if refuse and nodes:
+        raise click.UsageError("--refuse keeps all nodes: leave out --node, or --refuse.")
+    given = ApprovalAnswer(answer=KEEP if refuse else ISOLATE, picked=nodes, by=operator(), comment=reason)
+    with closing(History.open()) as history:
+        done = approvals.answer(history, number, given, now=time.time())
     if as_json:
-        say_json([approvals.facts(one) for one in found])
+        echo_json(approvals.facts(done))
+    else:
+        echo(f"approval {done.number} of job {done.job} is answered: {approvals.describe(done)}")
+    return 0
+
+
+def _list_pending(*, as_json: bool) -> int:
+    with closing(History.open()) as history:
+        found = approvals.pending_approvals(history)
+    if as_json:
+        echo_json([approvals.facts(one) for one in found])
         return 0
     for one in found:
-        _tell(one)
+        heading(f"Approval {one.number}, job {one.job}, cluster {one.cluster}, requested {clock(one.at)}")
+        echo(one.reason)
+        for node, facts in one.nodes.items():
+            echo(f"  {node}: {facts['reason']}")
+        default = {KEEP: "they stay in service", ISOLATE: "they are isolated"}[one.otherwise]
+        echo(f"Without an answer by {clock(one.until)}, {default}.")
+        echo()
     if not found:
-        say("Nothing is asked.")
+        echo("No approval is pending.")
     else:
-        hint(f"`holdfast approve {found[0].number}` isolates them, with `--refuse` they stay, with `--node` only those named go.")
+        hint(f"`holdfast approve {found[0].number}` isolates them, `--refuse` keeps them, `--node` isolates only those named.")
     return 0
-
-
-def answer(number: int, *, refuse: bool, nodes: tuple[str, ...], reason: str, as_json: bool) -> int:
-    """Answer one question; raise an `OperatorError` where it is answered already, or none."""
-    said = ApprovalAnswer(answer=KEEP if refuse else ISOLATE, picked=nodes, by=signature(), comment=reason)
-    history = History.open()
-    try:
-        done = approvals.answer(history, number, said, now=time.time())
-    finally:
-        history.close()
-    if as_json:
-        say_json(approvals.facts(done))
-    else:
-        say(f"question {done.number} of job {done.job} is answered: {approvals.describe(done)}")
-    return 0
-
-
-def _tell(one: ApprovalRequest) -> None:
-    heading(f"Question {one.number}, job {one.job}, cluster {one.cluster}, since {clock(one.at)}")
-    say(one.reason)
-    for node, told in one.nodes.items():
-        say(f"  {node}: {told['reason']}")
-    what = {KEEP: "they stay in service", ISOLATE: "they are isolated"}[one.otherwise]
-    say(f"If nobody answers by {clock(one.until)}, {what}.")
-    say()

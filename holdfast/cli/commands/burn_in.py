@@ -1,18 +1,19 @@
-"""`holdfast burn-in`."""
+"""`holdfast burn-in`: test nodes with real work."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from detectors.burn_in_results import Check, CheckMark
-from holdfast.cli.actor import signature
-from holdfast.cli.output import COLOURS, hint, say, say_json
+from holdfast.cli.arguments import operator
+from holdfast.cli.output import COLOURS, echo, echo_json, hint
 from holdfast.errors import NodeNotChanged, NodesBusy
 from holdfast.history.store import History
 from holdfast.probe.burn_in.plan import BurnInPlan
@@ -27,37 +28,32 @@ MARKS: Final = {CheckMark.PASSED: COLOURS["ok"], CheckMark.FAILED: COLOURS["unhe
 
 
 def burn_in(nodes: Sequence[str], cluster_file: Path | None, *, short: bool, seconds: float | None, as_json: bool) -> int:
-    """Try *nodes* out, tell each check as it ends and the verdicts last; return 0 when all passed."""
+    """Test *nodes*, show each check as it ends and the results last; return 0 when all passed."""
     cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
     wanted = list(dict.fromkeys(nodes))
     plan = BurnInPlan.of(cluster.burn_in, seconds=seconds, short=short)
-    history = History.open()
-    try:
-        tell = _ProgressLines(max(len(node) for node in wanted))
-        with Repair(cluster, history, Owner(name=signature(), person=True), plan) as repair:
-            if not as_json:
-                repair.on_check = tell
-            repair.check_names(wanted)
-            if not short:
-                _begin(repair, wanted)
-            begun = list(repair.trials)
-            found = repair.try_out(wanted)
-            repair.conclude()
-            _tell_verdicts(repair, found, begun, as_json=as_json)
-    finally:
-        history.close()
+    with closing(History.open()) as history, Repair(cluster, history, Owner(name=operator(), person=True), plan) as repair:
+        if not as_json:
+            repair.on_check = _ProgressLines(max(len(node) for node in wanted))
+        repair.check_names(wanted)
+        if not short:
+            _begin(repair, wanted)
+        begun = list(repair.trials)
+        found = repair.try_out(wanted)
+        repair.conclude()
+        _show(repair, found, begun, as_json=as_json)
     return int(any(one.mark is not CheckMark.PASSED for one in found.values()))
 
 
 def _begin(repair: Repair, nodes: Sequence[str]) -> None:
-    """Begin burn-ins for holds that they may lift; refuse nodes that somebody else is at work on."""
+    """Begin burn-ins that may lift cordons; refuse nodes that are in use."""
     jobs, known = repair.jobs(), repair.known()
     busy = {node: jobs[node] for node in nodes if node in jobs}
     if busy:
-        words = tuple(f"job '{job}' trains on {node}" for node, job in busy.items())
+        reasons = tuple(f"job '{job}' trains on {node}" for node, job in busy.items())
         node, job = next(iter(busy.items()))
-        cure = f"Move it away by `holdfast migrate {job} --from {node}`, or try the node beside training by `--short`"
-        raise NodesBusy("no burn-in can be made now", words, cure)
+        cure = f"Migrate it with `holdfast migrate {job} --from {node}`, or test the node during training with `--short`"
+        raise NodesBusy("no burn-in can run now", reasons, cure)
     testable = [node for node in nodes if known[node].of_kind(*TESTABLE) and known[node].state is not NodeState.RETIRED]
     repair.begin(testable)
     for node in testable:
@@ -66,40 +62,36 @@ def _begin(repair: Repair, nodes: Sequence[str]) -> None:
 
 
 class _ProgressLines:
-    """Writes a line for each check, from whichever thread it comes."""
+    """Writes a line for each check, from any thread."""
 
     def __init__(self, width: int) -> None:
         self._width, self._lock = width, threading.Lock()
 
     def __call__(self, node: str, check: Check) -> None:
         mark = click.style(str(check.mark).ljust(7), fg=MARKS[check.mark])
-        words = visible(f"{seen(check)}, {duration(check.seconds)}")
+        text = visible(f"{seen(check)}, {duration(check.seconds)}")
         with self._lock:
-            click.echo(f"{node.ljust(self._width)}  {check.name.ljust(8)}  {mark}  {words}")
+            click.echo(f"{node.ljust(self._width)}  {check.name.ljust(8)}  {mark}  {text}")
 
 
-def _tell_verdicts(repair: Repair, found: dict[str, BurnInOutcome], begun: Sequence[str], *, as_json: bool) -> None:
+def _show(repair: Repair, found: dict[str, BurnInOutcome], begun: Sequence[str], *, as_json: bool) -> None:
     after = repair.known()
     moves = dict(repair.moves)
     if as_json:
         rows = [_record(one, str(after[node].state), node in begun) for node, one in found.items()]
-        say_json({"cluster": repair.cluster.name, "short": repair.plan.short, "nodes": rows})
+        echo_json({"cluster": repair.cluster.name, "short": repair.plan.short, "nodes": rows})
         return
-    say()
+    echo()
     for node, one in found.items():
         moved = f"; {moves[node].before} -> {moves[node].after}" if node in moves else ""
-        say(f"{node}: {one.reason}{moved}" if one.mark is CheckMark.PASSED else f"{node} {node_result(one.mark)}: {one.reason}{moved}")
-        _advise(node, one, after[node].state, short=repair.plan.short)
-
-
-def _advise(node: str, one: BurnInOutcome, state: NodeState, *, short: bool) -> None:
-    """Say what is left to do."""
-    if one.mark is CheckMark.FAILED and state in {NodeState.HEALTHY, NodeState.SUSPECT}:
-        hint(f'Jobs may still be given {node}. `holdfast nodes hold {node} --reason "failed a burn-in"` takes it out.')
-    if one.mark is CheckMark.SKIPPED and state is NodeState.QUARANTINED:
-        hint(explain_still_isolated(one, str(state)))
-    if one.mark is CheckMark.PASSED and short and state is NodeState.QUARANTINED:
-        hint(f"{node} stays quarantined: a short burn-in lifts nothing. Leave out `--short`.")
+        echo(f"{node}: {one.reason}{moved}" if one.mark is CheckMark.PASSED else f"{node} {node_result(one.mark)}: {one.reason}{moved}")
+        state = after[node].state
+        if one.mark is CheckMark.FAILED and state in {NodeState.HEALTHY, NodeState.SUSPECT}:
+            hint(f'Jobs may still get {node}. `holdfast nodes hold {node} --reason "failed a burn-in"` cordons it.')
+        if one.mark is CheckMark.SKIPPED and state is NodeState.QUARANTINED:
+            hint(explain_still_isolated(one, str(state)))
+        if one.mark is CheckMark.PASSED and repair.plan.short and state is NodeState.QUARANTINED:
+            hint(f"{node} stays quarantined: a short burn-in does not lift it. Leave out `--short`.")
 
 
 def _record(one: BurnInOutcome, state: str, counted: bool) -> dict[str, Any]:  # noqa: FBT001 (a field of the record)

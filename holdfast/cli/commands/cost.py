@@ -1,72 +1,65 @@
-"""`holdfast cost`: what became of the time that jobs held devices for."""
+"""`holdfast cost`: what the time that jobs held devices for was used for."""
 
 from __future__ import annotations
 
-import textwrap
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from holdfast.accounting.bill import Bill, bill
 from holdfast.cli.job_view import find_job
-from holdfast.cli.output import heading, hint, say, say_facts, say_json, say_rows
+from holdfast.cli.output import echo, echo_facts, echo_json, echo_table, echo_wrapped, heading, hint, section
 from holdfast.history.store import History
 from holdfast.report import cost_table as words
 from holdfast.report import write_cost
 from holdfast.report.wording import plural
 
 WIDTH: Final = 100
-MOST: Final = 12
+MAX_ROWS: Final = 12
 """Rows of a table on the terminal; `--json` and the page have all."""
 
 
-def cost(reference: str | None, since: float | None, output: Path | None, *, as_json: bool) -> int:
-    """Tell the bill of one job, or of all, and draw it where that is asked for."""
-    book = History.open(create=False)
-    try:
-        job = None if reference is None else find_job(book, reference)
-        found = bill(book, job, since=since)
-    finally:
-        book.close()
-    name = None if job is None else job.name
+def cost(job: str | None, since: float | None, output: Path | None, *, as_json: bool) -> int:
+    """Show the cost of one job, or of all, and draw it on request."""
+    with closing(History.open(create=False)) as history:
+        row = None if job is None else find_job(history, job)
+        found = bill(history, row, since=since)
+    name = None if row is None else row.name
     drawn = write_cost(found, name, output) if output else None
     if as_json:
-        say_json({"job": name, "id": job.id if job else None, **words.record(found), "picture": str(drawn) if drawn else None})
+        echo_json({"job": name, "id": row.id if row else None, **words.record(found), "picture": str(drawn) if drawn else None})
         return 0
     if not found.jobs:
         hint("There is no job to account for. `holdfast history` lists what the history has.")
     else:
-        _tell(found, name)
+        _show(found, name)
     if drawn:
-        say()
-        say(str(drawn))
+        echo()
+        echo(str(drawn))
     return 0
 
 
-def _tell(found: Bill, name: str | None) -> None:
+def _show(found: Bill, name: str | None) -> None:
     heading(words.heading(found, name))
-    for line in textwrap.wrap(words.counted(found), WIDTH):
-        say(line)
-    say()
-    _rows(words.categories(found), "")
-    say()
-    say_facts(list(words.bill_figures(found)))
+    echo_wrapped(words.counted(found), width=WIDTH)
+    echo()
+    echo_table(*words.categories(found))
+    echo()
+    echo_facts(list(words.bill_figures(found)))
     if found.phases:
-        _rows(words.phases(found), "Lost, by phase")
+        _table(words.phases(found), "Lost, by phase")
     if found.phases or found.lost_capacity:
-        _rows(words.kinds(found), "Lost, by kind of fault")
+        _table(words.kinds(found), "Lost, by kind of fault")
     if found.bad_nodes:
-        _rows(words.bad_nodes(found), "Nodes, by what incidents with their root there cost")
+        _table(words.bad_nodes(found), "Nodes, by the cost of incidents whose root cause was there")
     if len(found.jobs) > 1:
-        _rows(words.jobs(found), "Jobs")
+        _table(words.jobs(found), "Jobs")
 
 
-def _rows(table: words.Table, title: str) -> None:
+def _table(table: words.Table, title: str) -> None:
     """Write the first rows of *table*."""
     head, rows = table
-    if title:
-        say()
-        heading(title)
-    most = MOST if title else len(rows)
-    say_rows(head, rows[:most])
-    if len(rows) > most:
-        say(f"and {plural(len(rows) - most, 'row')} more; `--json` and the page have all")
+    section(title)
+    echo_table(head, rows[:MAX_ROWS])
+    if len(rows) > MAX_ROWS:
+        echo(f"and {plural(len(rows) - MAX_ROWS, 'row')} more; `--json` and the page have all")

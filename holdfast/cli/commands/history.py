@@ -1,17 +1,18 @@
-"""`holdfast history` and `holdfast show`: what the history knows about what has been."""
+"""`holdfast history` and `holdfast show`: past jobs, and one incident in full."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlmodel import SQLModel
 
 from holdfast.accounting.losses import downtime, losses
-from holdfast.cli.changes import IN_FULL, in_recovery
+from holdfast.cli.changes import ALWAYS_SHOWN, in_recovery
 from holdfast.cli.job_view import find_job
-from holdfast.cli.output import clock, heading, hint, say, say_facts, say_json, say_rows, say_styled
+from holdfast.cli.output import clock, echo, echo_facts, echo_json, echo_styled, echo_table, heading, hint, section
 from holdfast.errors import UnknownIncident
 from holdfast.history import queries
 from holdfast.history.models import DecisionRecord, FaultRecord, Incident, IncidentDiagnosis, Job, Phase
@@ -36,35 +37,31 @@ from holdfast.report.wording import (
     share,
 )
 
-TOLD: Final = 0.01
-"""Seconds of a downtime that its phases may leave open without a word."""
+NEGLIGIBLE: Final = 0.01
+"""Seconds of a downtime that may belong to no phase without being shown."""
+JOBS: Final = ("JOB", "STATE", "SUBMITTED", "TOOK", "STEPS", "INCIDENTS", "DOWNTIME", "ID")
+INCIDENTS: Final = ("INCIDENT", "AFTER", "OUTCOME", "ACTION", "DETECTED", "DOWN", "LOST", "KIND", "SUBJECT")
 
 
-def history(reference: str | None, *, limit: int, as_json: bool) -> int:
-    """List all jobs, or what befell one."""
-    book = History.open(create=False)
-    try:
-        if reference is None:
-            _jobs(book, limit, as_json=as_json)
+def history(job: str | None, *, limit: int, as_json: bool) -> int:
+    """List all jobs, or show what happened to one."""
+    with closing(History.open(create=False)) as book:
+        if job is None:
+            _list_jobs(book, limit, as_json=as_json)
         else:
-            _life(book, find_job(book, reference), as_json=as_json)
-    finally:
-        book.close()
+            _show_job(book, find_job(book, job), as_json=as_json)
     return 0
 
 
-def show(reference: str, job: str | None, *, as_json: bool) -> int:
+def show(incident: str, job: str | None, *, as_json: bool) -> int:
     """Show one incident."""
-    book = History.open(create=False)
-    try:
-        _incident(book, found_incident(book, reference, job), as_json=as_json)
-    finally:
-        book.close()
+    with closing(History.open(create=False)) as book:
+        _show_incident(book, find_incident(book, incident, job), as_json=as_json)
     return 0
 
 
-def found_incident(book: History, reference: str, job: str | None) -> Incident:
-    """Return the incident that *reference* names, of the very run that *job* names; raise `UnknownIncident` or `UnknownJob`."""
+def find_incident(book: History, reference: str, job: str | None) -> Incident:
+    """Return the incident that *reference* names, of the run that *job* names; raise `UnknownIncident` or `UnknownJob`."""
     if job is None:
         return queries.incident(book, reference)
     run = find_job(book, job)
@@ -74,14 +71,13 @@ def found_incident(book: History, reference: str, job: str | None) -> Incident:
     return found[0]
 
 
-def _jobs(book: History, limit: int, *, as_json: bool) -> None:
+def _list_jobs(book: History, limit: int, *, as_json: bool) -> None:
     records = [_job_record(book, job) for job in queries.jobs(book, limit=limit)]
     if as_json:
-        say_json(records)
+        echo_json(records)
     elif not records:
         hint("The history is empty. `holdfast run JOB_FILE` starts a job, `holdfast demo` shows one.")
     else:
-        head = ("JOB", "STATE", "SUBMITTED", "TOOK", "STEPS", "INCIDENTS", "DOWNTIME", "ID")
         rows = [
             [
                 record["job"],
@@ -95,7 +91,7 @@ def _jobs(book: History, limit: int, *, as_json: bool) -> None:
             ]
             for record in records
         ]
-        say_rows(head, rows, coloured=1)
+        echo_table(JOBS, rows, coloured=1)
 
 
 def _job_record(book: History, job: Job) -> dict[str, Any]:
@@ -114,7 +110,10 @@ def _job_record(book: History, job: Job) -> dict[str, Any]:
     }
 
 
-def _life(book: History, job: Job, *, as_json: bool) -> None:
+# -- one job ----------------------------------------------------------------------------------------------------------
+
+
+def _show_job(book: History, job: Job, *, as_json: bool) -> None:
     rows: dict[str, Sequence[SQLModel]] = {
         "generations": queries.generations(book, job.id),
         "moves": queries.transitions(book, job.id),
@@ -125,59 +124,57 @@ def _life(book: History, job: Job, *, as_json: bool) -> None:
     }
     if as_json:
         lost = losses(book, job).as_record()
-        say_json({**_job_record(book, job), "losses": lost, **{name: [row.model_dump() for row in found] for name, found in rows.items()}})
+        echo_json({**_job_record(book, job), "losses": lost, **{name: [row.model_dump() for row in found] for name, found in rows.items()}})
         return
     heading(f"{job.name}  submitted {clock(job.at)}  id {job.id}")
     for line in sorted(_lines(book, job), key=lambda line: (line.at, line.id)):
-        say_styled(f"{line.mark} {clock(line.at)}  {line.text}", line.style)
+        echo_styled(f"{line.mark} {clock(line.at)}  {line.text}", line.style)
     if rows["incidents"]:
-        say()
-        _incident_rows(queries.incidents(book, job.id), job.at)
+        echo()
+        _incident_table(queries.incidents(book, job.id), job.at)
     if rows["generations"]:
-        say()
-        say_facts(list(cost_table.figures(losses(book, job))))
+        echo()
+        echo_facts(list(cost_table.figures(losses(book, job))))
     if rows["incidents"]:
-        say()
-        hint(f"`holdfast show N --job {job.name}` tells an incident in full.")
+        echo()
+        hint(f"`holdfast show N --job {job.name}` shows an incident in full.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryLine:
-    """A line of a job's life; time and id order them."""
+    """A line of a job's history; time and id order them."""
 
     at: float
     id: str
     text: str
     mark: str = " "
-    """Stands before the time of what must not be overlooked: `!` where an incident begins, `=` where it is over."""
+    """Precedes the time: `!` where an incident begins, `=` where it is closed."""
     style: str = ""
 
 
 def _lines(book: History, job: Job) -> Iterator[HistoryLine]:
     incidents, generations = queries.incidents(book, job.id), queries.generations(book, job.id)
-    yield from _recoveries(book, job, incidents)
+    yield from _recovery_lines(book, job, incidents)
     for one in generations:
-        nodes = ", ".join(one.ranks)
-        text = f"generation {one.number}: {rank_count(one.world_size, one.facts)} on {nodes}{kept_ranks(one.facts)}"
+        text = f"generation {one.number}: {rank_count(one.world_size, one.facts)} on {', '.join(one.ranks)}{kept_ranks(one.facts)}"
         yield HistoryLine(at=one.at, id=one.id, text=text, style="dim" if in_recovery(one.at, incidents) else "")
     for note in collapsed(queries.job_events(book, job.id), {node for one in generations for node in one.ranks}):
-        again = f" ({note.repeated}, last at {clock(note.last)})" if note.repeated else ""
-        yield HistoryLine(at=note.at, id=note.id, text=f"{note.text}{again}", style="dim")
+        repeated = f" ({note.repeated}, last at {clock(note.last)})" if note.repeated else ""
+        yield HistoryLine(at=note.at, id=note.id, text=f"{note.text}{repeated}", style="dim")
     for saved in queries.checkpoints(book, job.id):
-        if saved.problem and saved.problem not in IN_MEMORY:  # of those a note tells
+        if saved.problem and saved.problem not in IN_MEMORY:  # those have notes
             yield HistoryLine(at=saved.at, id=saved.id, text=f"{saved.problem}: {saved.path}: {saved.reason}")
 
 
-def _recoveries(book: History, job: Job, incidents: Sequence[Incident]) -> Iterator[HistoryLine]:
-    """Yield the job's states, and the incidents, which stand out among them; a reason that a decision gave is not repeated."""
+def _recovery_lines(book: History, job: Job, incidents: Sequence[Incident]) -> Iterator[HistoryLine]:
+    """Yield the job's states, decisions and incidents; the reason of a decision is not repeated with a state."""
     numbers = {one.id: one.number for one in incidents}
     decisions = queries.decisions(book, job.id)
     reasons = {decision.reason for decision in decisions}
     for move in queries.transitions(book, job.id):
         text = move.after if move.reason in reasons else f"{move.after}: {move.reason}"
-        yield HistoryLine(
-            at=move.at, id=move.id, text=text, style="dim" if in_recovery(move.at, incidents) and move.after not in IN_FULL else ""
-        )
+        brief = in_recovery(move.at, incidents) and move.after not in ALWAYS_SHOWN
+        yield HistoryLine(at=move.at, id=move.id, text=text, style="dim" if brief else "")
     for decision in decisions:
         text = f"incident {numbers.get(decision.incident_id, '?')}: {decision.action}, because {decision.reason}"
         yield HistoryLine(at=decision.at, id=decision.id, text=text)
@@ -188,8 +185,7 @@ def _recoveries(book: History, job: Job, incidents: Sequence[Incident]) -> Itera
             yield HistoryLine(at=incident.closed_at, id=incident.id, text=incident_closed(incident), mark="=", style=style)
 
 
-def _incident_rows(incidents: Sequence[Incident], zero: float) -> None:
-    head = ("INCIDENT", "AFTER", "OUTCOME", "ANSWER", "DETECTED", "DOWN", "LOST", "KIND", "SUBJECT")
+def _incident_table(incidents: Sequence[Incident], zero: float) -> None:
     rows = [
         [
             str(one.number),
@@ -204,10 +200,13 @@ def _incident_rows(incidents: Sequence[Incident], zero: float) -> None:
         ]
         for one in incidents
     ]
-    say_rows(head, rows)
+    echo_table(INCIDENTS, rows)
 
 
-def _incident(book: History, one: Incident, *, as_json: bool) -> None:
+# -- one incident -----------------------------------------------------------------------------------------------------
+
+
+def _show_incident(book: History, one: Incident, *, as_json: bool) -> None:
     faults, decisions = queries.faults(book, incident_id=one.id), queries.decisions(book, incident_id=one.id)
     phases, verdicts = queries.phases(book, one.id), queries.diagnoses(book, incident_id=one.id)
     with book.session() as session:
@@ -215,28 +214,23 @@ def _incident(book: History, one: Incident, *, as_json: bool) -> None:
     name = job.name if job else one.job_id
     if as_json:
         parts: dict[str, Sequence[SQLModel]] = {"faults": faults, "verdicts": verdicts, "decisions": decisions, "phases": phases}
-        say_json({"job": name, **one.model_dump(), **{key: [row.model_dump() for row in rows] for key, rows in parts.items()}})
+        echo_json({"job": name, **one.model_dump(), **{key: [row.model_dump() for row in rows] for key, rows in parts.items()}})
         return
     heading(f"{name}, incident {one.number}: {one.kind} on {one.subject}, {one.outcome or 'open'}")
-    say_facts(list(_incident_facts(one)))
-    _faults(faults)
-    _weighed(verdicts)
-    _decisions(decisions)
-    _phases(phases, one)
-
-
-def _title(text: str) -> None:
-    say()
-    heading(text)
+    echo_facts(list(_incident_facts(one)))
+    _show_faults(faults)
+    _show_hypotheses(verdicts)
+    _show_decisions(decisions)
+    _show_phases(phases, one)
 
 
 def _incident_facts(one: Incident) -> Iterator[tuple[str, str]]:
-    yield "happened", clock(one.fault_at)
+    yield "occurred", clock(one.fault_at)
     yield "detected", f"{duration(one.detected_at - one.fault_at)} later"
     if one.commands_sent_at is not None:
-        yield "first order", f"{duration(one.commands_sent_at - one.detected_at)} after that"
+        yield "first command", f"{duration(one.commands_sent_at - one.detected_at)} after that"
     if one.action:
-        yield "answer", one.action
+        yield "action", one.action
     if one.reason:
         yield "reason", one.reason
     if one.downtime_s is not None:
@@ -247,82 +241,77 @@ def _incident_facts(one: Incident) -> Iterator[tuple[str, str]]:
         resumed = f", resumed after step {count(one.resumed_step)}" if one.resumed_step is not None else ""
         yield "steps", f"had reached {count(one.step_before)}{resumed}{lost}"
     if one.facts:
-        yield "take-over" if "rebuilt" in one.facts else "state", "\n".join(recovery_details(one.facts))
+        yield "in-process recovery" if "rebuilt" in one.facts else "state", "\n".join(recovery_details(one.facts))
     after = f" → {one.generation_after}" if one.generation_after is not None else ""
     yield "generation", f"{one.generation_before}{after}"
     yield "id", one.id
 
 
-def _faults(faults: Sequence[FaultRecord]) -> None:
+def _show_faults(faults: Sequence[FaultRecord]) -> None:
     if faults:
-        _title("Seen")
+        section("Faults")
     shown: dict[str, str] = {}
     for fault in faults:
-        root = " (the root)" if fault.root else ""
+        title = f"{fault.kind} on {fault.subject}"
+        root = " (root cause)" if fault.root else ""
         step = f" at step {count(fault.step)}" if fault.step is not None else ""
-        say(f"  {clock(fault.at)}  {fault.kind} on {fault.subject}{step}{root}: asks for {fault.recommended_action}, blames {fault.blame}")
+        echo(f"  {clock(fault.at)}  {title}{step}{root}: recommends {fault.recommended_action}, attributed to {fault.blame}")
         for name, value in fault.evidence.items():
             if value not in (None, "", [], {}):
-                _evidence("" if name == "quote" else f"{name}: ", _once(str(value).strip(), f"{fault.kind} on {fault.subject}", shown))
+                text = str(value).strip()
+                if "\n" in text and shown.setdefault(text, title) is not title:  # one traceback is the evidence of several faults
+                    text = f"as of {shown[text]} above"
+                _show_evidence("" if name == "quote" else f"{name}: ", text)
 
 
-def _once(text: str, told_of: str, shown: dict[str, str]) -> str:
-    """Return *text*, or where it already stands: a traceback comes with every fault that it speaks for."""
+def _show_evidence(name: str, text: str) -> None:
+    """Quote evidence: one line after its name, several below it."""
     if "\n" not in text:
-        return text
-    before = shown.setdefault(text, told_of)
-    if before is told_of:
-        return text
-    return f"as of {before} above"
-
-
-def _evidence(name: str, text: str) -> None:
-    """Quote evidence: short on its line, long below."""
-    if "\n" not in text:
-        say(f"            {name}{text}")
+        echo(f"            {name}{text}")
         return
-    say(f"            {name}".rstrip())
+    echo(f"            {name}".rstrip())
     for line in text.splitlines():
-        say(f"            │ {line}")
+        echo(f"            │ {line}")
 
 
-def _weighed(verdicts: Sequence[IncidentDiagnosis]) -> None:
+def _show_hypotheses(verdicts: Sequence[IncidentDiagnosis]) -> None:
     found = list(hypotheses_of(verdicts))
     if found:
-        _title("Explained by")
+        section("Hypotheses")
     for one in found:
-        blames = f", blames {one.blame}" if one.blame not in {"", "none"} else ""
-        say(f"  {share(one.weight):>6}  {one.kind} of {one.subject}{blames}")
+        target = f", attributed to {one.blame}" if one.blame not in {"", "none"} else ""
+        echo(f"  {share(one.weight):>6}  {one.kind} of {one.subject}{target}")
         for at, source, quote in one.evidence:
-            say(f"            {clock(at)}  {source}: {quote.splitlines()[0] if quote else NOTHING}")
+            echo(f"            {clock(at)}  {source}: {quote.splitlines()[0] if quote else NOTHING}")
         for name, symptoms in (("explains", one.explains), ("leaves unexplained", one.unexplained)):
             if symptoms:
-                say(f"            {name} {symptoms}")
+                echo(f"            {name} {symptoms}")
 
 
-def _decisions(decisions: Sequence[DecisionRecord]) -> None:
+def _show_decisions(decisions: Sequence[DecisionRecord]) -> None:
     if decisions:
-        _title("Decided")
+        section("Decisions")
     for decision in decisions:
-        say(f"  {clock(decision.at)}  {decision.action} by {decision.rule}, because {decision.reason}")
+        echo(f"  {clock(decision.at)}  {decision.action} by {decision.rule}, because {decision.reason}")
         for one in decision.act.get("seats") or ():
-            say(f"            {seat(one)}")
+            echo(f"            {seat(one)}")
         for rule, why in decision.passed_over.items():
-            say(f"            passed over {rule}: {why}")
+            echo(f"            skipped {rule}: {why}")
 
 
-def _phases(phases: Sequence[Phase], one: Incident) -> None:
+def _show_phases(phases: Sequence[Phase], one: Incident) -> None:
     if not phases:
         return
-    _title("Phases")
+    section("Phases")
     for part in known.parts(phases):
         bar = "█" * round(part.share * 30)
         term = f"({part.kind.term})" if part.kind.term else ""
-        say(f"  {part.label:<14}{term:<5}{duration(part.seconds):>10}  {share(part.share):>6}  {bar:<30}  {part.kind.meaning}".rstrip())
-    told = sum(max(0.0, phase.seconds) for phase in phases)
+        echo(f"  {part.label:<14}{term:<5}{duration(part.seconds):>10}  {share(part.share):>6}  {bar:<30}  {part.kind.meaning}".rstrip())
+    total = sum(max(0.0, phase.seconds) for phase in phases)
     down = sum(max(0.0, phase.seconds) for phase in phases if phase.name != ROLLBACK)
-    if (rest := (one.downtime_s or 0.0) - down) > TOLD:
-        say(
-            f"  {'not known':<19}{duration(rest):>10}  until the first new step: the script keeps its own state, and reports no parts of it"
+    if (rest := (one.downtime_s or 0.0) - down) > NEGLIGIBLE:
+        total += rest
+        echo(
+            f"  {'unknown':<19}{duration(rest):>10}  until the first new step: the script keeps its own state, and reports no phases of it"
         )
-    say(f"  {'all':<19}{duration(told + (rest if rest > TOLD else 0.0)):>10}")
+    echo(f"  {'all':<19}{duration(total):>10}")

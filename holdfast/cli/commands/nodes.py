@@ -1,27 +1,26 @@
-"""`holdfast nodes`."""
+"""`holdfast nodes`: list the nodes of a cluster."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.cli.output import clock, say_json, say_rows
+from holdfast.cli.output import clock, echo_json, echo_table
 from holdfast.cluster import NodeView, names_of, open_cluster
 from holdfast.history import queries
 from holdfast.history.cordons import CordonTable
-from holdfast.history.cordons import nodes as held_nodes
+from holdfast.history.cordons import nodes as cordoned_nodes
 from holdfast.history.health_samples import health_by_node
 from holdfast.history.models import Job, NodeStatusChange
 from holdfast.history.store import History
 from holdfast.report.wording import NOTHING
 from holdfast.spec import Cluster, LocalCluster, load_cluster
 from policies.cordons import Cordon, CordonKind, Node
-from policies.maintenance import MaintenanceWindow, PlannedOutage, planned_outage
+from policies.maintenance import PlannedOutage, planned_outage
 from policies.node_health import HealthAssessment
 
 HEAD: Final = (
@@ -36,107 +35,105 @@ HEAD: Final = (
     "SLURM JOB",
     "HISTORY",
     "SINCE",
-    "VERDICT",
-    "SEEN",
+    "HEALTH",
+    "CHECKED",
     "REASON",
 )
 ALWAYS: Final = frozenset({0, 1, 5, len(HEAD) - 1})
-"""Columns that are shown even where no node has anything to say in them."""
+"""Columns that are shown even where they are empty for all nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownNode:
-    """One node: as it is seen now, what is held against it, what jobs did with it, and what was thought of it from outside."""
+    """What is known of one node."""
 
     view: NodeView
+    """As it is now."""
     node: Node
+    """Its cordons."""
     move: NodeStatusChange | None
-    told: HealthAssessment | None
+    """Its last change by a job."""
+    health: HealthAssessment | None
+    """The result of its last health check."""
     due: bool
-    """A burn-in should be run on it."""
-    closing: PlannedOutage | None
+    """It is due for a burn-in."""
+    window: PlannedOutage | None
     """The maintenance window that it is in, or its next one."""
 
 
 def nodes(cluster_file: Path | None, *, now: bool, as_json: bool) -> int:
-    """Show every node as it is seen now, what is held against it and by whom, and what was last thought of it from outside.
+    """List every node with its present state, its cordons and the result of its last health check.
 
-    Machines that are reached by SSH are logged in to only where *now* asks for it: that takes time and the processor, of both ends.
+    Machines that are reached by SSH are contacted only if *now* is set: that takes time on both ends.
     """
     cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
-    history = History.open(create=False)
-    try:
-        moves, told = queries.node_statuses(history, cluster.name), health_by_node(history, cluster.name)
-        held = held_nodes(
-            history, CordonTable(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules), now=time.time()
+    at = time.time()
+    with closing(History.open(create=False)) as history:
+        moves, health = queries.node_statuses(history, cluster.name), health_by_node(history, cluster.name)
+        table = CordonTable(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules)
+        cordoned = cordoned_nodes(history, table, now=at)
+        views = [_with_job_name(history, view) for view in view_nodes(cluster, now=now)]
+    known = []
+    for view in views:
+        node = cordoned.get(view.name) or Node(name=view.name)
+        window = planned_outage(cluster.windows, view.name, at, soon=False)
+        known.append(
+            KnownNode(view=view, node=node, move=moves.get(view.name), health=health.get(view.name), due=node.is_due(at), window=window)
         )
-        views = [_with_name(history, view) for view in views_of(cluster, now=now)]
-    finally:
-        history.close()
-    known = [_known(view, held, moves.get(view.name), told.get(view.name), cluster.windows) for view in views]
     if as_json:
-        say_json({"cluster": cluster.name, "nodes": [_record(one) for one in known]})
+        echo_json({"cluster": cluster.name, "nodes": [_record(one) for one in known]})
         return 0
     rows = [_row(one) for one in known]
     shown = [place for place in range(len(HEAD)) if place in ALWAYS or any(row[place] != NOTHING for row in rows)]
-    say_rows([HEAD[place] for place in shown], [[row[place] for place in shown] for row in rows], coloured=1, last="folded")
+    echo_table([HEAD[place] for place in shown], [[row[place] for place in shown] for row in rows], coloured=1, last="wrapped")
     return 0
 
 
-def _known(
-    view: NodeView,
-    held: Mapping[str, Node],
-    move: NodeStatusChange | None,
-    told: HealthAssessment | None,
-    windows: tuple[MaintenanceWindow, ...],
-) -> KnownNode:
-    node = held.get(view.name) or Node(name=view.name)
-    now = time.time()
-    closed = planned_outage(windows, view.name, now, soon=False)
-    return KnownNode(view=view, node=node, move=move, told=told, due=node.is_due(now), closing=closed)
-
-
-def views_of(cluster: Cluster, *, now: bool = False) -> list[NodeView]:
-    """Return the nodes as they are seen now; those that are reached by SSH are only named, unless *now*."""
+def view_nodes(cluster: Cluster, *, now: bool = False) -> list[NodeView]:
+    """Return the nodes as they are now; those that are reached by SSH only with their names, unless *now* is set."""
     if cluster.kind == "ssh" and not now:
         return [NodeView(name=host.name, status=NOTHING, agent=NOTHING) for host in cluster.machines]
-    with contextlib.closing(open_cluster(cluster)) as source:
+    with closing(open_cluster(cluster)) as source:
         return source.survey()
 
 
-def _with_name(history: History, view: NodeView) -> NodeView:
-    """Return the node with its job's name, where its agent told the job's id."""
+def _with_job_name(history: History, view: NodeView) -> NodeView:
+    """Return the node with its job's name, where its agent reported the job's id."""
     with history.session() as session:
         job = session.get(Job, view.job) if view.job else None
     return dataclasses.replace(view, job=job.name) if job else view
 
 
 def _record(one: KnownNode) -> dict[str, Any]:
-    move, told = one.move, one.told
-    jobs = {"status": move.status, "since": move.at, "reason": move.reason} if move else None
-    thought = {"verdict": told.status, "since": told.since, "seen": told.seen or None, "evidence": list(told.evidence)} if told else None
+    move, health = one.move, one.health
     now = {name: None if value == NOTHING else value for name, value in dataclasses.asdict(one.view).items()}
     service = {
         "state": one.node.state,
         "since": one.node.since or None,
         "burn_in_due": one.due,
         "holds": [dataclasses.asdict(hold) for hold in one.node.holds],
-        "maintenance": dataclasses.asdict(one.closing) if one.closing is not None else None,
+        "maintenance": dataclasses.asdict(one.window) if one.window is not None else None,
     }
-    return {**now, "service": service, "history": jobs, "health": thought}
+    jobs = {"status": move.status, "since": move.at, "reason": move.reason} if move else None
+    checked = (
+        {"verdict": health.status, "since": health.since, "seen": health.seen or None, "evidence": list(health.evidence)}
+        if health
+        else None
+    )
+    return {**now, "service": service, "history": jobs, "health": checked}
 
 
 def _row(one: KnownNode) -> list[str]:
-    view, move, told = one.view, one.move, one.told
+    view, move, health = one.view, one.move, one.health
     agent = f"pid {view.pid}" if view.pid else view.agent
     jobs = [move.status, clock(move.at)] if move else [NOTHING, NOTHING]
-    thought = [told.status, clock(told.seen) if told.seen else NOTHING] if told else [NOTHING, NOTHING]
+    checked = [health.status, clock(health.seen) if health.seen else NOTHING] if health else [NOTHING, NOTHING]
     reasons = [_reason(hold) for hold in reversed(one.node.holds)]
-    if one.closing is not None:
-        reasons.append(f"{one.closing.reason} from {clock(one.closing.begins)} to {clock(one.closing.ends)}")
-    seen = [view.why, *reasons, move.reason if move else "", *(told.evidence if told else ())]
-    reason = "\n".join(words for words in dict.fromkeys(seen) if words and not any(words in other for other in seen if other != words))
-    return [view.name, *_service(one), view.status, agent, view.job or NOTHING, view.allocation or NOTHING, *jobs, *thought, reason]
+    if one.window is not None:
+        reasons.append(f"{one.window.reason} from {clock(one.window.begins)} to {clock(one.window.ends)}")
+    parts = [view.why, *reasons, move.reason if move else "", *(health.evidence if health else ())]
+    reason = "\n".join(part for part in dict.fromkeys(parts) if part and not any(part in other for other in parts if other != part))
+    return [view.name, *_service(one), view.status, agent, view.job or NOTHING, view.allocation or NOTHING, *jobs, *checked, reason]
 
 
 def _service(one: KnownNode) -> list[str]:

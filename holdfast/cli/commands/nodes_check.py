@@ -1,4 +1,4 @@
-"""`holdfast nodes check`."""
+"""`holdfast nodes check`: what hosts need before a job can run on them."""
 
 from __future__ import annotations
 
@@ -7,54 +7,50 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from holdfast.cli.commands.nodes_bootstrap import nodes_meant, progress, ssh_cluster
-from holdfast.cli.output import say, say_json, say_rows
+from holdfast.cli.commands.nodes_bootstrap import progress, selected_nodes, ssh_cluster
+from holdfast.cli.output import echo, echo_json, echo_table
 from holdfast.probe.readiness import Inspection, InspectionScope, ReadinessFinding, ReadinessState
 from holdfast.probe.readiness.judge import judge
 from holdfast.report.wording import plural
 from holdfast.spec import load_job
 
-DOUBTS: Final = 3
-"""Exit status where jobs run and something should be mended."""
-HEAD: Final = ("NODE", "CHECK", "STATE", "SEEN, AND WHAT TO DO")
+WARNINGS: Final = 3
+"""Exit status where jobs can run but something should be fixed."""
+HEAD: Final = ("NODE", "CHECK", "STATE", "FOUND, AND WHAT TO DO")
 
 
 def inspect(cluster_file: Path, job_file: Path | None, only: Sequence[str], *, as_json: bool) -> int:
-    """Say of each host what is missing for a job, and the cure; return 1 when something is, 3 when something should be mended."""
+    """Show for each host what a job lacks there, and the cure; return 1 when something is missing, 3 when something should be fixed."""
     cluster = ssh_cluster(cluster_file)
-    nodes = nodes_meant(cluster, only)
+    nodes = selected_nodes(cluster, only)
     wanted = InspectionScope.of(load_job(job_file)[0]) if job_file is not None else InspectionScope()
     with progress(nodes, quiet=as_json) as shown, Inspection(cluster, wanted, shown) as inspection:
         facts = inspection.look(nodes)
     found = judge(facts, gpus=cluster.gpus_of, snapshots=wanted.snapshots)
+    order = list(ReadinessState)
+    by_node = {node: [one for one in found if one.node == node] for node in nodes}
+    worst = {node: max((one.state for one in ours), key=order.index, default=ReadinessState.UNKNOWN) for node, ours in by_node.items()}
     if as_json:
         rows = [
-            {"node": node, "ready": _worst(found, node) is not ReadinessState.MISSING, "checks": _records(found, node)} for node in nodes
+            {
+                "node": node,
+                "ready": worst[node] is not ReadinessState.MISSING,
+                "checks": [{name: value for name, value in dataclasses.asdict(one).items() if name != "node"} for one in ours],
+            }
+            for node, ours in by_node.items()
         ]
-        say_json({"cluster": cluster.name, "nodes": rows})
+        echo_json({"cluster": cluster.name, "nodes": rows})
     else:
-        _tell(nodes, found)
-    worst = {_worst(found, node) for node in nodes}
-    return 1 if ReadinessState.MISSING in worst else 0 if worst <= {ReadinessState.OK} else DOUBTS
+        echo_table(HEAD, [row for node, ours in by_node.items() for row in _rows(node, ours)], coloured=2, last="wrapped")
+        ready = sum(state is not ReadinessState.MISSING for state in worst.values())
+        echo(f"\n{ready} of {plural(len(nodes), 'host')} are ready for jobs.")
+    states = set(worst.values())
+    return 1 if ReadinessState.MISSING in states else 0 if states <= {ReadinessState.OK} else WARNINGS
 
 
-def _worst(found: Sequence[ReadinessFinding], node: str) -> ReadinessState:
-    order = list(ReadinessState)
-    return max((one.state for one in found if one.node == node), key=order.index, default=ReadinessState.UNKNOWN)
-
-
-def _records(found: Sequence[ReadinessFinding], node: str) -> list[dict[str, str]]:
-    return [{name: value for name, value in dataclasses.asdict(one).items() if name != "node"} for one in found if one.node == node]
-
-
-def _tell(nodes: Sequence[str], found: Sequence[ReadinessFinding]) -> None:
-    rows = []
-    for node in nodes:
-        ours = [one for one in found if one.node == node]
-        wrong = [one for one in ours if one.state is not ReadinessState.OK]
-        fine = ", ".join(one.message for one in ours if one.state is ReadinessState.OK)
-        rows += [(node, one.check, str(one.state), f"{one.message}\n-> {one.cure}" if one.cure else one.message) for one in wrong]
-        rows += [(node, "the rest" if wrong else "all", str(ReadinessState.OK), fine)] if fine else []
-    say_rows(HEAD, rows, coloured=2, last="folded")
-    ready = [node for node in nodes if _worst(found, node) is not ReadinessState.MISSING]
-    say(f"\n{len(ready)} of {plural(len(nodes), 'host')} are ready for jobs.")
+def _rows(node: str, found: Sequence[ReadinessFinding]) -> list[tuple[str, str, str, str]]:
+    """Return a row for each finding, and one for all checks that passed."""
+    wrong = [one for one in found if one.state is not ReadinessState.OK]
+    passed = ", ".join(one.message for one in found if one.state is ReadinessState.OK)
+    rows = [(node, one.check, str(one.state), f"{one.message}\n-> {one.cure}" if one.cure else one.message) for one in wrong]
+    return [*rows, (node, "the rest" if wrong else "all", str(ReadinessState.OK), passed)] if passed else rows

@@ -1,115 +1,94 @@
-"""`holdfast replay`: what another policy would have done."""
+"""`holdfast replay`: what another policy would have decided."""
 
 from __future__ import annotations
 
 import dataclasses
-import textwrap
-from collections.abc import Mapping
+from contextlib import closing
 from typing import Any, Final
 
 from holdfast.accounting.replay import Difference, PolicyReplay
-from holdfast.accounting.replay import replay as ask
+from holdfast.accounting.replay import replay as replayed
 from holdfast.cli.job_view import find_job
-from holdfast.cli.output import heading, hint, say, say_facts, say_json, say_rows
+from holdfast.cli.output import echo, echo_facts, echo_json, echo_table, echo_wrapped, heading, hint, section
 from holdfast.history.store import History
 from holdfast.report.cost_table import hours
 from holdfast.report.wording import NOTHING, duration, plural
 from policies.case_codec import act_of
 
 WIDTH: Final = 100
-MOST: Final = 20
-"""Differences that the terminal tells; `--json` has all."""
+MAX_DIFFERENCES: Final = 20
+"""Differences that are shown; `--json` has all."""
+HEAD: Final = ("JOB", "INCIDENT", "FAULT", "DECIDED", "WOULD HAVE", "SAVED")
 
 
-def replay(policy: str, reference: str | None, since: float | None, *, as_json: bool) -> int:
-    """Tell which recorded decisions *policy* would have made otherwise."""
-    book = History.open(create=False)
-    try:
-        found = ask(book, policy, job=None if reference is None else find_job(book, reference), since=since)
-    finally:
-        book.close()
+def replay(policy: str, job: str | None, since: float | None, *, as_json: bool) -> int:
+    """Show which recorded decisions *policy* would have made differently."""
+    with closing(History.open(create=False)) as history:
+        found = replayed(history, policy, job=None if job is None else find_job(history, job), since=since)
     if as_json:
-        say_json(_record(found))
+        echo_json(_record(found))
     elif not found.decisions and not found.straggler_decisions:
-        hint("There is no decision to ask about. `holdfast history` lists what the history has.")
+        hint("There is no decision to replay. `holdfast history` lists what the history has.")
     else:
-        _tell(found)
+        _show(found)
     return 0
 
 
-def _tell(found: PolicyReplay) -> None:
-    heading(f"{found.policy}, asked about {plural(found.decisions, 'decision')} in {plural(found.incidents, 'incident')}")
+def _show(found: PolicyReplay) -> None:
+    heading(f"{found.policy}, replayed on {plural(found.decisions, 'decision')} in {plural(found.incidents, 'incident')}")
     facts = [("the same", str(found.same)), ("different", str(len(found.differences)))]
     if found.follow:
-        facts.append(("not asked", f"{found.follow}: the incident would have gone another way before"))
-    facts += [("cannot tell", f"{many}: {why}") for why, many in found.unreadable.items()]
+        facts.append(("not replayed", f"{found.follow}: the incident would have taken another course before"))
+    facts += [("unknown", f"{many}: {why}") for why, many in found.unreadable.items()]
     if found.differences:
-        facts.append(("in all", _in_all(found)))
+        priced = len(found.differences) - found.unpriced
+        rest = f"; unknown for {plural(found.unpriced, 'difference')}" if found.unpriced else ""
+        facts.append(("in all", f"{_signed(found.saved)} of compute{rest}" if priced else "the difference in compute is unknown"))
     if found.straggler_decisions:
-        facts.append(("slow ranks", f"{found.straggler_decisions} weighed, {len(found.slow)} differently"))
-    say_facts(facts)
-    _tell_of_slow(found)
+        facts.append(("slow ranks", f"{found.straggler_decisions} decided, {len(found.slow)} differently"))
+    echo_facts(facts)
+    for slow in found.slow[:MAX_DIFFERENCES]:
+        section(f"{slow.job}, slow rank {slow.rank} on {slow.node}")
+        _detail("decided", f"{slow.decided}: {slow.decided_reason}")
+        _detail("would have", f"{slow.would}: {slow.reason}")
     if found.differences:
-        say()
-        _tell_differences(found)
+        echo()
+        _show_differences(found)
 
 
-def _tell_of_slow(found: PolicyReplay) -> None:
-    for one in found.slow[:MOST]:
-        say()
-        heading(f"{one.job}, slow rank {one.rank} on {one.node}")
-        _say("decided", f"{one.decided}: {one.decided_reason}")
-        _say("would have", f"{one.would}: {one.reason}")
-
-
-def _tell_differences(found: PolicyReplay) -> None:
-    head = ("JOB", "INCIDENT", "FAULT", "DECIDED", "WOULD HAVE", "WON")
-    shown = found.differences[:MOST]
-    say_rows(head, [[one.job, str(one.incident), one.kind, one.decided, one.would.action, _won(one)] for one in shown])
+def _show_differences(found: PolicyReplay) -> None:
+    shown = found.differences[:MAX_DIFFERENCES]
+    rows = [
+        [one.job, str(one.incident), one.kind, one.decided, one.would.action, NOTHING if one.hours is None else _signed(one.hours)]
+        for one in shown
+    ]
+    echo_table(HEAD, rows)
     for one in shown:
-        say()
-        heading(f"{one.job}, incident {one.incident}")
-        _say("decided", one.decided_reason)
-        _say("would have", one.would.reason)
+        section(f"{one.job}, incident {one.incident}")
+        _detail("decided", one.decided_reason)
+        _detail("would have", one.would.reason)
         if one.hours is None:
-            _say("won", f"unknown: {one.why_not}")
-    if len(found.differences) > MOST:
-        say(f"and {plural(len(found.differences) - MOST, 'difference')} more; `--json` has all")
-    say()
-    for line in textwrap.wrap(_basis(found), WIDTH):
-        say(line)
+            _detail("saved", f"unknown: {one.why_not}")
+    if len(found.differences) > MAX_DIFFERENCES:
+        echo(f"and {plural(len(found.differences) - MAX_DIFFERENCES, 'difference')} more; `--json` has all")
+    echo()
+    if not found.costs:
+        echo("No recovery on record needed a single decision, so nothing can be priced.")
+        return
+    prices = ", ".join(f"{action} {duration(cost.seconds)} (of {cost.n:,})" for action, cost in sorted(found.costs.items()))
+    echo_wrapped(
+        f"Priced with the median of all recoveries on record that needed a single decision, recomputed steps included: {prices}. "
+        "The capacity lost after a shrink is not counted.",
+        width=WIDTH,
+    )
 
 
-def _say(name: str, text: str) -> None:
-    for line in textwrap.wrap(f"{name}: {text}", WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False):
-        say(line)
-
-
-def _in_all(found: PolicyReplay) -> str:
-    priced = len(found.differences) - found.unpriced
-    if not priced:
-        return "what was won or lost is unknown"
-    rest = f"; of {plural(found.unpriced, 'difference')} nobody can tell" if found.unpriced else ""
-    return f"{_signed(found.saved)} of compute{rest}"
-
-
-def _won(one: Difference) -> str:
-    return NOTHING if one.hours is None else _signed(one.hours)
+def _detail(name: str, text: str) -> None:
+    echo_wrapped(f"{name}: {text}", "  ", hanging="  ", width=WIDTH)
 
 
 def _signed(amount: float) -> str:
-    return f"{'lost' if amount < 0 else 'won'} {hours(abs(amount))}" if amount else "as much"
-
-
-def _basis(found: PolicyReplay) -> str:
-    """Say what the prices stand on."""
-    if not found.costs:
-        return "No recovery is on record that needed one decision, so nothing can be priced."
-    told = ", ".join(f"{action} {duration(cost.seconds)} (of {cost.n:,})" for action, cost in sorted(found.costs.items()))
-    return (
-        f"Priced by the median of all recoveries on record that needed one decision, steps computed again included: {told}. "
-        "What fewer ranks after a shrink do not compute is not counted."
-    )
+    return f"{'lost' if amount < 0 else 'saved'} {hours(abs(amount))}" if amount else "equal"
 
 
 def _record(found: PolicyReplay) -> dict[str, Any]:
@@ -118,9 +97,9 @@ def _record(found: PolicyReplay) -> dict[str, Any]:
         "incidents": found.incidents,
         "decisions": found.decisions,
         "same": found.same,
-        "not_asked": found.follow,
-        "cannot_tell": dict(found.unreadable),
-        "hours_won": found.saved if found.unpriced < len(found.differences) else None if found.differences else 0.0,
+        "not_replayed": found.follow,
+        "unreadable": dict(found.unreadable),
+        "hours_saved": found.saved if found.unpriced < len(found.differences) else None if found.differences else 0.0,
         "unpriced": found.unpriced,
         "actions": {action: {"seconds": cost.seconds, "n": cost.n} for action, cost in found.costs.items()},
         "differences": [_difference(one) for one in found.differences],
@@ -129,7 +108,7 @@ def _record(found: PolicyReplay) -> dict[str, Any]:
     }
 
 
-def _difference(one: Difference) -> Mapping[str, Any]:
+def _difference(one: Difference) -> dict[str, Any]:
     return {
         "job": one.job,
         "job_id": one.job_id,
@@ -139,6 +118,6 @@ def _difference(one: Difference) -> Mapping[str, Any]:
         "decided": {"action": one.decided, "reason": one.decided_reason, "act": dict(one.decided_act)},
         "would": {"action": one.would.action, "reason": one.would.reason, "rule": one.rule, "act": act_of(one.would)},
         "passed_over": dict(one.passed_over),
-        "hours_won": one.hours,
+        "hours_saved": one.hours,
         "why_unknown": one.why_not or None,
     }

@@ -1,25 +1,23 @@
-"""`holdfast report`."""
+"""`holdfast report`: write a page about a job."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from holdfast.cli.job_view import find_job
-from holdfast.cli.output import say, say_json
+from holdfast.cli.output import echo, echo_json
 from holdfast.history.store import History
 from holdfast.report import write_report
 
 
-def report(reference: str | None, output: Path | None, *, as_json: bool) -> int:
-    """Write the page about a job."""
-    history = History.open(create=False)
-    try:
-        job = find_job(history, reference)
-        page = write_report(history, job, output or Path(f"{job.name}.html"))
-    finally:
-        history.close()
+def report(job: str | None, output: Path | None, *, as_json: bool) -> int:
+    """Write the page about a job, and show its path."""
+    with closing(History.open(create=False)) as history:
+        row = find_job(history, job)
+        page = write_report(history, row, output or Path(f"{row.name}.html"))
     if as_json:
-        say_json({"job": job.name, "id": job.id, "report": str(page)})
+        echo_json({"job": row.name, "id": row.id, "report": str(page)})
     else:
-        say(str(page))
+        echo(str(page))
     return 0

@@ -1,173 +1,149 @@
-"""`holdfast status`."""
+"""`holdfast status`: the jobs that run, or one job in detail."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import closing
 from typing import Final
 
 from holdfast.accounting.losses import losses
-from holdfast.cli.job_view import JobView, find_job, live_jobs, look, placed
-from holdfast.cli.output import clock, heading, hint, say_facts, say_json, say_rows
+from holdfast.cli.job_view import JobView, find_job, live_jobs, ranks_by_node, view_job
+from holdfast.cli.output import clock, echo_facts, echo_json, echo_table, heading, hint
 from holdfast.history.health_samples import health_by_node
 from holdfast.history.lease import HEARTBEAT_TIMEOUT, standby_heartbeats
 from holdfast.history.models import StandbyHeartbeat
 from holdfast.history.store import History
 from holdfast.report import cost_table, memory
-from holdfast.report.wording import NOTHING, count, duration, rank_count, share
+from holdfast.report.wording import count, duration, rank_count, share
 from holdfast.stored_job import recorded_cluster
 from policies.states import State
 
-WARNINGS: Final = 3
+MAX_WARNINGS: Final = 3
 """Newest warnings that are shown; `--json` has them all."""
+HEAD: Final = ("JOB", "STATE", "STEP", "LOSS", "RATE", "ETA", "NODES", "INCIDENTS", "FLOW")
 
 
-def status(reference: str | None, *, as_json: bool) -> int:
-    """Show what runs now, or one job in detail."""
-    history = History.open(create=False)
-    try:
-        if reference is None:
-            _all(history, as_json=as_json)
+def status(job: str | None, *, follow: bool, as_json: bool) -> int:
+    """Show the jobs that run, or one job in detail, or watch it."""
+    if follow:
+        from holdfast.cli.watch import follow as watch  # noqa: PLC0415 (a live picture, which others need not import)
+
+        return watch(job, as_json=as_json)
+    with closing(History.open(create=False)) as history:
+        if job is None:
+            _show_all(history, as_json=as_json)
         else:
-            _one(history, look(history, find_job(history, reference)), as_json=as_json)
-    finally:
-        history.close()
+            _show(history, view_job(history, find_job(history, job)), as_json=as_json)
     return 0
 
 
-def progress_of(outlook: JobView) -> str:
-    """Say how far the job is: ``1,234 of 10,000``."""
-    if outlook.step is None:
-        return NOTHING
-    return count(outlook.step.step) + (f" of {count(outlook.until)}" if outlook.until else "")
-
-
-def loss_of(outlook: JobView) -> str:
-    """Say the newest loss."""
-    loss = outlook.step.loss if outlook.step else None
-    return NOTHING if loss is None else f"{loss:.4f}" if abs(loss) < 1e5 else f"{loss:.3e}"  # noqa: PLR2004 (where digits stop to help)
-
-
-def rate_of(outlook: JobView) -> str:
-    """Say how fast the job goes, in the unit that gives a number above one."""
-    rate = outlook.rate
-    if rate is None or rate <= 0:
-        return NOTHING
-    return f"{rate:.2f} steps/s" if rate >= 1 else f"{duration(1 / rate)} a step"
-
-
-def _all(history: History, *, as_json: bool) -> None:
-    outlooks = [look(history, job) for job in live_jobs(history)]
+def _show_all(history: History, *, as_json: bool) -> None:
+    views = [view_job(history, job) for job in live_jobs(history)]
     if as_json:
-        say_json([outlook.as_record() for outlook in outlooks])
-    elif not outlooks:
+        echo_json([view.as_record() for view in views])
+    elif not views:
         hint("No job runs. `holdfast history` lists those that have ended.")
     else:
-        head = ("JOB", "STATE", "STEP", "LOSS", "RATE", "ETA", "NODES", "INCIDENTS", "FLOW")
-        say_rows(head, [_row(outlook) for outlook in outlooks], coloured=1)
+        rows = [
+            [
+                view.job.name,
+                view.state,
+                view.progress,
+                view.loss,
+                view.speed,
+                duration(view.eta),
+                str(len(view.members)),
+                str(len(view.incidents)),
+                f"pid {view.holder.pid}" if view.holder else "none",
+            ]
+            for view in views
+        ]
+        echo_table(HEAD, rows, coloured=1)
 
 
-def _row(outlook: JobView) -> list[str]:
-    flow = f"pid {outlook.holder.pid}" if outlook.holder else "none"
-    return [
-        outlook.job.name,
-        outlook.state,
-        progress_of(outlook),
-        loss_of(outlook),
-        rate_of(outlook),
-        duration(outlook.eta),
-        str(len(outlook.members)),
-        str(len(outlook.incidents)),
-        flow,
-    ]
-
-
-def _one(history: History, outlook: JobView, *, as_json: bool) -> None:
-    present = [] if outlook.ended else standby_heartbeats(history, outlook.job)
+def _show(history: History, view: JobView, *, as_json: bool) -> None:
+    standbys = [] if view.ended else standby_heartbeats(history, view.job)
     if as_json:
-        told = {"losses": losses(history, outlook.job, now=outlook.at).as_record()}
-        say_json({**outlook.as_record(), **told, "standbys": [one.model_dump(exclude={"job"}) for one in present]})
+        more = {"losses": losses(history, view.job, now=view.at).as_record()}
+        echo_json({**view.as_record(), **more, "standbys": [one.model_dump(exclude={"job"}) for one in standbys]})
         return
-    since = outlook.move.at if outlook.move else outlook.job.at
-    heading(f"{outlook.job.name}  {outlook.state} since {clock(since)}: {outlook.reason}")
-    say_facts([*_facts(outlook), *_troubles(history, outlook), *_health(history, outlook), *_places(outlook), *_standbys(outlook, present)])
+    since = view.move.at if view.move else view.job.at
+    heading(f"{view.job.name}  {view.state} since {clock(since)}: {view.reason}")
+    facts = [*_progress(view), *_snapshots(view), *_faults(history, view), *_unhealthy_nodes(history, view), *_controller(view)]
+    echo_facts([*facts, *(("standby", f"{one.host} {_standby_status(one, view.at)}") for one in standbys)])
 
 
-def _facts(outlook: JobView) -> list[tuple[str, str]]:
+def _progress(view: JobView) -> list[tuple[str, str]]:
     facts = []
-    if outlook.step:
-        of = share(outlook.step.step / outlook.until) if outlook.until else ""
-        eta = f"ETA {duration(outlook.eta)}" if outlook.eta is not None else ""
-        facts += [("step", "   ".join(part for part in (progress_of(outlook), of, eta) if part))]
-        facts += [("loss", loss_of(outlook)), ("rate", rate_of(outlook))]
-    elif outlook.no_steps:
-        facts += [("step", outlook.no_steps)]
-    if outlook.generation:
-        size = rank_count(outlook.generation.world_size, outlook.generation.facts)
-        facts += [("generation", f"{outlook.generation.number}: {size} on {placed(outlook.members)}")]
-    cluster = recorded_cluster(outlook.job)
-    if cluster.kind == "slurm" and not outlook.ended:
+    if view.step:
+        of = share(view.step.step / view.until) if view.until else ""
+        eta = f"ETA {duration(view.eta)}" if view.eta is not None else ""
+        facts += [("step", "   ".join(part for part in (view.progress, of, eta) if part)), ("loss", view.loss), ("rate", view.speed)]
+    elif view.no_steps:
+        facts += [("step", view.no_steps)]
+    if view.generation:
+        size = rank_count(view.generation.world_size, view.generation.facts)
+        facts += [("generation", f"{view.generation.number}: {size} on {ranks_by_node(view.members)}")]
+    cluster = recorded_cluster(view.job)
+    if cluster.kind == "slurm" and not view.ended:
         from holdfast.cluster.slurm.nodes import describe_allocations  # noqa: PLC0415 (most clusters are not Slurm's)
 
-        facts += [("slurm", describe_allocations(cluster, outlook.job.id, outlook.job.name))]
-    facts += [("memory", words) for words in _memory(outlook)]
-    if saved := outlook.checkpoint:
-        facts += [("checkpoint", f"step {count(saved.step)}, {duration(max(0.0, outlook.at - saved.at))} ago, {saved.path}")]
+        facts += [("slurm", describe_allocations(cluster, view.job.id, view.job.name))]
     return facts
 
 
-def _memory(outlook: JobView) -> list[str]:
-    """Say what there is in memory, and what that costs; or why there is nothing."""
-    row = outlook.snapshots
-    if row is None or row.step is None:
-        return [outlook.no_snapshots] if outlook.no_snapshots else []
-    newest = memory.last(row) if outlook.ended else memory.newest(row, outlook.memory_fault, outlook.job.spec, outlook.at)
-    return [f"{newest}\nsnapshots {memory.overhead([row])}"]
-
-
-def _troubles(history: History, outlook: JobView) -> list[tuple[str, str]]:
-    facts = [("warning", f"{one.kind} on {one.subject}: {one.evidence['quote']}") for one in outlook.warnings[-WARNINGS:]]
-    if now := outlook.incident:
-        answer = f", answer: {now.action}" if now.action else ""
-        facts += [("open", f"incident {now.number} since {duration(outlook.at - now.fault_at)}: {now.kind} on {now.subject}{answer}")]
-    if outlook.incidents:
-        facts += [("incidents", f"{len(outlook.incidents)}; `holdfast history {outlook.job.name}` lists them")]
-    if outlook.generation is not None:
-        facts += cost_table.figures(losses(history, outlook.job, now=outlook.at))
+def _snapshots(view: JobView) -> list[tuple[str, str]]:
+    """Return the in-memory snapshots and their cost, or why there are none; and the newest checkpoint."""
+    facts, row = [], view.snapshots
+    if row is not None and row.step is not None:
+        newest = memory.last(row) if view.ended else memory.newest(row, view.memory_fault, view.job.spec, view.at)
+        facts += [("memory", f"{newest}\nsnapshots {memory.overhead([row])}")]
+    elif view.no_snapshots:
+        facts += [("memory", view.no_snapshots)]
+    if saved := view.checkpoint:
+        facts += [("checkpoint", f"step {count(saved.step)}, {duration(max(0.0, view.at - saved.at))} ago, {saved.path}")]
     return facts
 
 
-def _health(history: History, outlook: JobView) -> list[tuple[str, str]]:
-    """Say which of the job's nodes are thought to be unhealthy or silent by who looks at them from outside."""
-    if outlook.ended:
+def _faults(history: History, view: JobView) -> list[tuple[str, str]]:
+    facts = [("warning", f"{one.kind} on {one.subject}: {one.evidence['quote']}") for one in view.warnings[-MAX_WARNINGS:]]
+    if now := view.incident:
+        action = f", action: {now.action}" if now.action else ""
+        facts += [("open", f"incident {now.number} since {duration(view.at - now.fault_at)}: {now.kind} on {now.subject}{action}")]
+    if view.incidents:
+        facts += [("incidents", f"{len(view.incidents)}; `holdfast history {view.job.name}` lists them")]
+    if view.generation is not None:
+        facts += cost_table.figures(losses(history, view.job, now=view.at))
+    return facts
+
+
+def _unhealthy_nodes(history: History, view: JobView) -> list[tuple[str, str]]:
+    """Return which of the job's nodes the last health check found unhealthy or unreachable."""
+    if view.ended:
         return []
-    told = health_by_node(history, str(outlook.job.cluster.get("name")))
-    bad = [told[node] for node in outlook.members if node in told and told[node].is_bad and told[node].is_fresh(outlook.at)]
+    health = health_by_node(history, str(view.job.cluster.get("name")))
+    bad = [health[node] for node in view.members if node in health and health[node].is_bad and health[node].is_fresh(view.at)]
     return [("health", f"{one.node} {one.status} since {clock(one.since)}: {'; '.join(one.evidence[:2])}") for one in bad]
 
 
-def _standbys(outlook: JobView, present: Sequence[StandbyHeartbeat]) -> list[tuple[str, str]]:
-    """Say who would steer the job if its flow died, and who would not."""
-    return [("standby", f"{one.host} {_standing(one, outlook.at)}") for one in present]
-
-
-def _standing(one: StandbyHeartbeat, now: float) -> str:
-    gone = now - one.at > HEARTBEAT_TIMEOUT
-    if one.problem:
-        return f"{f'ended {duration(now - one.at)} ago' if gone else 'cannot steer'}: {one.problem}"
-    return f"was last heard of {duration(now - one.at)} ago" if gone else "ready to steer"
-
-
-def _places(outlook: JobView) -> list[tuple[str, str]]:
-    holder = outlook.holder
+def _controller(view: JobView) -> list[tuple[str, str]]:
+    holder = view.holder
     facts = []
     if holder:
-        hears = "; it hears no node of the job, and leaves it alone" if holder.partitioned else ""
-        facts += [("flow", f"pid {holder.pid} on {holder.host.partition('/')[0]}{hears}")]
-    elif outlook.state == State.SUSPENDED:
+        cut_off = "; it reaches no node of the job, and changes nothing" if holder.partitioned else ""
+        facts += [("flow", f"pid {holder.pid} on {holder.host.partition('/')[0]}{cut_off}")]
+    elif view.state == State.SUSPENDED:
         facts += [("flow", "none; the job is suspended: resume it in Prefect, or start it again")]
-    elif not outlook.ended:
-        facts += [("flow", "none; training goes on under its agents. `holdfast run` with the same job file adopts it")]
-    if outlook.flow_run_url:
-        facts += [("flow run", outlook.flow_run_url)]
-    facts += [("submitted", f"{clock(outlook.job.at)}, {duration(outlook.elapsed)} {'in all' if outlook.ended else 'ago'}")]
-    return [*facts, ("directory", outlook.job.directory), ("id", outlook.job.id)]
+    elif not view.ended:
+        facts += [("flow", "none; training continues under its agents. `holdfast run` with the same job file reattaches to it")]
+    if view.flow_run_url:
+        facts += [("flow run", view.flow_run_url)]
+    facts += [("submitted", f"{clock(view.job.at)}, {duration(view.elapsed)} {'in all' if view.ended else 'ago'}")]
+    return [*facts, ("directory", view.job.directory), ("id", view.job.id)]
+
+
+def _standby_status(one: StandbyHeartbeat, now: float) -> str:
+    """Return whether a standby controller would take over, and why not."""
+    age = now - one.at
+    if one.problem:
+        return f"{f'ended {duration(age)} ago' if age > HEARTBEAT_TIMEOUT else 'cannot take over'}: {one.problem}"
+    return f"last reported {duration(age)} ago" if age > HEARTBEAT_TIMEOUT else "ready to take over"

@@ -1,12 +1,13 @@
-"""`holdfast stop`."""
+"""`holdfast stop`: stop a job and wait for its end."""
 
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import Final
 
-from holdfast.cli.job_view import JobView, find_job, look
-from holdfast.cli.output import hint, say, say_json
+from holdfast.cli.job_view import JobView, find_job, view_job
+from holdfast.cli.output import echo, echo_json, hint
 from holdfast.cli.watch import request_stop
 from holdfast.errors import JobAlreadyRunning
 from holdfast.history import queries
@@ -14,56 +15,49 @@ from holdfast.history.lease import holder_of
 from holdfast.history.models import Job
 from holdfast.history.store import History
 
-POLL: Final = 0.1
-TOO_LONG: Final = 1
+POLL_INTERVAL: Final = 0.1
+TIMED_OUT: Final = 1
 """Exit status when the job had not ended in time."""
 
 
-def stop(reference: str, *, timeout: float | None, as_json: bool) -> int:
+def stop(job: str, *, timeout: float | None, as_json: bool) -> int:
     """Stop a job and wait for its end."""
-    history = History.open(create=False)
-    try:
-        job = find_job(history, reference)
-        if queries.has_ended(history, job.id):
-            return _tell(look(history, job), "had ended already", as_json=as_json)
-        request_stop(history, job)
+    with closing(History.open(create=False)) as history:
+        row = find_job(history, job)
+        if queries.has_ended(history, row.id):
+            return _show(view_job(history, row), "had already ended", as_json=as_json)
+        request_stop(history, row)
         if not as_json:
-            hint(f"asked job '{job.name}' to stop")
-        if not _ended(history, job, timeout):
-            hint(f"job '{job.name}' was asked to end and has not within {timeout:g} s; `holdfast status {job.name}` shows how far it is")
-            return TOO_LONG
-        return _tell(look(history, job), "ended", as_json=as_json)
-    finally:
-        history.close()
+            hint(f"requested a stop of job '{row.name}'")
+        if not _wait(history, row, timeout):
+            hint(f"job '{row.name}' has not ended within {timeout:g} s of the request; `holdfast status {row.name}` shows its state")
+            return TIMED_OUT
+        return _show(view_job(history, row), "ended", as_json=as_json)
 
 
-def _ended(history: History, job: Job, timeout: float | None) -> bool:
-    """Wait until the job has ended with all its processes; a job that no flow steers is ended from here."""
+def _wait(history: History, job: Job, timeout: float | None) -> bool:
+    """Wait until the job has ended with all its processes; end a job without a controller from here."""
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
-        over, steered = queries.has_ended(history, job.id), holder_of(history, job.id) is not None
-        if not steered and over:
+        over, controlled = queries.has_ended(history, job.id), holder_of(history, job.id) is not None
+        if not controlled and over:
             return True
-        if not steered:
-            _end_abandoned(job)
+        if not controlled:
+            from holdfast.control.supervisor.supervise import stop_without_controller  # noqa: PLC0415 (not needed where a controller stops the job)
+
+            try:
+                stop_without_controller(job)
+            except JobAlreadyRunning:  # a controller has just reattached, and reads the request
+                time.sleep(POLL_INTERVAL)
         elif deadline is not None and time.monotonic() > deadline:
             return False
         else:
-            time.sleep(POLL)
+            time.sleep(POLL_INTERVAL)
 
 
-def _end_abandoned(job: Job) -> None:
-    from holdfast.control.supervisor.supervise import stop_without_controller  # noqa: PLC0415 (a stop by a flow needs none of it)
-
-    try:
-        stop_without_controller(job)
-    except JobAlreadyRunning:  # a flow took it up a moment ago, and has the request before it
-        time.sleep(POLL)
-
-
-def _tell(outlook: JobView, what: str, *, as_json: bool) -> int:
+def _show(view: JobView, what: str, *, as_json: bool) -> int:
     if as_json:
-        say_json(outlook.as_record())
+        echo_json(view.as_record())
     else:
-        say(f"job '{outlook.job.name}' {what}: {outlook.state}, {outlook.reason}")
+        echo(f"job '{view.job.name}' {what}: {view.state}, {view.reason}")
     return 0

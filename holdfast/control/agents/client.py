@@ -133,9 +133,9 @@ class AgentClient:
         if answer.get("ok") is not True:
             if self.superseded:
                 raise LeaseLost(self.job or "", f"a newer controller (epoch {self.superseded})")
-            raise CommandRejected(self.node, command, str(answer.get("why", "it gave no reason")))
+            raise CommandRejected(self.node, str(answer.get("why", "it gave no reason")), command)
         if why := answer_error(command, answer):
-            raise CommandRejected(self.node, command, f"its agent sent an invalid answer: {why}")
+            raise CommandRejected(self.node, f"its agent sent an invalid answer: {why}", command)
         return answer
 
     def no_answer(self, command: str, seconds: float) -> AgentDisconnected:

@@ -205,7 +205,7 @@ class AgentPool:
         try:
             answer = client.about()
             if answer["job"] != self.plan["job"]:
-                raise CommandRejected(node, "attach", "its agent does not run this job")
+                raise CommandRejected(node, "its agent does not run this job", "attach")
             if answer["epoch"] >= self.epoch and answer["agent"] not in self._ours:  # an equal one may be another controller's
                 self._rise_above(node, answer["epoch"])
             client.epoch = self.epoch
@@ -357,7 +357,7 @@ class AgentPool:
         Raise `LeaseLost` where the history says that another controller has the job.
         """
         if epoch > MAX_EPOCH:
-            raise CommandRejected(node, "attach", f"it reports epoch {epoch}, more than any job reaches")
+            raise CommandRejected(node, f"it reports epoch {epoch}, more than any job reaches", "attach")
         note(log, "node.superseded", level=logging.WARNING, node=node, epoch=epoch, ours=self.epoch)
         with self._epoch_lock:
             if epoch >= self.epoch:

@@ -20,10 +20,10 @@ from holdfast.log import note
 from holdfast.report.policy_text import changes
 from holdfast.report.wording import duration, moment
 from holdfast.spec import Cluster, TrainingJob
+from holdfast.spec.cluster_settings import Maintenance
 from holdfast.spec.job import is_policy_file
 from holdfast.spec.load import reread_cluster
-from holdfast.spec.load_policy import load_policy, under_job
-from holdfast.spec.maintenance import Maintenance
+from holdfast.spec.policy import load_policy, under_job
 from policies.policy import BASE, NAMED, Policy
 
 log = logging.getLogger("holdfast.control")

@@ -19,7 +19,7 @@ from holdfast.history.lease import HEARTBEAT_INTERVAL, record_heartbeat, remove_
 from holdfast.log import note
 from holdfast.paths import job_directory
 from holdfast.spec import Cluster, TrainingJob
-from holdfast.spec.load_policy import policy_for
+from holdfast.spec.policy import policy_for
 from holdfast.stored_job import recorded_cluster, recorded_spec
 from policies.states import TERMINAL, State
 

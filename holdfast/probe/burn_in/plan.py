@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Self
 from policies.burn_in import BurnInThresholds
 
 if TYPE_CHECKING:
-    from holdfast.spec.burn_in import BurnInSettings
+    from holdfast.spec.cluster_settings import BurnInSettings
 
 SHORT_SECONDS: Final = 0.4
 """The work of a short burn-in: enough to find what is dead, not what is weak."""

@@ -34,7 +34,7 @@ def service(here: Command, node: str) -> dict[str, Any]:
     return next(dict(one["service"]) for one in listed if one["name"] == node)
 
 
-def test_the_table_tells_state_owner_reason_and_end(here: Command, book: History) -> None:
+def test_the_table_has_state_owner_reason_and_end(here: Command, book: History) -> None:
     """Of what programs and persons hold; columns in which nothing stands are left out."""
     assert "BY" not in here("nodes").stdout.splitlines()[0].split()
     taken_out(book, "node-1")
@@ -56,7 +56,7 @@ def test_the_table_tells_state_owner_reason_and_end(here: Command, book: History
     assert hold["until"] - hold["at"] == pytest.approx(7200)
 
 
-def test_each_word_moves_the_node(here: Command, book: History) -> None:
+def test_each_command_changes_the_state_of_the_node(here: Command, book: History) -> None:
     """Over a quarantine: what the program held is there again once the person's hold is lifted."""
     taken_out(book, "node-1")
     for words, moved in (
@@ -74,7 +74,7 @@ def test_each_word_moves_the_node(here: Command, book: History) -> None:
     assert {one.person for one in moves[1:]} == {True}
 
 
-def test_programs_are_told_the_same(here: Command) -> None:
+def test_json_output_has_the_same_content(here: Command) -> None:
     """`--json` may stand before the word or after it."""
     told = json.loads(here("nodes", "hold", "node-0", "--reason", "fan", "--json").stdout)
     assert (told["before"], told["state"], told["hold"], told["until"]) == ("healthy", "held", 1, None)
@@ -88,8 +88,8 @@ REFUSED = {
     "held by a person": (["readmit", "node-2", "--reason", "x"], "`holdfast nodes release node-2 --reason ...` lifts it"),
     "an old number": (["readmit", "node-1", "--reason", "x", "--number", "7"], "node-1 has no open hold 7 of a program"),
     "no reason": (["hold", "node-0", "--reason", " "], "Say it by `--reason`"),
-    "no duration": (["hold", "node-0", "--reason", "x", "--for", "soon"], "'soon' is no duration of more than nothing"),
-    "no time at all": (["hold", "node-0", "--reason", "x", "--for", "0s"], "'0s' is no duration of more than nothing"),
+    "no duration": (["hold", "node-0", "--reason", "x", "--for", "soon"], "'soon' is not a duration above zero"),
+    "no time at all": (["hold", "node-0", "--reason", "x", "--for", "0s"], "'0s' is not a duration above zero"),
     "a mistyped word": (["hodl", "node-0", "--reason", "x"], "Did you mean 'hold'?"),
     "no such file": (["hold", "node-0", "--reason", "x", "--cluster", "gone.yaml"], "gone.yaml"),
     "a list of nothing": (["gone.yaml"], "gone.yaml"),
@@ -97,7 +97,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_told_with_node_state_and_cure(case: str, here: Command, book: History) -> None:
+def test_an_impossible_request_is_refused_with_state_and_cure(case: str, here: Command, book: History) -> None:
     """Status 2, and nothing is changed."""
     taken_out(book, "node-1")
     assert here("nodes", "hold", "node-2", "--reason", "fan").returncode == 0

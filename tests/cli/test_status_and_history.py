@@ -39,7 +39,7 @@ def test_an_empty_history_is_no_error(here: Command) -> None:
         assert json.loads(here(command, "--json").stdout) == []
 
 
-def test_status_of_a_job_tells_where_it_stands(here: Command, running: Author, book: History) -> None:
+def test_status_shows_one_job_in_detail(here: Command, running: Author, book: History) -> None:
     """State and why, generation, nodes, step, loss, rate, checkpoint, open incident, which process of which host steers."""
     acquire(book, running.job, holder="the flow of this test")
     text = here("status", "gpt-small").stdout
@@ -58,7 +58,7 @@ def test_status_of_a_job_tells_where_it_stands(here: Command, running: Author, b
         assert words in text
 
 
-def test_status_tells_of_nodes_that_are_thought_to_be_sick(here: Command, running: Author, book: History) -> None:
+def test_status_shows_unhealthy_nodes(here: Command, running: Author, book: History) -> None:
     """Those of the job that are so now; not those that it has left, and not what was thought long ago."""
     now = time.time()
     cluster = running.job.cluster["name"]
@@ -74,7 +74,7 @@ def test_status_tells_of_nodes_that_are_thought_to_be_sick(here: Command, runnin
     assert "n2 is not well" not in text
 
 
-def test_status_tells_how_old_the_newest_snapshot_is_and_what_snapshots_cost(here: Command, running: Author) -> None:
+def test_status_shows_staleness_and_cost_of_snapshots(here: Command, running: Author) -> None:
     """To people in words, to programs in numbers: as the ranks of the newest generation told."""
     assert "memory      none yet" in here("status", "gpt-small").stdout
     assert json.loads(here("status", "gpt-small", "--json").stdout)["snapshots"] is None
@@ -94,7 +94,7 @@ def test_status_tells_how_old_the_newest_snapshot_is_and_what_snapshots_cost(her
     assert "memory      released; at the end step 399, 1 step old" in here("status", "gpt-small").stdout
 
 
-def test_status_says_why_there_is_no_snapshot(here: Command, running: Author) -> None:
+def test_status_explains_a_missing_snapshot(here: Command, running: Author) -> None:
     """The fault that keeps state out of memory, with its evidence; of an old job that has ended, nothing."""
     quote = {"quote": "no memory store can be made in /dev/shm: No space left on device"}
     known: dict[str, Any] = {"recommended_action": "monitor", "blame": "storage", "generation": 3, "evidence": quote}
@@ -104,7 +104,7 @@ def test_status_says_why_there_is_no_snapshot(here: Command, running: Author) ->
     assert json.loads(here("status", "gpt-small", "--json").stdout)["no_snapshots"] == why
 
 
-def test_a_job_from_before_snapshots_says_nothing_of_them(here: Command, book: History) -> None:
+def test_a_job_without_recorded_snapshots_shows_none(here: Command, book: History) -> None:
     """It has ended, and nobody has kept a record."""
     old = Author(book, "old", time.time() - 100)
     old.generation(1, {"n0": [0, 1]}, seconds=0.5)
@@ -116,9 +116,9 @@ def test_a_job_from_before_snapshots_says_nothing_of_them(here: Command, book: H
     assert json.loads(here("status", "old", "--json").stdout)["no_snapshots"] is None
 
 
-def test_status_says_so_when_no_flow_steers(here: Command, running: Author) -> None:
+def test_status_shows_that_a_job_has_no_controller(here: Command, running: Author) -> None:
     """And how to have the job adopted."""
-    assert "`holdfast run` with the same job file adopts it" in here("status", "gpt-small").stdout
+    assert "`holdfast run` with the same job file reattaches to it" in here("status", "gpt-small").stdout
 
 
 def test_programs_get_the_same_as_json(here: Command, running: Author) -> None:
@@ -142,7 +142,7 @@ def test_a_job_that_runs_has_an_eta(here: Command, running: Author) -> None:
     assert json.loads(here("status", "gpt-small", "--json").stdout)["eta_s"] == pytest.approx(960)
 
 
-def test_a_loss_that_is_no_number_is_null_for_programs(here: Command, book: History) -> None:
+def test_a_loss_that_is_nan_is_null_in_json(here: Command, book: History) -> None:
     """JSON has no NaN, and not every program reads it."""
     author = Author(book, "nan", time.time() - 10)
     author.steps(1, 3, generation=1, seconds=1, loss=float("nan"))
@@ -159,13 +159,13 @@ def test_a_checkpoint_found_corrupt_is_not_the_newest(here: Command, running: Au
     assert json.loads(here("status", "gpt-small", "--json").stdout)["checkpoint"]["step"] == 100
 
 
-def test_the_goal_is_what_the_newest_generation_said(here: Command, running: Author) -> None:
+def test_the_last_step_is_that_of_the_newest_generation(here: Command, running: Author) -> None:
     """One that has not said yet inherits it."""
     running.generation(4, {"n0": [0, 1]}, seconds=44, until=None)
     assert json.loads(here("status", "gpt-small", "--json").stdout)["until"] == 10_000
 
 
-def test_history_of_a_job_tells_its_life_in_order(here: Command, running: Author) -> None:
+def test_history_of_a_job_is_in_order(here: Command, running: Author) -> None:
     """Moves, generations, decisions with their reason, remarks; then the incidents."""
     running.checkpoint(200, seconds=20, problem="checkpoint-corrupt")
     lines = here("history", "gpt-small").stdout.splitlines()
@@ -178,7 +178,7 @@ def test_history_of_a_job_tells_its_life_in_order(here: Command, running: Author
     assert sum("worker-sigkill" in line and "310 ms" in line for line in lines) == 1
 
 
-def test_history_for_programs_holds_every_row(here: Command, running: Author) -> None:
+def test_history_as_json_has_every_row(here: Command, running: Author) -> None:
     """By kind."""
     told = json.loads(here("history", "gpt-small", "--json").stdout)
     assert [len(told[kind]) for kind in ("generations", "moves", "decisions", "checkpoints", "job_events")] == [3, 5, 3, 1, 1]
@@ -195,7 +195,7 @@ def test_an_earlier_run_is_found_by_its_id(here: Command, running: Author, book:
     assert json.loads(here("show", "1", "--json").stdout)["kind"] == "node-lost"
 
 
-def test_show_tells_what_was_seen_decided_and_how_long_it_took(here: Command, running: Author) -> None:
+def test_show_has_faults_decisions_and_phases(here: Command, running: Author) -> None:
     """With the reason, what was passed over, and the phases T0 to T4."""
     text = here("show", "1", "--job", "gpt-small").stdout
     for words in (
@@ -203,20 +203,20 @@ def test_show_tells_what_was_seen_decided_and_how_long_it_took(here: Command, ru
         "310 ms",
         "ended by signal 9 (SIGKILL)",
         "because restart 1 of 3",
-        "passed over FailTheJob()",
+        "skipped FailTheJob()",
     ):
         assert words in text
     for term in ("reschedule    (T1)", "communication (T2)", "load          (T3)", "warm-up       (T4)", "rollback      (T0)"):
         assert term in text
 
 
-def test_show_tells_what_was_weighed_with_its_evidence(here: Command, running: Author, book: History) -> None:
+def test_show_has_hypotheses_with_their_evidence(here: Command, running: Author, book: History) -> None:
     """The newest verdict counts: each explanation with its weight, its evidence with time and source, and what it leaves unexplained."""
     (incident, *_) = queries.incidents(book, running.job.id)
     running.write(a_verdict(incident, 0.4), a_verdict(incident, 0.8))
     text = here("show", "1", "--job", "gpt-small").stdout
     for words in (
-        "80.0%  gpu-off-bus of node n1, blames gpu",
+        "80.0%  gpu-off-bus of node n1, attributed to gpu",
         "kernel log on n1: NVRM: Xid 79",
         "explains worker-peer-lost of rank 0 on n0 and 999 more",
         "leaves unexplained worker-sigkill of rank 5 on n2",
@@ -228,7 +228,7 @@ def test_show_tells_what_was_weighed_with_its_evidence(here: Command, running: A
     assert [one["candidates"][0]["weight"] for one in told] == [0.4, 0.8]
 
 
-def test_show_quotes_a_traceback_whole(here: Command, running: Author) -> None:
+def test_show_quotes_a_complete_traceback(here: Command, running: Author) -> None:
     """Line by line, as it was."""
     text = here("show", "3", "--job", "gpt-small").stdout
     for line in TRACEBACK.splitlines():
@@ -247,7 +247,7 @@ def test_show_quotes_a_traceback_once(here: Command, running: Author, book: Hist
     assert "detail: as of worker-exception on rank 3 on n2 above" in text
 
 
-def test_nodes_tells_what_is_seen_and_what_is_known(here: Command, running: Author) -> None:
+def test_nodes_shows_present_and_recorded_states(here: Command, running: Author) -> None:
     """A fresh local cluster has nodes without agents; the history may hold something against one."""
     running.node("node-1", "excluded", "hangs too often", seconds=20)
     done = here("nodes")
@@ -261,7 +261,7 @@ def test_nodes_tells_what_is_seen_and_what_is_known(here: Command, running: Auth
     assert told[1]["history"]["status"] == "excluded"
 
 
-def test_a_report_is_written_where_it_was_asked_for(here: Command, running: Author) -> None:
+def test_a_report_is_written_to_the_given_file(here: Command, running: Author) -> None:
     """The path is all that is said."""
     done = here("report", "gpt-small", "-o", "page.html")
     assert done.returncode == 0, done.stderr
@@ -269,17 +269,17 @@ def test_a_report_is_written_where_it_was_asked_for(here: Command, running: Auth
     assert page.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
 
 
-def test_a_job_that_tells_no_steps_says_where_its_words_are(here: Command, book: History) -> None:
+def test_without_steps_the_status_names_the_logs(here: Command, book: History) -> None:
     """A script that knows nothing of Holdfast trains as well: who watches is not left waiting for a step. A new job gets its moment."""
     author = Author(book, "plain", time.time() - 60)
     author.move("RUNNING", "all 2 rank(s) are at work", seconds=1)
-    words = "`holdfast.session` does, or `holdfast.heartbeat`; `holdfast logs plain --follow` shows"
+    words = "use `holdfast.session` or `holdfast.heartbeat`; `holdfast logs plain --follow` shows"
     assert words in here("status", "plain").stdout
     author.move("RUNNING", "all 2 rank(s) are at work", seconds=59)
     assert words not in here("status", "plain").stdout
 
 
-def test_a_life_marks_incidents_and_counts_notes_that_came_again(holdfast: Command, running: Author) -> None:
+def test_the_history_marks_incidents_and_counts_repeated_notes(holdfast: Command, running: Author) -> None:
     """Begin and end of each incident stand out; eleven notes of one cause are one line with the time of the last."""
     for number in range(11):
         running.record_event(f"rank 1 on n0 (host-overloaded): watched; staying costs {15 + number} ms a step", seconds=20 + number)

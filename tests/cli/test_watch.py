@@ -15,10 +15,9 @@ import pytest
 
 from holdfast.cli import watch as watching
 from holdfast.cli.changes import JobChange, JobFollower
-from holdfast.cli.frame import spark
 from holdfast.cli.job_view import JobView
-from holdfast.cli.screens import PlainLines
-from holdfast.cli.watch import JobWatcher, Taps
+from holdfast.cli.screens import PlainLines, sparkline
+from holdfast.cli.watch import JobWatcher, Signals
 from holdfast.history import queries
 from holdfast.history.models import Incident
 from holdfast.history.store import History
@@ -66,31 +65,31 @@ def ended(terminal: Terminal) -> int:
     return status
 
 
-def test_a_job_that_just_trains_is_looked_at_less_often(running: Author, book: History, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_without_incidents_is_polled_less_often(running: Author, book: History, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cores are for training; while something is being recovered people want to see it at once."""
-    looks: list[float] = []
-    real = JobFollower.look
+    polls: list[float] = []
+    real = JobFollower.poll
 
-    def look(follower: JobFollower) -> tuple[list[JobChange], JobView]:
-        looks.append(time.monotonic())
+    def poll(follower: JobFollower) -> tuple[list[JobChange], JobView]:
+        polls.append(time.monotonic())
         return real(follower)
 
-    monkeypatch.setattr(JobFollower, "look", look)
-    monkeypatch.setattr(watching, "LOOK", 3600.0)
-    watch, taps = JobWatcher(book, PlainLines(), job=running.job), Taps()
+    monkeypatch.setattr(JobFollower, "poll", poll)
+    monkeypatch.setattr(watching, "HISTORY_INTERVAL", 3600.0)
+    watch, signals = JobWatcher(book, PlainLines(), job=running.job), Signals()
     for _ in range(3):
-        watch._turn(taps)
-    assert len(looks) == 1 + 3, "an incident is open, and the follower itself looks once when it begins"
+        watch._turn(signals)
+    assert len(polls) == 1 + 3, "an incident is open, and the follower polls once when it begins"
     with book.session() as session:
         for row in queries.incidents(book, running.job.id):
             one = session.get(Incident, row.id)
             if one is not None and one.closed_at is None:
                 one.closed_at, one.outcome, one.downtime_s = time.time(), "recovered", 1.5
-    watch._turn(taps)  # it learns of the end
-    looks.clear()
+    watch._turn(signals)  # it learns of the end
+    polls.clear()
     for _ in range(3):
-        watch._turn(taps)
-    assert looks == []
+        watch._turn(signals)
+    assert polls == []
 
 
 def test_the_picture_shows_the_job_as_it_is(screen: Callable[..., Terminal], running: Author) -> None:
@@ -296,7 +295,7 @@ def test_a_failed_job_shows_its_traceback(running: Author, book: History) -> Non
     end(running, book, "FAILED", "the script's own error")
     rest, _ = child.communicate(timeout=SECONDS)
     assert all(f"│ {line}" in rest for line in TRACEBACK.splitlines())
-    assert "`holdfast show 3 --job gpt-small` tells the last incident in full" in rest
+    assert "`holdfast show 3 --job gpt-small` shows the last incident in full" in rest
     assert child.returncode == 1
 
 
@@ -317,7 +316,7 @@ def test_a_history_that_goes_away_ends_no_watching(running: Author, book: Histor
     assert child.returncode == 0
 
 
-def test_following_what_has_ended_tells_the_end(running: Author, book: History) -> None:
+def test_following_an_ended_job_shows_its_end(running: Author, book: History) -> None:
     """At once, with the job's status."""
     end(running, book, "FAILED", "the script's own error")
     done = subprocess.run(FOLLOW, env=environment(), capture_output=True, text=True, check=False, timeout=SECONDS)
@@ -327,9 +326,9 @@ def test_following_what_has_ended_tells_the_end(running: Author, book: History) 
 
 def test_the_curve_of_the_loss_spans_its_own_range() -> None:
     """Lowest and highest block for lowest and highest loss; a dot for one that is no number."""
-    assert spark([4.0, 3.0, 2.0, 1.0], 10) == "█▆▃▁"
-    assert spark([1.0, float("nan"), None, 2.0], 10) == "▁··█"
-    assert spark([1.0, 1.0], 10) == "▁▁"
-    assert spark([float("inf"), None], 10) == ""
-    assert spark(list(range(100)), 8)[-1] == "█"
-    assert len(spark(list(range(100)), 8)) == 8
+    assert sparkline([4.0, 3.0, 2.0, 1.0], 10) == "█▆▃▁"
+    assert sparkline([1.0, float("nan"), None, 2.0], 10) == "▁··█"
+    assert sparkline([1.0, 1.0], 10) == "▁▁"
+    assert sparkline([float("inf"), None], 10) == ""
+    assert sparkline(list(range(100)), 8)[-1] == "█"
+    assert len(sparkline(list(range(100)), 8)) == 8

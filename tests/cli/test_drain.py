@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.time_arguments import coming
+from holdfast.cli.arguments import coming_time
 from holdfast.history import History
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
@@ -22,7 +22,7 @@ def node(here: Command, name: str, *words: str) -> dict[str, Any]:
     return next(dict(one) for one in listed if one["name"] == name)
 
 
-def test_a_drain_is_a_hold_with_a_time_and_its_cancelling_lifts_it(here: Command, book: History) -> None:
+def test_a_drain_cordons_a_node_until_it_is_cancelled(here: Command, book: History) -> None:
     """Said again it is another time, and no second hold; the table shows who, why and until when."""
     assert book is not None
     done = here("drain", "node-1", "--in", "20m", "--reason", "new fan")
@@ -40,7 +40,7 @@ def test_a_drain_is_a_hold_with_a_time_and_its_cancelling_lifts_it(here: Command
     assert node(here, "node-1")["service"]["holds"] == []
 
 
-def test_cancelling_a_drain_leaves_what_others_hold(here: Command, book: History) -> None:
+def test_cancelling_a_drain_keeps_other_cordons(here: Command, book: History) -> None:
     """A person's hold stays, and the node out."""
     assert book is not None
     here("nodes", "hold", "node-1", "--reason", "a look")
@@ -61,19 +61,19 @@ def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
     [
         (["node-77"], "node-77"),
         (["node-1", "--cancel"], "nobody drains node-1, which is healthy"),
-        (["node-1", "--by", "soon"], "'soon' is no time. Write a time of day"),
-        (["node-1", "--by", "2020-01-01 10:00"], "is over. Name a time to come"),
-        (["node-1", "--in", "later"], "'later' is no duration"),
-        (["node-1", "--in", "0s"], "'0s' is no duration"),
+        (["node-1", "--by", "soon"], "'soon' is not a time. Write a time of day"),
+        (["node-1", "--by", "2020-01-01 10:00"], "is in the past. Name a future time"),
+        (["node-1", "--in", "later"], "'later' is not a duration"),
+        (["node-1", "--in", "0s"], "'0s' is not a duration"),
         (["node-1", "--in", "5m", "--by", "18:00"], "name the time once"),
-        (["node-1", "--in", "5m", "--cancel"], "takes the whole wish back"),
+        (["node-1", "--in", "5m", "--cancel"], "cancels the drain"),
         (["node-1", "--reason", " "], "a reason is needed"),
         (["node-1", "--cluster", "c.yaml", "--job", "a"], "name the cluster once"),
         (["node-1", "--job", "nobody"], "nobody"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_is_told_with_the_cure(here: Command, book: History, words: list[str], said: str) -> None:
+def test_an_impossible_drain_is_refused_with_the_cure(here: Command, book: History, words: list[str], said: str) -> None:
     """And nothing is written."""
     assert book is not None
     done = here("drain", *words)
@@ -87,15 +87,15 @@ def test_a_time_of_day_is_the_next_one() -> None:
     now = datetime.now()  # noqa: DTZ005 (as a person's clock shows it)
     for minutes in (-5, 5):
         shown = (now + timedelta(minutes=minutes)).strftime("%H:%M")
-        at = coming(shown)
+        at = coming_time(shown)
         assert at is not None
         assert 0 < at - now.timestamp() <= 86_400 + 3_600  # a day may have 25 hours
         assert time.strftime("%H:%M", time.localtime(at)) == shown
-    assert coming("2026-12-01T18:00+00:00") == 1_796_148_000.0
-    assert coming("25:00") is None
+    assert coming_time("2026-12-01T18:00+00:00") == 1_796_148_000.0
+    assert coming_time("25:00") is None
 
 
-def test_maintenance_windows_stand_in_the_table(here: Command, book: History, tmp_path: Path) -> None:
+def test_maintenance_windows_are_listed(here: Command, book: History, tmp_path: Path) -> None:
     """The next one of each node."""
     assert book is not None
     (tmp_path / "c.yaml").write_text("nodes: 2\nmaintenance: [{nodes: [node-1], begins: 2099-12-01 22:00, reason: firmware}]\n")

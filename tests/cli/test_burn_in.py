@@ -48,7 +48,7 @@ def now_of(history: History, node: str = "node-1") -> Node:
     return cordons.nodes(history, PLACE, now=time.time()).get(node, Node(name=node))
 
 
-def test_a_quarantined_node_that_passes_comes_back(here: Command, book: History, small: Path) -> None:
+def test_a_quarantined_node_that_passes_returns_to_service(here: Command, book: History, small: Path) -> None:
     """A line for each check with its figures, and the verdict last."""
     out(book)
     done = here("burn-in", "node-1", *QUICK)
@@ -63,7 +63,7 @@ def test_a_quarantined_node_that_passes_comes_back(here: Command, book: History,
     assert [one.event for one in service_moves(book, "small", "node-1")] == ["quarantined", "tested", "passed"]
 
 
-def test_one_that_fails_stays_out_with_the_evidence(here: Command, book: History, small: Path) -> None:
+def test_a_node_that_fails_stays_quarantined_with_the_evidence(here: Command, book: History, small: Path) -> None:
     """Its reason is kept; the status is 1."""
     small.write_text(small.read_text().replace("disk: 0", "disk: 1e9"))
     out(book)
@@ -76,7 +76,7 @@ def test_one_that_fails_stays_out_with_the_evidence(here: Command, book: History
     assert "its disk wrote" in service_moves(book, "small", "node-1")[-1].reason
 
 
-def test_a_short_one_lifts_nothing_and_goes_beside_training(
+def test_a_short_burn_in_lifts_nothing_and_runs_during_training(
     here: Command, book: History, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real one is refused where a job trains, with both cures."""
@@ -90,7 +90,7 @@ def test_a_short_one_lifts_nothing_and_goes_beside_training(
     assert len(service_moves(book, "small", "node-1")) == 1
     done = here("burn-in", "node-1", "--short", *OF_SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "stays quarantined: a short burn-in lifts nothing" in done.stderr
+    assert "stays quarantined: a short burn-in does not lift it" in done.stderr
     assert now_of(book).state is NodeState.QUARANTINED
 
 
@@ -115,7 +115,7 @@ def test_programs_get_every_figure(here: Command, book: History, small: Path) ->
     assert service_moves(book, "small", "node-0") == []
 
 
-def test_a_healthy_node_that_fails_is_left_to_a_person(here: Command, book: History, small: Path) -> None:
+def test_a_healthy_node_that_fails_is_not_cordoned(here: Command, book: History, small: Path) -> None:
     """With the command that takes it out."""
     small.write_text(small.read_text().replace("disk: 0", "disk: 1e9"))
     done = here("burn-in", "node-0", *QUICK)
@@ -124,7 +124,7 @@ def test_a_healthy_node_that_fails_is_left_to_a_person(here: Command, book: Hist
     assert now_of(book, "node-0").state is NodeState.HEALTHY
 
 
-def test_a_node_that_cannot_be_tried_stays_as_it_is(here: Command, book: History, small: Path) -> None:
+def test_a_node_that_cannot_be_tested_is_unchanged(here: Command, book: History, small: Path) -> None:
     """Nothing counts against it."""
     out(book)
     LocalNodes("small", cluster_directory("small"), 2).power_off("node-1")
@@ -146,7 +146,7 @@ def test_one_burn_in_at_a_time(here: Command, book: History, small: Path) -> Non
     assert now_of(book).state is NodeState.IN_BURN_IN
 
 
-def test_one_that_is_broken_off_leaves_nothing_open(here: Command, book: History, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_burn_in_leaves_nothing_open(here: Command, book: History, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the middle: the node can be tried again, and nothing counts against it."""
     out(book)
 
@@ -167,7 +167,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_mess_is_told(case: str, here: Command, small: Path) -> None:
+def test_invalid_nodes_are_reported(case: str, here: Command, small: Path) -> None:
     """Status 2, and nothing is tried."""
     arguments, words = REFUSED[case]
     done = here("burn-in", *arguments, *OF_SMALL)
@@ -176,7 +176,7 @@ def test_a_mess_is_told(case: str, here: Command, small: Path) -> None:
     assert done.stdout == ""
 
 
-def test_settings_that_cannot_be_are_told_with_their_field(here: Command, small: Path) -> None:
+def test_invalid_settings_are_reported_with_their_field(here: Command, small: Path) -> None:
     """As every other field of a cluster."""
     small.write_text("burn_in: {memory_share: 2, limits: {disk: -1}, nice: 40}\n")
     done = here("burn-in", "node-1", *OF_SMALL)

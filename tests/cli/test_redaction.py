@@ -80,7 +80,7 @@ def test_a_secret_is_hidden_whatever_shape_it_has(line: str) -> None:
         "if token == other: return",
     ],
 )
-def test_what_is_no_secret_stays(harmless: str) -> None:
+def test_harmless_text_is_not_redacted(harmless: str) -> None:
     """A log that is all stars helps nobody."""
     assert Redactor().text(harmless) == harmless
 
@@ -93,7 +93,7 @@ def test_a_known_secret_is_hidden_in_every_form() -> None:
     assert told == '{"said": "\\"got ***\\""} x=*** *** abcd true no'
 
 
-def test_slurm_is_given_no_variable_that_is_called_like_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_gets_no_variable_named_like_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps the environment of a job in files of its own: by the one list of names that bundles go by too."""
     secret = ["MYSQL_PWD", "DB_PASS", "SITE_PRIVATE_KEY", "WANDB_API_KEY", "X_TOKEN", "SENTRY_DSN"]
     place = ["HOLDFAST_HISTORY", "SSH_AUTH_SOCK", "PREFECT_API_URL", "SLURM_JOB_ID"]

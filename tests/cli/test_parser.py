@@ -37,7 +37,7 @@ def test_every_command_explains_itself_with_an_example(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "demo"])
-def test_every_command_speaks_to_programs_too(name: str) -> None:
+def test_every_command_has_json_output(name: str) -> None:
     """`--json` is a switch; that of the demo names a file. A word that does nothing by itself leaves it to those below."""
     command = app.commands[name]
     below = isinstance(command, click.Group) and not command.invoke_without_command
@@ -83,7 +83,7 @@ def test_no_reader_loads_torch_or_prefect(arguments: list[str], holdfast: Comman
     assert not loaded & {"torch", "prefect", "matplotlib"}
 
 
-def test_a_mistyped_command_names_the_nearest(holdfast: Command) -> None:
+def test_a_mistyped_command_gets_a_suggestion(holdfast: Command) -> None:
     """Exit status 2, as for every mistake of a person."""
     done = holdfast("valdiate")
     assert done.returncode == 2

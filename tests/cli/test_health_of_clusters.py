@@ -16,7 +16,7 @@ from tests.ssh.conftest import Site
 from tests.waiting import wait_until
 
 
-def test_nodes_over_ssh_are_judged_and_what_changed_is_told(holdfast: Command, site: Site, tmp_path: Path) -> None:
+def test_nodes_over_ssh_are_checked_and_changes_are_shown(holdfast: Command, site: Site, tmp_path: Path) -> None:
     """A node that is off is unreachable, one with a strange key is unknown, and neither is told twice."""
     site.node("well")
     off = site.node("off")
@@ -35,8 +35,8 @@ def test_nodes_over_ssh_are_judged_and_what_changed_is_told(holdfast: Command, s
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     assert "unreachable" in rows["off"]
     assert "Connection refused" in rows["off"]
-    assert "off: " in done.stdout.partition("New since the look before:")[2]
-    assert "strange: " not in done.stdout.partition("New since the look before:")[2]
+    assert "off: " in done.stdout.partition("Changed since the last check:")[2]
+    assert "strange: " not in done.stdout.partition("Changed since the last check:")[2]
 
     assert done.stdout.count("(last seen ") >= len(told["off"]["evidence"]), "what it was found with before it fell silent is of then"
     listed = json.loads(holdfast("nodes", name, "--json").stdout)
@@ -45,7 +45,7 @@ def test_nodes_over_ssh_are_judged_and_what_changed_is_told(holdfast: Command, s
     assert health == {"well": told["well"]["verdict"], "off": "unreachable", "strange": "unknown"}
 
 
-def test_nodes_of_this_machine_are_looked_at_once(here: Command, tmp_path: Path) -> None:
+def test_nodes_of_this_machine_are_checked_once(here: Command, tmp_path: Path) -> None:
     """Each tells the same; one that is switched off does not answer."""
     (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 3\n")
     LocalNodes("small", cluster_directory("small"), 3).power_off("node-2")
@@ -58,20 +58,20 @@ def test_nodes_of_this_machine_are_looked_at_once(here: Command, tmp_path: Path)
     assert "unreachable" in here("nodes", "cluster.yaml").stdout
 
 
-def test_a_first_look_is_not_told_twice(here: Command, tmp_path: Path) -> None:
+def test_a_first_check_shows_no_changes(here: Command, tmp_path: Path) -> None:
     """Where no node was known before, nothing has changed."""
     (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 2\n")
     LocalNodes("small", cluster_directory("small"), 2).power_off("node-1")
     first = here("health", "cluster.yaml").stdout
     assert "New since the look before" not in first
-    assert "Never looked at before: " in first
+    assert "Checked for the first time: " in first
     assert first.count("node-1") == 2, "its row, and the list of new nodes"
 
 
 def test_evidence_is_folded_where_the_terminal_ends() -> None:
     """Its end is the cure, and must not be cut off; a second finding has a line of its own."""
     rows = [["w1", "unhealthy", "bad: " + "word " * 12 + "cure\nsecond: thing"], ["w2", "ok", "-"]]
-    program = f"from holdfast.cli.output import say_rows; say_rows(('NODE', 'VERDICT', 'EVIDENCE'), {rows}, coloured=1, last='folded')"
+    program = f"from holdfast.cli.output import echo_table; echo_table(('NODE', 'VERDICT', 'EVIDENCE'), {rows}, coloured=1, last='wrapped')"
     with Terminal([sys.executable, "-c", f"import sys; sys.stdin.readline(); {program}"], environment(), columns=50) as terminal:
         terminal.type("\n")
         wait_until(lambda: "w2" in terminal.text, seconds=60, explain=lambda: terminal.raw)
@@ -88,7 +88,7 @@ REFUSED = {
     "no cluster": ("name: x\nscript: train.py\n", "describes a job, not a cluster", "Name a cluster's file"),
     "no hosts": ("kind: ssh\n", "hosts: is missing", "Add it"),
     "no such kind": ("kind: kubernetes\n", "no kind of cluster is called 'kubernetes'", "This version knows: local, ssh, slurm"),
-    "a shell's word": (BASE + "python: 'python3; reboot'\n", "cannot stand here", "a shell reads it"),
+    "a shell's word": (BASE + "python: 'python3; reboot'\n", "is not allowed here", "a shell reads it"),
     "key that is not there": (BASE + "key: gone\n", "the private key", "there is no such file. Correct `key`"),
     "key that cannot be read": (BASE + "key: .\n", "Is a directory", "Fix its permissions"),
     "key that is none": (BASE + "key: cluster.yaml\n", "it is no private key", "Name the private half"),
@@ -97,7 +97,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_mess_is_told_with_its_cure(case: str, here: Command, tmp_path: Path) -> None:
+def test_an_invalid_cluster_file_is_reported_with_the_cure(case: str, here: Command, tmp_path: Path) -> None:
     """What, where, and what to do; status 2, and nothing is kept."""
     text, reason, cure = REFUSED[case]
     (tmp_path / "cluster.yaml").write_text(text)
@@ -119,7 +119,7 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("case", UNSEEN)
-def test_nodes_that_cannot_be_seen_are_unknown(case: str, here: Command, tmp_path: Path) -> None:
+def test_nodes_that_cannot_be_checked_are_unknown(case: str, here: Command, tmp_path: Path) -> None:
     """And not unhealthy; the status is 1, as nobody knows that they are well."""
     text, reason, more = UNSEEN[case]
     (tmp_path / "cluster.yaml").write_text(text + "misses: 1\n")
@@ -132,9 +132,9 @@ def test_nodes_that_cannot_be_seen_are_unknown(case: str, here: Command, tmp_pat
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["cluster.yaml", "--local"], "name what to look at"), (["cluster.yaml", "--since", "x"], "belongs to `--local`")],
+    [(["cluster.yaml", "--local"], "name what to check"), (["cluster.yaml", "--since", "x"], "belongs to `--local`")],
 )
-def test_what_does_not_go_together_is_told(arguments: list[str], words: str, here: Command) -> None:
+def test_conflicting_options_are_refused(arguments: list[str], words: str, here: Command) -> None:
     """Before anything is looked at."""
     done = here("health", *arguments)
     assert done.returncode == 2

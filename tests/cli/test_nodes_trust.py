@@ -28,7 +28,7 @@ def machines(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return {one["nodes"][0] if one["is_node"] else "jump": one for one in json.loads(done.stdout)["machines"]}
 
 
-def test_a_key_is_added_once_a_person_agrees(site: Site, tmp_path: Path, holdfast_home: Path) -> None:
+def test_a_key_is_added_after_confirmation(site: Site, tmp_path: Path, holdfast_home: Path) -> None:
     """They see the fingerprint that the machine's own console shows; the file is theirs alone, and OpenSSH reads it."""
     node = site.node("one", known=False)
     site.known_hosts.unlink()
@@ -47,11 +47,11 @@ def test_a_key_is_added_once_a_person_agrees(site: Site, tmp_path: Path, holdfas
     assert found.returncode == 0
     with Terminal(command, environment(), columns=200) as terminal:
         wait_until(lambda: terminal.status() is not None, seconds=60, explain=lambda: terminal.raw)
-        assert "It is trusted." in terminal.text
+        assert "The machine is trusted." in terminal.text
         assert terminal.status() == 0
 
 
-def test_nobody_there_to_be_asked_is_no_yes(holdfast: Command, site: Site, tmp_path: Path) -> None:
+def test_without_a_terminal_no_key_is_added(holdfast: Command, site: Site, tmp_path: Path) -> None:
     """Keys are shown and not added; `--yes` adds them, after a last line that somebody left without an end; looks work then."""
     site.node("one", known=False)
     site.node("two", known=False)
@@ -59,7 +59,7 @@ def test_nobody_there_to_be_asked_is_no_yes(holdfast: Command, site: Site, tmp_p
     name = described(site, tmp_path)
     asked = holdfast("nodes", "trust", name)
     assert asked.returncode == 1
-    assert "2 keys not added: nobody could be asked" in asked.stderr
+    assert "2 keys not added: there is no terminal to ask on" in asked.stderr
     assert "0 of 2 machines are trusted" in asked.stdout
     assert site.known_hosts.read_text() == "# mine"
     one = holdfast("nodes", "trust", name, "one", "--yes", "--json")
@@ -103,7 +103,7 @@ def test_jump_hosts_come_first_and_then_what_lies_behind(holdfast: Command, site
     assert inner.logins() == 0, "a key is shown before anybody logs in"
 
 
-def test_what_cannot_be_trusted_is_told_with_its_cure(holdfast: Command, site: Site, tmp_path: Path) -> None:
+def test_untrustworthy_keys_are_reported_with_the_cure(holdfast: Command, site: Site, tmp_path: Path) -> None:
     """A node that is off, clones with one key, a file that cannot be written, a name that is none, nodes without keys."""
     one, clone, off = site.node("one"), site.node("clone", known=False), site.node("off", known=False)
     off.stop()
@@ -114,7 +114,7 @@ def test_what_cannot_be_trusted_is_told_with_its_cure(holdfast: Command, site: S
     done = holdfast("nodes", "trust", described(site, tmp_path))
     assert done.returncode == 1
     assert "Connection refused" in done.stdout
-    assert f"{one.address}, {clone.address} show the same key: clones of one image?" in done.stdout
+    assert f"{one.address}, {clone.address} have the same key (clones of one image?)" in done.stdout
     (tmp_path / "file").touch()
     refused = holdfast("nodes", "trust", described(site, tmp_path, known_hosts=str(tmp_path / "file" / "known")), "--yes")
     assert (refused.returncode, refused.stdout) == (2, "")
@@ -122,4 +122,4 @@ def test_what_cannot_be_trusted_is_told_with_its_cure(holdfast: Command, site: S
     assert "Not a directory" in refused.stderr
     assert "has no node 'tow'. It has one, clone, off." in holdfast("nodes", "trust", described(site, tmp_path), "tow").stderr
     (tmp_path / "local.yaml").write_text("nodes: 2\n")
-    assert "show no keys: only those of `kind: ssh` do" in holdfast("nodes", "trust", "local.yaml").stderr
+    assert "have no host keys: only those of `kind: ssh` do" in holdfast("nodes", "trust", "local.yaml").stderr

@@ -18,14 +18,14 @@ TEAMS = f"https://prod-1.westus.logic.azure.com:443/workflows/{'6' * 32}/trigger
     ("words", "why"),
     [
         (("add", "ops"), "Missing argument 'ADDRESS'"),
-        (("add", "Ops Team", "http://a"), "use small letters, digits and dashes"),
-        (("add", "ops", "http://a", "--no-controller-after", "5"), "0, or 10 at least"),
+        (("add", "Ops Team", "http://a"), "use lowercase letters, digits and dashes"),
+        (("add", "ops", "http://a", "--no-controller-after", "5"), "0, or at least 10"),
         (("add", "ops", "http://a"), "set PREFECT_API_URL"),
         (("list",), "set PREFECT_API_URL"),
         (("test", "ops"), "set PREFECT_API_URL"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_the_cure(
+def test_an_impossible_notification_is_refused_with_the_cure(
     here: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
 ) -> None:
     """Before anything is asked of a server."""
@@ -88,7 +88,7 @@ def test_an_address_is_kept_in_the_block_type_that_matches(address: str, block_t
     assert is_generic(block, address) is generic
 
 
-def test_what_an_address_says_beside_its_secret_is_kept_too() -> None:
+def test_other_parts_of_an_address_with_a_secret_are_kept() -> None:
     """Channels, targets, port and so on."""
     mattermost: Any = block_of("mmosts://chat.example.com:8443/abcdefghijklmn?channels=ops")
     assert (mattermost.hostname, mattermost.port, mattermost.secure, mattermost.channels) == ("chat.example.com", 8443, True, ["ops"])

@@ -23,7 +23,7 @@ def test_no_line_is_too_long_and_nothing_is_lost(words: list[str], width: int, i
     assert {word for word in words if cell_len(word) <= room} <= whole
 
 
-def test_a_path_is_cut_after_a_slash_and_a_line_with_a_time_goes_on_below_its_text() -> None:
+def test_a_path_is_broken_after_a_slash_and_a_time_gives_a_hanging_indent() -> None:
     """Where neither fits on the line."""
     text = "12:00:01  Log: /tmp/holdfast/jobs/gpt/flow.log"
     assert wrapped(text, 32, indent=hanging(text)) == ["12:00:01  Log:", "          /tmp/holdfast/jobs/", "          gpt/flow.log"]

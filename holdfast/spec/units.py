@@ -1,0 +1,115 @@
+"""Read and write durations (``90s``, ``1h30m``) and amounts of memory (``8GB``, ``512MiB``) as users write them."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+from typing import Annotated, Any, Final
+
+from annotated_types import Gt
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+SECONDS: Final = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+"""Seconds in each unit of time, largest first."""
+BYTES: Final = {
+    "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+"""Bytes in each unit of memory."""
+DURATION_CURE: Final = 'Write a number and a unit (ms, s, m, h, d), e.g. "90s", "5m" or "1h30m", or a number of seconds'
+SIZE_CURE: Final = 'Write a number and a unit (KB, MB, GB, TB, KiB, MiB, GiB, TiB), e.g. "8GB" or "512MiB", or a number of bytes'
+MAX_BYTES: Final = 2**62
+
+_PART: Final = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(ms|[smhd])\s*", re.ASCII)
+_ISO: Final = re.compile(r"P(?:(\d{1,15})D)?(?:T(?:(\d{1,15})H)?(?:(\d{1,15})M)?(?:(\d{1,15}(?:\.\d{1,15})?)S)?)?", re.ASCII)
+_NUMBER: Final = re.compile(r"\d{1,15}(?:\.\d{1,15})?", re.ASCII)
+_SIZE: Final = re.compile(r"(\d{1,19})(\.\d{1,9})?\s*([kmgt]?i?b?)", re.ASCII | re.IGNORECASE)
+
+
+def _seconds_in(text: str) -> float | None:
+    """Return the seconds in *text*, or None when it is not a duration."""
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if (iso := _ISO.fullmatch(text)) and any(iso.groups()):  # how other programs serialize a timedelta
+        return sum(float(part or 0) * size for part, size in zip(iso.groups(), SECONDS.values(), strict=False))
+    parts, end = [], 0
+    while found := _PART.match(text, end):
+        parts.append(float(found[1]) * SECONDS[found[2]])
+        end = found.end()
+    return sum(parts) if parts and end == len(text) else None
+
+
+def parse_duration(value: object) -> timedelta:
+    """Return *value* (text, seconds or a timedelta) as a duration; raise `PydanticCustomError` if it is none, negative or infinite."""
+    seconds: float | None = None
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, str):
+        seconds = _seconds_in(value.strip())
+    elif isinstance(value, int | float) and not isinstance(value, bool) and -1e15 < value < 1e15:  # noqa: PLR2004 (beyond the range of timedelta)
+        seconds = float(value)
+    if seconds is not None and math.isfinite(seconds) and seconds >= 0:
+        try:
+            return timedelta(seconds=seconds)
+        except OverflowError:
+            pass
+    raise PydanticCustomError("duration", "{shown} is not a duration", {"shown": repr(value)[:80], "cure": DURATION_CURE})
+
+
+def format_duration(duration: timedelta) -> str:
+    """Return *duration* as `parse_duration` reads it, in the largest unit that gives an integer."""
+    whole, rest = divmod(duration, timedelta(seconds=1))
+    if rest:
+        return f"{duration.total_seconds():.6f}".rstrip("0") + "s"
+    unit = next((unit for unit, size in SECONDS.items() if size >= 1 and whole % int(size) == 0), "s") if whole else "s"
+    return f"{whole // int(SECONDS[unit])}{unit}"
+
+
+def parse_size(value: object) -> int:
+    """Return *value* (text or a number) in bytes; raise `PydanticCustomError` if it is not an amount of memory."""
+    size: int | None = None
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    elif isinstance(value, float) and value.is_integer():
+        size = int(value)
+    elif isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
+        unit = BYTES.get(found[3].lower() or "b")
+        size = None if unit is None else int(found[1]) * unit + int(float(found[2] or 0) * unit)
+    if size is None or not 0 <= size <= MAX_BYTES:
+        raise PydanticCustomError("size", "{shown} is not an amount of memory", {"shown": repr(value)[:80], "cure": SIZE_CURE})
+    return size
+
+
+def format_size(size: int) -> str:
+    """Return *size* bytes as `parse_size` reads it, in the largest unit that gives an integer."""
+    unit = max((unit for unit, factor in BYTES.items() if size % factor == 0), key=BYTES.__getitem__) if size else "b"
+    return f"{size // BYTES[unit]}{unit[0].upper()}{unit[1:-1]}{'B' if unit != 'b' else ''}"
+
+
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(parse_duration),
+    PlainSerializer(format_duration, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "examples": ["90s", "5m", "1h30m", "2d"]}),
+]
+"""A duration, zero allowed; forms show it as text."""
+PositiveDuration = Annotated[Duration, Gt(timedelta(0))]
+Size = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    Gt(0),
+    PlainSerializer(format_size, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "examples": ["8GB", "512MiB"]}),
+]
+"""Bytes, at least one; forms show them as text."""
+
+
+def duration_field(default: str, *, description: str) -> Any:  # noqa: ANN401 (as pydantic's own Field)
+    """Return a field with a *default* duration, which forms show as it is written here."""
+    return Field(default=parse_duration(default), description=description, json_schema_extra={"default": default})
+
+
+def size_field(default: str, *, description: str) -> Any:  # noqa: ANN401 (as pydantic's own Field)
+    """Return a field with a *default* size, which forms show as it is written here."""
+    return Field(default=parse_size(default), description=description, json_schema_extra={"default": default})
