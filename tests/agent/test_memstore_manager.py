@@ -152,7 +152,7 @@ def test_a_folder_of_another_user_is_not_used(new_node: Node, tmp_path: Path) ->
     with node.flow() as flow:
         flow.attach(0)
         assert flow.prepare(node, ["true"], memory=MEMORY)["memory"] is None
-        assert "open to others" in flow.wait("memstore.unavailable")["why"]
+        assert "accessible to other users" in flow.wait("memstore.unavailable")["why"]
     assert (precious / "file").exists()
 
 
