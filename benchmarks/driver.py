@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from benchmarks import steps
 from benchmarks.measuring import ROOT, wait_for
-from holdfast.agent.workers.fork_server import PROGRAM
+from holdfast.agent.workers.spawner import PROGRAM
 from holdfast.ports import free_port
 from holdfast.process import become_subreaper, die_with_parent, state_of
 from holdfast.protocol import LineBuffer, Message, encode, listen
@@ -151,7 +151,7 @@ class Driver:
                 for message in lines.feed(data):
                     if message["t"] == "commit?":
                         line.sendall(encode({"re": message["id"], "ok": True, "why": ""}))
-                    elif message["t"] == "successor?":
+                    elif message["t"] == "register-successor":
                         self.pids.update({key: message["pid"] for key, one in self.pids.items() if one == pid})
                         self._all.append(message["pid"])
                         line.sendall(encode({"re": message["id"], "ok": True, "why": ""}))

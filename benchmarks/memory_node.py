@@ -27,7 +27,7 @@ class MemoryNode:
             fds = [theirs.fileno(), listening.fileno()]
             command = [sys.executable, "-m", "holdfast.agent.memstore.server", *map(str, fds)]
             self._process = subprocess.Popen(command, pass_fds=fds, env=clean_environment(), cwd="/", stdout=log, stderr=log)
-        facts = {"vault": str(self.memstore), "limit": 2**36, "token": TOKEN, "node": store_folders.key_of(name), "address": "127.0.0.1"}
+        facts = {"memstore": str(self.memstore), "limit": 2**36, "token": TOKEN, "node": store_folders.key_of(name), "address": "127.0.0.1"}
         self._control.sendall(encode(facts))
 
     def replicate(self, home: MemoryNode) -> None:

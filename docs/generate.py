@@ -7,8 +7,6 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING
-from dataclasses import fields as dataclass_fields
 from datetime import timedelta
 from enum import StrEnum
 from itertools import groupby, pairwise
@@ -314,17 +312,16 @@ def fields_of_record(record: type[BaseModel]) -> dict[str, tuple[Any, bool]]:
     return {name: (field.annotation, field.is_required()) for name, field in fields_of(record)}
 
 
-def fields_of_command(record: type) -> dict[str, tuple[Any, bool]]:
-    """Return the same of a command's record, or of what stands in it; the fields of a plan or a table stand in the command itself."""
+def fields_of_message(declared: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
+    """Return the same of a handler of the agent, or of a record in its messages; the fields of a plan or a table stand in the message."""
+    from holdfast.agent.schema import fields_of as declared_fields  # noqa: PLC0415 (the other pages do not need it)
+
     found: dict[str, tuple[Any, bool]] = {}
-    defaults = {one.name: one.default for one in dataclass_fields(record)}
-    for name, kind in typing.get_type_hints(record, include_extras=True).items():
-        plain = typing.get_type_hints(record)[name]
+    for name, field in declared_fields(declared).items():
         if name in {"plan", "table"}:
-            found |= fields_of_command(plain)
+            found |= fields_of_message(typing.get_args(field.hint)[0])
         else:
-            wire = "from" if name == "source" else name  # which no attribute in Python can be called
-            found[wire] = kind, defaults[name] is MISSING and types.NoneType not in typing.get_args(plain)
+            found[name.removesuffix("_")] = field.hint, field.required
     return found
 
 
@@ -337,10 +334,11 @@ def records_in(fields: Mapping[str, tuple[Any, bool]]) -> Iterator[type[BaseMode
 
 
 def protocol_page() -> str:
-    """Show the events that agents send and the commands that they get: fields, who sends, who handles."""
-    from holdfast.agent.command_fields import RankAssignment  # noqa: PLC0415 (the other pages do not need it)
-    from holdfast.agent.commands import COMMANDS  # noqa: PLC0415 (as above)
+    """Show events, commands and the messages of workers: fields, who sends, who handles."""
+    from holdfast.agent.commands import COMMANDS  # noqa: PLC0415 (the other pages do not need it)
     from holdfast.agent.monitor.preemption import PreemptionSettings  # noqa: PLC0415 (as above)
+    from holdfast.agent.worker_messages import KINDS  # noqa: PLC0415 (as above)
+    from holdfast.agent.workers.in_process_recovery import RankAssignment  # noqa: PLC0415 (as above)
     from holdfast.agent.workers.spawner import MemstoreSettings  # noqa: PLC0415 (as above)
     from holdfast.control.agents.schema import ANSWERS  # noqa: PLC0415 (as above)
     from holdfast.control.supervisor.event_table import EVENTS  # noqa: PLC0415 (as above)
@@ -360,26 +358,35 @@ def protocol_page() -> str:
         answer = fields_of_record(ANSWERS[command.name]) if command.name in ANSWERS else {}
         records |= {one.__name__.lstrip("_"): one for one in records_in(answer)}
         checked = fields_in_words(answer) if answer else ", ".join(f"`{name}`" for name in command.answer)
-        orders.append((f"`{command.name}`", handled(command.run), fields_in_words(fields_of_command(command.fields)), checked))
+        orders.append((f"`{command.name}`", handled(command.run), fields_in_words(fields_of_message(command.run)), checked))
+    messages = [
+        (f"`{one.name}`", ", ".join(one.senders), fields_in_words(fields_of_message(one.fields or one.handle)), handled(one.handle))
+        for one in KINDS
+    ]
     return "\n".join([
         HEAD,
-        "# Between controller and agents\n",
+        "# The protocol\n",
         "One JSON object a line. The controller gives commands; the agent answers each, and sends events.",
+        "Workers, standbys and the checkpoint writer send messages to the agent of their node.",
         "Fields in brackets may be left out.\n",
         "## Events\n",
-        "An event that is not in this table is let pass. One with a wrong field is dropped, and remarked on once a node.",
-        "`generation` is the one that an event belongs to: what belongs to another one changes nothing.\n",
-        table(("Event", "Meaning", "Sent by", "Fields", "What is done with it"), *rows),
+        "An event that is not in this table is ignored. One with a wrong field is dropped, and recorded once for each node.",
+        "`generation` is the one that an event belongs to: an event of another one changes nothing.\n",
+        table(("Event", "Meaning", "Sent by", "Fields", "What the controller does"), *rows),
         "## Commands\n",
-        "Beside its fields a command has its name in `do`, its number in `id`, and `session`, `job` and `epoch` of the controller.",
+        "Besides its fields a command has its name in `do`, its number in `id`, and `session`, `job` and `epoch` of the controller.",
         "The answer has the number in `re`, `ok`, and `why` where the command was refused.",
         "Fields of answers whose types are shown are checked by the controller.\n",
         table(("Command", "What the agent does", "Fields", "Fields of the answer"), *orders),
+        "## Messages to the agent\n",
+        "Besides its fields a message has its name in `t`, and where it is answered its number in `id`; the answer has that in `re`.",
+        "The agent notes a malformed or unknown message in its log, and drops it.\n",
+        table(("Message", "Sent by", "Fields", "What the agent does"), *messages),
         "## Records\n",
         table(
             ("Record", "Fields"),
             *((name, fields_in_words(fields_of_record(one))) for name, one in records.items()),
-            *((one.__name__, fields_in_words(fields_of_command(one))) for one in (RankAssignment, MemstoreSettings, PreemptionSettings)),
+            *((one.__name__, fields_in_words(fields_of_message(one))) for one in (RankAssignment, MemstoreSettings, PreemptionSettings)),
         ),
     ])  # fmt: skip
 

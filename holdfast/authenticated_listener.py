@@ -1,4 +1,4 @@
-"""Ports that other machines call, by IPv4 or IPv6, and one caller that shows a token; others are sent away. Standard library only."""
+"""Listen on ports by IPv4 and IPv6, and accept the one client that sends a token; others are disconnected. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 TOKEN_SECONDS: Final = 2.0
-"""Seconds that a caller may take to show the whole token; others are heard meanwhile."""
-MOST: Final = 32
-"""Strangers that are borne with for so long."""
+"""Seconds that a client may take to send the whole token; others are read meanwhile."""
+MAX_PENDING: Final = 32
+"""Unauthenticated clients that get the full time."""
 GRACE: Final = 0.5
-"""Seconds that they have while there are more: a thousand ranks that come at once, from busy machines, are no strangers a moment later."""
+"""Seconds that the oldest get while there are more: a thousand ranks of busy machines may connect at once."""
 BURST: Final = 256
-"""Strangers that are borne with for a moment: with one more the oldest is hung up on."""
+"""Unauthenticated clients at most: with one more the oldest is disconnected."""
 
 
 class NoAuthenticatedCaller(TimeoutError):
-    """Nobody who knows the token came in time; whether the way there is sound nobody knows either."""
+    """No client sent the token in time; whether the network works is not known either."""
 
 
-Stranger = TypeVar("Stranger")
+Pending = TypeVar("Pending")
 
 
-class PendingCallers(Generic[Stranger]):
-    """Who has not proved yet that it may come in, the oldest first, and which of them have had their time."""
+class PendingCallers(Generic[Pending]):
+    """Clients that have not authenticated yet, the oldest first, and which of them have used up their time."""
 
     def __init__(self) -> None:
-        self._since: dict[Stranger, float] = {}
+        self._since: dict[Pending, float] = {}
 
     def __len__(self) -> int:
         return len(self._since)
 
-    def __iter__(self) -> Iterator[Stranger]:
+    def __iter__(self) -> Iterator[Pending]:
         return iter(list(self._since))
 
-    def add(self, one: Stranger) -> None:
-        """Note one who has just come."""
+    def add(self, one: Pending) -> None:
+        """Add a client that has just connected."""
         self._since[one] = time.monotonic()
 
-    def discard(self, one: Stranger) -> None:
-        """Forget one who has gone, or is no stranger any more."""
+    def discard(self, one: Pending) -> None:
+        """Remove a client that has disconnected or authenticated."""
         self._since.pop(one, None)
 
-    def late(self, most: int, seconds: float) -> list[Stranger]:
-        """Return whom to hang up on: who has been here for so many *seconds*, or a moment while there are more than *most*."""
-        now, found = time.monotonic(), list[Stranger]()
+    def late(self, most: int, seconds: float) -> list[Pending]:
+        """Return the clients to disconnect: connected for so many *seconds*, or for `GRACE` while there are more than *most*."""
+        now, found = time.monotonic(), list[Pending]()
         for place, (one, since) in enumerate(self._since.items()):
             patience = GRACE if place < len(self._since) - most else seconds
             if place >= len(self._since) - BURST and now - since < min(patience, seconds):
@@ -58,7 +58,7 @@ class PendingCallers(Generic[Stranger]):
         return found
 
     def due(self, most: int, seconds: float) -> float | None:
-        """Return in how many seconds somebody will be late; None while nobody is here."""
+        """Return in how many seconds a client will be late; None while there is none."""
         for since in self._since.values():
             return max(0.0, since + (min(GRACE, seconds) if len(self._since) > most else seconds) - time.monotonic())
         return None
@@ -66,32 +66,32 @@ class PendingCallers(Generic[Stranger]):
 
 @dataclass(slots=True, eq=False)
 class _PendingCaller:
-    """One who has not shown the token yet, and what it has shown so far."""
+    """A client that has not sent the token yet, and what it has sent."""
 
     socket: socket.socket
-    shown: bytearray = field(default_factory=bytearray)
+    sent: bytearray = field(default_factory=bytearray)
 
 
 def open_port(port: int = 0, *, backlog: int | None = None) -> socket.socket:
-    """Listen on all addresses, as nobody here knows by which one callers come; 0: on any port."""
+    """Listen on all addresses, as the ones that clients use are not known here; 0: on any port."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=backlog)
 
 
 def accept_authenticated(server: socket.socket, token: str, until: float) -> socket.socket:
-    """Return the connection of who shows the token until then (monotonic), and its time limit is then too.
+    """Return the connection of the client that sends the token until then (monotonic); its timeout ends then too.
 
-    All callers are heard at once: one that says nothing, or a byte now and then, keeps nobody else waiting, and not us beyond *until*.
-    Raise `NoAuthenticatedCaller` when none of them knows the token.
+    All clients are read at once: one that sends nothing, or a byte now and then, delays no other one, and not the caller beyond *until*.
+    Raise `NoAuthenticatedCaller` when none sends the token.
     """
-    found = _Hall(server, token.encode()).wait(until)
+    found = _Acceptor(server, token.encode()).wait(until)
     found.settimeout(max(0.01, until - time.monotonic()))
     return found
 
 
-class _Hall:
-    """Where callers wait to be let in."""
+class _Acceptor:
+    """The clients that wait to be accepted."""
 
     def __init__(self, server: socket.socket, token: bytes) -> None:
         self._server, self._token = server, token
@@ -99,36 +99,36 @@ class _Hall:
         self._selector = selectors.DefaultSelector()
 
     def wait(self, until: float) -> socket.socket:
-        """Return the connection of who shows the token; all others are hung up on."""
+        """Return the connection of the client that sends the token; disconnect all others."""
         self._server.settimeout(0)
         self._selector.register(self._server, selectors.EVENT_READ)
         try:
             while (now := time.monotonic()) < until:
-                due = self._callers.due(MOST, TOKEN_SECONDS)
+                due = self._callers.due(MAX_PENDING, TOKEN_SECONDS)
                 for key, _ in self._selector.select(until - now if due is None else min(due, until - now)):
                     if key.data is None:
-                        self._let_in()
-                    elif self._knows(key.data):
+                        self._accept()
+                    elif self._has_token(key.data):
                         self._selector.unregister(key.data.socket)
                         self._callers.discard(key.data)
                         return key.data.socket  # type: ignore[no-any-return]
-                for late in self._callers.late(MOST, TOKEN_SECONDS):
-                    self._send_away(late)
-            raise NoAuthenticatedCaller("nobody who knows the token came in time")
+                for late in self._callers.late(MAX_PENDING, TOKEN_SECONDS):
+                    self._disconnect(late)
+            raise NoAuthenticatedCaller("no client sent the token in time")
         finally:
             for caller in self._callers:
-                self._send_away(caller)
+                self._disconnect(caller)
             self._selector.close()
 
-    def _let_in(self) -> None:
+    def _accept(self) -> None:
         try:
             sock, _ = self._server.accept()
         except BlockingIOError:
             return
-        except OSError:  # no descriptor is left, or the caller is gone already
+        except OSError:  # no descriptor is left, or the client has disconnected already
             time.sleep(0.01)
             for caller in self._callers:
-                self._send_away(caller)
+                self._disconnect(caller)
             return
         caller = _PendingCaller(sock)
         try:
@@ -139,41 +139,41 @@ class _Hall:
         else:
             self._callers.add(caller)
 
-    def _knows(self, caller: _PendingCaller) -> bool:
-        """Take in what a caller shows; tell whether it is the token. Who shows something else is sent away."""
-        if caller.socket.fileno() < 0:  # sent away in this very round
+    def _has_token(self, caller: _PendingCaller) -> bool:
+        """Read from a client; tell whether it has sent the token. One that sends something else is disconnected."""
+        if caller.socket.fileno() < 0:  # disconnected in this very round
             return False
         try:
-            data = caller.socket.recv(len(self._token) - len(caller.shown))
+            data = caller.socket.recv(len(self._token) - len(caller.sent))
         except BlockingIOError:
             return False
         except OSError:
             data = b""
-        caller.shown += data
-        if len(caller.shown) == len(self._token) and hmac.compare_digest(bytes(caller.shown), self._token):
+        caller.sent += data
+        if len(caller.sent) == len(self._token) and hmac.compare_digest(bytes(caller.sent), self._token):
             return True
-        if not data or len(caller.shown) == len(self._token):
-            self._send_away(caller)
+        if not data or len(caller.sent) == len(self._token):
+            self._disconnect(caller)
         return False
 
-    def _send_away(self, caller: _PendingCaller) -> None:
+    def _disconnect(self, caller: _PendingCaller) -> None:
         self._callers.discard(caller)
         if caller.socket.fileno() >= 0:
             self._selector.unregister(caller.socket)
             caller.socket.close()
 
 
-def taken(sock: socket.socket, size: int) -> bytes:
-    """Return so many bytes from *sock*; raise ``OSError`` when it ends before."""
-    room = bytearray(size)
-    fill(sock, memoryview(room))
-    return bytes(room)
+def receive_exactly(sock: socket.socket, size: int) -> bytes:
+    """Return so many bytes from *sock*; raise ``OSError`` when it closes before."""
+    buffer = bytearray(size)
+    receive_into(sock, memoryview(buffer))
+    return bytes(buffer)
 
 
-def fill(sock: socket.socket, room: memoryview) -> None:
-    """Take bytes from *sock* until *room* is full; raise ``OSError`` when it ends before."""
-    while room:
-        got = sock.recv_into(room)
+def receive_into(sock: socket.socket, buffer: memoryview) -> None:
+    """Read bytes from *sock* until *buffer* is full; raise ``OSError`` when it closes before."""
+    while buffer:
+        got = sock.recv_into(buffer)
         if not got:
             raise ConnectionError("the other end closed the connection")
-        room = room[got:]
+        buffer = buffer[got:]

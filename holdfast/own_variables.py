@@ -1,4 +1,4 @@
-"""Variables that Holdfast sets for itself and for Prefect: none of them reaches what a job runs.
+"""Variables that Holdfast sets for itself and for Prefect, so that they can be kept from what a job runs.
 
 Standard library only.
 """
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Final
 
 ADDED: Final = "HOLDFAST_ADDED"
-"""Variable: the names of those that Holdfast has added to the environment of a flow, and that were not there before."""
+"""Variable: the names of those that Holdfast has added to the environment of a flow."""
 
 
 def with_added(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
-    """Return *environment* with the variables *added*, and with the names of those that it did not have."""
+    """Return *environment* with the variables *added*, and with the names of those that it did not have before."""
     new = [name for name in added if name not in environment]
     return {**environment, **added, ADDED: ",".join(filter(None, [environment.get(ADDED, ""), *new]))}
 

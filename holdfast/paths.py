@@ -1,7 +1,7 @@
-"""Where files lie. One variable moves all of them: ``HOLDFAST_HOME`` (default ``~/.holdfast``).
+"""Where Holdfast keeps its files. One variable moves all of them: ``HOLDFAST_HOME`` (default ``~/.holdfast``).
 
-Whoever may change what lies there runs programs as this user: a flow does what its job's description says, and so does the next flow what
-the history says. So the folder is looked at whenever it is asked for, and one that belongs to somebody else is refused.
+Whoever may change these files can run programs as this user, as a flow does what its job's description and the history say. So the folder
+is checked at each use, and one that another user could change is refused.
 """
 
 from __future__ import annotations
@@ -18,36 +18,38 @@ from typing import Final
 
 from holdfast.errors import UnusableFolder
 
-MOST_LINKS: Final = 40
-"""Links that a path may lead through, as the kernel has it."""
+MAX_LINKS: Final = 40
+"""Symbolic links that a path may lead through, as in the kernel."""
 OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def home() -> Path:
-    """Return the folder that holds everything Holdfast keeps; raise `UnusableFolder` for one that somebody else could change."""
+    """Return the folder with everything that Holdfast keeps; raise `UnusableFolder` for one that another user could change."""
     return own_folder("HOLDFAST_HOME", os.environ.get("HOLDFAST_HOME") or "~/.holdfast")
 
 
-def own_folder(variable: str, told: str) -> Path:
-    """Return the folder that *variable* names, be it there or not; raise `UnusableFolder` unless it is this user's alone to change."""
+def own_folder(variable: str, given: str) -> Path:
+    """Return the folder that *variable* names, which may not exist; raise `UnusableFolder` if another user could change it."""
     cure = f"Name a folder of your own in {variable}"
     try:
-        told.encode()
-        folder = Path(told).expanduser().absolute()
-        flaw = next((flaw for at, facts in _on_the_way(folder) if (flaw := _flaw(at, facts, last=at == folder))), "")
+        given.encode()
+        folder = Path(given).expanduser().absolute()
+        flaw = next((flaw for at, facts in _path_entries(folder) if (flaw := _flaw(at, facts, last=at == folder))), "")
     except UnicodeEncodeError:
-        raise UnusableFolder(variable, ascii(told), "its name is not UTF-8", cure) from None
+        raise UnusableFolder(variable, ascii(given), "its name is not UTF-8", cure) from None
     except RuntimeError as error:
-        raise UnusableFolder(variable, told, f"{error}".rstrip("."), f"{cure}, by its whole path") from error
+        raise UnusableFolder(variable, given, f"{error}".rstrip("."), f"{cure}, by its whole path") from error
     except OSError as error:
-        raise UnusableFolder(variable, told, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", cure) from error
+        raise UnusableFolder(
+            variable, given, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", cure
+        ) from error
     if flaw:
-        raise UnusableFolder(variable, told, flaw, cure)
+        raise UnusableFolder(variable, given, flaw, cure)
     return folder
 
 
-def _on_the_way(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield what the path to *folder* leads through, as far as it is there: folders, links, and what these lead through."""
+def _path_entries(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield what the path to *folder* leads through, as far as it exists: folders, links, and what the links lead through."""
     rest, at, links = [*reversed(folder.parts[1:])], Path("/"), 0
     yield at, at.lstat()
     while rest:
@@ -59,30 +61,30 @@ def _on_the_way(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
             return
         if stat.S_ISLNK(facts.st_mode):
             links += 1
-            if links > MOST_LINKS:
+            if links > MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
             yield at, facts
-            led = at.readlink()
-            rest += reversed(led.parts[1:] if led.is_absolute() else led.parts)
-            at = Path("/") if led.is_absolute() else at.parent
+            target = at.readlink()
+            rest += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+            at = Path("/") if target.is_absolute() else at.parent
         else:
             yield at, facts
     if not links:
         return
-    yield folder, at.lstat()  # by the name that it was given
+    yield folder, at.lstat()  # under its own name
 
 
 def _flaw(at: Path, facts: os.stat_result, *, last: bool) -> str:
-    """Say what lets somebody else change what is at *at*, or below; *last*: it is the folder itself, where no new file may appear."""
+    """Return why another user could change what is at *at*, or below; *last*: it is the folder itself, where no new file may appear."""
     if not stat.S_ISDIR(facts.st_mode) and not stat.S_ISLNK(facts.st_mode):
-        return f"{at} is no folder"
+        return f"{at} is not a folder"
     if facts.st_uid not in {0, os.geteuid()} and not (_is_unmapped(facts.st_uid) and not last):
-        return f"{at} belongs to {_user(facts.st_uid)}, who could have programs run as you"
+        return f"{at} belongs to {_user(facts.st_uid)}, who could run programs as you"
     others = 0 if stat.S_ISLNK(facts.st_mode) else facts.st_mode & OTHERS_WRITE
     if others & stat.S_IWGRP and _is_own_group(facts.st_gid):
         others &= ~stat.S_IWGRP
     if others and (last or not facts.st_mode & stat.S_ISVTX):
-        return f"others may write to {at}, and so could have programs run as you (`chmod go-w` there takes that from them)"
+        return f"others may write to {at}, and so could run programs as you (`chmod go-w` there prevents that)"
     return ""
 
 
@@ -93,7 +95,7 @@ def _user(uid: int) -> str:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Tell whether a group is this user's private one, as many systems give everybody."""
+    """Tell whether a group is this user's private one; many systems make one for each user."""
     with suppress(KeyError):
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
         return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
@@ -101,7 +103,7 @@ def _is_own_group(gid: int) -> bool:
 
 
 def _is_unmapped(uid: int) -> bool:
-    """Tell whether *uid* stands for whoever is not known in this user namespace: root's own folders of the host are such in a container."""
+    """Tell whether *uid* stands for all users outside this user namespace: in a container, the host's root is one of them."""
     with suppress(OSError, ValueError):
         known = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines())
         return known < 2**32 - 1 and uid == int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
@@ -114,15 +116,15 @@ def history_url() -> str:
 
 
 def job_directory(job: str) -> Path:
-    """Return the folder of *job*: its flow's log, its checkpoints unless the job names another place."""
+    """Return the folder of *job*: its flow's log, and its checkpoints unless the job names another folder."""
     return home() / "jobs" / job
 
 
 def make_private(folder: Path) -> None:
-    """Make *folder*, which may lie below others that are missing, for this user alone; raise ``OSError`` when that cannot be.
+    """Make *folder* and its missing parents, readable by this user only; raise ``OSError`` when that fails.
 
-    A folder of a job holds its description, its logs and its token. One that was there before keeps its owner, who must be this user or
-    root, and loses what others may do.
+    A job's folder has its description, its logs and its token. One that exists keeps its owner, who must be this user or root, and loses
+    the permissions of others.
     """
     for one in reversed([folder, *folder.parents]):
         if not one.exists():
@@ -130,14 +132,14 @@ def make_private(folder: Path) -> None:
     facts = folder.stat()
     if facts.st_uid == os.getuid() and facts.st_mode & 0o077:
         folder.chmod(facts.st_mode & 0o700)
-    own_folder("HOLDFAST_HOME", str(folder))  # where anybody may make folders, somebody may have made it a moment before us
+    own_folder("HOLDFAST_HOME", str(folder))  # in a folder like /tmp, another user may have made it a moment before
 
 
 def outbox_file(job: str) -> Path:
-    """Return the file that takes rows of *job* which the database could not."""
+    """Return the file for rows of *job* that the database could not accept."""
     return job_directory(job) / "history.outbox.jsonl"
 
 
 def cluster_directory(cluster: str) -> Path:
-    """Return the folder that holds the nodes of a local *cluster*."""
+    """Return the folder with the nodes of a local *cluster*."""
     return home() / "clusters" / cluster

@@ -16,7 +16,7 @@ _LISTEN: Final = "0A"
 
 
 def free_port() -> int:
-    """Return a port that is free now, and that no connection of anybody's will be given; raise ``OSError`` when there is none."""
+    """Return a port that is free now, and that the kernel gives to no outgoing connection; raise ``OSError`` when there is none."""
     span = max(1000, _first_ephemeral() - FIRST_PORT)
     for _ in range(_TRIES):
         port = FIRST_PORT + int.from_bytes(os.urandom(4)) % span
@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether one could listen on *port* of all addresses now, by IPv4 and IPv6."""
+    """Tell whether *port* is free on all addresses now, by IPv4 and IPv6."""
     dual = socket.has_dualstack_ipv6()
     with socket.socket(socket.AF_INET6 if dual else socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
@@ -39,10 +39,13 @@ def is_free(port: int) -> bool:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Tell whether process *pid* itself is who listens on *port*: another may have taken what was free a moment ago."""
+    """Tell whether process *pid* itself listens on *port*: another one may have taken a port that was free a moment ago."""
     ours = {f"socket:[{inode}]" for name in ("tcp", "tcp6") for inode in _listening(Path(f"/proc/{pid}/net/{name}"), port)}
     with suppress(OSError):
-        return any(_target(entry) in ours for entry in Path(f"/proc/{pid}/fd").iterdir())
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if str(entry.readlink()) in ours:
+                    return True
     return False
 
 
@@ -53,12 +56,6 @@ def _listening(table: Path, port: int) -> Iterator[str]:
             fields = line.split()
             if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
                 yield fields[9]
-
-
-def _target(entry: Path) -> str:
-    with suppress(OSError):
-        return str(entry.readlink())
-    return ""
 
 
 def _first_ephemeral() -> int:

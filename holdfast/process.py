@@ -1,15 +1,16 @@
-"""What Linux offers for owning processes: death signals, subreapers, start times, marks. Standard library only."""
+"""What Linux offers for owning processes: death signals, subreapers, start times, marks in the environment. Standard library only."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final
 
 NODE_MARK: Final = "HOLDFAST_NODE_MARK"
 """Variable that everything started on a node carries in its environment: the node's folder (`mark_of`)."""
@@ -42,24 +43,40 @@ def become_subreaper() -> None:
 
 
 def reset_signals() -> None:
-    """Undo what a caller blocked or ignored: both are handed down through exec, and would make a process deaf.
+    """Undo what a caller blocked or ignored: both are inherited through exec.
 
-    SIGPIPE and SIGXFSZ stay as Python wants them; `subprocess` restores those by itself.
+    SIGPIPE and SIGXFSZ stay as Python sets them; `subprocess` restores those by itself.
     """
-    ours = {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
-    for number in signal.valid_signals() - ours:
+    kept = {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
+    for number in signal.valid_signals() - kept:
         if signal.getsignal(number) is not signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def survive_sigterm() -> None:
-    """Go on after SIGTERM, for who works for another process and ends with that.
+    """Go on after SIGTERM, in a process that works for another one and ends with it.
 
-    A batch system, or a machine that goes down, sends it to every process at once: those that are to save what there is need the others.
-    It is taken, not ignored: that would be handed down through exec.
+    A batch system, or a machine that shuts down, sends it to every process at once, and those that save the job's state need the others.
+    It is handled, not ignored, as exec would pass that on.
     """
     signal.signal(signal.SIGTERM, lambda *_: None)
+
+
+def spawn(argv: tuple[str, ...], log: IO[bytes], **options: Any) -> int:  # noqa: ANN401 (what Popen takes)
+    """Start a child that dies with this process; return its pid, which the caller reaps. Raise ``OSError`` when it cannot start."""
+    parent = os.getpid()
+
+    def prepare() -> None:
+        reset_signals()
+        die_with_parent(parent)
+
+    try:
+        child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=prepare, **options)  # noqa: PLW1509 (one thread)
+    except subprocess.SubprocessError as error:
+        raise OSError(f"the process could not be set up: {error}") from error
+    child.returncode = 0  # so that Popen never waits for it
+    return child.pid
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -71,24 +88,24 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def boot_time() -> float:
-    """Return the seconds since this machine booted, those included for which it was suspended: other machines' leases ran on meanwhile."""
+    """Return the seconds since this machine booted, including those of suspension: other machines' leases expired meanwhile."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def state_of(pid: int) -> str:
-    """Return the kernel's one-letter state of *pid* (R, S, D, T, Z), or ``?`` when it is gone."""
+    """Return the kernel's one-letter state of *pid* (R, S, D, T, Z), or ``?`` when it does not exist."""
     fields = _stat(pid)
     return fields[0] if fields else "?"
 
 
 def is_ending(pid: int) -> bool:
-    """Tell whether *pid* has ended, or the kernel has begun to take it apart: what it holds is closed some time before its parent hears."""
+    """Tell whether *pid* has ended or is exiting: its sockets are closed some time before its parent is notified."""
     fields = _stat(pid)
     return fields is None or bool(int(fields[6]) & _EXITING)
 
 
 def wait_of(pid: int) -> str:
-    """Return the kernel function *pid* sleeps in, or nothing when it cannot be read."""
+    """Return the kernel function *pid* sleeps in, or an empty text when it cannot be read."""
     try:
         found = Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -97,13 +114,13 @@ def wait_of(pid: int) -> str:
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the parent of *pid*, or None when it is gone."""
+    """Return the parent of *pid*, or None when it does not exist."""
     fields = _stat(pid)
     return int(fields[1]) if fields else None
 
 
 def started_at(pid: int) -> int | None:
-    """Return when *pid* started, in clock ticks since boot, or None when it is gone: pid and start time name one process for ever."""
+    """Return when *pid* started, in clock ticks since boot, or None when it does not exist: both together identify a process for ever."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 
@@ -135,19 +152,19 @@ def mark_of(folder: Path) -> str:
 
 
 def marked(name: str, value: str) -> Iterator[int]:
-    """Yield the pids, this one aside, whose environment holds ``name=value``, the newest first; a zombie has none."""
+    """Yield the pids, except this one, whose environment has ``name=value``, the newest first; a zombie has no environment."""
     wanted = os.fsencode(f"{name}={value}")
     for pid in sorted(all_pids(), reverse=True):
         try:
             found = wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:  # it ended meanwhile, or belongs to somebody else
+        except OSError:  # it ended meanwhile, or belongs to another user
             continue
         if found and pid != os.getpid():
             yield pid
 
 
 def kill(pid: int, number: int) -> None:
-    """Send a signal; a process that is gone already, or is not ours, is no error."""
+    """Send a signal; it is no error when the process has ended already, or belongs to another user."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
@@ -159,15 +176,15 @@ def kill_group(pid: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # there is one, and none of it is ours any more
+        pass  # there is one, and all of it belongs to another user
     return True
 
 
 def sweep(name: str, value: str, *, seconds: float = 5.0, spare: Callable[[int], bool] = lambda _pid: False) -> list[int]:
-    """Kill everything that carries the mark ``name=value``, unless *spare* says no, and wait until it is gone; return what was killed.
+    """Kill everything that has the mark ``name=value``, except what *spare* returns True for; return the pids once they have ended.
 
-    Once there was something, two looks in a row must find nothing: one that forks and ends in the middle of a look hides its child from it.
-    A process loses its environment before its files and sockets: those killed are waited for by themselves.
+    Once there was something, two scans in a row must find nothing: a process that forks and exits in the middle of a scan hides its child.
+    A process loses its environment before its files and sockets, so the end of the killed ones is waited for separately.
     """
     killed: dict[int, int | None] = {}
     until, quiet = time.monotonic() + seconds, 0
@@ -186,18 +203,18 @@ def sweep(name: str, value: str, *, seconds: float = 5.0, spare: Callable[[int],
 
 
 def end_children(*, spare: int | None = None, seconds: float | None = None) -> bool:
-    """Kill the children of this process, *spare* aside, until none is left: each may hand its own up to us. Tell whether all are gone."""
+    """Kill the children of this process, except *spare*, until none is left: orphans may become its children. Tell whether all ended."""
     until = None if seconds is None else time.monotonic() + seconds
     pause, quiet = 0.001, 0
     while until is None or time.monotonic() < until:
-        left = [pid for pid in children_of(os.getpid()) if pid != spare]
-        for pid in left:
+        remaining = [pid for pid in children_of(os.getpid()) if pid != spare]
+        for pid in remaining:
             kill(pid, signal.SIGKILL)
         try:
             ended, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return True
-        quiet = 0 if left or ended else quiet + 1
+        quiet = 0 if remaining or ended else quiet + 1
         if quiet > 1:
             return True
         if not ended:  # one may hang in the kernel for long

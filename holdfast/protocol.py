@@ -1,6 +1,6 @@
-"""The one protocol: JSON lines over unix sockets, between flow and agent, and between agent and worker.
+"""The protocol between controller, agent and worker: JSON lines over unix sockets.
 
-Standard library only: it is imported by the agent, by the runtime inside the training process, and by the control side.
+Standard library only: the agent, the runtime inside the training process and the control side import it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from pathlib import Path
 from typing import Any, Final
 
 PROTOCOL: Final = 1
-"""Version spoken in every hello; another one is refused with a cure."""
+"""Version in every hello; another one is refused with a message that says what to install."""
 
-GREETING: Final = b"holdfast-gate "
-"""How the first line of a node's gate begins: what a login shell prints before it is no word of ours."""
+GREETING: Final = b"holdfast-proxy "
+"""Prefix of the first line of a node's proxy: a login shell may print other lines before it."""
 
 HEARTBEAT_INTERVAL: Final = 0.25
-"""Seconds between two beats of an agent to its flow while workers run, unless the flow of a large job asks for fewer."""
+"""Seconds between two heartbeats of an agent to its controller while workers run, unless the controller of a large job asks for fewer."""
 
 MAX_LINE_BYTES: Final = 4 * 1024 * 1024
-"""Bytes. A longer line is not a message of ours."""
 
-DEEPEST: Final = 64
-"""Objects and lists inside of each other. What is deeper can be read and then neither be written nor be shown: Python's own limit is met
-wherever somebody handles it next."""
+MAX_DEPTH: Final = 64
+"""Objects and lists inside each other. A deeper message can be read, but then neither written nor shown: both exceed Python's own limit."""
 
 MAX_ADDRESS_BYTES: Final = 100
-"""Bytes of a path that surely fit into a socket's address (the kernel has room for 107)."""
+"""Bytes of a path that certainly fit into a socket's address (the kernel has room for 107)."""
 
 Message = dict[str, Any]
 
@@ -40,7 +38,7 @@ class BadLine(ValueError):
 
 
 def encode(message: Message) -> bytes:
-    """Return *message* as one line. NaN and infinities travel as Python's JSON writes them (``NaN``)."""
+    """Return *message* as one line. NaN and infinities are written as Python's JSON does (``NaN``)."""
     return json.dumps(message, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
 
 
@@ -52,15 +50,15 @@ def decode(line: bytes | bytearray) -> Message:
         raise BadLine(f"not JSON: {bytes(line[:80])!r}") from error
     if not isinstance(message, dict):
         raise BadLine(f"not an object: {bytes(line[:80])!r}")
-    if line.count(b"[") + line.count(b"{") > DEEPEST and _is_deep(message):
-        raise BadLine(f"more than {DEEPEST} objects inside of each other: {bytes(line[:80])!r}")
+    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _is_too_deep(message):
+        raise BadLine(f"more than {MAX_DEPTH} objects inside each other: {bytes(line[:80])!r}")
     return message
 
 
-def _is_deep(message: Message) -> bool:
-    """Tell whether more than `DEEPEST` objects and lists are inside of each other; a message may hold thousands beside each other."""
+def _is_too_deep(message: Message) -> bool:
+    """Tell whether more than `MAX_DEPTH` objects and lists are inside each other; a message may have thousands side by side."""
     layer: list[Any] = [message]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         layer = [inner for one in layer for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, (dict, list))]
         if not layer:
             return False
@@ -68,7 +66,7 @@ def _is_deep(message: Message) -> bool:
 
 
 class LineBuffer:
-    """Collect bytes as they arrive and give back whole messages."""
+    """Collects bytes as they arrive and returns complete messages."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -77,7 +75,7 @@ class LineBuffer:
         """Take *data* and yield every message that is now complete; raise `BadLine` on garbage, after the messages before it."""
         self._rest += data
         lines = []
-        if b"\n" in data:  # bytes that trickle in must not have the whole line searched each time
+        if b"\n" in data:  # else the whole rest would be searched again for every few bytes
             *lines, self._rest = self._rest.split(b"\n")
         return self._messages(lines, too_long=len(self._rest) > MAX_LINE_BYTES)
 
@@ -93,28 +91,28 @@ class LineBuffer:
 
 
 def numbered(number: int, lines: bytes) -> bytes:
-    """Return whole *lines*, each with the number of the stream that it belongs to before it: how a gate's channel carries several."""
-    mark = b"%d " % number
-    return mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n"
+    """Return complete *lines*, each with the number of its stream before it: a proxy's channel carries several streams."""
+    prefix = b"%d " % number
+    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 
 def complete_lines(sock: socket.socket, most: int) -> Iterator[bytes]:
-    """Yield what comes from *sock*, up to *most* bytes at a time, cut at the ends of lines; end when it does. Raise ``OSError``."""
+    """Yield what comes from *sock*, up to *most* bytes at a time, cut at the ends of lines; end when it closes. Raise ``OSError``."""
     rest = b""
     while data := sock.recv(most):
-        whole, newline, tail = data.rpartition(b"\n")
+        complete, newline, tail = data.rpartition(b"\n")
         if newline:
-            yield rest + whole + newline
+            yield rest + complete + newline
             rest = tail
         else:
             rest += data
 
 
 @contextmanager
-def reachable(path: Path) -> Iterator[str]:
+def socket_address(path: Path) -> Iterator[str]:
     """Give an address for the socket at *path* that fits into what the kernel allows.
 
-    A node's directory may lie deep; going through an open descriptor of the folder makes its depth irrelevant.
+    A node's directory may lie deep: an open descriptor of the folder makes the address short.
     """
     if len(os.fsencode(path)) <= MAX_ADDRESS_BYTES:
         yield str(path)
@@ -127,11 +125,11 @@ def reachable(path: Path) -> Iterator[str]:
 
 
 def connect(path: Path, *, seconds: float | None = None) -> socket.socket:
-    """Connect to the unix socket at *path*; raise ``OSError`` when nobody listens there."""
+    """Connect to the unix socket at *path*; raise ``OSError`` when nothing listens there."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.settimeout(seconds)
-        with reachable(path) as address:
+        with socket_address(path) as address:
             sock.connect(address)
     except BaseException:
         sock.close()
@@ -145,7 +143,7 @@ def listen(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     old = os.umask(0o177)
     try:
-        with reachable(path) as address:
+        with socket_address(path) as address:
             sock.bind(address)
         sock.listen(128)
     except BaseException:

@@ -1,4 +1,4 @@
-"""What is a secret: by its name, and in an address. The one list of such names: for messages, bundles and what Slurm is told."""
+"""Recognize secrets, by name and in addresses. The only list of such names: for messages, support bundles and what Slurm gets."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from urllib.parse import unquote
 HIDDEN: Final = "***"
 
 CURRENT: Final = "PWD"
-"""What shells call the folder that one is in: no password, although others call theirs so."""
+"""The variable with a shell's current folder, although others call a password so."""
 
 WORD: Final = (
     r"(?:token(?!i[sz])|secret|passw(?:or)?d|passphrase|credential|webhook|cookie|dsn"
     r"|api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?key|auth[_-]?string)"
 )
-"""Stands somewhere in the name of a secret. A tokenizer is none."""
+"""Is somewhere in the name of a secret. A tokenizer is none."""
 LAST: Final = r"(?:(?<!public[_-])(?<!primary[_-])(?<!foreign[_-])(?<!sort[_-])key|pass|pwd|pw|pat|auth)"
 """The last word of the name of one."""
 NAME: Final = rf"(?:(?=[\w.-]*?{WORD})[\w.-]++|(?=(?:[\w.-]*[_.-])?{LAST}(?![\w.-]))[\w.-]++)"
-"""The name of a secret in a text, where no letter of a name stands before it. It is taken as a whole, once it is known to be one: what
-repeats such a word, and gives it no value, would cost the square of its length."""
+"""The name of a secret in a text, after a character that cannot be part of a name. The match is possessive: a text that repeats such a word
+without a value would otherwise take quadratic time."""
 _NAMED: Final = re.compile(rf"{WORD}|(?:^|[_.-]){LAST}$", re.IGNORECASE)
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*:/+", re.IGNORECASE)
 _FILE: Final = re.compile(r"sqlite(?:\+\w+)?:///", re.IGNORECASE)
-"""The address of a file: an ``@`` in it is one of its path."""
+"""The address of a file: an ``@`` in it belongs to its path."""
 _WEB: Final = re.compile(r"(?:https?|wss?|s?ftps?)://", re.IGNORECASE)
-"""Whose user and password end at the first slash; what reads a database's takes one in a password."""
+"""Addresses whose user and password end at the first slash; a database's password may have one in it."""
 _USER: Final = re.compile(r"[\w.%+-]*")
 _HOST: Final = re.compile(r"(?:\[[^\]]*\]|[^:]*)(?::(?P<port>.+))?")
 _GIVEN: Final = re.compile(r"([?&])([^=&?]+)=([^&]*)")
@@ -37,14 +37,14 @@ _WORDS: Final = re.compile(r"(^|\s)(\w+)\s*=\s*('(?:[^'\\]|\\.)*'?|\S*)")
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether what has this *name* is a secret."""
+    """Tell whether a variable or field of this *name* is a secret."""
     return name != CURRENT and bool(_NAMED.search(name))
 
 
 def shown(address: str) -> str:
-    """Return the *address* of a database for messages: without a password, wherever it stands, also when nobody can read the address.
+    """Return the *address* of a database for messages: without a password, wherever it is, also when the address is malformed.
 
-    Of one with an ``@`` nobody knows where its password ends before the last one.
+    A password may have an ``@`` in it, so everything before the last one is hidden.
     """
     scheme, user, password, rest = _parts(address)
     if password is not None:
@@ -54,7 +54,7 @@ def shown(address: str) -> str:
     elif scheme and not _FILE.match(address):
         host = re.split(r"[/?]", rest, maxsplit=1)[0]
         if (found := _HOST.fullmatch(host)) is not None and (port := found["port"]) and not port.isdecimal():
-            rest = host.removesuffix(port) + HIDDEN + rest[len(host) :]  # a user and a password, of which somebody forgot the host
+            rest = host.removesuffix(port) + HIDDEN + rest[len(host) :]  # a user and a password, without the host
     return scheme + (user or "") + (_GIVEN if scheme else _WORDS).sub(_without, rest)
 
 
@@ -63,19 +63,19 @@ def _without(found: re.Match[str]) -> str:
 
 
 def without(text: str, address: str) -> str:
-    """Return what somebody said of *address* without what is secret in it."""
+    """Return *text*, such as an error message about *address*, without what is secret in that."""
     for one in passwords(address):
         text = text.replace(one, HIDDEN) if one else text
     return text
 
 
 def passwords(address: str) -> Iterator[str]:
-    """Yield what is secret in *address*, as it stands there; nothing where it is no address."""
+    """Yield what is secret in *address*, as it is written there; nothing where it is no address."""
     scheme, user, password, rest = _parts(address)
     if not scheme:
         return
     if password is not None:
-        yield from (password, password.partition("@")[0])  # where the password ends, readers do not agree
+        yield from (password, password.partition("@")[0])  # parsers do not agree where the password ends
     elif user is not None and _WEB.match(scheme):
         yield user
     yield from (value for _, name, value in _GIVEN.findall(rest) if is_secret(unquote(name)))

@@ -63,23 +63,23 @@ def test_every_line_is_an_object_with_its_facts(before: str, set_up: str) -> Non
     assert more[0]["message"] == "words 3"
 
 
-def test_without_a_word_logs_are_for_people() -> None:
+def test_by_default_logs_are_for_people() -> None:
     """A time, the event and its facts."""
     first = said(LOGGING.format(before="", set_up="set_up"), "")[0]
     assert first.endswith("node.isolated node=w1 reason=a reason")
 
 
-def test_an_agent_logs_so_when_it_is_asked_to(tmp_path: Path) -> None:
+def test_an_agent_logs_json_when_configured(tmp_path: Path) -> None:
     """All lines, from its first to its last."""
     node = Node(tmp_path).begin(HOLDFAST_LOG="json")
     with node.flow() as flow:
         flow.raw(b"nonsense\n")
         flow.until(lambda: flow.gone, "the agent to hang up")
     node.end()
-    assert {"agent.ready", "peer.garbage"} <= {one.get("event") for one in objects(node.log.read_text().splitlines())}
+    assert {"agent.ready", "client.bad-line"} <= {one.get("event") for one in objects(node.log.read_text().splitlines())}
 
 
-def test_the_command_line_says_what_it_refuses_so() -> None:
+def test_the_command_line_prints_refusals_as_json() -> None:
     """By the option or the variable; another word is refused."""
     command = [sys.executable, "-m", "holdfast", "--log-format", "json", "validate", "no-such-file.yaml"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=100)

@@ -87,7 +87,7 @@ def found_in(source: str, name: str) -> Iterator[str]:
             yield f"{name}:{getattr(node, 'lineno', 0)}: {why}"
 
 
-def test_no_source_of_ours_makes_code_of_data() -> None:
+def test_no_source_of_ours_runs_data_as_code() -> None:
     """Neither unpickles what others wrote, nor has torch do so between ranks."""
     assert [one for path in SOURCES for one in found_in(path.read_text(), str(path.relative_to(ROOT)))] == []
     assert all((ROOT / name).exists() for name in MAY_RUN)

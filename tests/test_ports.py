@@ -15,7 +15,7 @@ from holdfast.ports import free_port, is_free, listens
 HOLDS = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print('there', flush=True); sys.stdin.read()"
 
 
-def test_who_listens_on_a_port_is_told_from_who_only_wanted_to() -> None:
+def test_a_process_that_listens_on_a_port_is_told_apart_from_one_that_failed_to() -> None:
     """Another process may have taken the port that was free a moment ago, and answers there."""
     port = free_port()
     assert is_free(port)
@@ -33,7 +33,7 @@ def test_who_listens_on_a_port_is_told_from_who_only_wanted_to() -> None:
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-def test_a_port_is_free_when_nobody_has_it_by_either_family() -> None:
+def test_a_port_is_free_when_no_process_has_it_by_either_family() -> None:
     """Whoever listens later does so for both."""
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with socket.create_server((host, 0), family=family) as other:

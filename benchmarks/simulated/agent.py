@@ -99,10 +99,10 @@ class Agent:
             "stop": self._stop,
             "abandon": self._abandon,
             "regroup": self._regroup,
-            "ask": lambda _line, _order: {"asked": []},
+            "query": lambda _line, _order: {"queried": []},
             "living": lambda _line, _order: {"generation": self.generation, "ranks": sorted(self._workers)},
             "notice": lambda _line, _order: {},
-            "pace": lambda _line, _order: {},
+            "checkpoint-interval": lambda _line, _order: {},
             "end": self._end,
         }
 
@@ -195,7 +195,7 @@ class Agent:
         self._training.leave(self.generation, lost=False)
         killed = [rank for rank in order["kill"] if rank in self._workers]
         self._lose(killed, ordered=True)
-        return {"told": sorted(self._workers), "killed": killed}
+        return {"notified": sorted(self._workers), "killed": killed}
 
     def _end(self, _line: Line, _order: Message) -> Message:
         self._lose(list(self._workers), ordered=True)

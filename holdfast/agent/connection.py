@@ -1,7 +1,8 @@
-"""One end of a stream of messages that never makes the agent wait."""
+"""Message streams that never block the agent: the base of its connections to clients, sidecars and fork servers."""
 
 from __future__ import annotations
 
+import selectors
 import socket
 import struct
 from collections import deque
@@ -14,24 +15,24 @@ if TYPE_CHECKING:
     from holdfast.agent.workers.worker import Worker
 
 CHUNK: Final = 64 * 1024
-"""Bytes taken in one go: one that talks without end must not keep the others from being heard."""
+"""Bytes read at once: one client that sends without end must not starve the others."""
 ENOUGH: Final = 512 * 1024
-"""Bytes on their way to a reader from which on it is told no more events until it has read some."""
-MOST_UNSENT: Final = 8 * 1024 * 1024
-"""Bytes of answers that a reader may leave unread before it is cut off."""
+"""Unsent bytes from which on a client gets no more events until it has read some."""
+MAX_UNSENT: Final = 8 * 1024 * 1024
+"""Bytes of answers that a client may leave unread before it is disconnected."""
 
 
 class MessageStream:
-    """A socket, what has arrived on it and what is still to be sent."""
+    """A socket, the messages received on it, and the bytes still to be sent."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)  # noqa: FBT003 (its only argument)
         self.socket, self.unsent = sock, bytearray()
-        self.event_queue: deque[Message] = deque()
+        self.received: deque[Message] = deque()
         self._lines = LineBuffer()
 
     def read(self) -> bool:
-        """Take in what has arrived, a chunk at most; False when the other end is gone. Raise `BadLine` on garbage."""
+        """Read at most a chunk; False when the other end has closed. Raise `BadLine` on garbage."""
         try:
             data = self.socket.recv(CHUNK)
         except BlockingIOError:
@@ -39,16 +40,16 @@ class MessageStream:
         except OSError:
             return False
         for message in self._lines.feed(data):
-            self.event_queue.append(message)
+            self.received.append(message)
         return bool(data)
 
     def send(self, message: Message) -> bool:
-        """Send *message*, or keep it until it can be sent; False when the other end is gone or too far behind."""
+        """Send *message*, or keep it until it can be sent; False when the other end has closed or is too far behind."""
         self.unsent += encode(message)
-        return self.drain() and len(self.unsent) < MOST_UNSENT
+        return self.drain() and len(self.unsent) < MAX_UNSENT
 
     def drain(self) -> bool:
-        """Send what can be sent now; False when the other end is gone."""
+        """Send what can be sent now; False when the other end has closed."""
         while self.unsent:
             try:
                 sent = self.socket.send(self.unsent)
@@ -59,21 +60,28 @@ class MessageStream:
             del self.unsent[:sent]
         return True
 
+    def wait_for(self, selector: selectors.BaseSelector, events: int | None = None) -> None:
+        """Have *selector* wait for *events* of this stream, or else for input, and for room while something is unsent."""
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0) if events is None else events
+        key = selector.get_key(self.socket)
+        if key.events != wanted:
+            selector.modify(self.socket, wanted, key.data)
+
 
 class ClientConnection(MessageStream):
-    """One connection to the agent's socket: a flow, a worker or a standby, as its messages tell."""
+    """One connection to the agent's socket: a controller, a worker or a standby, as its messages show."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
         self.pid = int(struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0])
         """The process that connected, as the kernel knows it."""
-        self.told: int | None = None
-        """Number of the last event sent to it, once it has asked for them."""
-        self.past: Iterator[tuple[int, bytes]] | None = None
-        """The journal, where it is being read to this peer."""
+        self.sent_seq: int | None = None
+        """Number of the last event sent to it, once it has attached."""
+        self.replay: Iterator[tuple[int, bytes]] | None = None
+        """Events from the log that are being sent to it."""
         self.worker: Worker | None = None
-        """Whom it speaks for, once that is known."""
-        self.nobody = False
-        """It is known to speak for no worker."""
-        self.stranger: str | None = None
-        """Why it is not listened to any more."""
+        """The worker whose process it is, once that is known."""
+        self.is_no_worker = False
+        """It is known to belong to no worker."""
+        self.mismatch: str | None = None
+        """Why its messages are ignored: it speaks another protocol."""

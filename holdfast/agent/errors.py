@@ -1,15 +1,15 @@
-"""How an order is turned down."""
+"""Why an agent refuses a command."""
 
 from __future__ import annotations
 
 
 class Refused(Exception):
-    """An order that cannot be carried out, and why."""
+    """A command that cannot be carried out, and why."""
 
 
 class StaleEpoch(Refused):
-    """An order of a flow whose job another one steers by now."""
+    """A command of a controller after a newer one has taken over its job."""
 
     def __init__(self, epoch: int, yours: int) -> None:
-        super().__init__(f"a newer flow steers this job (epoch {epoch}, yours {yours})")
+        super().__init__(f"a newer controller runs this job (epoch {epoch}, yours {yours})")
         self.epoch = epoch

@@ -1,4 +1,4 @@
-"""A process that works beside the agent: told and heard over a socket, and started again when it dies."""
+"""A helper process of the agent: they exchange messages over a socket, and the agent restarts it when it exits."""
 
 from __future__ import annotations
 
@@ -15,139 +15,132 @@ from typing import Final
 from holdfast.agent import schema
 from holdfast.agent.connection import MessageStream
 from holdfast.agent.node.identity import Identity
-from holdfast.agent.workers.fork_server import spawn
 from holdfast.log import note
-from holdfast.process import kill
+from holdfast.process import kill, spawn
 from holdfast.protocol import BadLine, Message
 
 log = logging.getLogger("holdfast.agent")
 
-MOST: Final = 10
-"""How often a helper may die; after that it is given up."""
+MAX_EXITS: Final = 10
+"""Exits after which a sidecar is not restarted any more."""
 PAUSE: Final = 0.5
-"""Seconds before it is started again the first time; each time takes as much longer."""
+"""Seconds before the first restart; each further one waits as much longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarSpec:
-    """What a helper is there for."""
+    """What a sidecar runs, and what it calls."""
 
     name: str
     """Its log is `NAME.log` in the node's folder."""
     command: Callable[[int], tuple[tuple[str, ...], tuple[int, ...]]]
-    """From the descriptor of its end of the socket to the command, and the descriptors that it has beside."""
-    begun: Callable[[], None]
-    """Called when it has been started: time to say what it is to do."""
-    heard: Callable[[Message], None]
-    """Called with each message; raises `BadField` for one that it cannot understand."""
-    lost: Callable[[], None]
-    """Called when it has died: what it alone knew is not known any more."""
+    """From the descriptor of its end of the socket to the command, and further descriptors that it inherits."""
+    started: Callable[[], None]
+    """Called after each start: time to send it its settings."""
+    received: Callable[[Message], None]
+    """Called with each message; raises `BadField` for a malformed one."""
     given_up: Callable[[str], None]
-    """Called with the reason when it is started no more."""
+    """Called with the reason when it is not restarted any more."""
+    exited: Callable[[], None] = lambda: None
+    """Called when it has exited: what only it knew is lost."""
 
 
 class Sidecar:
-    """The agent's end of a helper."""
+    """The agent's end of a sidecar."""
 
-    def __init__(self, part: SidecarSpec, me: Identity, selector: selectors.BaseSelector, helpers: set[int]) -> None:
-        self._part, self._me, self._selector, self._helpers = part, me, selector, helpers
-        self._line: MessageStream | None = None
+    def __init__(self, spec: SidecarSpec, me: Identity, selector: selectors.BaseSelector, pids: set[int]) -> None:
+        self._spec, self._me, self._selector, self._pids = spec, me, selector, pids
+        self._stream: MessageStream | None = None
         self._pid = 0
-        self._lost = 0
-        self._again_at: float | None = None
+        self._exits = 0
+        self._restart_at: float | None = None
 
     def begin(self) -> None:
-        """Start it, with all its lives; raise ``OSError`` when that cannot be."""
-        self._lost = 0
+        """Start it, and count its exits from zero; raise ``OSError`` when it cannot be started."""
+        self._exits = 0
         self._start()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         try:
-            with theirs, (self._me.directory / f"{self._part.name}.log").open("ab") as output:
-                command, beside = self._part.command(theirs.fileno())
-                passed = [theirs.fileno(), *beside]
-                self._pid = spawn(command, output, env={**os.environ, **self._me.marks()}, pass_fds=passed, cwd="/")
+            with theirs, (self._me.directory / f"{self._spec.name}.log").open("ab") as output:
+                command, inherited = self._spec.command(theirs.fileno())
+                descriptors = [theirs.fileno(), *inherited]
+                self._pid = spawn(command, output, env={**os.environ, **self._me.marks()}, pass_fds=descriptors, cwd="/")
         except BaseException:
             ours.close()
             raise
-        self._helpers.add(self._pid)
-        line = self._line = MessageStream(ours)
-        self._selector.register(ours, selectors.EVENT_READ, lambda mask: self._serve(line, mask))
-        self._part.begun()
+        self._pids.add(self._pid)
+        stream = self._stream = MessageStream(ours)
+        self._selector.register(ours, selectors.EVENT_READ, lambda mask: self._serve(stream, mask))
+        self._spec.started()
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it can be spoken to, as far as is known."""
-        return self._line is not None
+        """Tell whether it runs, as far as is known."""
+        return self._stream is not None
 
-    def say(self, message: Message) -> None:
-        """Tell it something; while there is none this is lost."""
-        line = self._line
-        if line is not None and line.send(message):
-            self._watch(line)
-        elif line is not None:
-            self._gone(line)
+    def send(self, message: Message) -> None:
+        """Send it *message*; while it does not run the message is lost."""
+        stream = self._stream
+        if stream is not None and stream.send(message):
+            stream.wait_for(self._selector)
+        elif stream is not None:
+            self._lost(stream)
 
-    def _watch(self, line: MessageStream) -> None:
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.unsent else 0)
-        key = self._selector.get_key(line.socket)
-        if key.events != events:
-            self._selector.modify(line.socket, events, key.data)
-
-    def _serve(self, line: MessageStream, mask: int) -> None:
-        if line is not self._line:
+    def _serve(self, stream: MessageStream, mask: int) -> None:
+        if stream is not self._stream:
             return
-        if mask & selectors.EVENT_WRITE and not line.drain():
-            self._gone(line)
+        if mask & selectors.EVENT_WRITE and not stream.drain():
+            self._lost(stream)
             return
-        self._watch(line)
+        stream.wait_for(self._selector)
         try:
-            going = not mask & selectors.EVENT_READ or line.read()
-            while line.event_queue:
-                self._part.heard(line.event_queue.popleft())
+            is_open = not mask & selectors.EVENT_READ or stream.read()
+            while stream.received:
+                self._spec.received(stream.received.popleft())
         except (BadLine, schema.BadField) as error:
-            note(log, "helper.garbage", name=self._part.name, why=error)
-            going = False
-        if not going:
-            self._gone(line)
+            note(log, "sidecar.bad-message", name=self._spec.name, why=error)
+            is_open = False
+        if not is_open:
+            self._lost(stream)
 
-    def _gone(self, line: MessageStream) -> None:
-        """Start another one in a moment, unless too many have died."""
-        if line is not self._line:
+    def _lost(self, stream: MessageStream) -> None:
+        """Schedule a restart, unless it has exited too often."""
+        if stream is not self._stream:
             return
-        self._hang_up()
-        self._part.lost()
-        self._lost += 1
-        note(log, "helper.gone", name=self._part.name, lost=self._lost)
-        if self._lost < MOST:
-            self._again_at = time.monotonic() + PAUSE * self._lost
+        self._stop()
+        self._spec.exited()
+        self._exits += 1
+        note(log, "sidecar.exited", name=self._spec.name, exits=self._exits)
+        if self._exits < MAX_EXITS:
+            self._restart_at = time.monotonic() + PAUSE * self._exits
             return
-        self._part.given_up(f"it died {self._lost} times; see {self._me.directory / (self._part.name + '.log')}")
+        self._spec.given_up(f"it exited {self._exits} times; see {self._me.directory / (self._spec.name + '.log')}")
 
-    def _hang_up(self) -> None:
-        if self._line is not None:
-            self._selector.unregister(self._line.socket)
-            self._line.socket.close()
-            self._line = None
-            if self._pid in self._helpers:  # not reaped yet: the number is its own
+    def _stop(self) -> None:
+        if self._stream is not None:
+            self._selector.unregister(self._stream.socket)
+            self._stream.socket.close()
+            self._stream = None
+            if self._pid in self._pids:  # not reaped yet: the number is its own
                 kill(self._pid, signal.SIGKILL)
 
     def due(self) -> float | None:
-        """Return when another one is to be started (monotonic)."""
-        return self._again_at
+        """Return when it is to be restarted (monotonic)."""
+        return self._restart_at
 
     def tick(self, now: float) -> None:
-        """Start another one when it is time."""
-        if self._again_at is None or now < self._again_at:
+        """Restart it when that is due."""
+        if self._restart_at is None or now < self._restart_at:
             return
-        self._again_at = None
+        self._restart_at = None
         try:
             self._start()
         except OSError as error:
-            self._part.given_up(f"it cannot be started again: {error}")
+            self._spec.given_up(f"it cannot be restarted: {error}")
 
     def end(self) -> None:
-        """End it; nothing starts it again by itself."""
-        self._hang_up()
-        self._again_at = None
+        """End it, without a restart."""
+        self._stop()
+        self._restart_at = None

@@ -1,4 +1,4 @@
-"""What workers and standbys tell their agent."""
+"""The messages that workers, standbys and the checkpoint writer send to the agent: the table of them all, and what is done with each."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Annotated, Any, Final
 
 from holdfast.agent import schema
 from holdfast.agent.connection import ClientConnection
-from holdfast.agent.memstore import snapshot_report
 from holdfast.agent.memstore.writer_client import CheckpointWriterClient
+from holdfast.agent.schema import Anything, Count, Durations, FilePath, Flag, Groups, Number, Seconds, Step, Text, Texts
 from holdfast.agent.workers.group import WorkerGroup
 from holdfast.agent.workers.worker import Worker
 from holdfast.log import note
@@ -20,26 +23,47 @@ from holdfast.protocol import PROTOCOL, Message
 
 log = logging.getLogger("holdfast.agent")
 
-FLUSH: Final = 0.02
-"""Seconds that finished steps may wait for company before they are journaled: with a killed agent those that wait are lost."""
-LARGEST_STEP: Final = 2**53
-PASSED_ON: Final[Mapping[str, tuple[str, str]]] = {
-    "broken": ("worker.broken", "standby.broken"),
-    "regrouped": ("worker.regrouped", "standby.regrouped"),
-    "cannot": ("worker.recovery-failed", "standby.recovery-failed"),
-    "coverage": ("worker.coverage", "standby.coverage"),
-    "prepared": ("worker.prepared", "standby.prepared"),
-    "unprepared": ("worker.unprepared", "standby.unprepared"),
+FLUSH_SECONDS: Final = 0.02
+"""Seconds that finished steps may wait to be logged together: those that wait are lost with a killed agent."""
+AGENT_FIELDS: Final = frozenset({"t", "event", "seq", "at", "id", "rank", "generation", "for_generation", "standby", "self"})
+"""Fields of an event that only the agent sets."""
+
+_SNAPSHOT: Final[Mapping[str, Callable[[Message, str], object]]] = {
+    "step": schema.integer,
+    "at": schema.seconds,
+    "every": schema.integer,
+    "size": schema.integer,
+    "taken": schema.integer,
+    "given_up": schema.integer,
+    "copied": schema.seconds,
+    "overlapped": schema.seconds,
+    "paused": schema.seconds,
+    "prepared": schema.seconds,
+    "slowed": schema.seconds,
+    "trained": schema.seconds,
+    "why": schema.text,
 }
-"""Words that are the flow's alone to understand, and the event that each becomes of a worker or a standby, with all that was said."""
-HELD: Final = frozenset({"mark", "resumed", "beat", "section", "saved", "storage_error", "finished", "commit?"})
-"""Words of training, which wait until the generation they belong to is on record."""
-OURS: Final = frozenset({"t", "event", "seq", "at", "id", "rank", "generation", "for_generation", "standby", "self"})
-"""Fields of an event that nobody else sets."""
+"""What a worker reports of its in-memory snapshots; `holdfast.runtime.snapshots.reports` has the meanings."""
+
+
+def _snapshot(message: Message, name: str) -> Message:
+    facts = schema.mapping(message, name)
+    return {field: read(facts, field) for field, read in _SNAPSHOT.items() if facts.get(field) is not None}
+
+
+def _step_times(message: Message, name: str) -> list[float]:
+    """Return the seconds of a step's own work, of its waits for other ranks, and of its waits for data."""
+    times = schema.mapping(message, name)
+    return [schema.seconds(times, part) for part in ("own", "talk", "data")]
+
+
+SnapshotFacts = Annotated[Message, _snapshot]
+StepTimes = Annotated[list[float], _step_times]
+ChildPid = Annotated[int, partial(schema.integer, minimum=2)]
 
 
 class StepBatch:
-    """Rank 0's finished steps on their way into the journal: a lone one goes at once, those that follow quickly go together."""
+    """Rank 0's finished steps on their way into the event log: a single one at once, those that follow quickly together."""
 
     def __init__(self, emit: Callable[..., None]) -> None:
         self._emit = emit
@@ -48,330 +72,410 @@ class StepBatch:
         self._last = 0.0
 
     def add(self, generation: int, step: tuple[int, float, float, float | None]) -> None:
-        """Take a step: its number, when it ended, how long it took, its loss."""
+        """Add a step: its number, when it ended, how long it took (seconds), its loss."""
         if generation != self._generation:
             self.flush()
             self._generation = generation
         self._steps.append(step)
 
     def due(self) -> float | None:
-        """Return when they go into the journal (monotonic)."""
-        return self._last + FLUSH if self._steps else None
+        """Return when they go into the event log (monotonic)."""
+        return self._last + FLUSH_SECONDS if self._steps else None
 
     def tick(self, now: float) -> None:
-        """Flush when it is time."""
+        """Flush when that is due."""
         due = self.due()
         if due is not None and now >= due:
             self.flush()
 
     def flush(self) -> None:
-        """Journal what has come since the last time."""
+        """Log what has come since the last time."""
         if self._steps:
             steps, self._steps, self._last = self._steps, [], time.monotonic()
             self._emit("steps", generation=self._generation, steps=steps)
 
 
 class WorkerMessages:
-    """Takes in what workers say."""
+    """Handles what workers send. The parameters of a message's method, beside the worker, are the fields of the message."""
 
     def __init__(
         self,
         workers: WorkerGroup,
         steps: StepBatch,
         emit: Callable[..., None],
-        tell: Callable[[Worker, Message], bool],
-        flushing: CheckpointWriterClient,
+        send: Callable[[Worker, Message], bool],
+        writer: CheckpointWriterClient,
     ) -> None:
-        self._workers, self._steps, self._send, self._tell, self._flushing = workers, steps, emit, tell, flushing
-        self.pass_by: Callable[..., None] = lambda _event, **_facts: None
-        """Tells attached flows what no journal keeps."""
-        self._verbs: dict[str, Callable[[Worker, Message], None]] = {
-            "mark": self._on_mark,
-            "resumed": self._on_resumed,
-            "beat": self._on_beat,
-            "section": self._on_section,
-            "saved": self._on_saved,
-            "storage_error": self._on_storage_error,
-            "flush": self._on_flush,
-            "exception": self._on_exception,
-            "finished": self._on_bye,
-            "groups": self._on_groups,
-            "roles": self._on_roles,
-            "switched": self._on_switched,
-            "left": self._on_left,
-            "status": self._on_standing,
-            "sums": self._on_sums,
-            "check": self._on_check,
-            **dict.fromkeys(PASSED_ON, self._pass_on),
-        }
-        self._verbs_of_standbys: dict[str, Callable[[Worker, Message], None]] = {
-            "parked": self._on_parked,
-            "exception": self._on_exception,
-            "switched": self._on_switched,
-            **dict.fromkeys(PASSED_ON, self._pass_on),
-        }
+        self._workers, self._steps, self._emit, self._send, self._writer = workers, steps, emit, send, writer
+        self.emit_unlogged = emit
+        """Sends an event that is not logged."""
 
     def take(self, peer: ClientConnection, message: Message) -> Message | None:
-        """Take in *message* and return the answer, if it asks for one; what cannot be understood is noted and left."""
-        if self._flushing.speaks(peer):
-            return self._flushing.take(peer, message)
-        word, worker = message.get("t"), self.speaker(peer)
-        if worker is not None and worker.is_ahead and word in HELD:
-            worker.held.append((peer, message))
+        """Handle *message* and return the answer, if it has one; a malformed message is noted and dropped."""
+        name, worker = message.get("t"), None
+        if self._writer.is_sender(peer):
+            sender = Sender.WRITER
+        else:
+            worker = self.sender(peer)
+            sender = Sender.WORKER if worker is None or worker.standby is None else Sender.STANDBY
+        kind = MESSAGES.get((sender, name)) if isinstance(name, str) else None
+        if worker is not None and worker.is_ahead and name in DEFERRED:
+            worker.deferred.append((peer, message))
             worker.advance()
             return None
-        if word in ("commit?", "successor?"):
-            answer = self._leave(peer, worker) if word == "commit?" else self._succeed(worker, message)
-            return {"re": message.get("id"), **answer}
-        if worker is None or peer.stranger is not None:
+        is_listened_to = sender is Sender.WRITER or (worker is not None and peer.mismatch is None)
+        if kind is None or not (is_listened_to or kind.from_anybody):
+            if is_listened_to and kind is None and sender is not Sender.WRITER:
+                note(log, "worker.unknown-message", sender=worker.name if worker else sender, message=str(name)[:40])
             return None
+        answer = None
         try:
-            if word == "hello":
-                self._on_hello(peer, worker, message)
+            fields = {"message": message} if kind.fields is not None else schema.read_fields(kind.handle, message)
+            context = {"peer": peer} if kind.gets_connection else {}
+            if sender is Sender.WRITER:
+                answer = kind.handle(self._writer, **context, **fields)
             else:
-                self._obey(worker, word, message)
+                answer = kind.handle(self, worker, **context, **fields)
         except schema.BadField as error:
-            note(log, "worker.unclear", rank=worker.rank, word=word, why=error)
-        except Exception:  # what one worker says must not end all of them
-            log.exception("worker.report-failed")
-        return None
+            note(log, "worker.bad-message", sender=worker.name if worker else sender, message=name, why=error)
+            answer = {"ok": False, "why": str(error)} if kind.from_anybody else None
+        except Exception:  # one worker's message must not end all of them
+            log.exception("worker.message-failed")
+        return None if answer is None else {"re": message.get("id"), **answer}
 
-    def _obey(self, worker: Worker, word: object, message: Message) -> None:
-        verbs = self._verbs if worker.standby is None else self._verbs_of_standbys
-        if isinstance(word, str) and word in verbs:
-            verbs[word](worker, message)
-        else:
-            note(log, "worker.unknown-word", rank=worker.rank, word=str(word)[:40])
-
-    def speaker(self, peer: ClientConnection) -> Worker | None:
-        """Return the living worker or standby that *peer* speaks for; once known it stays the same, also for a child that outlives it."""
-        if peer.worker is None and not peer.nobody:
+    def sender(self, peer: ClientConnection) -> Worker | None:
+        """Return the living worker or standby whose process *peer* is; once known it stays the same, also for a child that outlives it."""
+        if peer.worker is None and not peer.is_no_worker:
             peer.worker = self._workers.worker_of(peer.pid)
-            peer.nobody = peer.worker is None
-        return peer.worker if peer.worker is not None and not peer.worker.gone else None
+            peer.is_no_worker = peer.worker is None
+        return peer.worker if peer.worker is not None and not peer.worker.exited else None
 
-    def _leave(self, peer: ClientConnection, worker: Worker | None) -> Message:
-        """Let a checkpoint be put in place only by a worker of the current generation; its steps are on record before it."""
+    def _report(self, event: str, worker: Worker, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
+        self._emit(event, rank=worker.rank, generation=worker.generation, **facts)
+
+    # -- connections ------------------------------------------------------------------------------------------------------
+
+    def on_hello(self, worker: Worker, peer: ClientConnection, protocol: Anything) -> None:
+        """Note that it is connected, and send it what waits for it; ignore one that speaks another protocol."""
+        if protocol != PROTOCOL:
+            peer.mismatch = f"it speaks protocol {str(protocol)[:20]}, this agent {PROTOCOL}: install the same Holdfast for both"
+            if worker.standby is None:
+                self._report("worker.protocol-mismatch", worker, why=peer.mismatch)
+            else:
+                self._emit("standby.protocol-mismatch", id=worker.standby, why=peer.mismatch)
+            return
+        worker.advance()
+        worker.connection = worker.connection or peer
+        if worker.standby is None:
+            self._report("worker.hello", worker)
+        greetings, worker.greetings = worker.greetings, []
+        for greeting in greetings:
+            self._send(worker, greeting)
+
+    def on_commit(self, worker: Worker | None, peer: ClientConnection) -> Message:
+        """Answer whether it may publish a checkpoint: only a worker of the current generation may. Its steps are logged first."""
         self._steps.flush()
-        why = peer.stranger or ""
+        workers, why = self._workers, peer.mismatch or ""
         if worker is None or worker.standby is not None:
             why = "this process is no worker of the current generation"
         elif worker.former is not None:
             why = f"generation {worker.former} is over"
         elif (
-            (self._workers.stopping and not self._workers.may_save)
-            or worker.generation == self._workers.abandoned
-            or worker.generation < self._workers.generation
+            (workers.stopping and not workers.may_save) or worker.generation == workers.abandoned or worker.generation < workers.generation
         ):
             why = f"generation {worker.generation} is over"
-        wish = {"every": self._workers.pace} if self._workers.pace and not why else {}
-        return {"ok": not why, "why": why, **wish}
+        interval = {"every": workers.checkpoint_interval} if workers.checkpoint_interval and not why else {}
+        return {"ok": not why, "why": why, **interval}
 
-    def _succeed(self, worker: Worker | None, message: Message) -> Message:
-        """Have another process be *worker* from now on: the one that this standby forked before its script began."""
-        try:
-            pid = schema.whole(message, "pid", least=2)
-        except schema.BadField as error:
-            return {"ok": False, "why": str(error)}
+    def on_register_successor(self, worker: Worker | None, pid: ChildPid) -> Message:
+        """Make process *pid* the worker from now on: the one that this standby forked before its script began."""
         if worker is None or pid == worker.pid or parent_of(pid) != worker.pid:
             return {"ok": False, "why": f"process {pid} is no child of a worker of this node"}
         worker.pid = pid
-        worker.line, worker.greetings = None, [*worker.greetings, {"do": "go-on"}]  # what is said meanwhile waits for its hello
+        worker.connection, worker.greetings = None, [*worker.greetings, {"do": "go-on"}]  # messages to it wait for its hello
         worker.advance()
         if worker.standby is None:
-            self._emit("worker.pid-changed", worker, pid=pid)
+            self._report("worker.pid-changed", worker, pid=pid)
         return {"ok": True, "why": ""}
 
-    def _emit(self, event: str, worker: Worker, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
-        self._send(event, rank=worker.rank, generation=worker.generation, **facts)
+    # -- training ---------------------------------------------------------------------------------------------------------
 
-    def _on_hello(self, peer: ClientConnection, worker: Worker, message: Message) -> None:
-        spoken = message.get("protocol")
-        if spoken != PROTOCOL:
-            peer.stranger = f"it speaks protocol {str(spoken)[:20]}, this agent {PROTOCOL}: install the same Holdfast for both"
-            self._send(
-                "worker.protocol-mismatch" if worker.standby is None else "standby.protocol-mismatch", **_whose(worker), why=peer.stranger
-            )
-            return
-        worker.advance()
-        worker.line = worker.line or peer
-        if worker.standby is None:
-            self._emit("worker.hello", worker)
-        greetings, worker.greetings = worker.greetings, []
-        for greeting in greetings:
-            self._tell(worker, greeting)
-
-    def _on_parked(self, worker: Worker, message: Message) -> None:
-        """Note that a standby is ready to become any rank."""
-        worker.parked = _said(message)
-        self._send("standby.ready", id=worker.standby, **worker.parked)
-
-    def _pass_on(self, worker: Worker, message: Message) -> None:
-        of_worker, of_standby = PASSED_ON[message["t"]]
-        self._send_all(of_worker if worker.standby is None else of_standby, worker, message)
-
-    def _send_all(self, event: str, worker: Worker, message: Message) -> None:
-        """Make an *event* of what was said. The generation is the worker's, or an older one that it still spoke of."""
-        worker.advance()
-        whose = {"id": worker.standby}
-        if worker.standby is None:
-            whose = {"rank": worker.rank, "generation": _meant(worker, message)}
-        if message.get("generation") is not None:
-            whose["for_generation"] = schema.whole(message, "generation")
-        self._send(event, **_said(message), **whose)
-
-    def _on_groups(self, worker: Worker, message: Message) -> None:
-        self._send_all("worker.groups", worker, message)
-        worker.grouped = True
-
-    def _on_roles(self, worker: Worker, message: Message) -> None:
-        self._send_all("worker.roles", worker, message)
-        self._workers.roles = _said(message)
-
-    def _on_switched(self, worker: Worker, message: Message) -> None:
-        """Note that it has gone on into a planned generation: the flow puts that on record once all have."""
-        worker.ahead = schema.whole(message, "generation")
-        self._send_all("worker.switched" if worker.standby is None else "standby.switched", worker, message)
-
-    def _on_left(self, worker: Worker, message: Message) -> None:
-        """Note that its state is with another: its end is as planned, even before the flow has said so."""
-        self._send_all("worker.departed", worker, message)
-        worker.ordered = True
-
-    def _on_mark(self, worker: Worker, message: Message) -> None:
-        name, seconds = schema.text(message, "name"), schema.seconds(message, "seconds")
+    def on_mark(self, worker: Worker, name: Text, seconds: Seconds, generation: Count | None) -> None:
+        """Report how long a part of its start took."""
         worker.managed, worker.heartbeats = True, False
         worker.advance()
-        self._send("mark", rank=worker.rank, generation=_meant(worker, message), name=name, seconds=seconds)
+        self._emit("mark", rank=worker.rank, generation=_generation(worker, generation), name=name, seconds=seconds)
 
-    def _on_resumed(self, worker: Worker, message: Message) -> None:
-        step, path = schema.whole(message, "step", most=LARGEST_STEP), schema.maybe(schema.text, message, "path")
-        worker.managed = True  # a hello alone is no promise of steps: the warm starter says it for any script that raises
+    def on_resumed(self, worker: Worker, step: Step, path: Text | None, replica: Anything, generation: Count | None) -> None:
+        """Note its step, and report where its state came from."""
+        worker.managed = True  # a hello alone promises no steps: the fork server sends it for any script that raises
         worker.heartbeats = False
         worker.advance()
-        if _meant(worker, message) < worker.generation:
+        if _generation(worker, generation) < worker.generation:
             return  # it has been kept for another one meanwhile
         worker.step, worker.former = step, None
-        self._emit("resumed", worker, step=step, path=path, replica=message.get("replica") is True)
+        self._report("resumed", worker, step=step, path=path, replica=replica is True)
 
-    def _on_beat(self, worker: Worker, message: Message) -> None:
-        step, seconds = schema.whole(message, "step", most=LARGEST_STEP), schema.seconds(message, "seconds")
-        until, loss = schema.maybe(schema.whole, message, "until"), schema.maybe(schema.number, message, "loss")
-        of_snapshots = snapshot_report.said(message)
+    def on_beat(  # noqa: PLR0913, PLR0917 (the fields of the message)
+        self,
+        worker: Worker,
+        step: Step,
+        seconds: Seconds,
+        until: Count | None,
+        loss: Number | None,
+        snapshot: SnapshotFacts | None,
+        pace: StepTimes | None,
+        heartbeat: Anything,
+        generation: Count | None,
+    ) -> None:
+        """Note a finished step for the heartbeats, and report the first of a generation, a bad loss, and each of the lowest rank."""
         worker.step, now = step, time.time()
-        worker.managed, worker.heartbeats = True, message.get("heartbeat") is True
+        worker.managed, worker.heartbeats = True, heartbeat is True
         worker.advance()
-        generation = _meant(worker, message) if worker.former is None else worker.former  # until it has resumed it tells of the one before
-        if worker.first_step is None and generation == worker.generation:
-            worker.first_step = now
-            self._emit("worker.stepped", worker, step=step, until=until, heartbeat=worker.heartbeats)
-        if generation == worker.generation:
-            worker.snapshot |= of_snapshots
-            self._note_pace(worker, message, step)
-            self._note_loss(worker, step, loss)
+        # Until it has resumed in a new generation, its steps belong to the former one.
+        of = _generation(worker, generation) if worker.former is None else worker.former
+        if of == worker.generation:
+            if worker.first_step is None:
+                worker.first_step = now
+                self._report("worker.stepped", worker, step=step, until=until, heartbeat=worker.heartbeats)
+            worker.snapshot |= snapshot or {}
+            if pace is not None:  # a step with a section in it has none
+                worker.step_timings.add(step, pace)
+            if loss is not None:
+                bad, before, worker.bad_loss = not math.isfinite(loss), worker.bad_loss, not math.isfinite(loss)
+                if bad and not before:
+                    self._report("worker.loss", worker, step=step, loss=loss)
         if worker.rank == self._workers.first:
-            self._steps.add(generation, (step, now, seconds, loss))
+            self._steps.add(of, (step, now, seconds, loss))
 
-    def _note_pace(self, worker: Worker, message: Message, step: int) -> None:
-        """Keep how the step's time was spent, for the beats; a step with a section in it tells nothing."""
-        pace = schema.maybe(schema.mapping, message, "pace")
-        if pace is not None:
-            worker.paces.add(step, [schema.seconds(pace, name) for name in ("own", "talk", "data")])
-
-    def _note_loss(self, worker: Worker, step: int, loss: float | None) -> None:
-        """Tell at once of a rank's loss that is no number any more, and once until it is one again."""
-        bad = loss is not None and not math.isfinite(loss)
-        if bad and not worker.bad_loss:
-            self._emit("worker.loss", worker, step=step, loss=loss)
-        if loss is not None:
-            worker.bad_loss = bad
-
-    def _on_standing(self, worker: Worker, message: Message) -> None:
-        """Pass on where a worker stands: an answer to the flow's question, worth nothing later."""
-        self.pass_by("worker.rank-status", rank=worker.rank, generation=worker.generation, said=_said(message))
-
-    def _on_sums(self, worker: Worker, message: Message) -> None:
-        """Pass on what a worker found in a check, as above."""
-        self.pass_by("worker.checksums", rank=worker.rank, generation=worker.generation, said=_said(message))
-
-    def _on_check(self, worker: Worker, message: Message) -> None:
-        """Keep the digest of its parameters for the beats."""
-        if _meant(worker, message) == worker.generation and worker.former is None:
-            worker.checks.append({
-                "step": schema.whole(message, "step", most=LARGEST_STEP),
-                "digest": schema.text(message, "digest")[:64],
-                "shard": (schema.maybe(schema.text, message, "shard") or "")[:64],
-            })  # fmt: skip
-
-    def _on_section(self, worker: Worker, message: Message) -> None:
-        """Note the section for the beats; an event for each would fill the journal."""
-        name, begins, limit = schema.text(message, "name"), schema.flag(message, "begin"), schema.maybe(schema.seconds, message, "limit_s")
-        worker.section, worker.section_limit = (name, limit) if begins else (None, None)
+    def on_section(self, worker: Worker, name: Text, begin: Flag, limit_s: Seconds | None) -> None:
+        """Note the begin or end of a declared section for the heartbeats; an event for each would fill the event log."""
+        worker.section, worker.section_limit = (name, limit_s) if begin else (None, None)
         worker.advance()
 
-    def _on_saved(self, worker: Worker, message: Message) -> None:
+    def on_saved(self, worker: Worker, step: Step, path: Text, seconds: Seconds, size: Count) -> None:
+        """Report a complete checkpoint."""
         worker.advance()
-        self._emit(
-            "saved",
-            worker,
-            step=schema.whole(message, "step", most=LARGEST_STEP),
-            path=schema.text(message, "path"),
-            seconds=schema.seconds(message, "seconds"),
-            size=schema.whole(message, "size"),
-        )
+        self._report("saved", worker, step=step, path=path, seconds=seconds, size=size)
 
-    def _on_storage_error(self, worker: Worker, message: Message) -> None:
-        kind, why = schema.text(message, "kind"), schema.text(message, "why")
-        step, path = schema.maybe(schema.whole, message, "step"), schema.maybe(schema.text, message, "path")
-        self._emit("storage_error", worker, kind=kind, step=step, path=path or "", why=why)
+    def on_storage_error(self, worker: Worker, kind: Text, why: Text, step: Count | None, path: Text | None) -> None:
+        """Report an error with a checkpoint, or with snapshots."""
+        self._report("storage_error", worker, kind=kind, step=step, path=path or "", why=why)
 
-    def _on_flush(self, worker: Worker, message: Message) -> None:
-        """Have a snapshot written to disk that this worker has just ended."""
+    def on_flush(self, worker: Worker, python: FilePath) -> None:
+        """Have a snapshot written to disk that this worker has just completed."""
         worker.advance()
-        self._flushing.want(schema.path(message, "python"))
+        self._writer.request(python)
 
-    def _on_exception(self, worker: Worker, message: Message) -> None:
+    def on_check(self, worker: Worker, step: Step, digest: Text, shard: Text | None, generation: Count | None) -> None:
+        """Keep the checksum of its parameters for the heartbeats."""
+        if _generation(worker, generation) == worker.generation and worker.former is None:
+            worker.checks.append({"step": step, "digest": digest[:64], "shard": (shard or "")[:64]})
+
+    def on_exception(  # noqa: PLR0913, PLR0917 (the fields of the message)
+        self,
+        worker: Worker,
+        type_: Text,
+        message: Text,
+        traceback: Text | None,
+        step: Count | None,
+        errno: Count | None,
+        peer_lost: Anything,
+    ) -> None:
+        """Report the exception that ends it: its process may take a second to exit."""
         worker.raised = {
-            "type": schema.text(message, "type"),
-            "message": schema.text(message, "message"),
-            "traceback": schema.maybe(schema.text, message, "traceback"),
-            "step": schema.maybe(schema.whole, message, "step"),
-            "errno": schema.maybe(schema.whole, message, "errno"),
-            "peer_lost": message.get("peer_lost") is True,
+            "type": type_,
+            "message": message,
+            "traceback": traceback,
+            "step": step,
+            "errno": errno,
+            "peer_lost": peer_lost is True,
         }
         if worker.standby is None:
-            self._emit("worker.raised", worker, raised=worker.raised, step=worker.step)  # its process may take a second to end
+            self._report("worker.raised", worker, raised=worker.raised, step=worker.step)
 
-    def _on_bye(self, worker: Worker, message: Message) -> None:
+    def on_finished(self, worker: Worker, step: Count | None) -> None:
+        """Note that its script has come to its end, so that no steps are expected any more."""
         worker.finished = True
-        worker.section, worker.section_limit = "end of script", None  # no steps are expected any more
+        worker.section, worker.section_limit = "end of script", None
         worker.advance()
-        self._emit("finished", worker, step=schema.maybe(schema.whole, message, "step"))
+        self._report("finished", worker, step=step)
+
+    # -- queries: the answer is worth nothing later, so it is not logged --------------------------------------------------
+
+    def on_rank_status(self, worker: Worker, message: Message) -> None:
+        """Pass on what it waits for: an answer to the controller's query."""
+        self.emit_unlogged("worker.rank-status", rank=worker.rank, generation=worker.generation, said=self._facts(worker, message))
+
+    def on_checksums(self, worker: Worker, message: Message) -> None:
+        """Pass on the checksums of its single tensors: an answer to the controller's query."""
+        self.emit_unlogged("worker.checksums", rank=worker.rank, generation=worker.generation, said=self._facts(worker, message))
+
+    # -- managed groups: messages for the controller, passed on with all of their fields ----------------------------------
+
+    def forward(self, worker: Worker, message: Message, **defaults: None) -> None:
+        """Pass it on to the controller."""
+        worker.advance()
+        generation = schema.optional(schema.integer, message, "generation")
+        whose = {"id": worker.standby}
+        if worker.standby is None:
+            whose = {"rank": worker.rank, "generation": _generation(worker, generation)}
+        if generation is not None:
+            whose["for_generation"] = generation
+        role = "worker" if worker.standby is None else "standby"
+        self._emit(f"{role}.{message['t']}", **(defaults | self._facts(worker, message) | whose))
+
+    def on_groups(self, worker: Worker, message: Message) -> None:
+        """Note that its process can be kept when others are lost, and pass it on."""
+        self.forward(worker, message)
+        worker.grouped = True
+
+    def on_roles(self, worker: Worker, message: Message) -> None:
+        """Keep the job's roles for controllers that come later, and pass them on."""
+        self.forward(worker, message, roles=None)
+        self._workers.roles = {"roles": None, **self._facts(worker, message)}
+
+    def on_switched(self, worker: Worker, message: Message) -> None:
+        """Note that it has gone on into a planned generation, which the controller records once all have, and pass it on."""
+        worker.ahead = schema.integer(message, "generation")
+        self.forward(worker, message)
+
+    def on_departed(self, worker: Worker, message: Message) -> None:
+        """Note that its end is as planned, as another process has its state, and pass it on."""
+        self.forward(worker, message)
+        worker.ordered = True
+
+    def on_parked(self, worker: Worker, message: Message) -> None:
+        """Note that a standby is ready to become any rank, and report it."""
+        worker.parked = self._facts(worker, message)
+        self._emit("standby.ready", id=worker.standby, **worker.parked)
+
+    @staticmethod
+    def _facts(worker: Worker, message: Message) -> Message:
+        """Return the fields of *message* that its sender may set; raise `BadField` where the table has another type for one."""
+        sender = Sender.WORKER if worker.standby is None else Sender.STANDBY
+        fields = MESSAGES[sender, message["t"]].fields
+        assert fields is not None
+        checked = {name: value for name, value in schema.read_fields(fields, message).items() if value is not None}
+        return {name: value for name, value in message.items() if name not in AGENT_FIELDS and value is not None} | checked
 
 
-def _whose(worker: Worker) -> Message:
-    """Return whom an event is about."""
-    return {"rank": worker.rank, "generation": worker.generation} if worker.standby is None else {"id": worker.standby}
-
-
-def _meant(worker: Worker, message: Message) -> int:
-    """Return the generation that was spoken of: the worker's own, or an older one that it names."""
-    named = schema.maybe(schema.whole, message, "generation")
+def _generation(worker: Worker, named: int | None) -> int:
+    """Return the generation that a message is about: the worker's own, or an older one that it names."""
     return worker.generation if named is None else min(named, worker.generation)
 
 
-def _said(message: Message) -> Message:
-    """Return what was said, less what only the agent can say; raise `BadField` for what a flow would stumble over."""
-    said = {name: value for name, value in message.items() if name not in OURS and value is not None}
-    takes: dict[str, Callable[[Message, str], object]] = {"step": schema.whole, "why": schema.text, "seconds": schema.seconds}
-    if message["t"] == "regrouped":
-        takes["seconds"] = schema.durations
-    if "differs" in said:
-        takes["differs"] = schema.words
-    if message["t"] == "roles":
-        takes |= {"roles": schema.groups, "copies": schema.groups}
-        said.setdefault("roles", None)
-    for name, take in takes.items():
-        if name in said:
-            said[name] = take(said, name)
-    return said
+# -- the fields of messages that are passed on: these are checked, all others are passed on as they are ---------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwarded:
+    """A message for the controller."""
+
+    generation: Count | None = None
+    step: Count | None = None
+    why: Text | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed(Forwarded):
+    """The same with the seconds that it took."""
+
+    seconds: Seconds | None = None
+    bytes: Count | None = None
+    bandwidth: Number | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken(Forwarded):
+    """Which process group failed."""
+
+    group: Text | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regrouped(Forwarded):
+    """How a process came into a generation without a restart."""
+
+    seconds: Durations | None = None
+    source: Text | None = None
+    differs: Texts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles(Forwarded):
+    """Which ranks do the same work, and which have replicas of each other's state."""
+
+    roles: Groups | None = None
+    copies: Groups | None = None
+
+
+class Sender(StrEnum):
+    """Who sends a message to the agent."""
+
+    WORKER = "worker"
+    STANDBY = "standby"
+    WRITER = "checkpoint writer"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageKind:
+    """One message to the agent."""
+
+    name: str
+    senders: tuple[Sender, ...]
+    handle: Callable[..., Message | None]
+    """Handles it and returns the answer, if it has one. Its parameters are the fields of the message, unless these are in *fields*."""
+    fields: Callable[..., Any] | None = None
+    """The checked fields of a message that is passed on: *handle* gets the message as it is."""
+    gets_connection: bool = False
+    """*handle* also gets the connection, as *peer*."""
+    from_anybody: bool = False
+    """It is answered to a process that is no worker, or speaks another protocol, too."""
+    deferred: bool = False
+    """It is about training, so it waits until the generation that its sender has switched to is recorded."""
+
+
+_W, _BOTH, _WRITER = (Sender.WORKER,), (Sender.WORKER, Sender.STANDBY), (Sender.WRITER,)
+_M, _C = WorkerMessages, CheckpointWriterClient
+
+KINDS: Final = (
+    # Connections.
+    MessageKind("hello", _BOTH, _M.on_hello, gets_connection=True),
+    MessageKind("commit?", _BOTH, _M.on_commit, gets_connection=True, from_anybody=True, deferred=True),
+    MessageKind("register-successor", _BOTH, _M.on_register_successor, from_anybody=True),
+    # Training.
+    MessageKind("mark", _W, _M.on_mark, deferred=True),
+    MessageKind("resumed", _W, _M.on_resumed, deferred=True),
+    MessageKind("beat", _W, _M.on_beat, deferred=True),
+    MessageKind("section", _W, _M.on_section, deferred=True),
+    MessageKind("saved", _W, _M.on_saved, deferred=True),
+    MessageKind("storage_error", _W, _M.on_storage_error, deferred=True),
+    MessageKind("finished", _W, _M.on_finished, deferred=True),
+    MessageKind("flush", _W, _M.on_flush),
+    MessageKind("check", _W, _M.on_check),
+    MessageKind("exception", _BOTH, _M.on_exception),
+    # Answers to queries of the controller.
+    MessageKind("status", _W, _M.on_rank_status, Timed),
+    MessageKind("sums", _W, _M.on_checksums, Forwarded),
+    # Managed groups, recovery and migration.
+    MessageKind("groups", _W, _M.on_groups, Forwarded),
+    MessageKind("roles", _W, _M.on_roles, Roles),
+    MessageKind("broken", _BOTH, _M.forward, Broken),
+    MessageKind("recovery-failed", _BOTH, _M.forward, Forwarded),
+    MessageKind("regrouped", _BOTH, _M.forward, Regrouped),
+    MessageKind("coverage", _BOTH, _M.forward, Forwarded),
+    MessageKind("prepared", _BOTH, _M.forward, Timed),
+    MessageKind("unprepared", _BOTH, _M.forward, Forwarded),
+    MessageKind("switched", _BOTH, _M.on_switched, Timed),
+    MessageKind("departed", _W, _M.on_departed, Forwarded),
+    MessageKind("parked", (Sender.STANDBY,), _M.on_parked, Timed),
+    # The checkpoint writer.
+    MessageKind("hello", _WRITER, _C.on_hello, gets_connection=True),
+    MessageKind("commit?", _WRITER, _C.on_commit),
+    MessageKind("saved", _WRITER, _C.on_saved),
+    MessageKind("storage_error", _WRITER, _C.on_storage_error),
+)
+MESSAGES: Final[Mapping[tuple[Sender, str], MessageKind]] = {(sender, kind.name): kind for kind in KINDS for sender in kind.senders}
+DEFERRED: Final = [kind.name for kind in KINDS if kind.deferred]
+"""A standby that is ahead sends them too: it is the worker of a rank once its generation is recorded."""

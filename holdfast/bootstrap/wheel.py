@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast import __version__
-from holdfast.agent.node.venvs import SPOKEN
+from holdfast.agent.node.proxy import PROTOCOL_FILE
 from holdfast.errors import NotReadable
 from holdfast.protocol import PROTOCOL
 from holdfast.source_tree import ROOT
@@ -90,7 +90,7 @@ def _metadata(info: str) -> dict[str, bytes]:
     metadata = f"Metadata-Version: 2.1\nName: {NAME.replace('_', '-')}\nVersion: {__version__}\nRequires-Python: >=3.11\n"
     summary = "Summary: The part of Holdfast that runs on nodes: agent and runtime.\nLicense: Apache-2.0\n"
     wheel = "Wheel-Version: 1.0\nGenerator: holdfast\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    own = {f"{info}/INSTALLER": b"holdfast\n", f"{info}/{SPOKEN}": b"%d\n" % PROTOCOL}
+    own = {f"{info}/INSTALLER": b"holdfast\n", f"{info}/{PROTOCOL_FILE}": b"%d\n" % PROTOCOL}
     return {f"{info}/METADATA": (metadata + summary).encode(), f"{info}/WHEEL": wheel.encode(), **own}
 
 

@@ -81,7 +81,7 @@ class LocalNodes:
 
     def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:
         """Return up to *most* bytes of such a log, or of the agent's: from byte *at*, or the last ones."""
-        return log_files.piece(self.folder(node) if name == log_files.AGENT else job_directory(job) / "logs", name, at, most)
+        return log_files.read_part(self.folder(node) if name == log_files.AGENT else job_directory(job) / "logs", name, at, most)
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
@@ -127,7 +127,7 @@ class LocalNodes:
             raise NodeLost(node, "it is switched off")
         own = set(self._gpus(node) or ())
         for other in sorted(self.root.glob("node-*")) if own else ():  # started when the cluster had another number of nodes
-            seen = AgentDirectory(other, other.name, self.name).seen()
+            seen = AgentDirectory(other, other.name, self.name).running_agent()
             if other.name != node and seen is not None and (taken := own.intersection(gpu_assignment.gpus_of(seen.pid))):
                 gpus = f"GPU {', '.join(sorted(taken))} is held by {other.name}"
                 raise NodeLost(node, f"{gpus}, started when the cluster had another number of nodes")
@@ -151,7 +151,7 @@ class LocalNodes:
 
     def recent_events(self, node: str, job: str) -> list[Message]:
         """Return the newest steps and checkpoints of *job* in the event logs of agents on *node*."""
-        return self.place(node).past(job)
+        return self.place(node).replayed_events(job)
 
     def wipe_memory(self, node: str, job: str, confirm: Confirm | None = None) -> None:
         """Remove the job's memory store, which an agent leaves behind when it is killed."""
@@ -192,7 +192,7 @@ class LocalNodes:
     def _view(self, node: str) -> NodeView:
         if not self.is_reachable(node):
             return NodeView(name=node, status="off")
-        seen = self.place(node).seen()
+        seen = self.place(node).running_agent()
         if seen is None:
             return NodeView(name=node, status="idle")
         return NodeView(name=node, status="up", job=seen.job, agent="up", pid=seen.pid)

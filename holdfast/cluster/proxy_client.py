@@ -63,7 +63,7 @@ class ProxyClient:
             rest = self._read_greeting(until)
             threading.Thread(target=self._receive, args=(rest,), name=f"proxy-{node}", daemon=True).start()
             left, sent_at = until - time.monotonic(), boot_time()
-            self.facts = self.command("enter", seconds=max(0.01, left), directory=directory, node=node, cluster=cluster)
+            self.facts = self.command("select-node", seconds=max(0.01, left), directory=directory, node=node, cluster=cluster)
             self.clock_ahead = float(self.facts.get("clock") or sent_at) - sent_at
             """Seconds by which the node's clock since boot is ahead of ours, the time to get there included."""
         except BaseException:

@@ -80,7 +80,7 @@ def _answer(**fields: Any) -> type:  # noqa: ANN401 (types, and pairs of a type 
 _AGENT: Final[Any] = _answer(pid=Count, job=Name | None)
 _INTERFACE: Final[Any] = _answer(name=Name, address=Name, network=Name)
 ANSWERS: Final[dict[str, type]] = {
-    "enter": _answer(
+    "select-node": _answer(
         directory=Name,
         interpreter=Name,
         interfaces=Annotated[list[_INTERFACE], _at_most(MAX_INTERFACES)],
@@ -88,14 +88,14 @@ ANSWERS: Final[dict[str, type]] = {
         agent=_AGENT | None,
         clock=(Seconds | None, None),
     ),
-    "look": _answer(agent=_AGENT | None),
+    "agent": _answer(agent=_AGENT | None),
     "fence": _answer(killed=list[Count]),
-    "past": _answer(events=list[dict[str, Any]]),
+    "replay": _answer(events=list[dict[str, Any]]),
     "logs": _answer(logs=Annotated[dict[Log, Count], _at_most(MAX_LOGS)], place=(Name, "")),
     "log": _answer(data=Annotated[str, _is_base64]),
     "listen": _answer(port=Port, token=Name),
     "measure": _answer(bytes=Count, seconds=Seconds),
-    "meet": _answer(why=Annotated[str, _at_most(1000)]),
+    "connect": _answer(why=Annotated[str, _at_most(1000)]),
 }
 """Commands whose answers need fields; the other commands only succeed or fail."""
 

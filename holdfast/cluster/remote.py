@@ -212,7 +212,7 @@ class RemoteNodes:
 
     def recent_events(self, node: str, job: str) -> list[Message]:
         """Return the newest steps and checkpoints of *job* in the event logs of agents on *node*."""
-        return list(self.command(node, "past", job=job)["events"])
+        return list(self.command(node, "replay", job=job)["events"])
 
     def wipe_memory(self, node: str, job: str, confirm: Confirm | None = None) -> None:
         """Free the memory on *node* that holds the state of *job*; raise `NodeLost` when the node is unreachable."""
@@ -264,7 +264,7 @@ class RemoteNodes:
         if failed is not None and time.monotonic() - failed[0] < RETRY_SECONDS:
             return NodeView(name=node, status="off", why=failed[1].reason)
         try:
-            agent = self.node_proxy(node, seconds=seconds).command("look", seconds=seconds)["agent"]
+            agent = self.node_proxy(node, seconds=seconds).command("agent", seconds=seconds)["agent"]
         except NodeError as error:
             return NodeView(name=node, status="off", why=error.reason)
         except OSError as error:
@@ -315,7 +315,7 @@ class RemoteNodes:
         try:
             port = self.command(to, "listen", seconds=QUICK_SECONDS)["port"]
             ends = {"host": self.address(to), "port": port, "source": self.address(source)}
-            answer = self.command(source, "meet", seconds=seconds + QUICK_SECONDS, within=seconds, **ends)
+            answer = self.command(source, "connect", seconds=seconds + QUICK_SECONDS, within=seconds, **ends)
         except OSError as error:
             raise NodeStateUnknown(source, f"it does not report whether it reaches {to}: {error.strerror or error}") from error
         return str(answer["why"])

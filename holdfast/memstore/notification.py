@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from holdfast.protocol import reachable
+from holdfast.protocol import socket_address
 
 SOCKET: Final = "notify"
 """Name of the server's socket in a memory store."""
@@ -47,7 +47,7 @@ class SnapshotNotification:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         new = place / f"{SOCKET}.new"
         new.unlink(missing_ok=True)
-        with reachable(new) as address:
+        with socket_address(new) as address:
             self._socket.bind(address)
         new.chmod(0o600)
         os.replace(new, place / SOCKET)  # noqa: PTH105 (Path.replace says the same)

@@ -144,7 +144,7 @@ class AgentLink:
 
     def register_successor(self, pid: int) -> AgentAnswer:
         """Request that the process *pid*, a child of this one, counts as this worker from now on."""
-        return self._request({"t": "successor?", "pid": pid}, ANSWER_SECONDS)
+        return self._request({"t": "register-successor", "pid": pid}, ANSWER_SECONDS)
 
     def _request(self, request: Message, seconds: float) -> AgentAnswer:
         """Send *request* and wait up to *seconds* for its answer."""

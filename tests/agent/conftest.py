@@ -12,7 +12,7 @@ from tests.agent.rig import Flow, Node
 
 
 @pytest.fixture
-def unborn(tmp_path: Path) -> Iterator[Node]:
+def new_node(tmp_path: Path) -> Iterator[Node]:
     """Give a node whose agent the test starts itself."""
     node = Node(tmp_path)
     yield node
@@ -20,9 +20,9 @@ def unborn(tmp_path: Path) -> Iterator[Node]:
 
 
 @pytest.fixture
-def node(unborn: Node) -> Node:
+def node(new_node: Node) -> Node:
     """Give a node with an agent."""
-    return unborn.begin()
+    return new_node.begin()
 
 
 @pytest.fixture

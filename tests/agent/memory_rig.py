@@ -49,7 +49,7 @@ class MemoryNode:
             fds = [theirs.fileno(), self.listening.fileno()]
             command = [sys.executable, "-m", "holdfast.agent.memstore.server", *map(str, fds)]
             self.process = subprocess.Popen(command, pass_fds=fds, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd="/")
-        facts = {"vault": str(self.memstore), "limit": self.limit, "token": self.token, "address": "127.0.0.1"}
+        facts = {"memstore": str(self.memstore), "limit": self.limit, "token": self.token, "address": "127.0.0.1"}
         self.control.sendall(encode({**facts, "node": store_folders.key_of(self.name)}))
         return self
 

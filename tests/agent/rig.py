@@ -1,4 +1,4 @@
-"""A real agent in a folder of its own, a flow's end of its socket, and scripts for its workers."""
+"""A real agent in a folder of its own, a controller's end of its socket, and scripts for its workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEPT: Final = ("HOLDFAST_MEMSTORE_ROOT", "HOLDFAST_KERNEL_LOG")
 ROOT: Final = Path(__file__).parents[2]
 SECONDS: Final = 60.0
 
-SPEAKING: Final = """
+CLIENT: Final = """
 import json, os, signal, socket, subprocess, sys, time
 sock = socket.socket(socket.AF_UNIX)
 sock.connect(os.environ["HOLDFAST_SOCKET"])
@@ -36,11 +36,11 @@ def ask(**message):
     say(t="commit?", id=1, **message)
     return json.loads(heard.readline())
 """
-"""What a script of a test begins with to speak with its agent as the runtime does, without importing it."""
+"""The start of a test's script that exchanges messages with its agent as the runtime does, without importing it."""
 
 
 class Flow:
-    """A flow's connection to an agent: orders out, answers and events in."""
+    """A controller's connection to an agent: commands out, answers and events in."""
 
     def __init__(self, path: Path, *, epoch: int = 1, job: str | None = "job") -> None:
         self.epoch, self.job = epoch, job
@@ -62,7 +62,7 @@ class Flow:
         self.socket.sendall(data)
 
     def order(self, verb: str, **facts: Any) -> Message:
-        """Give an order and return the answer."""
+        """Send a command and return the answer."""
         self._number += 1
         number = self._number
         self.raw(encode({"id": number, "do": verb, "epoch": self.epoch, "job": self.job, **facts}))
@@ -70,13 +70,13 @@ class Flow:
         return self.answers[number]
 
     def ok(self, verb: str, **facts: Any) -> Message:
-        """Give an order that has to be carried out."""
+        """Send a command that has to be carried out."""
         answer = self.order(verb, **facts)
         assert answer["ok"], answer
         return answer
 
     def attach(self, since: int = 2**62) -> Self:
-        """Have events told."""
+        """Attach, so that events are sent."""
         self.ok("attach", since=since, protocol=PROTOCOL)
         return self
 
@@ -119,7 +119,7 @@ class Flow:
         return dict(self.until(found, f"{event} {facts}"))
 
     def prepare(self, node: Node, argv: Iterable[str], **how: Any) -> Message:
-        """Take on a job whose workers run *argv*."""
+        """Prepare a job whose workers run *argv*."""
         plan = {
             "lease": 60.0,
             "warm": False,
@@ -140,7 +140,7 @@ class Flow:
         return self.ok("start", generation=generation, membership={"node": list(ranks)}, workers=workers)
 
     def stop(self, generation: int, number: int = signal.SIGKILL, grace: float = 0.0) -> None:
-        """Stop workers and wait until all are gone."""
+        """Stop workers and wait until all have exited."""
         self.ok("stop", generation=generation, signal=int(number), grace=grace)
         self.wait("workers.exited", generation=generation)
 
@@ -161,17 +161,17 @@ class Node:
         self.logs = base / "logs"
         self.work.mkdir(parents=True, exist_ok=True)
         self.log = base / f"{name}.log"
-        self.guardian: subprocess.Popen[bytes] | None = None
+        self.subreaper: subprocess.Popen[bytes] | None = None
         self.said: Message = {}
 
     def begin(self, *arguments: str, through: tuple[str, ...] = (), **environment: str) -> Self:
-        """Start the agent; its guardian is our child. What it says when it is up, or refuses, is kept."""
+        """Start the agent; its subreaper is our child. Its first message is kept."""
         ours, theirs = socket.socketpair()
         command = [*through, sys.executable, "-m", "holdfast.agent", "--directory", str(self.folder), "--node", "node", *arguments]
         bare = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_") or name in KEPT}
         with ours, self.log.open("ab") as log:
             with theirs:
-                self.guardian = subprocess.Popen(
+                self.subreaper = subprocess.Popen(
                     [*command, "--ready-fd", str(theirs.fileno())],
                     env={**bare, "PYTHONPATH": str(ROOT), NODE_MARK: mark_of(self.folder), **environment},
                     pass_fds=[theirs.fileno()],
@@ -192,18 +192,18 @@ class Node:
 
     @property
     def sentinel(self) -> int:
-        """Return the pid of the guardian's other child."""
-        assert self.guardian is not None
-        return wait_until(lambda: [pid for pid in children_of(self.guardian_pid) if pid != self.agent], seconds=SECONDS)[0]
+        """Return the pid of the subreaper's other child."""
+        assert self.subreaper is not None
+        return wait_until(lambda: [pid for pid in children_of(self.subreaper_pid) if pid != self.agent], seconds=SECONDS)[0]
 
     @property
-    def guardian_pid(self) -> int:
-        """Return the guardian's pid."""
-        assert self.guardian is not None
-        return self.guardian.pid
+    def subreaper_pid(self) -> int:
+        """Return the subreaper's pid."""
+        assert self.subreaper is not None
+        return self.subreaper.pid
 
     def flow(self, *, epoch: int = 1, job: str | None = "job") -> Flow:
-        """Connect as a flow does."""
+        """Connect as a controller does."""
         return Flow(self.folder / "agent.sock", epoch=epoch, job=job)
 
     def script(self, text: str, name: str = "script.py") -> str:
@@ -221,7 +221,7 @@ class Node:
         return list(marked(NODE_MARK, mark_of(self.folder)))
 
     def wait_until_empty(self) -> None:
-        """Wait until nothing of this node runs by itself; nobody helps."""
+        """Wait until nothing of this node runs any more, without killing anything."""
         wait_until(lambda: not self.remains(), seconds=SECONDS, explain=lambda: f"left: {self.remains()}\n{self.log.read_text()}")
 
     def memstores(self) -> list[Path]:
@@ -229,15 +229,15 @@ class Node:
         return store_folders.memstores_of(mark_of(self.folder))
 
     def ended(self) -> int:
-        """Return the guardian's exit status once it has ended."""
-        assert self.guardian is not None
-        return self.guardian.wait(SECONDS)
+        """Return the subreaper's exit status once it has ended."""
+        assert self.subreaper is not None
+        return self.subreaper.wait(SECONDS)
 
     def end(self) -> None:
         """Leave nothing behind."""
         sweep(NODE_MARK, mark_of(self.folder))
-        if self.guardian is not None:
-            self.guardian.kill()
-            self.guardian.wait()
+        if self.subreaper is not None:
+            self.subreaper.kill()
+            self.subreaper.wait()
         for place in self.memstores():
             store_folders.wipe(place)

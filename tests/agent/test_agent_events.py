@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from holdfast.protocol import PROTOCOL, LineBuffer, Message, encode
-from tests.agent.rig import SPEAKING, Flow, Node
+from tests.agent.rig import CLIENT, Flow, Node
 
 TALKER = (
-    SPEAKING
+    CLIENT
     + """
 hello()
 for step in range(1, int(sys.argv[1]) + 1):
     say(t="saved", step=step, path="/" + "x" * 4000, seconds=0.1, size=step)
-say(t="bye", step=step)
+say(t="finished", step=step)
 heard.read()
 """
 )
@@ -31,7 +31,7 @@ def numbers(flow: Flow) -> list[int]:
     return [event["seq"] for event in flow.events]
 
 
-def test_attaching_since_a_number_tells_exactly_what_was_missed(node: Node, flow: Flow) -> None:
+def test_attaching_since_a_number_sends_exactly_the_missed_events(node: Node, flow: Flow) -> None:
     """Whatever the number, and whatever comes after goes on without a gap."""
     flow.prepare(node, [sys.executable, node.script(TALKER), "50"])
     flow.start(1)
@@ -46,7 +46,7 @@ def test_attaching_since_a_number_tells_exactly_what_was_missed(node: Node, flow
         assert numbers(late) == list(range(last + 1, last + 1 + len(late.events)))
 
 
-def test_an_answer_comes_after_the_events_of_the_past(node: Node, flow: Flow) -> None:
+def test_an_answer_comes_after_the_replayed_events(node: Node, flow: Flow) -> None:
     """A flow that adopts a job asks a second time to know that it has been told everything."""
     flow.prepare(node, [sys.executable, node.script(TALKER), "2000"])
     flow.start(1)
@@ -78,7 +78,7 @@ def _resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_reader_that_comes_and_goes_is_told_each_event_once(node: Node, flow: Flow) -> None:
+def test_a_reader_that_reconnects_gets_each_event_once(node: Node, flow: Flow) -> None:
     """It attaches again after the last event it has read whole, as often as its connection ends."""
     flow.prepare(node, [sys.executable, node.script(TALKER), "3000"])
     flow.start(1)
@@ -94,9 +94,9 @@ def test_a_reader_that_comes_and_goes_is_told_each_event_once(node: Node, flow: 
     assert seen == list(range(1, flow.wait("finished")["seq"] + 1))
 
 
-def test_beats_skip_a_reader_that_is_behind(node: Node, flow: Flow) -> None:
+def test_heartbeats_skip_a_reader_that_is_behind(node: Node, flow: Flow) -> None:
     """An old beat is worth nothing: they neither pile up nor hold events back."""
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + "hello(); heard.read()")])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + "hello(); heard.read()")])
     flow.start(1)
     flow.until(lambda: len(flow.heartbeats) > 2)
     beat = flow.heartbeats[-1]["ranks"]["0"]
@@ -144,13 +144,13 @@ def test_on_a_full_disk_events_keep_flowing(on_a_full_disk: Node) -> None:
         flow.start(2)
         flow.pid(generation=2)
         flow.stop(2)
-    assert "journal.failing why=No space left on device" in node.log.read_text()
+    assert "event-log.failing why=No space left on device" in node.log.read_text()
 
 
-def test_the_journal_on_disk_is_what_was_told(node: Node, flow: Flow) -> None:
+def test_the_event_log_on_disk_is_what_was_sent(node: Node, flow: Flow) -> None:
     """It is there for people when agent and flow are gone."""
     flow.prepare(node, [sys.executable, "-c", ""])
     flow.start(1)
     flow.exited()
     first, *stored = list[Message](LineBuffer().feed((node.folder / "event-log.jsonl").read_bytes()))
-    assert (first, stored) == ({"held": "job"}, flow.events)
+    assert (first, stored) == ({"job": "job"}, flow.events)

@@ -6,38 +6,38 @@ import sys
 
 import pytest
 
-from holdfast.agent.workers.step_timing import BLOCK, StepTimings
-from tests.agent.rig import SPEAKING, Flow, Node
+from holdfast.agent.workers.worker import BLOCK, StepTimings
+from tests.agent.rig import CLIENT, Flow, Node
 
 ANSWERS = (
-    SPEAKING
+    CLIENT
     + """
 hello()
 say(t="resumed", step=0, path=None)
 for line in heard:
     question = json.loads(line)
-    say(t="standing", step=7, waits="vote", seconds=1.5, groups=[], place=question["do"])
+    say(t="status", step=7, waits="vote", seconds=1.5, groups=[], place=question["do"])
 """
 )
 
 
-def test_a_question_reaches_the_ranks_and_their_answers_the_flow_but_no_journal(node: Node, flow: Flow) -> None:
+def test_a_query_reaches_the_ranks_and_their_answers_the_controller_but_not_the_event_log(node: Node, flow: Flow) -> None:
     """Where a rank stood is worth nothing to a flow that comes later."""
     flow.prepare(node, [sys.executable, node.script(ANSWERS)])
     flow.start(1, ranks=[0, 1])
     flow.until(lambda: len([one for one in flow.events if one["event"] == "resumed"]) == 2)
-    assert flow.ok("ask", generation=1, question={"do": "roll-call"}, ranks=[1])["asked"] == [1]
+    assert flow.ok("query", generation=1, query={"do": "roll-call"}, ranks=[1])["queried"] == [1]
     told = flow.wait("worker.rank-status", rank=1)
     assert told["said"] == {"step": 7, "waits": "vote", "seconds": 1.5, "groups": [], "place": "roll-call"}
-    assert sorted(flow.ok("ask", generation=1, question={"do": "roll-call"})["asked"]) == [0, 1]
+    assert sorted(flow.ok("query", generation=1, query={"do": "roll-call"})["queried"]) == [0, 1]
     flow.wait("worker.rank-status", rank=0)
-    refused = flow.order("ask", generation=2, question={"do": "roll-call"})
+    refused = flow.order("query", generation=2, query={"do": "roll-call"})
     assert (refused["ok"], refused["why"]) == (False, "generation 2 is not the current one, that is 1")
-    assert flow.order("ask", generation=1, question="where are you?")["ok"] is False
+    assert flow.order("query", generation=1, query="where are you?")["ok"] is False
     assert "worker.rank-status" not in (node.folder / "event-log.jsonl").read_text()
 
 
-def test_beats_carry_the_newest_paces_and_digests(node: Node, flow: Flow) -> None:
+def test_heartbeats_carry_the_newest_step_timings_and_checksums(node: Node, flow: Flow) -> None:
     """A block's medians: one slow step does not move them. What belongs to another generation is no digest of this one."""
     tells = """
 hello()
@@ -45,18 +45,18 @@ say(t="resumed", step=0, path=None)
 for step in range(1, 18):
     pace = {"own": 9.0 if step == 3 else 0.25, "talk": 0.5, "data": 0.0}
     say(t="beat", step=step, loss=1.0, seconds=0.75, until=None, generation=1, pace=pace)
-say(t="check", step=16, digest="abc", piece="p", generation=0)
-say(t="check", step=16, digest="def", piece="p", generation=1)
+say(t="check", step=16, digest="abc", shard="p", generation=0)
+say(t="check", step=16, digest="def", shard="p", generation=1)
 time.sleep(600)
 """
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + tells)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + tells)])
     flow.start(1)
     beat = flow.until(lambda: next((one["ranks"]["0"] for one in flow.heartbeats if one["ranks"]["0"]["checks"]), None))
     assert beat["paces"] == [[0, 0.25, 0.5, 0.0], [1, 0.25, 0.5, 0.0]]
     assert beat["checks"] == [{"step": 16, "digest": "def", "shard": "p"}]
 
 
-def test_a_loss_that_is_no_number_is_told_once_until_it_is_one_again(node: Node, flow: Flow) -> None:
+def test_a_bad_loss_is_reported_once_until_the_loss_is_finite_again(node: Node, flow: Flow) -> None:
     """Of any rank, not of rank 0 alone, and at once."""
     losses = "1.0, math.nan, math.nan, None, math.nan, 2.0, math.inf"
     tells = f"""
@@ -67,7 +67,7 @@ for step, loss in enumerate([{losses}], 1):
     say(t="beat", step=step, loss=loss, seconds=0.1, until=None, generation=1)
 say(t="finished", step=7)
 """
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + tells)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + tells)])
     flow.start(1)
     flow.exited(generation=1)
     assert [one["step"] for one in flow.events if one["event"] == "worker.loss"] == [2, 7]
@@ -76,7 +76,7 @@ say(t="finished", step=7)
 @pytest.mark.parametrize(
     "pace", ['"slow"', '{"own": 1.0}', '{"own": "x", "talk": 0.0, "data": 0.0}', '{"own": -1.0, "talk": 0.0, "data": 0.0}']
 )
-def test_a_pace_that_cannot_be_one_costs_nothing_but_itself(node: Node, flow: Flow, pace: str) -> None:
+def test_a_malformed_step_timing_does_no_other_harm(node: Node, flow: Flow, pace: str) -> None:
     """Workers of another version may say anything."""
     tells = f"""
 hello()
@@ -85,23 +85,23 @@ say(t="beat", step=1, loss=1.0, seconds=0.1, until=None, generation=1, pace={pac
 say(t="beat", step=2, loss=1.0, seconds=0.1, until=None, generation=1)
 time.sleep(600)
 """
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + tells)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + tells)])
     flow.start(1)
     beat = flow.until(lambda: next((one["ranks"]["0"] for one in flow.heartbeats if one["ranks"]["0"]["step"] == 2), None))
     assert beat["paces"] == []
 
 
-def test_a_block_with_too_few_steps_says_nothing() -> None:
+def test_a_block_with_too_few_steps_does_not_count() -> None:
     """Steps with a section in them are left out; of a block that has hardly any others nobody can tell what is usual."""
-    paces = StepTimings()
+    timings = StepTimings()
     for step in range(1, 4 * BLOCK + 1):
         if not BLOCK < step <= 2 * BLOCK or step > 2 * BLOCK - 4:
-            paces.add(step, [float(step), 0.0, 0.0])
-    assert [block for block, *_ in paces.told()] == [0, 2, 3]
-    assert paces.told()[0] == [0, 4.5, 0.0, 0.0]
+            timings.add(step, [float(step), 0.0, 0.0])
+    assert [block for block, *_ in timings.newest()] == [0, 2, 3]
+    assert timings.newest()[0] == [0, 4.5, 0.0, 0.0]
 
 
-def test_a_script_that_reports_by_heartbeat_may_end_without_a_goodbye(node: Node, flow: Flow) -> None:
+def test_a_script_that_reports_by_heartbeat_may_exit_without_finishing(node: Node, flow: Flow) -> None:
     """It keeps its own state: its status alone says how it ended. One with a session that leaves in the middle has not finished."""
     tells = """
 hello()
@@ -109,7 +109,7 @@ if os.environ["RANK"] == "1":
     say(t="resumed", step=0, path=None)
 say(t="beat", step=7, loss=1.0, seconds=0.1, until=9, generation=1, **({"heartbeat": True} if os.environ["RANK"] == "0" else {}))
 """
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + tells)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + tells)])
     flow.start(1, ranks=[0, 1])
     assert [flow.exited(rank)["finished"] for rank in (0, 1)] == [True, False]
     assert [flow.wait("worker.stepped", rank=rank)["heartbeat"] for rank in (0, 1)] == [True, False]

@@ -18,11 +18,23 @@ from hypothesis import strategies as some
 
 from holdfast.process import is_alive
 from holdfast.protocol import MAX_LINE_BYTES, PROTOCOL, connect, encode
-from tests.agent.rig import SPEAKING, Flow, Node
+from tests.agent.rig import CLIENT, Flow, Node
 
 # "end" is left out: it means it
-VERBS = ("about", "attach", "ping", "prepare", "port", "start", "stop", "abandon", "regroup", "standby", "drop", "tell", "living")
-WORDS_OF_GROUPS = ("groups", "broken", "regrouped", "cannot", "coverage", "roles", "prepared", "unprepared", "switched", "left", "parked")
+VERBS = ("about", "attach", "ping", "prepare", "port", "start", "stop", "abandon", "regroup", "standby", "drop", "forward", "living")
+GROUP_MESSAGES = (
+    "groups",
+    "broken",
+    "regrouped",
+    "recovery-failed",
+    "coverage",
+    "roles",
+    "prepared",
+    "unprepared",
+    "switched",
+    "departed",
+    "parked",
+)
 WORDS = (
     "hello",
     "mark",
@@ -35,8 +47,8 @@ WORDS = (
     "finished",
     "commit?",
     "commit",
-    "successor?",
-    *WORDS_OF_GROUPS,
+    "register-successor",
+    *GROUP_MESSAGES,
 )
 FIELDS = (
     "id",
@@ -114,7 +126,7 @@ def steered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Fl
 
 
 PARROT = (
-    SPEAKING
+    CLIENT
     + """
 hello()
 place = sys.argv[0] + ".say"
@@ -170,17 +182,17 @@ def test_garbage_harms_nobody(steered: tuple[Node, Flow, int], data: bytes) -> N
 
 @given(lines=some.lists(LINES, min_size=1, max_size=4))
 @FUZZ
-def test_orders_gone_wrong_harm_nobody(steered: tuple[Node, Flow, int], lines: list[bytes]) -> None:
+def test_malformed_commands_harm_nobody(steered: tuple[Node, Flow, int], lines: list[bytes]) -> None:
     """Known and unknown verbs with missing fields and fields of any type: refused, or without effect on the job of another flow."""
     node, flow, pid = steered
-    orders = sum(b'"do":' in line for line in lines)
+    orders = sum("do" in json.loads(line) for line in lines)
     answers = [json.loads(line) for line in whisper(node, b"".join(lines)).splitlines()]
     assert sum("re" in answer for answer in answers) >= orders
     unharmed(node, flow, pid)
 
 
 @pytest.mark.parametrize("depth", [*range(20, 100, 20), *range(100, 1200, 11)])
-def test_what_is_nested_deep_harms_nobody(steered: tuple[Node, Flow, int], depth: int) -> None:
+def test_deeply_nested_messages_harm_nobody(steered: tuple[Node, Flow, int], depth: int) -> None:
     """It is read just within the interpreter's limit, and would meet it when it is handed on, shown or answered."""
     node, flow, pid = steered
     deep = b"[" * depth + b"]" * depth
@@ -191,7 +203,7 @@ def test_what_is_nested_deep_harms_nobody(steered: tuple[Node, Flow, int], depth
 
 @given(lines=some.lists(LINES, min_size=1, max_size=4))
 @settings(FUZZ, max_examples=60)
-def test_a_worker_gone_mad_harms_nobody(steered: tuple[Node, Flow, int], lines: list[bytes]) -> None:
+def test_malformed_messages_of_a_worker_harm_nobody(steered: tuple[Node, Flow, int], lines: list[bytes]) -> None:
     """The same from the mouth of a real worker; what the flow is then told has the types it expects."""
     node, flow, pid = steered
     place = node.work / "script.py.say"
@@ -211,22 +223,25 @@ def test_a_worker_gone_mad_harms_nobody(steered: tuple[Node, Flow, int], lines: 
 @pytest.mark.parametrize(
     ("order", "cure"),
     [
-        ({"do": "dance"}, "no order is called 'dance': this agent knows about, attach, ping"),
+        ({"do": "dance"}, "unknown command 'dance': this agent knows about, attach, ping"),
         ({"do": 5}, "field 'do' must be a text, but it is '5'"),
-        ({"do": "about"}, "this agent speaks protocol 1, the flow None: install the same Holdfast on both sides"),
-        ({"do": "about", "protocol": 99}, "speaks protocol 1, the flow 99: install the same Holdfast"),
+        ({"do": "about"}, "this agent speaks protocol 1, the controller None: install the same Holdfast on both sides"),
+        ({"do": "about", "protocol": 99}, "speaks protocol 1, the controller 99: install the same Holdfast"),
         ({"do": "attach", "since": 0, "protocol": "1"}, "install the same Holdfast"),
         ({"do": "attach", "protocol": 1}, "field 'since' must be a whole number of at least 0, but it is missing"),
         ({"do": "attach", "protocol": 1, "since": -1}, "field 'since' must be"),
         ({"do": "ping", "epoch": float("inf")}, "field 'epoch' must be"),
         ({"do": "ping", "epoch": 2**70}, "field 'epoch' must be"),
         ({"do": "ping", "epoch": True}, "field 'epoch' must be"),
-        ({"do": "ping", "epoch": 2}, "a newer flow steers this job (epoch 3, yours 2)"),
+        ({"do": "ping", "epoch": 2}, "a newer controller runs this job (epoch 3, yours 2)"),
         ({"do": "ping", "job": "another", "epoch": 9}, "held by job job"),
         ({"do": "prepare", "job": "another"}, "held by job job"),
-        ({"do": "prepare"}, "field 'warm' must be true or false, but it is missing"),
+        ({"do": "prepare"}, "field 'job' must be a text, but it is missing"),
         ({"do": "start", "generation": 1, "membership": {}, "workers": []}, "generation 1 is not newer than 1"),
-        ({"do": "start", "generation": 2, "membership": {}, "workers": []}, "1 worker(s) of generation 1 still live"),
+        (
+            {"do": "start", "generation": 2, "membership": {}, "workers": []},
+            "1 worker(s) of generation 1, or processes that they started, still run",
+        ),
         ({"do": "start", "generation": 2, "membership": {"n": ["x"]}, "workers": []}, "field 'membership' must be"),
         ({"do": "start", "generation": 2, "membership": {}, "workers": [{"rank": 0}]}, "field 'environment' must be"),
         ({"do": "start", "generation": 2, "membership": {}, "workers": [{"rank": 0, "environment": {"A=B": "c"}}]}, "field 'environment'"),
@@ -235,9 +250,7 @@ def test_a_worker_gone_mad_harms_nobody(steered: tuple[Node, Flow, int], lines: 
         ({"do": "stop", "generation": 1, "signal": 15, "grace": float("nan")}, "field 'grace' must be a number of seconds"),
     ],
 )
-def test_an_order_that_cannot_be_carried_out_is_answered_with_the_cure(
-    steered: tuple[Node, Flow, int], order: dict[str, Any], cure: str
-) -> None:
+def test_a_refused_command_is_answered_with_what_to_do(steered: tuple[Node, Flow, int], order: dict[str, Any], cure: str) -> None:
     """And changes nothing."""
     node, flow, pid = steered
     (answer,) = whisper(node, encode({"id": 8, "epoch": 3, **order})).splitlines()
@@ -247,7 +260,7 @@ def test_an_order_that_cannot_be_carried_out_is_answered_with_the_cure(
     unharmed(node, flow, pid)
 
 
-def test_garbage_is_told_what_the_socket_takes(steered: tuple[Node, Flow, int]) -> None:
+def test_garbage_is_answered_with_what_the_socket_takes(steered: tuple[Node, Flow, int]) -> None:
     """A person with a terminal may try it."""
     node, flow, pid = steered
     assert "This socket takes JSON objects, one a line" in json.loads(whisper(node, b"hello?\n"))["why"]
@@ -271,7 +284,7 @@ def test_half_a_line_waits_for_its_other_half(steered: tuple[Node, Flow, int]) -
         assert other.until(lambda: other.answers.get(9))["ok"]
 
 
-def test_one_that_talks_without_end_does_not_keep_others_from_being_heard(steered: tuple[Node, Flow, int]) -> None:
+def test_a_client_that_sends_without_end_does_not_starve_others(steered: tuple[Node, Flow, int]) -> None:
     """The loop gives everybody a turn."""
     node, flow, pid = steered
     child = os.fork()
@@ -290,7 +303,7 @@ def test_one_that_talks_without_end_does_not_keep_others_from_being_heard(steere
         os.waitpid(child, 0)
 
 
-def test_orders_whose_answers_nobody_reads_end_with_the_connection(steered: tuple[Node, Flow, int]) -> None:
+def test_a_client_that_reads_no_answers_is_disconnected(steered: tuple[Node, Flow, int]) -> None:
     """Memory is not for the taking in this direction either."""
     node, flow, pid = steered
     with connect(node.folder / "agent.sock", seconds=10) as sock, pytest.raises((BrokenPipeError, ConnectionResetError)):
@@ -334,19 +347,19 @@ def test_an_agent_out_of_descriptors_goes_on(tmp_path: Path) -> None:
         node.end()
 
 
-def test_an_order_of_an_older_flow_is_refused(node: Node) -> None:
+def test_a_command_of_an_older_controller_is_refused(node: Node) -> None:
     """Its lease has gone to another; the newest one that spoke is obeyed."""
     with node.flow(epoch=4) as old, node.flow(epoch=5) as new:
         old.prepare(node, [sys.executable, "-c", "import time; time.sleep(600)"])
         old.start(1)
         new.attach(0)
         for verb, facts in (("ping", {}), ("stop", {"generation": 1, "signal": 9, "grace": 0.0}), ("end", {}), ("port", {})):
-            assert "a newer flow steers this job (epoch 5, yours 4)" in old.order(verb, **facts)["why"]
+            assert "a newer controller runs this job (epoch 5, yours 4)" in old.order(verb, **facts)["why"]
         assert old.ok("about", protocol=PROTOCOL)["workers"]
         new.ok("ping")
 
 
-def test_questions_and_orders_of_other_jobs_do_not_depose_a_flow(node: Node) -> None:
+def test_commands_of_other_jobs_do_not_depose_a_controller(node: Node) -> None:
     """Epochs count the flows of one job; another job's says nothing about this one."""
     with node.flow(epoch=4) as control_job, node.flow(epoch=90, job="other") as other, node.flow(epoch=91, job=None) as reader:
         control_job.prepare(node, [sys.executable, "-c", ""])
@@ -356,7 +369,7 @@ def test_questions_and_orders_of_other_jobs_do_not_depose_a_flow(node: Node) -> 
         control_job.ok("ping")
 
 
-def test_a_flow_that_died_before_it_took_the_node_leaves_it_to_others(node: Node) -> None:
+def test_a_controller_that_died_before_its_job_held_the_node_leaves_it_to_others(node: Node) -> None:
     """An epoch counts from the moment a job holds the node."""
     with node.flow(epoch=90, job="other") as dead:
         dead.attach(0)
@@ -365,10 +378,10 @@ def test_a_flow_that_died_before_it_took_the_node_leaves_it_to_others(node: Node
         flow.ok("ping")
 
 
-def test_a_start_without_a_job_is_refused_with_the_cure(node: Node) -> None:
+def test_a_start_without_a_job_is_refused(node: Node) -> None:
     """Nothing is known of what to run."""
     with node.flow() as flow:
-        assert "give the order 'prepare' first" in flow.order("start", generation=1, membership={}, workers=[])["why"]
+        assert "give the command 'prepare' first" in flow.order("start", generation=1, membership={}, workers=[])["why"]
 
 
 def test_ports_are_free_and_outside_the_range_of_outgoing_connections(node: Node) -> None:

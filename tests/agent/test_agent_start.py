@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.server import LEAVE_SECONDS
+from holdfast.agent.server import PREEMPTION_SECONDS
 from holdfast.process import NODE_MARK, is_alive, mark_of
 from holdfast.protocol import PROTOCOL, connect
-from tests.agent.rig import ROOT, SPEAKING, Flow, Node
+from tests.agent.rig import CLIENT, ROOT, Flow, Node
 from tests.waiting import wait_until
 
 
@@ -27,21 +27,21 @@ def test_an_agent_imports_neither_torch_nor_prefect_nor_pydantic() -> None:
     assert not {"torch", "prefect", "pydantic", "numpy", "asyncio"} & set(json.loads(came))
 
 
-def test_nobody_else_may_look_into_a_node_or_open_its_socket(node: Node) -> None:
+def test_no_other_user_may_read_a_nodes_folder_or_open_its_socket(node: Node) -> None:
     """Whoever can connect can have commands run."""
     assert stat.S_IMODE(node.folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((node.folder / "agent.sock").stat().st_mode) == 0o600
     assert stat.S_IMODE((node.folder / "event-log.jsonl").stat().st_mode) == 0o600
 
 
-def test_a_folder_that_was_open_to_all_is_closed(unborn: Node) -> None:
+def test_a_folder_that_was_open_to_all_is_closed(new_node: Node) -> None:
     """The agent does not rely on who made the folder."""
-    unborn.folder.mkdir(mode=0o755)
-    unborn.begin()
-    assert stat.S_IMODE(unborn.folder.stat().st_mode) == 0o700
+    new_node.folder.mkdir(mode=0o755)
+    new_node.begin()
+    assert stat.S_IMODE(new_node.folder.stat().st_mode) == 0o700
 
 
-def test_a_node_deeper_than_a_socket_address_serves_flows_and_workers(tmp_path: Path) -> None:
+def test_a_folder_longer_than_a_socket_address_serves_controllers_and_workers(tmp_path: Path) -> None:
     """The kernel allows 107 bytes for a socket's path; homes and temporary folders are longer than that."""
     deep = Node(tmp_path / ("d" * 60) / ("e" * 60), "n" * 60).begin()
     try:
@@ -62,7 +62,7 @@ def test_a_second_agent_for_a_node_is_refused_and_the_first_one_goes_on(node: No
     pid = flow.pid()
     second = Node(tmp_path).begin()
     assert second.said["ready"] is False
-    assert f"another agent serves this node (pid {node.guardian_pid})" in second.said["why"]
+    assert f"another agent serves this node (pid {node.subreaper_pid})" in second.said["why"]
     assert second.ended() == 2
     assert is_alive(pid, None)
     flow.ok("ping")
@@ -76,52 +76,55 @@ def test_an_agent_takes_over_from_one_that_is_ending(node: Node, tmp_path: Path)
         successor = Node(tmp_path).begin()
         assert successor.said["ready"], successor.log.read_text()
         node.ended()
-        node.guardian, node.said = successor.guardian, successor.said
+        node.subreaper, node.said = successor.subreaper, successor.said
 
 
-def test_a_new_agent_tells_what_one_that_was_killed_may_not_have_told(node: Node, tmp_path: Path) -> None:
+def test_a_new_agent_replays_events_that_a_killed_one_may_not_have_sent(node: Node, tmp_path: Path) -> None:
     """The flow may have been away just then. Not of another job, nor after an end in order; and not lost when it is killed as well."""
     code = "hello()\nfor step in range(1, 31):\n    say(t='beat', step=step, seconds=0.1, loss=step / 2, until=900)\ntime.sleep(600)\n"
     with node.flow() as flow:
         flow.attach(0)
-        flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+        flow.prepare(node, [sys.executable, node.script(CLIENT + code)])
         flow.start(1)
         flow.until(lambda: any(step[0] == 30 for event in flow.events for step in event.get("steps", ())), "step 30")
     for job, expected in (("job", 30), ("job", 30), ("another", 0), ("another", 0)):
         os.kill(node.agent, signal.SIGKILL)
         node.ended()
         successor = Node(tmp_path).begin()
-        node.guardian, node.said = successor.guardian, successor.said
+        node.subreaper, node.said = successor.subreaper, successor.said
         with node.flow() as flow:
             flow.attach()
             flow.job = job
             flow.prepare(node, ["true"], job=job)
             flow.ok("ping")
-            told = [inner for event in flow.events if event["event"] == "past" for inner in event["events"]]
+            told = [inner for event in flow.events if event["event"] == "replay" for inner in event["events"]]
             steps = [step for inner in told for step in inner["steps"]]
             assert [step[0] for step in steps] == list(range(1, expected + 1))
             assert [step[3] for step in steps] == [step / 2 for step in range(1, expected + 1)]
             assert {inner["generation"] for inner in told} <= {1}
 
 
-def test_a_new_agent_ends_what_an_earlier_one_left(unborn: Node) -> None:
+def test_a_new_agent_ends_what_an_earlier_one_left(new_node: Node) -> None:
     """Whatever carries the node's mark was started on it."""
     nap = [sys.executable, "-c", "import time; time.sleep(600)"]
-    with subprocess.Popen(nap, env={NODE_MARK: mark_of(unborn.folder)}) as ours, subprocess.Popen(nap, env={NODE_MARK: "/other"}) as other:
-        unborn.begin()
-        assert unborn.said["ready"]
+    with (
+        subprocess.Popen(nap, env={NODE_MARK: mark_of(new_node.folder)}) as ours,
+        subprocess.Popen(nap, env={NODE_MARK: "/other"}) as other,
+    ):
+        new_node.begin()
+        assert new_node.said["ready"]
         assert ours.wait(10) == -signal.SIGKILL
         assert other.poll() is None
         other.kill()
 
 
-def test_an_agent_started_by_hand_carries_the_mark_too(unborn: Node) -> None:
+def test_an_agent_started_by_hand_carries_the_mark_too(new_node: Node) -> None:
     """The environment of its first instruction is what others can read."""
-    unborn.begin(HOLDFAST_NODE_MARK="/elsewhere")
-    assert {unborn.guardian_pid, unborn.agent} <= set(unborn.remains())
+    new_node.begin(HOLDFAST_NODE_MARK="/elsewhere")
+    assert {new_node.subreaper_pid, new_node.agent} <= set(new_node.remains())
 
 
-def test_an_agent_that_cannot_have_its_folder_says_why(tmp_path: Path) -> None:
+def test_an_agent_without_its_folder_reports_why(tmp_path: Path) -> None:
     """The words reach whoever started it."""
     (tmp_path / "node").write_text("in the way")
     refused = Node(tmp_path).begin()
@@ -131,17 +134,17 @@ def test_an_agent_that_cannot_have_its_folder_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["agent.sock", "agent.json", "event-log.jsonl", "agent.lock"])
-def test_an_agent_whose_files_cannot_be_written_says_why(unborn: Node, name: str) -> None:
+def test_an_agent_whose_files_cannot_be_written_reports_why(new_node: Node, name: str) -> None:
     """A folder in a file's place stands for everything that can be wrong with it."""
     for place in (name, "event-log.before" if name == "event-log.jsonl" else name):
-        (unborn.folder / place / "full").mkdir(parents=True, exist_ok=True)
-    unborn.begin()
-    assert unborn.said["ready"] is False
-    assert "directory" in unborn.said["why"].lower()
-    assert unborn.ended() == 2
+        (new_node.folder / place / "full").mkdir(parents=True, exist_ok=True)
+    new_node.begin()
+    assert new_node.said["ready"] is False
+    assert "directory" in new_node.said["why"].lower()
+    assert new_node.ended() == 2
 
 
-def test_an_agent_is_deaf_to_a_callers_ignored_and_blocked_signals(unborn: Node) -> None:
+def test_an_agent_resets_ignored_and_blocked_signals(new_node: Node) -> None:
     """Both go through exec: a caller that ignores SIGCHLD or blocks SIGTERM must not make an agent that never hears of a worker's end."""
     code = (
         "import os, signal, sys\n"
@@ -149,24 +152,24 @@ def test_an_agent_is_deaf_to_a_callers_ignored_and_blocked_signals(unborn: Node)
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})\n"
         "os.execv(sys.executable, [sys.executable, '-m', 'holdfast.agent', *sys.argv[1:]])"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), NODE_MARK: mark_of(unborn.folder)}
-    arguments = ["--directory", str(unborn.folder), "--node", "node"]
-    unborn.guardian = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
-    wait_until((unborn.folder / "agent.json").exists, seconds=60)
-    with unborn.flow().attach(0) as flow:
-        flow.prepare(unborn, [sys.executable, unborn.script("import signal; signal.raise_signal(signal.SIGHUP)")])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), NODE_MARK: mark_of(new_node.folder)}
+    arguments = ["--directory", str(new_node.folder), "--node", "node"]
+    new_node.subreaper = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
+    wait_until((new_node.folder / "agent.json").exists, seconds=60)
+    with new_node.flow().attach(0) as flow:
+        flow.prepare(new_node, [sys.executable, new_node.script("import signal; signal.raise_signal(signal.SIGHUP)")])
         flow.start(1)
         assert flow.exited()["signal"] == signal.SIGHUP
-        unborn.guardian.send_signal(signal.SIGTERM)
+        new_node.subreaper.send_signal(signal.SIGTERM)
         told = flow.until(
             lambda: next((one["event"] for one in flow.events if one["event"] in {"agent.preemption-notice", "agent.ended"}), None)
         )
         if told == "agent.preemption-notice":  # its worker has just ended: by the same signal, for all it knows
             flow.ok("end")
-    assert unborn.ended() == 0
+    assert new_node.ended() == 0
 
 
-def test_without_a_word_from_a_flow_an_agent_ends_with_its_workers(node: Node) -> None:
+def test_without_a_command_for_its_lease_an_agent_ends_with_its_workers(node: Node) -> None:
     """Nobody steers any more: the node must not stay occupied for ever. Any order renews the lease."""
     with node.flow().attach(0) as flow:
         flow.prepare(node, [sys.executable, "-c", "import time; time.sleep(600)"], lease=0.6)
@@ -185,7 +188,7 @@ def test_without_a_word_from_a_flow_an_agent_ends_with_its_workers(node: Node) -
     assert not (node.folder / "agent.json").exists()
 
 
-def test_refused_orders_do_not_renew_the_lease(node: Node) -> None:
+def test_refused_commands_do_not_renew_the_lease(node: Node) -> None:
     """A flow that lost its job and goes on asking must not keep it alive."""
     with node.flow(epoch=5) as control_job, node.flow(epoch=4) as deposed:
         control_job.attach(0)
@@ -199,13 +202,13 @@ def test_refused_orders_do_not_renew_the_lease(node: Node) -> None:
 
 
 @pytest.mark.parametrize("how", ["by the flow", "by a second signal"])
-def test_a_termination_of_the_guardian_gives_the_flow_time_to_leave(node: Node, flow: Flow, how: str) -> None:
+def test_sigterm_to_the_subreaper_gives_the_controller_time(node: Node, flow: Flow, how: str) -> None:
     """What systemd does to a unit, and a shutdown to a node: the flow hears of it while the workers still work."""
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + "hello(); time.sleep(600)")])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + "hello(); time.sleep(600)")])
     flow.start(1)
     flow.wait("worker.hello")
-    os.kill(node.guardian_pid, signal.SIGTERM)
-    assert flow.wait("agent.preemption-notice")["seconds"] == LEAVE_SECONDS
+    os.kill(node.subreaper_pid, signal.SIGTERM)
+    assert flow.wait("agent.preemption-notice")["seconds"] == PREEMPTION_SECONDS
     assert flow.ok("about", protocol=PROTOCOL)["workers"]
     if how == "by the flow":
         flow.ok("end")
@@ -216,16 +219,16 @@ def test_a_termination_of_the_guardian_gives_the_flow_time_to_leave(node: Node, 
     assert not node.remains()
 
 
-def test_a_termination_of_all_processes_at_once_gives_the_flow_time_to_leave(node: Node, flow: Flow) -> None:
+def test_sigterm_to_all_processes_gives_the_controller_time(node: Node, flow: Flow) -> None:
     """As a batch system sends it to what it is about to take away: only the rank ends, by its own wish, and the agent waits for orders."""
     ends = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); hello(); time.sleep(600)"
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + ends)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + ends)])
     flow.start(1)
     flow.wait("worker.hello")
     before = set(node.remains()) - {flow.pid()}
     for pid in node.remains():
         os.kill(pid, signal.SIGTERM)
-    assert flow.wait("agent.preemption-notice")["seconds"] == LEAVE_SECONDS
+    assert flow.wait("agent.preemption-notice")["seconds"] == PREEMPTION_SECONDS
     assert flow.exited()["code"] == 143
     assert flow.ok("about", protocol=PROTOCOL)["workers"] == {}
     assert before <= set(node.remains()), "helpers work for the agent, and it has work for them still"
@@ -237,26 +240,26 @@ def told_again(node: Node, flow: Flow) -> None:
     """Repeat the signal until the agent takes it for another one, and ends its ranks."""
 
     def is_over() -> bool:
-        os.kill(node.guardian_pid, signal.SIGTERM)
+        os.kill(node.subreaper_pid, signal.SIGTERM)
         flow.hear(0.2)
         return any(event["event"] == "worker.exited" for event in flow.events)
 
     wait_until(is_over, seconds=30)
 
 
-def test_a_termination_ends_a_node_that_no_flow_listens_to(node: Node) -> None:
+def test_sigterm_ends_a_node_without_an_attached_controller(node: Node) -> None:
     """There is nobody to wait for."""
     with node.flow() as flow:
         flow.attach(0)
-        flow.prepare(node, [sys.executable, node.script(SPEAKING + "hello(); time.sleep(600)")])
+        flow.prepare(node, [sys.executable, node.script(CLIENT + "hello(); time.sleep(600)")])
         flow.start(1)
         flow.wait("worker.hello")
-    os.kill(node.guardian_pid, signal.SIGTERM)
+    os.kill(node.subreaper_pid, signal.SIGTERM)
     assert node.ended() == 0
     assert not node.remains()
 
 
-def test_ranks_that_no_flow_listens_for_are_told_of_the_end_and_may_save(node: Node, tmp_path: Path) -> None:
+def test_ranks_without_an_attached_controller_are_stopped_and_may_save(node: Node, tmp_path: Path) -> None:
     """The agent waits for them, and no longer."""
     saves = f"""
 import signal
@@ -270,16 +273,16 @@ time.sleep(600)
 """
     with node.flow() as flow:
         flow.attach(0)
-        flow.prepare(node, [sys.executable, node.script(SPEAKING + saves)])
+        flow.prepare(node, [sys.executable, node.script(CLIENT + saves)])
         flow.start(1)
         flow.wait("worker.hello")
-    os.kill(node.guardian_pid, signal.SIGTERM)
+    os.kill(node.subreaper_pid, signal.SIGTERM)
     assert node.ended() == 0
     assert (tmp_path / "saved").read_text() == "all of it"
     assert not node.remains()
 
 
-def test_a_lease_of_months_is_no_trouble(node: Node, flow: Flow) -> None:
+def test_a_lease_of_months_works(node: Node, flow: Flow) -> None:
     """The kernel's timeout has 32 bits of milliseconds."""
     flow.prepare(node, [sys.executable, "-c", ""], lease=86400.0 * 365)
     for _ in range(3):

@@ -16,7 +16,7 @@ import pytest
 from holdfast.control.config.worker_env import rank_environments
 from holdfast.control.state.rank_table import RankTable
 from holdfast.process import is_alive, state_of
-from tests.agent.rig import SPEAKING, Flow, Node
+from tests.agent.rig import CLIENT, Flow, Node
 from tests.waiting import wait_until
 
 FATAL = sorted(
@@ -79,7 +79,7 @@ def test_logs_are_their_users_alone(runs: Runs) -> None:
 @pytest.mark.parametrize("number", FATAL, ids=lambda number: signal.Signals(number).name)
 def test_a_death_by_signal_is_seen_with_its_number(runs: Runs, number: int) -> None:
     """Each signal, sent from outside, at its default action: the agent hands none down ignored or blocked."""
-    generation = runs.run(SPEAKING + f"{_default(number)}; hello(); time.sleep(600)")
+    generation = runs.run(CLIENT + f"{_default(number)}; hello(); time.sleep(600)")
     runs.flow.wait("worker.hello", generation=generation)
     os.kill(runs.flow.pid(generation=generation), number)
     end = runs.flow.exited(generation=generation)
@@ -109,7 +109,7 @@ def test_a_worker_that_ends_in_the_instant_it_was_started_is_not_lost(runs: Runs
 
 def test_a_stop_and_a_continuation_are_seen(runs: Runs) -> None:
     """A stopped worker lives, and does nothing."""
-    generation = runs.run(SPEAKING + "hello(); time.sleep(600)")
+    generation = runs.run(CLIENT + "hello(); time.sleep(600)")
     runs.flow.wait("worker.hello", generation=generation)
     pid = runs.flow.pid(generation=generation)
     os.kill(pid, signal.SIGSTOP)
@@ -164,7 +164,7 @@ def test_input_is_at_its_end(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("argv", [["/no/such/program"], ["/etc/passwd"], ["/"]])
-def test_a_command_that_cannot_be_run_is_told_with_its_reason(runs: Runs, argv: list[str]) -> None:
+def test_a_command_that_cannot_be_run_is_reported_with_its_reason(runs: Runs, argv: list[str]) -> None:
     """Missing, not executable, a folder."""
     generation = next(runs._numbers)
     runs.flow.prepare(runs.node, argv)
@@ -176,7 +176,7 @@ def test_a_command_that_cannot_be_run_is_told_with_its_reason(runs: Runs, argv: 
     runs.flow.stop(generation)
 
 
-def test_a_folder_that_is_missing_is_told(runs: Runs) -> None:
+def test_a_missing_folder_is_reported(runs: Runs) -> None:
     """The job's directory may have been removed."""
     generation = next(runs._numbers)
     runs.flow.prepare(runs.node, ["/bin/true"], directory=str(runs.node.work / "gone"))
@@ -184,7 +184,7 @@ def test_a_folder_that_is_missing_is_told(runs: Runs) -> None:
     assert "gone" in runs.flow.wait("start.failed", generation=generation)["why"]
 
 
-def test_logs_that_cannot_be_written_are_told(runs: Runs) -> None:
+def test_logs_that_cannot_be_written_are_reported(runs: Runs) -> None:
     """A worker without a log would take its reasons along."""
     generation = next(runs._numbers)
     logs = runs.node.work / "logs"
@@ -217,7 +217,7 @@ while not times:
 time.sleep(0.3)
 print("times", times, flush=True)
 """
-    generation = runs.run(SPEAKING + code, 0, 1)
+    generation = runs.run(CLIENT + code, 0, 1)
     for rank in (0, 1):
         runs.flow.wait("worker.hello", rank=rank, generation=generation)
     runs.flow.stop(generation, signal.SIGTERM, 10.0)
@@ -229,7 +229,7 @@ print("times", times, flush=True)
 
 def test_a_worker_that_ignores_the_gentle_stop_is_killed(runs: Runs) -> None:
     """After the grace that the order gives."""
-    generation = runs.run(SPEAKING + "signal.signal(signal.SIGTERM, signal.SIG_IGN); hello(); time.sleep(600)")
+    generation = runs.run(CLIENT + "signal.signal(signal.SIGTERM, signal.SIG_IGN); hello(); time.sleep(600)")
     runs.flow.wait("worker.hello", generation=generation)
     runs.flow.stop(generation, signal.SIGTERM, 0.2)
     end = runs.flow.exited(generation=generation)
@@ -239,7 +239,7 @@ def test_a_worker_that_ignores_the_gentle_stop_is_killed(runs: Runs) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_worker_is_ended_too(runs: Runs, number: int) -> None:
     """A process that stands still takes no SIGTERM until it goes on."""
-    generation = runs.run(SPEAKING + "hello(); time.sleep(600)")
+    generation = runs.run(CLIENT + "hello(); time.sleep(600)")
     runs.flow.wait("worker.hello", generation=generation)
     os.kill(runs.flow.pid(generation=generation), signal.SIGSTOP)
     runs.flow.wait("worker.stopped", generation=generation)
@@ -259,7 +259,7 @@ def test_stopping_twice_or_stopping_nothing_is_answered_the_same(runs: Runs) -> 
 
 def test_a_harder_stop_overtakes_a_gentle_one(runs: Runs) -> None:
     """A fault comes while a person's stop waits for the workers."""
-    generation = runs.run(SPEAKING + "signal.signal(signal.SIGTERM, signal.SIG_IGN); hello(); time.sleep(600)")
+    generation = runs.run(CLIENT + "signal.signal(signal.SIGTERM, signal.SIG_IGN); hello(); time.sleep(600)")
     runs.flow.wait("worker.hello", generation=generation)
     runs.flow.ok("stop", generation=generation, signal=15, grace=600.0)
     runs.flow.stop(generation)
@@ -268,7 +268,7 @@ def test_a_harder_stop_overtakes_a_gentle_one(runs: Runs) -> None:
 def test_forks_of_a_worker_that_ends_by_itself_go_with_it(runs: Runs) -> None:
     """Those in its process group at once, daemons with the stop of the generation."""
     generation = runs.run(
-        SPEAKING
+        CLIENT
         + """
 plain = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 apart = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -284,7 +284,7 @@ os._exit(3)
     assert not is_alive(apart, None), "it was said that nothing is left"
 
 
-def test_all_are_gone_when_it_is_said_so(runs: Runs) -> None:
+def test_all_have_exited_when_that_is_reported(runs: Runs) -> None:
     """Daemons that fork daemons included: the next generation needs their ports and their memory."""
     code = """
 def daemon(depth):
@@ -307,7 +307,7 @@ time.sleep(600)
     for _ in range(3):
         place = runs.node.work / "script.py.pids"
         place.unlink(missing_ok=True)
-        generation = runs.run(SPEAKING + code)
+        generation = runs.run(CLIENT + code)
         runs.flow.wait("worker.hello", generation=generation)
         pids = [int(line) for line in place.read_text().split()]
         assert len(pids) == 4
@@ -317,9 +317,9 @@ time.sleep(600)
 
 def test_a_generation_starts_where_the_one_before_has_left_nothing(runs: Runs) -> None:
     """Orders for a generation that is over, or out of turn, change nothing."""
-    generation = runs.run(SPEAKING + "hello(); time.sleep(600)")
+    generation = runs.run(CLIENT + "hello(); time.sleep(600)")
     runs.flow.wait("worker.hello", generation=generation)
-    assert "still live" in runs.flow.order("start", generation=generation + 1, membership={}, workers=[])["why"]
+    assert "still run" in runs.flow.order("start", generation=generation + 1, membership={}, workers=[])["why"]
     assert "is over" in runs.flow.order("stop", generation=generation - 1, signal=9, grace=0.0)["why"]
     runs.flow.stop(generation)
     assert "not newer" in runs.flow.order("start", generation=generation, membership={}, workers=[])["why"]

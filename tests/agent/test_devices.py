@@ -47,9 +47,9 @@ def holding(root: Path) -> Iterator[dict[tuple[int, ...], int]]:
         process.communicate()
 
 
-def a_worker(rank: int, pid: int, **sees: str) -> Worker:
+def a_worker(rank: int, pid: int, **variables: str) -> Worker:
     """Return a worker whose environment chooses its GPU like this."""
-    return Worker(rank=rank, generation=1, log=Path("/nowhere"), pid=pid, sees=sees)
+    return Worker(rank=rank, generation=1, log=Path("/nowhere"), pid=pid, gpu_variables=variables)
 
 
 @pytest.mark.parametrize(

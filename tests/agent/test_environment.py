@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.agent.node.directory import _inherited
-from holdfast.agent.workers import error_file
+from holdfast.agent.node.directory import inherited_environment
+from holdfast.agent.workers.worker import Worker
 from holdfast.control.config.worker_env import prepare_fields, rank_environments, seat_environment
 from holdfast.control.state.rank_table import RankTable
 from holdfast.history import Job
@@ -84,9 +84,7 @@ def test_a_script_sees_what_it_sees_under_torchrun(folder: Path, node: Node, flo
         assert mine["file"] == str(folder / "show.py")
 
 
-def test_a_user_who_sets_what_torchrun_leaves_alone_is_heeded(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_variables_that_the_user_sets_stay(folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """As under torchrun: threads and NCCL's error handling are defaults."""
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
@@ -94,7 +92,7 @@ def test_a_user_who_sets_what_torchrun_leaves_alone_is_heeded(
         assert (seen["environment"]["OMP_NUM_THREADS"], seen["environment"]["TORCH_NCCL_ASYNC_ERROR_HANDLING"]) == ("3", "0")
 
 
-def test_a_process_that_takes_a_rank_over_is_told_of_the_same_variables() -> None:
+def test_a_process_that_takes_over_a_rank_gets_the_same_variables() -> None:
     """One that began with the job and one that came later differ in nothing else."""
     rank_table = RankTable(store=("127.0.0.1", 29501), width=2)
     first = rank_environments({"n": [0, 1]}, generation=2, rank_table=rank_table, job="j")["n"][1]["environment"]
@@ -104,14 +102,14 @@ def test_a_process_that_takes_a_rank_over_is_told_of_the_same_variables() -> Non
     }
 
 
-def test_what_a_flow_and_its_own_server_are_given_reaches_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_controller_and_its_server_reach_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the user had set it."""
     bare = {"HOME": "/h", "PREFECT_API_URL": "http://127.0.0.1:1/api"}
     assert without_added(with_added(bare, QUIET)) == bare
     assert without_added(with_added({**bare, "DO_NOT_TRACK": "0"}, QUIET))["DO_NOT_TRACK"] == "1", "the user's own wish, by another word"
     for name, value in with_added(bare, QUIET).items():
         monkeypatch.setenv(name, value)
-    given = _inherited()
+    given = inherited_environment()
     assert given["HOME"] == "/h"
     assert {"DO_NOT_TRACK", "HOLDFAST_ADDED", "HOLDFAST_PREFECT_STANDS_IN", "PREFECT_API_URL", *QUIET}.isdisjoint(given)
 
@@ -142,7 +140,7 @@ def test_the_error_that_a_script_records_for_its_launcher_is_what_ended_it(node:
     "text",
     ["", "{", "[]", '{"message": 7}', '{"message": {"message": "x"}}', '{"message": "\\u0000 ?"}', "[" * 100_000, "x" * (2 << 20)],
 )
-def test_an_error_file_that_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_error_file_is_ignored(tmp_path: Path, text: str) -> None:
     """The script's own words may be anything."""
     (tmp_path / "1.json").write_text(text)
-    assert error_file.take(tmp_path / "1.json") is None
+    assert Worker(rank=0, generation=1, log=tmp_path / "log", error_file=tmp_path / "1.json").take_error() is None

@@ -8,16 +8,16 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from holdfast.agent.node.interfaces import bandwidth_to, listening, meet
-from holdfast.authenticated_listener import MOST
+from holdfast.agent.node.interfaces import bandwidth_to, check_connection, listen_for_measurement
+from holdfast.authenticated_listener import MAX_PENDING
 
 HOST = "127.0.0.1"
 
 
-def test_strangers_are_sent_away_and_the_measurement_goes_on() -> None:
+def test_unauthenticated_clients_are_disconnected_and_the_measurement_goes_on() -> None:
     """One that connects and goes, one that says something else, and one with a wrong token of the right length."""
-    door = listening()
-    assert meet(HOST, door["port"], 5.0) == {"why": ""}
+    door = listen_for_measurement()
+    assert check_connection(HOST, door["port"], 5.0) == {"why": ""}
     for knock in (b"GET / HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n", b"0" * len(door["token"])):
         with socket.create_connection((HOST, door["port"])) as stranger:
             stranger.settimeout(20)
@@ -28,11 +28,11 @@ def test_strangers_are_sent_away_and_the_measurement_goes_on() -> None:
     assert told["bytes"] > 1 << 20
 
 
-def test_strangers_that_say_little_or_nothing_keep_no_measurement_waiting() -> None:
+def test_slow_unauthenticated_clients_delay_no_measurement() -> None:
     """More than are borne with at once: silent ones, and one with a byte now and then."""
-    door = listening()
+    door = listen_for_measurement()
     with ExitStack() as strangers:
-        for _ in range(2 * MOST):
+        for _ in range(2 * MAX_PENDING):
             strangers.enter_context(socket.create_connection((HOST, door["port"]), timeout=20))
         trickle = strangers.enter_context(socket.create_connection((HOST, door["port"]), timeout=20))
         over = threading.Event()
@@ -50,9 +50,9 @@ def _trickled(line: socket.socket, over: threading.Event) -> None:
             line.sendall(b"0")
 
 
-def test_who_shows_no_token_learns_nothing() -> None:
+def test_a_client_without_the_token_gets_nothing() -> None:
     """The way counts as closed."""
-    door = listening()
+    door = listen_for_measurement()
     with pytest.raises(OSError, match=r"\w"):
         bandwidth_to(HOST, door["port"], "0" * len(door["token"]), 0.05)
 
@@ -61,5 +61,5 @@ def test_a_node_is_measured_by_its_address_of_either_kind() -> None:
     """The port is open for both."""
     if not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
-    door = listening()
+    door = listen_for_measurement()
     assert bandwidth_to("::1", door["port"], door["token"], 0.05)["bytes"] > 0

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.memstore.server.handler import STRANGERS
+from holdfast.agent.memstore.server.handler import MAX_UNAUTHENTICATED
 from holdfast.memstore import shared_memory, store_folders
 from holdfast.memstore.connection import DATA, FRAME, HELLO, NONCE, TAIL, MemstoreConnection, connect
 from holdfast.memstore.reader import RemoteMemstore
@@ -34,7 +34,7 @@ def node(make: Callable[..., MemoryNode]) -> MemoryNode:
     return make("here")
 
 
-def test_what_is_whole_is_listed_and_given(node: MemoryNode, tmp_path: Path) -> None:
+def test_complete_snapshots_are_listed_and_sent(node: MemoryNode, tmp_path: Path) -> None:
     """A draft is neither."""
     writer = Writer(node)
     label = writer.snapshot(7, noise(DATA_SIZE))
@@ -47,7 +47,7 @@ def test_what_is_whole_is_listed_and_given(node: MemoryNode, tmp_path: Path) -> 
     writer.close()
 
 
-def test_an_empty_snapshot_is_given(node: MemoryNode, tmp_path: Path) -> None:
+def test_an_empty_snapshot_is_sent(node: MemoryNode, tmp_path: Path) -> None:
     """A rank may hold nothing but small things."""
     writer = Writer(node)
     label = writer.snapshot(7, b"")
@@ -58,7 +58,7 @@ def test_an_empty_snapshot_is_given(node: MemoryNode, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"step": 8}, {"lineage": 2}, {"digest": "0" * 64}, {"size": 1}, {"tail": 1}, {"rank": 4}], ids=str)
-def test_only_the_very_snapshot_that_was_asked_for_is_taken(node: MemoryNode, tmp_path: Path, change: dict[str, int]) -> None:
+def test_only_the_requested_snapshot_is_accepted(node: MemoryNode, tmp_path: Path, change: dict[str, int]) -> None:
     """Its worker may have written the next one there since the label was read."""
     writer = Writer(node)
     label = replace(writer.snapshot(7, noise(1000)), **change)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def test_no_name_leads_out_of_the_memory_store(node: MemoryNode, tmp_path: Path,
     """Nor to what is no snapshot."""
     writer = Writer(node)
     label = writer.snapshot(7, b"data")
-    with pytest.raises(OSError, match=r"called|cannot be given"):
+    with pytest.raises(OSError, match=r"called|cannot be sent"):
         RemoteMemstore(node.address, TOKEN).fetch(name, label, tmp_path / "got.snap")
     writer.close()
 
@@ -81,7 +81,7 @@ def test_no_name_leads_out_of_the_memory_store(node: MemoryNode, tmp_path: Path,
 # -- strangers ------------------------------------------------------------------------------------------------------------
 
 
-def test_who_does_not_know_the_token_is_let_in_nowhere(node: MemoryNode) -> None:
+def test_a_client_without_the_token_is_rejected(node: MemoryNode) -> None:
     """Neither lists nor files nor space."""
     with pytest.raises(PermissionError):
         RemoteMemstore(node.address, "another job's secret").labels()
@@ -89,7 +89,7 @@ def test_who_does_not_know_the_token_is_let_in_nowhere(node: MemoryNode) -> None
         RemoteMemstore(node.address, "").fetch("rank-00003.0.snap", label_of(1, b""), Path("/nowhere"))
 
 
-def test_a_client_trusts_no_server_that_does_not_know_the_token() -> None:
+def test_a_client_rejects_a_server_without_the_token() -> None:
     """One that listens where ours was, and echoes what it hears."""
     with socket.create_server(("127.0.0.1", 0)) as impostor:
 
@@ -121,9 +121,9 @@ def test_garbage_gets_a_greeting_and_nothing_else(node: MemoryNode, said: bytes)
     assert RemoteMemstore(node.address, TOKEN).labels() == {}
 
 
-def test_many_who_say_nothing_do_not_keep_the_job_out(node: MemoryNode) -> None:
+def test_many_silent_clients_do_not_block_the_job(node: MemoryNode) -> None:
     """Far more than are borne with at once; each is hung up on, the oldest first."""
-    silent = [socket.create_connection(node.address, timeout=SECONDS) for _ in range(3 * STRANGERS)]
+    silent = [socket.create_connection(node.address, timeout=SECONDS) for _ in range(3 * MAX_UNAUTHENTICATED)]
     assert RemoteMemstore(node.address, TOKEN).labels() == {}
     for sock in silent:
         heard = b""
@@ -135,7 +135,7 @@ def test_many_who_say_nothing_do_not_keep_the_job_out(node: MemoryNode) -> None:
 
 
 @pytest.mark.parametrize("said", [b"\xff\xff\xff\xff", b"\x02\0\0\0[]", b"\x02\0\0\0{{", b"\x02\0\0\0{}", b'\x0c\0\0\0{"do":"melt"}'])
-def test_a_member_that_talks_nonsense_harms_nobody(node: MemoryNode, said: bytes) -> None:
+def test_malformed_requests_of_a_member_harm_nobody(node: MemoryNode, said: bytes) -> None:
     """Another version, or a defect of ours."""
     with connect(node.address, TOKEN, seconds=SECONDS) as line:
         line.socket.sendall(said)
@@ -146,7 +146,7 @@ def test_a_member_that_talks_nonsense_harms_nobody(node: MemoryNode, said: bytes
     assert RemoteMemstore(node.address, TOKEN).labels() == {}
 
 
-def test_a_server_that_stops_talking_is_given_up(tmp_path: Path) -> None:
+def test_a_server_that_stops_sending_times_out(tmp_path: Path) -> None:
     """Whoever recovers has other places to ask."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(TimeoutError):
@@ -200,7 +200,7 @@ def cuts(recorded: Recorded) -> list[int]:
     return sorted(cut for cut in every if 0 <= cut < length)
 
 
-def test_a_replica_is_taken_whole_and_not_taken_twice(node: MemoryNode) -> None:
+def test_a_replica_is_accepted_complete_and_only_once(node: MemoryNode) -> None:
     """Once it is here, asking again costs a message."""
     recorded = Recorded(node)
     for draft in (True, False):
@@ -230,7 +230,7 @@ def put_now(node: MemoryNode, recorded: Recorded) -> bool:
         return recorded.say(line)
 
 
-def test_a_server_that_is_killed_at_any_byte_leaves_nothing_that_looks_whole(make: Callable[..., MemoryNode]) -> None:
+def test_a_server_that_is_killed_at_any_byte_leaves_nothing_that_looks_complete(make: Callable[..., MemoryNode]) -> None:
     """Its successor finds the same memory store, and takes the replica."""
     node = make("here")
     recorded = Recorded(node)
@@ -298,7 +298,7 @@ def finish(line: MemstoreConnection, label: shared_memory.Label, data: bytes, ta
     return line.receive()
 
 
-def test_a_replica_whose_tail_has_no_room_is_not_taken(small: MemoryNode) -> None:
+def test_a_replica_whose_tail_has_no_room_is_rejected(small: MemoryNode) -> None:
     """What a script keeps beside its tensors lies in the tail."""
     label, _, _ = replica(4096, 8 * ROOM)
     with connect(small.address, TOKEN, seconds=SECONDS) as line:
@@ -306,7 +306,7 @@ def test_a_replica_whose_tail_has_no_room_is_not_taken(small: MemoryNode) -> Non
     wait_until(lambda: small.told("memstore.full"), seconds=SECONDS)
 
 
-def test_a_tail_longer_than_was_announced_is_not_taken(small: MemoryNode) -> None:
+def test_a_tail_longer_than_announced_is_rejected(small: MemoryNode) -> None:
     """Its bytes are not even waited for."""
     label, data, tail = replica(4096, 8 * ROOM)
     with connect(small.address, TOKEN, seconds=SECONDS) as line:
@@ -329,7 +329,7 @@ def test_tails_that_are_still_to_come_are_counted(small: MemoryNode) -> None:
     small.verify()
 
 
-def test_a_replica_for_which_there_is_no_room_any_more_does_not_become_whole(small: MemoryNode) -> None:
+def test_a_replica_without_room_is_not_completed(small: MemoryNode) -> None:
     """This node's own ranks come first, also those that begin meanwhile."""
     label, data, tail = replica(4096, ROOM // 2)
     own = Writer(small, rank=0)

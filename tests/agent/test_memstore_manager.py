@@ -44,12 +44,12 @@ def keeping(node: Node, flow: Flow, *, generation: int = 1, lease: float = 60.0)
     return store_folders.memstore_of(mark_of(node.folder), "job")
 
 
-def test_workers_are_told_of_a_memory_store_of_their_own(node: Node, flow: Flow) -> None:
+def test_workers_get_a_memory_store_of_their_own(node: Node, flow: Flow) -> None:
     """Nobody else may look into it; half of what is free is theirs unless the job says less."""
     place = keeping(node, flow)
     assert place.stat().st_mode & 0o777 == 0o700
     assert [label.step for label in shared_memory.labels(place).values()] == [7]
-    assert 0 < int(node.output().split("limit ")[1]) <= manager.room(place)
+    assert 0 < int(node.output().split("limit ")[1]) <= manager.available_bytes(place)
 
 
 def test_a_limit_of_the_job_holds(node: Node, flow: Flow) -> None:
@@ -67,9 +67,9 @@ def test_a_snapshot_outlives_its_worker_and_the_next_one_finds_it(node: Node, fl
     assert keeping(node, flow, generation=2) == place
 
 
-def test_a_snapshot_outlives_the_agent(unborn: Node) -> None:
+def test_a_snapshot_outlives_the_agent(new_node: Node) -> None:
     """A second look brings a new agent up; the job's state is where it was."""
-    node = unborn.begin()
+    node = new_node.begin()
     with node.flow() as flow:
         place = keeping(node, flow.attach(0))
         os.kill(node.agent, signal.SIGKILL)
@@ -84,9 +84,9 @@ def test_a_snapshot_outlives_the_agent(unborn: Node) -> None:
     assert node.memstores() == []
 
 
-def test_an_agent_that_is_terminated_leaves_the_memory_store_to_the_next(unborn: Node) -> None:
-    """It was told nothing about the job; its guardian may have died."""
-    node = unborn.begin()
+def test_an_agent_that_is_terminated_leaves_the_memory_store_to_the_next(new_node: Node) -> None:
+    """It was told nothing about the job; its subreaper may have died."""
+    node = new_node.begin()
     with node.flow() as flow:
         place = keeping(node, flow.attach(0))
     os.kill(node.agent, signal.SIGTERM)
@@ -104,9 +104,9 @@ def test_an_agent_that_ends_in_order_gives_the_memory_back(node: Node, flow: Flo
     assert not place.exists()
 
 
-def test_the_next_job_on_a_node_wipes_what_a_killed_agent_left(unborn: Node) -> None:
+def test_the_next_job_on_a_node_wipes_what_a_killed_agent_left(new_node: Node) -> None:
     """Also one that keeps nothing in memory itself. Other nodes' memory stores are theirs."""
-    node, other = unborn.begin(), store_folders.memstore_of("another node", "job")
+    node, other = new_node.begin(), store_folders.memstore_of("another node", "job")
     store_folders.make(other)
     try:
         with node.flow() as flow:
@@ -124,22 +124,22 @@ def test_the_next_job_on_a_node_wipes_what_a_killed_agent_left(unborn: Node) -> 
         store_folders.wipe(other)
 
 
-def test_without_a_place_in_memory_training_goes_on(unborn: Node, tmp_path: Path) -> None:
+def test_without_a_memory_store_training_goes_on(new_node: Node, tmp_path: Path) -> None:
     """One event says why; no variable is set."""
     (tmp_path / "file").touch()
-    node = unborn.begin(HOLDFAST_MEMSTORE_ROOT=str(tmp_path / "file"))
+    node = new_node.begin(HOLDFAST_MEMSTORE_ROOT=str(tmp_path / "file"))
     with node.flow() as flow:
         flow.attach(0)
         script = node.script("import os; print(sorted(name for name in os.environ if 'VAULT' in name and name != 'HOLDFAST_VAULTS'))")
         assert flow.prepare(node, [sys.executable, script], memory=MEMORY)["memory"] is None
-        why = flow.wait("memstore.unavailable", what="vault")["why"]
+        why = flow.wait("memstore.unavailable", what="memstore")["why"]
         assert str(tmp_path / "file") in why
         flow.start(1)
         assert flow.exited()["code"] == 0
     assert node.output().endswith("\n[]\n")
 
 
-def test_a_folder_of_somebody_else_is_not_taken(unborn: Node, tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_not_used(new_node: Node, tmp_path: Path) -> None:
     """Nor one that others may write in: neither used nor emptied."""
     root = tmp_path / f"holdfast-{os.getuid()}"
     root.mkdir(mode=0o777)
@@ -147,12 +147,12 @@ def test_a_folder_of_somebody_else_is_not_taken(unborn: Node, tmp_path: Path) ->
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").touch()
-    node = unborn.begin(HOLDFAST_MEMSTORE_ROOT=str(tmp_path))
+    node = new_node.begin(HOLDFAST_MEMSTORE_ROOT=str(tmp_path))
     (root / store_folders.memstore_of(mark_of(node.folder), "old").name).symlink_to(precious)
     with node.flow() as flow:
         flow.attach(0)
         assert flow.prepare(node, ["true"], memory=MEMORY)["memory"] is None
-        assert "open to others" in flow.wait("memstore.unavailable")["why"]
+        assert "accessible to other users" in flow.wait("memstore.unavailable")["why"]
     assert (precious / "file").exists()
 
 
@@ -170,16 +170,16 @@ def test_a_power_cut_takes_the_memory(tmp_path: Path) -> None:
     assert not any(place.exists() for place in places)
 
 
-def test_room_is_what_is_free_and_what_is_taken_already(tmp_path: Path) -> None:
+def test_available_bytes_are_what_is_free_and_what_is_used_already(tmp_path: Path) -> None:
     """A memory store that is full must not look as if there were no room for it."""
     place = store_folders.root() / "one"
     store_folders.make(place)
 
     def changed() -> int:
-        before = manager.room(place)
+        before = manager.available_bytes(place)
         (place / "file").write_bytes(bytes(2**29))
         try:
-            return abs(manager.room(place) - before)
+            return abs(manager.available_bytes(place) - before)
         finally:
             (place / "file").unlink()
 

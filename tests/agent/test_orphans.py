@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.process import is_alive
-from tests.agent.rig import SPEAKING, Flow, Node
+from tests.agent.rig import CLIENT, Flow, Node
 from tests.waiting import wait_until
 
 FAMILY = (
-    SPEAKING
+    CLIENT
     + """
 for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
     signal.signal(number, signal.SIG_IGN)
@@ -47,15 +47,15 @@ time.sleep(600)
 )
 """A worker with a plain child, one in a session of its own, a daemon forked twice, and a family in a session; deaf to gentle signals."""
 
-ALONE = [("kill agent",), ("kill guardian",), ("stop agent", "kill agent"), ("stop agent", "kill guardian")]
-TWO = [*permutations(("kill agent", "kill guardian")), *permutations(("kill sentinel", "kill agent"))]
+ALONE = [("kill agent",), ("kill subreaper",), ("stop agent", "kill agent"), ("stop agent", "kill subreaper")]
+TWO = [*permutations(("kill agent", "kill subreaper")), *permutations(("kill sentinel", "kill agent"))]
 ODD = [
-    ("kill sentinel", "kill guardian"),
-    ("stop agent", "kill agent", "kill guardian"),
-    ("stop agent", "kill guardian", "kill agent"),
+    ("kill sentinel", "kill subreaper"),
+    ("stop agent", "kill agent", "kill subreaper"),
+    ("stop agent", "kill subreaper", "kill agent"),
     ("stop sentinel", "kill agent"),
-    ("stop guardian", "kill agent", "kill guardian"),
-    ("term guardian", "kill guardian"),
+    ("stop subreaper", "kill agent", "kill subreaper"),
+    ("term subreaper", "kill subreaper"),
     ("term agent", "kill agent"),
 ]
 
@@ -76,7 +76,7 @@ def family(node: Node, flow: Flow, *, warm: bool = False) -> list[int]:
 
 def carry_out(node: Node, acts: tuple[str, ...]) -> None:
     """Stop and kill one after the other, without a pause."""
-    pids = {"agent": node.agent, "guardian": node.guardian_pid, "sentinel": node.sentinel}
+    pids = {"agent": node.agent, "subreaper": node.subreaper_pid, "sentinel": node.sentinel}
     numbers = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
     for act in acts:
         verb, whom = act.split()
@@ -100,17 +100,17 @@ def test_a_sentinel_that_is_killed_is_replaced(node: Node, flow: Flow) -> None:
         os.kill(before, signal.SIGKILL)
         wait_until(lambda: node.sentinel != before, seconds=60)  # noqa: B023 (at once)
     flow.ok("ping")
-    carry_out(node, ("kill agent", "kill guardian"))
+    carry_out(node, ("kill agent", "kill subreaper"))
     node.wait_until_empty()
     assert [pid for pid in pids if is_alive(pid, None)] == []
 
 
-def test_a_guardian_that_stands_still_does_not_save_the_orphans(node: Node, flow: Flow) -> None:
+def test_a_stopped_subreaper_does_not_save_the_orphans(node: Node, flow: Flow) -> None:
     """The sentinel needs nobody."""
     pids = family(node, flow)
-    carry_out(node, ("stop guardian", "kill agent"))
+    carry_out(node, ("stop subreaper", "kill agent"))
     wait_until(lambda: not [pid for pid in pids if is_alive(pid, None)], seconds=60)
-    os.kill(node.guardian_pid, signal.SIGCONT)
+    os.kill(node.subreaper_pid, signal.SIGCONT)
     node.ended()
     node.wait_until_empty()
 
@@ -123,14 +123,14 @@ def test_warm_started_workers_are_not_orphaned_either(node: Node, flow: Flow) ->
     assert [pid for pid in pids if is_alive(pid, None)] == []
 
 
-def test_an_order_to_stop_takes_the_whole_family(node: Node, flow: Flow) -> None:
+def test_a_stop_ends_all_forks(node: Node, flow: Flow) -> None:
     """When it is said that all are gone, they are."""
     pids = family(node, flow)
     flow.stop(1, signal.SIGTERM, 0.1)
     assert [pid for pid in pids if is_alive(pid, None)] == []
 
 
-def test_an_order_to_end_takes_the_whole_family(node: Node, flow: Flow) -> None:
+def test_an_end_ends_all_forks(node: Node, flow: Flow) -> None:
     """And the agent with it."""
     pids = family(node, flow)
     flow.ok("end")
@@ -138,8 +138,8 @@ def test_an_order_to_end_takes_the_whole_family(node: Node, flow: Flow) -> None:
     assert [pid for pid in pids if is_alive(pid, None)] == []
 
 
-def test_a_daemon_that_has_dropped_its_mark_goes_with_the_agent(node: Node, flow: Flow) -> None:
-    """An orphan comes to the agent or its guardian whatever its environment says."""
+def test_a_daemon_that_has_dropped_its_mark_ends_with_the_agent(node: Node, flow: Flow) -> None:
+    """An orphan comes to the agent or its subreaper whatever its environment says."""
     code = """
 import os, subprocess, sys
 code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
@@ -155,11 +155,11 @@ subprocess.Popen([sys.executable, "-c", code], env={}, start_new_session=True)
     assert not is_alive(pid, None)
 
 
-def test_what_outlives_agent_guardian_and_sentinel_is_found_by_its_mark(node: Node, flow: Flow, tmp_path: Path) -> None:
+def test_what_outlives_agent_subreaper_and_sentinel_is_found_by_its_mark(node: Node, flow: Flow, tmp_path: Path) -> None:
     """Killed in one instant, they leave the kernel to end the workers; their forks wait for a fence or for the next agent."""
     pids = family(node, flow)
-    os.kill(node.guardian_pid, signal.SIGSTOP)
-    carry_out(node, ("kill sentinel", "kill agent", "kill guardian"))
+    os.kill(node.subreaper_pid, signal.SIGSTOP)
+    carry_out(node, ("kill sentinel", "kill agent", "kill subreaper"))
     node.ended()
     wait_until(lambda: not is_alive(flow.pid(0), None) and not is_alive(flow.pid(1), None), seconds=60)
     assert [pid for pid in pids if is_alive(pid, None)], "the forks are there still"

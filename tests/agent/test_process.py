@@ -58,7 +58,7 @@ def test_a_process_is_known_by_pid_and_start(child: subprocess.Popen[bytes]) -> 
     assert (state_of(child.pid), started_at(child.pid), parent_of(child.pid), wait_of(child.pid)) == ("?", None, None, "")
 
 
-def test_a_name_with_brackets_and_blanks_is_no_trouble() -> None:
+def test_a_name_with_brackets_and_blanks_is_parsed() -> None:
     """A process may call itself anything."""
     code = "import sys; open('/proc/self/comm', 'w').write(') R 1 (\\xff '); print(flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -80,7 +80,7 @@ def test_children_are_found_with_and_without_the_kernels_list(
     assert children_of(child.pid) == []
 
 
-def test_signals_to_what_is_gone_are_no_error(child: subprocess.Popen[bytes]) -> None:
+def test_signals_to_exited_processes_are_no_error(child: subprocess.Popen[bytes]) -> None:
     """Between a look and an act anything may end."""
     assert kill_group(child.pid, signal.SIGKILL)
     child.wait()
@@ -97,7 +97,7 @@ def test_a_sweep_takes_what_carries_the_very_mark(child: subprocess.Popen[bytes]
     assert child.wait() == -signal.SIGKILL
 
 
-def test_what_cannot_be_ended_in_time_is_told() -> None:
+def test_what_cannot_be_ended_in_time_is_reported() -> None:
     """In a child of our own, so that its children are all there are."""
     code = f"""
 import os, signal, subprocess, sys

@@ -13,11 +13,11 @@ import pytest
 
 from holdfast.process import children_of, is_alive, is_ending, state_of
 from holdfast.protocol import PROTOCOL, Message
-from tests.agent.rig import SPEAKING, Flow, Node
+from tests.agent.rig import CLIENT, Flow, Node
 from tests.waiting import wait_until
 
 GROUPED = (
-    SPEAKING
+    CLIENT
     + """
 def train(step, **of):
     say(t="resumed", step=step - 1, path=None, **of)
@@ -83,7 +83,7 @@ class Team:
 
     def say(self, *what: Message, ranks: Iterable[int] = (), standbys: Iterable[int] = ()) -> None:
         """Have workers say something."""
-        self.flow.ok("tell", ranks=list(ranks), standbys=list(standbys), message={"do": "say", "what": list(what)})
+        self.flow.ok("forward", ranks=list(ranks), standbys=list(standbys), message={"do": "say", "what": list(what)})
 
     def heard(self, verb: str, *, generation: int, rank: int) -> Message:
         """Wait until a worker has heard a line."""
@@ -154,7 +154,7 @@ def test_a_generation_that_is_abandoned_wakes_some_and_kills_others(team: Team) 
     os.kill(team.flow.pid(2), signal.SIGSTOP)
     assert team.leave_to_commit(0)["ok"]
     answer = team.abandon(1, kill=[2, 7], lost=[2])
-    assert (answer["told"], answer["killed"]) == ([0, 1], [2])
+    assert (answer["notified"], answer["killed"]) == ([0, 1], [2])
     for rank in (0, 1):
         assert team.heard("abandon", generation=1, rank=rank) == {"do": "abandon", "generation": 1, "lost": [2]}
     end = team.flow.exited(2)
@@ -162,13 +162,13 @@ def test_a_generation_that_is_abandoned_wakes_some_and_kills_others(team: Team) 
     leave = team.leave_to_commit(0)
     assert (leave["ok"], leave["why"]) == (False, "generation 1 is over")
     assert team.about()["abandoned"] == 1
-    assert team.abandon(1, kill=[1], lost=[1, 2])["told"] == [0], "it may come again when more is lost"
+    assert team.abandon(1, kill=[1], lost=[1, 2])["notified"] == [0], "it may come again when more is lost"
     assert team.flow.exited(1)["ordered"] is True
     refused = team.flow.order("abandon", generation=2, lost=[], kill=[])
     assert refused["why"] == "generation 2 is not the current one, that is 1"
 
 
-def test_kept_standing_by_and_fresh_make_the_next_generation(team: Team) -> None:
+def test_kept_standby_and_fresh_workers_make_the_next_generation(team: Team) -> None:
     """Each hears what it needs, steps in the new generation, and the steps of rank 0 are on record under it."""
     team.train(0, 1, 2)
     before = team.flow.pid(1)
@@ -207,7 +207,7 @@ def test_kept_standing_by_and_fresh_make_the_next_generation(team: Team) -> None
 PARKED = {"roles": [0, 1], "role": 1, "seconds": 0.5, "rss": 4096, "coverage": {"kernels": 7}}
 
 
-def test_who_lives_is_told_after_what_was_said_and_seen_of_ends(team: Team) -> None:
+def test_living_ranks_are_reported_after_all_received_ends(team: Team) -> None:
     """A rank that has raised is about to end, and one that was killed has ended, whether or not anybody has seen to it."""
     team.train(0, 1, 2)
     assert living(team) == [0, 1, 2]
@@ -219,7 +219,7 @@ def test_who_lives_is_told_after_what_was_said_and_seen_of_ends(team: Team) -> N
     assert living(team) == [0]
 
 
-def test_a_flow_that_comes_later_is_told_the_new_generation_alone(team: Team) -> None:
+def test_a_later_controller_gets_the_new_generation_only(team: Team) -> None:
     """And learns of what came before from the agent itself."""
     team.train(0, 1)
     team.say({"t": "roles", "roles": [[0], [1]], "recordings": "/tapes"}, ranks=[0])
@@ -248,7 +248,7 @@ def test_a_regroup_that_lacks_anybody_changes_nothing(team: Team) -> None:
     os.kill(team.flow.pid(1), signal.SIGKILL)
     cases = (
         (2, [kept(0), kept(1)], "rank 1 has no living worker here"),
-        (2, [kept(0), from_standby(1, 9)], "no standby 9 lives here"),
+        (2, [kept(0), from_standby(1, 9)], "standby 9 does not run here"),
         (1, [kept(0)], "generation 1 is not newer than 1"),
         (2, [kept(0), kept(0)], "names each rank and each standby once"),
         (2, [from_standby(0, 1), from_standby(1, 1)], "names each rank and each standby once"),
@@ -261,31 +261,31 @@ def test_a_regroup_that_lacks_anybody_changes_nothing(team: Team) -> None:
     standby = int(team.flow.wait("standby.started", id=1)["pid"])
     os.kill(standby, signal.SIGSTOP)
     wait_until(lambda: state_of(standby) == "T", seconds=60)
-    wait_until(lambda: "stands still" in team.regroup(2, kept(0), from_standby(1, 1))["why"], seconds=60)
+    wait_until(lambda: "is stopped by a signal" in team.regroup(2, kept(0), from_standby(1, 1))["why"], seconds=60)
     assert team.about()["generation"] == 1
     assert team.named("worker.kept") == []
     assert team.leave_to_commit(0)["ok"]
 
 
-def test_a_worker_without_a_line_cannot_be_kept(team: Team) -> None:
+def test_a_worker_without_a_connection_cannot_be_kept(team: Team) -> None:
     """A script that knows nothing of Holdfast hears nothing, yet it can be killed."""
     team.node.script("import time; time.sleep(600)")
     team.flow.start(1, (0, 1))
     team.flow.pid(0)
     team.flow.pid(1)
-    assert team.abandon(1, kill=[1])["told"] == []
+    assert team.abandon(1, kill=[1])["notified"] == []
     assert team.flow.exited(1)["ordered"] is True
-    assert "no line to its agent" in team.regroup(2, kept(0))["why"]
-    refused = team.flow.order("tell", ranks=[0], standbys=[], message={})
-    assert "rank 0 cannot be told" in refused["why"]
+    assert "not connected to its agent" in team.regroup(2, kept(0))["why"]
+    refused = team.flow.order("forward", ranks=[0], standbys=[], message={})
+    assert "rank 0 cannot be reached" in refused["why"]
 
 
-def test_what_was_said_before_a_regroup_is_of_the_old_generation(team: Team) -> None:
+def test_messages_before_a_regroup_belong_to_the_old_generation(team: Team) -> None:
     """A step on its way meanwhile must not pass for the first one of the new generation."""
     team.train(0)
     os.kill(team.flow.pid(0), signal.SIGSTOP)
     line = {"do": "say", "what": [{"t": "beat", "step": 2, "seconds": 0.1}, {"t": "broken", "generation": 1, "step": 3, "why": "peer"}]}
-    team.flow.ok("tell", ranks=[0], standbys=[], message=line)
+    team.flow.ok("forward", ranks=[0], standbys=[], message=line)
     assert team.regroup(2, kept(0))["ok"]
     os.kill(team.flow.pid(0), signal.SIGCONT)
     assert team.flow.wait("worker.stepped", generation=2)["step"] == 20
@@ -301,7 +301,7 @@ def test_a_generation_that_was_overtaken_is_not_taken_for_the_next(team: Team) -
     team.train(0)
     os.kill(team.flow.pid(0), signal.SIGSTOP)
     assert team.regroup(2, kept(0))["ok"]
-    assert team.abandon(2)["told"] == [0]
+    assert team.abandon(2)["notified"] == [0]
     assert team.regroup(3, kept(0))["ok"]
     os.kill(team.flow.pid(0), signal.SIGCONT)
     assert team.flow.wait("worker.stepped", rank=0, generation=3)["step"] == 30
@@ -312,11 +312,11 @@ def test_a_generation_that_was_overtaken_is_not_taken_for_the_next(team: Team) -
     assert steps == [(1, 1), (2, 20), (3, 30)]
 
 
-def test_a_standby_that_dies_is_told_of(team: Team) -> None:
+def test_a_standby_that_dies_is_reported(team: Team) -> None:
     """With its reason; one that was to go is told as such, and its number can be used again."""
     team.stand_by(1, 2)
     team.say({"t": "exception", "type": "ValueError", "message": "no room", "traceback": "", "step": None, "errno": 12}, standbys=[1])
-    team.flow.ok("tell", ranks=[], standbys=[1], message={"do": "exit", "code": 3})
+    team.flow.ok("forward", ranks=[], standbys=[1], message={"do": "exit", "code": 3})
     gone = team.flow.wait("standby.exited", id=1)
     assert (gone["code"], gone["signal"], gone["ordered"], gone["raised"]["message"]) == (3, None, False, "no room")
     before = int(team.flow.wait("standby.started", id=2)["pid"])
@@ -338,10 +338,10 @@ hello()
 say(t="parked")
 heard.readline()
 print("no way", flush=True)
-say(t="cannot", generation=1, why="no way")
+say(t="recovery-failed", generation=1, why="no way")
 os._exit(4)
 """
-    flow.prepare(node, [node.script(SPEAKING + code)], warm=True)
+    flow.prepare(node, [node.script(CLIENT + code)], warm=True)
     flow.ok("standby", standbys=[{"id": 1, "environment": places()}])
     flow.wait("standby.ready", id=1)
     flow.ok("regroup", generation=1, membership={"node": [5]}, facts=FACTS, workers=[from_standby(5, 1)])
@@ -369,7 +369,7 @@ hello()
 say(t="parked")
 order = json.loads(heard.readline())
 for pid in (1, os.getpid(), child):
-    say(t="successor?", id=pid, pid=pid)
+    say(t="register-successor", id=pid, pid=pid)
     answer = json.loads(heard.readline())
     while answer.get("re") != pid:
         answer = json.loads(heard.readline())
@@ -382,9 +382,9 @@ os._exit(0)
 """A standby that leaves its place to a child that it forked before."""
 
 
-def test_a_standby_may_leave_its_place_to_a_child_of_its_own(node: Node, flow: Flow) -> None:
+def test_a_standby_may_register_a_child_as_its_successor(node: Node, flow: Flow) -> None:
     """Its end is no rank's end, what the rank is told meanwhile reaches the child, and whose end that is ends the rank."""
-    flow.prepare(node, [node.script(SPEAKING + LEAVING)], warm=True)
+    flow.prepare(node, [node.script(CLIENT + LEAVING)], warm=True)
     flow.ok("standby", standbys=[{"id": 1, "environment": places()}])
     flow.wait("standby.ready", id=1)
     before = int(flow.wait("standby.started", id=1)["pid"])
@@ -394,7 +394,7 @@ def test_a_standby_may_leave_its_place_to_a_child_of_its_own(node: Node, flow: F
     flow.until(lambda: len([event for event in flow.events if "answer" in event]) == 3, "three answers")
     answers = [event["answer"]["ok"] for event in flow.events if "answer" in event]
     assert answers == [False, False, True]
-    assert flow.ok("abandon", generation=1, lost=[7], kill=[])["told"] == [5]
+    assert flow.ok("abandon", generation=1, lost=[7], kill=[])["notified"] == [5]
     (node.work / "go").touch()
     flow.until(lambda: [event for event in flow.events if event.get("heard", {}).get("do") == "abandon"], "the order, heard by the child")
     flow.until(lambda: not is_alive(before, None), "the end of the standby")
@@ -404,7 +404,7 @@ def test_a_standby_may_leave_its_place_to_a_child_of_its_own(node: Node, flow: F
     assert (end["pid"], end["signal"], end["ordered"]) == (pid, signal.SIGKILL, False)
 
 
-def test_standbys_are_forked_or_not_had(node: Node, flow: Flow) -> None:
+def test_standbys_need_a_fork_server(node: Node, flow: Flow) -> None:
     """A cold start would take as long as a recovery without them."""
     refused = flow.order("standby", standbys=[])
     assert "no job was prepared" in refused["why"]
@@ -419,7 +419,7 @@ def test_standbys_are_forked_or_not_had(node: Node, flow: Flow) -> None:
     (fork_server,) = [pid for pid in node.remains() if b"slow" in _command(pid)]
     os.kill(fork_server, signal.SIGKILL)
     gone = flow.wait("standby.exited", id=1)
-    assert (gone["pid"], gone["ordered"], gone["why"]) == (None, False, "there is no warm starter to fork it from")
+    assert (gone["pid"], gone["ordered"], gone["why"]) == (None, False, "there is no fork server to fork it from")
 
 
 def _command(pid: int) -> bytes:
@@ -434,7 +434,7 @@ def test_whoever_is_not_in_the_next_generation_leaves(team: Team) -> None:
     assert team.regroup(2, kept(0), leave=0.5)["ok"]
     assert team.about()["workers"] == {"0": team.flow.pid(0)}
     refused = team.flow.order("start", generation=3, membership={}, workers=[])
-    assert "still live" in refused["why"]
+    assert "still run" in refused["why"]
     ends = [team.flow.exited(rank) for rank in (1, 2)]
     assert [(end["signal"], end["ordered"], end["generation"]) for end in ends] == [(signal.SIGKILL, True, 1)] * 2
     about = team.about()
@@ -464,17 +464,17 @@ def test_a_stop_takes_what_workers_left_and_spares_standbys_in_any_state(team: T
     assert team.named("standby.exited") == []
 
 
-def test_an_order_among_the_last_words_of_a_worker_changes_nothing(node: Node, flow: Flow) -> None:
+def test_a_command_among_the_last_messages_of_a_worker_changes_nothing(node: Node, flow: Flow) -> None:
     """Its end is told once, and the agent goes on."""
     code = """
 hello()
 for step in range(3000):
     say(t="saved", step=step, path="/" + "x" * 50, seconds=0.1, size=1)
 for _ in range(3):
-    sock.sendall(json.dumps({"do": "tell", "job": "job", "epoch": 1, "ranks": [], "standbys": [], "message": {}}).encode() + b"\\n")
+    sock.sendall(json.dumps({"do": "forward", "job": "job", "epoch": 1, "ranks": [], "standbys": [], "message": {}}).encode() + b"\\n")
 os._exit(3)
 """
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + code)])
     flow.start(1, (0, 1))
     for rank in (0, 1):
         assert flow.exited(rank)["code"] == 3
@@ -482,20 +482,20 @@ os._exit(3)
     assert [event["event"] for event in flow.events].count("worker.exited") == 2
 
 
-def test_a_planned_switch_is_put_on_record_without_a_word(team: Team) -> None:
+def test_a_planned_switch_is_recorded_without_messages_to_workers(team: Team) -> None:
     """What the workers say of the new generation before that waits, their leave to commit included."""
     team.train(0, 1)
     team.stand_by(3)
     prepare = {"do": "prepare", "generation": 2, "leavers": [1]}
-    team.flow.ok("tell", ranks=[0, 1], standbys=[3], message=prepare)
+    team.flow.ok("forward", ranks=[0, 1], standbys=[3], message=prepare)
     team.say({"t": "prepared", "generation": 2, "seconds": 0.5}, ranks=[0], standbys=[3])
     prepared = team.flow.wait("worker.prepared", rank=0)
     assert (prepared["generation"], prepared["for_generation"], prepared["seconds"]) == (1, 2, 0.5)
     assert team.flow.wait("standby.prepared", id=3)["for_generation"] == 2
     switched = [{"t": "switched", "generation": 2, "step": 5, "seconds": 0.1}, {"t": "beat", "step": 6, "seconds": 0.1}]
     team.say(*switched, {"t": "commit?", "id": 77, "step": 6}, ranks=[0], standbys=[3])
-    team.say({"t": "left", "step": 5}, ranks=[1])
-    team.flow.ok("tell", ranks=[1], standbys=[], message={"do": "exit", "code": 0})
+    team.say({"t": "departed", "step": 5}, ranks=[1])
+    team.flow.ok("forward", ranks=[1], standbys=[], message={"do": "exit", "code": 0})
     assert team.flow.wait("worker.departed", rank=1)["step"] == 5
     assert (team.flow.exited(1)["code"], team.flow.exited(1)["ordered"]) == (0, True)
     assert team.flow.wait("worker.switched", rank=0)["for_generation"] == 2
@@ -520,9 +520,9 @@ def test_a_message_is_passed_on_to_all_or_to_none(team: Team) -> None:
     team.train(0)
     team.stand_by(1)
     message = {"do": "forget", "generation": 2, "more": [1, {"x": None}]}
-    refused = team.flow.order("tell", ranks=[0, 4], standbys=[1, 8], message=message)
-    assert refused["why"].startswith("rank 4, standby 8 cannot be told")
-    team.flow.ok("tell", ranks=[0], standbys=[1], message=message)
+    refused = team.flow.order("forward", ranks=[0, 4], standbys=[1, 8], message=message)
+    assert refused["why"].startswith("rank 4, standby 8 cannot be reached")
+    team.flow.ok("forward", ranks=[0], standbys=[1], message=message)
     assert team.flow.wait("worker.coverage", rank=0)["heard"] == message
     assert team.flow.wait("standby.coverage", id=1)["heard"] == message
     assert len([event for event in team.flow.events if "heard" in event]) == 2
@@ -533,7 +533,7 @@ def test_one_that_is_lost_in_a_fresh_start_is_replaced_in_the_next(team: Team) -
     team.train(0, 1)
     team.abandon(1, kill=[1], lost=[1])
     assert team.regroup(2, kept(0), fresh(1, 2))["ok"]
-    assert team.abandon(2)["told"] == [0, 1]
+    assert team.abandon(2)["notified"] == [0, 1]
     answer = team.regroup(3, kept(0), kept(1))
     assert answer["ok"], answer
     assert team.heard("regroup", generation=3, rank=1)["rank"] == 1
@@ -541,21 +541,21 @@ def test_one_that_is_lost_in_a_fresh_start_is_replaced_in_the_next(team: Team) -
         assert team.flow.wait("worker.stepped", rank=rank, generation=3)["step"] == 30
 
 
-def test_a_worker_that_does_not_listen_blocks_nobody(team: Team) -> None:
+def test_a_worker_that_does_not_read_blocks_nobody(team: Team) -> None:
     """What it does not read waits, and is cut off in the end."""
     team.train(0, 1)
     os.kill(team.flow.pid(1), signal.SIGSTOP)
     message = {"do": "nothing", "ballast": "x" * 1_000_000}
     for _ in range(9):
-        team.flow.ok("tell", ranks=[1], standbys=[], message=message)
+        team.flow.ok("forward", ranks=[1], standbys=[], message=message)
     assert team.leave_to_commit(0)["ok"]
-    refused = team.flow.order("tell", ranks=[1], standbys=[], message=message)
-    assert "rank 1 cannot be told" in refused["why"]
-    assert team.abandon(1, kill=[1])["told"] == [0]
+    refused = team.flow.order("forward", ranks=[1], standbys=[], message=message)
+    assert "rank 1 cannot be reached" in refused["why"]
+    assert team.abandon(1, kill=[1])["notified"] == [0]
     assert team.flow.exited(1)["ordered"] is True
 
 
-@pytest.mark.parametrize("whom", ["agent", "guardian", "end", "lease"])
+@pytest.mark.parametrize("whom", ["agent", "subreaper", "end", "lease"])
 def test_nothing_is_left_of_standbys_and_leavers(team: Team, whom: str) -> None:
     """However their agent ends."""
     if whom == "lease":
@@ -568,7 +568,7 @@ def test_nothing_is_left_of_standbys_and_leavers(team: Team, whom: str) -> None:
     if whom == "end":
         team.flow.ok("end")
     elif whom != "lease":
-        os.kill(team.node.agent if whom == "agent" else team.node.guardian_pid, signal.SIGKILL)
+        os.kill(team.node.agent if whom == "agent" else team.node.subreaper_pid, signal.SIGKILL)
     team.node.wait_until_empty()
     assert [pid for pid in pids if is_alive(pid, None)] == []
     event_log = [json.loads(line) for line in (team.node.folder / "event-log.jsonl").read_text().splitlines()]

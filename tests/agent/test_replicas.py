@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.memstore.server.replica_store import Rejected, ReplicaStore
-from holdfast.agent.memstore.server.token_bucket import BURST_SECONDS, TokenBucket
+from holdfast.agent.memstore.server.replicator import BURST_SECONDS, TokenBucket
 from holdfast.memstore import shared_memory, store_folders
 from holdfast.memstore.reader import RemoteMemstore
 from holdfast.memstore.shared_memory import PAGE, Snapshot
@@ -36,7 +36,7 @@ def received(node: MemoryNode) -> int:
     return max(progress)
 
 
-def test_a_replica_grows_with_the_snapshot_and_is_whole_right_after_it(make: MakeNode) -> None:
+def test_a_replica_grows_with_the_snapshot_and_is_complete_right_after_it(make: MakeNode) -> None:
     """Its bytes are there before the snapshot is; what is missing then is the tail."""
     here, there = make("here"), make("there")
     here.replicate(there)
@@ -56,7 +56,7 @@ def test_a_replica_grows_with_the_snapshot_and_is_whole_right_after_it(make: Mak
     writer.close()
 
 
-def test_the_agent_is_told_which_step_is_whole_on_another_node(make: MakeNode) -> None:
+def test_the_server_reports_which_step_is_complete_on_another_node(make: MakeNode) -> None:
     """For each rank the newest, as news of snapshots come."""
     here, there = make("here"), make("there")
     here.replicate(there)
@@ -73,7 +73,7 @@ def test_the_agent_is_told_which_step_is_whole_on_another_node(make: MakeNode) -
     writer.close()
 
 
-def test_the_two_newest_whole_ones_stay_while_the_next_is_written(make: MakeNode) -> None:
+def test_the_two_newest_complete_ones_stay_while_the_next_is_written(make: MakeNode) -> None:
     """At every moment there is one to go back to, of a step that others have too."""
     here, there = make("here"), make("there")
     here.replicate(there)
@@ -90,7 +90,7 @@ def test_the_two_newest_whole_ones_stay_while_the_next_is_written(make: MakeNode
     writer.close()
 
 
-def test_a_draft_that_is_given_up_leaves_no_replica(make: MakeNode) -> None:
+def test_an_abandoned_draft_leaves_no_replica(make: MakeNode) -> None:
     """The worker died over it; the next one begins another, in this slot or in another one."""
     here, there = make("here"), make("there")
     here.replicate(there)
@@ -112,7 +112,7 @@ def test_a_draft_that_is_given_up_leaves_no_replica(make: MakeNode) -> None:
     second.close()
 
 
-def test_a_slow_home_skips_steps_and_what_it_has_is_whole(make: MakeNode) -> None:
+def test_a_slow_replica_node_skips_steps_and_has_complete_ones(make: MakeNode) -> None:
     """The snapshot that is sent stays until it is sent; the worker sees that and takes another slot."""
     here, there = make("here"), make("there")
     here.replicate(there, bandwidth=4 * BIG)
@@ -145,7 +145,7 @@ def test_a_small_snapshot_does_not_wait_for_a_huge_one(make: MakeNode) -> None:
     small.close()
 
 
-def test_no_more_bytes_go_than_the_limit_allows() -> None:
+def test_no_more_bytes_are_sent_than_the_limit_allows() -> None:
     """Counted on a clock of the test's own: after each moment, of any beginning."""
     now, rate, taken = [0.0], 10_000_000, list[tuple[float, int]]()
 
@@ -170,7 +170,7 @@ def test_no_more_bytes_go_than_the_limit_allows() -> None:
     assert bucket.take(2**40) == 2**40
 
 
-def test_what_does_not_fit_is_not_taken_and_told_once(make: MakeNode) -> None:
+def test_what_does_not_fit_is_rejected_and_reported_once(make: MakeNode) -> None:
     """There is room for this node's own ranks first, for others' after that."""
     here, there = make("here"), make("there", limit=3 * BIG)
     own = Writer(there, rank=0)
@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_not_taken_and_told_once(make: MakeNode) -> None:
         writer.close()
 
 
-def test_a_home_that_is_gone_is_told_once_and_so_is_its_return(make: MakeNode) -> None:
+def test_a_lost_replica_node_is_reported_once_and_so_is_its_return(make: MakeNode) -> None:
     """Not at once: one that is replaced within seconds is no news."""
     here, there = make("here"), make("there")
     here.replicate(there)
@@ -218,7 +218,7 @@ def test_a_home_that_is_gone_is_told_once_and_so_is_its_return(make: MakeNode) -
 
 
 @pytest.mark.parametrize("victim", ["source", "home"])
-def test_a_server_that_is_killed_in_the_middle_leaves_only_whole_replicas(make: MakeNode, victim: str) -> None:
+def test_a_server_that_is_killed_in_the_middle_leaves_only_complete_replicas(make: MakeNode, victim: str) -> None:
     """Again and again, wherever it was; in the end all is well."""
     here, there = make("here"), make("there")
     writer = Writer(here)
@@ -240,7 +240,7 @@ def test_a_server_that_is_killed_in_the_middle_leaves_only_whole_replicas(make: 
     writer.close()
 
 
-def test_a_worker_that_is_killed_in_the_middle_leaves_only_whole_replicas(make: MakeNode, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_in_the_middle_leaves_only_complete_replicas(make: MakeNode, tmp_path: Path) -> None:
     """At many places of its writing."""
     script = tmp_path / "worker.py"
     script.write_text(
@@ -401,10 +401,10 @@ def servers_of(node: Node) -> list[int]:
     return [pid for pid in node.remains() if b"holdfast.agent.memstore.server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def test_an_agent_that_comes_after_one_that_was_killed_serves_on_the_same_port(unborn: Node) -> None:
+def test_an_agent_that_comes_after_one_that_was_killed_serves_on_the_same_port(new_node: Node) -> None:
     """Workers on other nodes know no other."""
     ports = []
-    node = unborn
+    node = new_node
     for _ in range(2):
         with node.begin().flow() as flow:
             told = flow.prepare(node, ["true"], environment={"HOLDFAST_TOKEN": TOKEN}, memory={"address": "127.0.0.1", "limit": None})
@@ -417,7 +417,7 @@ def test_an_agent_that_comes_after_one_that_was_killed_serves_on_the_same_port(u
     assert store_folders.memstore_of(mark_of(node.folder), "job").exists()
 
 
-def test_an_address_that_is_not_the_nodes_is_told_and_its_memory_stays_its_own(node: Node, flow: Flow) -> None:
+def test_an_address_that_is_not_the_nodes_is_reported_and_nothing_is_served(node: Node, flow: Flow) -> None:
     """Training goes on, and so do snapshots."""
     told = flow.prepare(node, ["true"], environment={"HOLDFAST_TOKEN": TOKEN}, memory={"address": "127.0.0.1", "limit": None})
     assert told["memory"]["port"]

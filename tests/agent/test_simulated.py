@@ -19,10 +19,10 @@ from benchmarks.simulated.nodes import SimulatedNodes
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.event_queue import EventQueue
 from holdfast.protocol import Message, connect
-from tests.agent.rig import ROOT, SECONDS, SPEAKING, Node
+from tests.agent.rig import CLIENT, ROOT, SECONDS, Node
 
 GROUPED = (
-    SPEAKING
+    CLIENT
     + f"REGROUPED = json.loads({json.dumps(REGROUPED)!r})"
     + """
 rank, fresh = int(os.environ["RANK"]), "HOLDFAST_FRESH" in os.environ
@@ -125,7 +125,7 @@ def simulated(tmp_path: Path) -> Iterator[SimulatedNodes]:
         process.communicate()
 
 
-def test_a_simulated_agent_says_what_a_real_one_says(node: Node, simulated: SimulatedNodes) -> None:
+def test_a_simulated_agent_sends_what_a_real_one_sends(node: Node, simulated: SimulatedNodes) -> None:
     """Each answer and event has the same fields, of the same types where both have a value; so it cannot tell of what there is not."""
     plan = {"lease": 60.0, "warm": False, "watch": False, "beat": 0.25, "argv": [sys.executable, node.script(GROUPED)]}
     plan |= {

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from detectors.burn_in_results import CheckMark
-from holdfast.authenticated_listener import MOST
+from holdfast.authenticated_listener import MAX_PENDING
 from holdfast.probe.burn_in.checks import clock as ticking
 from holdfast.probe.burn_in.checks import compute, disk, memory, traffic
 from holdfast.probe.burn_in.checks.core_pool import CoreEnded, judged
@@ -206,7 +206,7 @@ def test_other_clients_on_the_port_do_not_fail_the_network_check() -> None:
     with ThreadPoolExecutor() as hands, ExitStack() as strangers:
         serving = hands.submit(traffic.serve, TOKEN, 1, 20.0, 0, port.put)
         door = ("127.0.0.1", port.get())
-        for _ in range(2 * MOST):
+        for _ in range(2 * MAX_PENDING):
             strangers.enter_context(socket.create_connection(door, timeout=20))
         trickle = strangers.enter_context(socket.create_connection(door, timeout=20))
         hands.submit(_trickled, trickle, over)

@@ -273,7 +273,7 @@ def test_a_folder_of_another_user_is_a_lost_node_with_the_reason(nodes: LocalNod
 def test_an_agent_that_does_not_report_is_a_lost_node(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An interpreter that exits at once, one that is missing, and one that hangs."""
     monkeypatch.setattr("holdfast.agent.node.directory.START_SECONDS", 0.5)
-    for python, why in (("/bin/true", "no word from it"), (str(tmp_path / "none"), "No such file"), (sleeper(tmp_path), "timed out")):
+    for python, why in (("/bin/true", "it sent nothing"), (str(tmp_path / "none"), "No such file"), (sleeper(tmp_path), "timed out")):
         monkeypatch.setattr(sys, "executable", python)
         with pytest.raises(NodeLost, match=why):
             nodes.start_agent("node-0")

@@ -208,7 +208,7 @@ def test_an_unreachable_node_that_was_dropped_is_fenced_once_it_is_reachable(
 
 def test_a_proxy_of_another_version_is_refused_with_the_cure(tmp_path: Path) -> None:
     """The error names both versions."""
-    transport = ChildTransport([sys.executable, "-c", "print('holdfast-gate {\"protocol\": 99}', flush=True); input()"])
+    transport = ChildTransport([sys.executable, "-c", "print('holdfast-proxy {\"protocol\": 99}', flush=True); input()"])
     nodes = RemoteNodes(Boxes(str(tmp_path)), transport)
     with pytest.raises(NodeStateUnknown, match=r"speaks protocol 99, this one \d+: `holdfast nodes bootstrap"):
         nodes.node_proxy("box-0")
@@ -254,7 +254,7 @@ def test_the_event_log_of_an_agent_that_exited_is_read_through_the_proxy(nodes: 
     folder = nodes.folder("box-0")
     folder.mkdir(parents=True)
     event_log = EventLog(folder / EVENT_LOG)
-    event_log.hold("job")
+    event_log.begin_job("job")
     event_log.add({"event": "steps", "generation": 1, "steps": [[5, 1.0, 0.1, 0.5]]}, milestone=False)
     (event,) = nodes.recent_events("box-0", "job")
     assert event["steps"] == [[5, 1.0, 0.1, 0.5]]

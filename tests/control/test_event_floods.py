@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.agent.event_log import LARGEST
+from holdfast.agent.event_log import MAX_BYTES
 from holdfast.control.agents import event_queue
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.event_queue import EventQueue
@@ -116,7 +116,9 @@ def test_steps_have_a_budget_of_their_own(told: Recorded) -> None:
     told.steps(*((step, 0.5) for step in range(1, 3001)))
     assert 1000 <= len(told.curve()) <= 1010
     assert any("more steps than" in one for one in told.job_events)
-    assert node_faults.STEPS_AT_ONCE * 30 > 2 * LARGEST, "a step takes that many bytes of a journal at least, of which there are two files"
+    assert node_faults.STEPS_AT_ONCE * 30 > 2 * MAX_BYTES, (
+        "a step takes that many bytes of an event log at least, of which there are two files"
+    )
 
 
 def test_only_the_newest_keys_are_kept() -> None:

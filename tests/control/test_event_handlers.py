@@ -108,12 +108,12 @@ def test_events_that_a_killed_agent_did_not_deliver_come_from_the_next_one(told:
     told.steps((1, 1.0), (2, 2.0))
     first = {"event": "steps", "generation": 1, "at": 2.0, "steps": [[step, 1.0, 0.1, float(step)] for step in (1, 2, 3)]}
     saved = {"event": "saved", "generation": 1, "rank": 0, "at": 2.5, "step": 3, "path": "c/3", "seconds": 0.1, "size": 9}
-    told.receives("past", events=[first, saved])
+    told.receives("replay", events=[first, saved])
     assert told.curve() == [(1, 1.0), (2, 2.0), (3, 3.0)]
     assert [one.step for one in queries.checkpoints(told.history, told.job.id)] == [3]
     told.begin(2)
     late = {**first, "steps": [[step, 1.0, 0.1, float(step)] for step in (3, 4)]}
-    told.receives("past", events=[late, {**first, "generation": 3}, {"event": "steps"}])
+    told.receives("replay", events=[late, {**first, "generation": 3}, {"event": "steps"}])
     assert told.curve() == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
     assert told.twice() == 0
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.memstore.server_client import TOLD
-from holdfast.agent.worker_messages import PASSED_ON
+from holdfast.agent.memstore.manager import SERVER_EVENTS
+from holdfast.agent.worker_messages import KINDS, WorkerMessages
 from holdfast.control.supervisor.event_table import EVENTS, parse
 from tests.fuzz.test_agents_words import FACTS
 from tests.test_arrows import ROOT
 
-SEND = frozenset({"emit", "_emit", "_send", "_send_all", "_pass_by", "pass_by"})
+SEND = frozenset({"emit", "_emit", "_report", "_emit_unlogged", "emit_unlogged"})
 """Names of what sends an event in the agent's modules; the event's name is the first argument."""
 
 
@@ -26,9 +26,12 @@ def sent() -> Iterator[str]:
                 first = node.args[0]
                 names = [first.body, first.orelse] if isinstance(first, ast.IfExp) else [first]
                 yield from (name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str))
-    for names_of_word in PASSED_ON.values():
-        yield from names_of_word
-    yield from TOLD
+    handlers = WorkerMessages
+    passed_on = {handlers.forward, handlers.on_groups, handlers.on_roles, handlers.on_switched, handlers.on_departed}
+    for kind in KINDS:
+        if kind.handle in passed_on:
+            yield from (f"{sender}.{kind.name}" for sender in kind.senders)
+    yield from SERVER_EVENTS
 
 
 def test_the_table_has_exactly_the_events_that_are_sent() -> None:

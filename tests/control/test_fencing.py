@@ -125,9 +125,9 @@ def test_an_action_after_its_deadline_is_not_begun(flows: tuple[Controller, Cont
     local = LocalNodes("boxes", tmp_path / "nodes", 1)  # the same folders, seen without gates
     for source, node in ((first.nodes, NODE), (local, NODE)):
         for act in (lambda: source.fence(node, "job", late), lambda: source.wipe_memory(node, "job", late)):  # noqa: B023 (called at once)
-            with pytest.raises(NodeError, match="after the time for which its flow was sure"):
+            with pytest.raises(NodeError, match="after the time for which its controller was sure"):
                 act()
-        with pytest.raises(NodeError, match="after the time for which its flow was sure"):
+        with pytest.raises(NodeError, match="after the time for which its controller was sure"):
             source.start_agent(node, late)
     assert is_alive(pid, None)
     assert first.nodes.fence(NODE, "job", lambda: first.fleet.confirm(NODE))
@@ -162,7 +162,7 @@ class TakenOver(LocalNodes):
     def fence(self, node: str, job: str | None = None, confirm: Confirm | None = None) -> list[int]:
         """End everything; then the other controller takes over."""
         killed = super().fence(node, job, confirm)
-        Epochs(self.folder(node)).note("job", 2)
+        Epochs(self.folder(node)).record("job", 2)
         return killed
 
 
@@ -205,19 +205,19 @@ def test_epochs_only_grow_and_a_damaged_file_counts_as_none(tmp_path: Path) -> N
     """Each job has its own; of many the oldest are forgotten."""
     epochs = Epochs(tmp_path)
     assert epochs.of("a") == 0
-    epochs.note("a", 5)
-    epochs.note("a", 3)
-    epochs.note("b", 1)
+    epochs.record("a", 5)
+    epochs.record("a", 3)
+    epochs.record("b", 1)
     assert (epochs.of("a"), epochs.of("b")) == (5, 1)
     with pytest.raises(Exception, match="epoch 5, yours 4"):
         epochs.admit(FencingToken(job="a", epoch=4, until=boot_time() + 9))
     for number in range(300):
-        epochs.note(f"j{number}", 1)
+        epochs.record(f"j{number}", 1)
     assert (epochs.of("a"), epochs.of("j299")) == (0, 1)
     for text in ("", "[[[", "[1]", '{"a": "x"}', "[" * 100_000):
         (tmp_path / "epochs.json").write_text(text)
         assert epochs.of("a") == 0
-    epochs.note("a", 7)
+    epochs.record("a", 7)
     assert epochs.of("a") == 7
 
 

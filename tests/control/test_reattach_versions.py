@@ -14,7 +14,7 @@ from holdfast.control.supervisor.reattach import refuse_another_version
 from holdfast.errors import CommandRejected, NodeLost, VersionMismatch
 from holdfast.process import is_alive
 from holdfast.protocol import connect
-from tests.agent.rig import SPEAKING, Node
+from tests.agent.rig import CLIENT, Node
 
 
 @pytest.fixture
@@ -32,19 +32,19 @@ def test_a_controller_of_another_version_is_refused_and_the_workers_continue(
     """Older or newer: the node does not count as lost, which would end what runs there."""
     with node.flow() as own:
         own.attach(0)
-        own.prepare(node, [sys.executable, node.script(SPEAKING + "hello()\ntime.sleep(600)\n")])
+        own.prepare(node, [sys.executable, node.script(CLIENT + "hello()\ntime.sleep(600)\n")])
         own.start(1)
         pid = own.pid()
         monkeypatch.setattr(client, "PROTOCOL", spoken)
         other = client.AgentClient("w1", lambda: connect(node.folder / "agent.sock", seconds=30), EventQueue(), epoch=9, job="job")
         with pytest.raises(CommandRejected) as about:
             other.about()
-        with pytest.raises(CommandRejected, match=f"this agent speaks protocol 1, the flow {spoken}"):
+        with pytest.raises(CommandRejected, match=f"this agent speaks protocol 1, the controller {spoken}"):
             other.attach()
         other.close()
         with pytest.raises(VersionMismatch) as refused:
             refuse_another_version("gpt", {"w0": NodeLost("w0", "gone"), "w1": about.value})
-        for words in ("protocol 1", f"the flow {spoken}", "on w1", "It trains on", "holdfast stop gpt"):
+        for words in ("protocol 1", f"the controller {spoken}", "on w1", "It trains on", "holdfast stop gpt"):
             assert words in str(refused.value)
         assert is_alive(pid, None)
         own.ok("ping")  # the newer epoch of who was refused deposes nobody

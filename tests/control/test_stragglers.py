@@ -10,7 +10,7 @@ import pytest
 from detectors.catalogue import Fault
 from detectors.evidence import StepBreakdown, StepBreakdowns
 from detectors.stragglers import LONG
-from holdfast.agent.workers.step_timing import BLOCK
+from holdfast.agent.workers.worker import BLOCK
 from holdfast.control.config.watched_files import WatchedPolicy
 from holdfast.control.faults.stragglers import INTERVAL, Stragglers
 from holdfast.control.state.generations import Generations

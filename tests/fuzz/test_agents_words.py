@@ -143,7 +143,7 @@ ANSWERED: Final[dict[str, Message]] = {
     "stored": {"snapshots": [{"name": "n", "rank": 0, "world": 2, "step": 5, "lineage": 1}]},
     "living": {"generation": 1, "ranks": [0]},
     "token": {"token": "t"},
-    "deposited": {"records": [{"table": "step"}], "next": 7},
+    "outbox-read": {"records": [{"table": "step"}], "next": 7},
 }
 """What an honest agent answers to the orders of whose answers a flow reads more than that they were carried out."""
 READ: Final[dict[str, Callable[[Message], object]]] = {
@@ -155,7 +155,7 @@ READ: Final[dict[str, Callable[[Message], object]]] = {
     ],
     "living": lambda told: {rank for rank in told["ranks"] if told["generation"] == 1},
     "token": lambda told: str(told["token"]),
-    "deposited": lambda told: [[one.get("table") for one in told["records"]], (told["next"] or 0) > 0],
+    "outbox-read": lambda told: [[one.get("table") for one in told["records"]], (told["next"] or 0) > 0],
 }
 """How a flow reads them."""
 

@@ -78,7 +78,7 @@ def test_a_file_of_any_bytes_is_read_or_refused_with_words(tmp_path: Path, data:
 def test_a_journal_that_the_disk_has_damaged_is_told_as_far_as_it_is_whole(tmp_path: Path, change: bytes, place: int) -> None:
     """Every line that is told is a message with its number; numbers grow; what is in memory is told in any case."""
     path = tmp_path / "event-log.jsonl"
-    event_log = EventLog(path, remembered=3)
+    event_log = EventLog(path, max_recent=3)
     for number in range(8):
         event_log.add({"event": "steps", "number": number}, milestone=number == 1)
     data = path.read_bytes()

@@ -24,18 +24,18 @@ from tests.fuzz.examples import ANYTHING, SOCKETS
 
 Message = dict[str, Any]
 HONEST: Final[dict[str, Message]] = {
-    "enter": {
+    "select-node": {
         "directory": "/d", "interpreter": "/python", "host": "h", "reached": "10.0.0.1", "agent": None, "clock": 7.5,
         "interfaces": [{"name": "eth0", "address": "10.0.0.1", "network": "10.0.0.0/8"}],
     },
-    "look": {"agent": {"pid": 7, "job": "j"}},
+    "agent": {"agent": {"pid": 7, "job": "j"}},
     "fence": {"killed": [7]},
-    "past": {"events": [{"event": "steps"}]},
+    "replay": {"events": [{"event": "steps"}]},
     "logs": {"logs": {"rank-0.log": 5}, "place": "p"},
     "log": {"data": base64.b64encode(b"a line").decode()},
     "listen": {"port": 5, "token": "t"},
     "measure": {"bytes": 9, "seconds": 0.5},
-    "meet": {"why": ""},
+    "connect": {"why": ""},
 }  # fmt: skip
 """What an honest gate answers."""
 ASK: Final[dict[str, Callable[[RemoteNodes], object]]] = {
@@ -141,7 +141,7 @@ def spoiled(draw: some.DrawFn, whole: Any) -> Any:
     interface=some.sampled_from([None, "10.0.0.0/8"]),
     ok=some.sampled_from([True, True, True, False, 1]),
 )
-@example(told=("enter", {**HONEST["enter"], "interfaces": 5}), interface=None, ok=True)
+@example(told=("select-node", {**HONEST["select-node"], "interfaces": 5}), interface=None, ok=True)
 @example(told=("fence", {"why": [], "errno": []}), interface=None, ok=False)
 def test_whatever_a_gate_answers_it_is_a_value_or_the_nodes_trouble(told: tuple[str, Message], interface: str | None, ok: object) -> None:
     """All that is asked of it, with the answer to one order spoiled, or a no that says nothing of use."""

@@ -26,7 +26,7 @@ from tests.hosts.host import Direction, Host, Whom
 from tests.hosts.job import HostJob, set_up
 from tests.hosts.rack import Rack
 from tests.integration.conftest import PrefectServer
-from tests.lookouts import is_read
+from tests.monitors import is_read
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

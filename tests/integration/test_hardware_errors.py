@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.history import approvals, cordons, queries
 from tests.integration.stage import BOOTED, Play, Stage
-from tests.lookouts import is_read
+from tests.monitors import is_read
 from tests.waiting import wait_until
 
 ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"

@@ -16,7 +16,7 @@ from policies.node_health import HealthAssessment, HealthFinding
 from tests.history.rows import service_moves
 from tests.integration.prefect_api import ask
 from tests.integration.stage import BOOTED, Play, Stage
-from tests.lookouts import is_read
+from tests.monitors import is_read
 from tests.waiting import wait_until
 
 OFF_BUS = "Nov 21 10:00:01 n0 kernel: NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus.\n"

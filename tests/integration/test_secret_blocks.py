@@ -50,12 +50,12 @@ def test_a_flow_whose_own_server_stands_in_asks_the_one_that_has_the_block(
     """One that stands in never had it: to save it there would be of no use."""
     monkeypatch.setenv("PREFECT_API_URL", prefect_server.url)
     monkeypatch.setenv(TEMPORARY_FOR, away := f"http://127.0.0.1:{free_port()}/api")
-    with pytest.raises(SecretUnavailable, match=rf"{away} does not give it.*refused.*Start it"):
+    with pytest.raises(SecretUnavailable, match=rf"{away} does not return it.*refused.*Start it"):
         secret("block:site-key", "the key")
     monkeypatch.setenv(TEMPORARY_FOR, prefect_server.url)
     assert secret("block:site-key", "the key") == key
     monkeypatch.setenv(TEMPORARY_FOR, "")
-    with pytest.raises(UnusableFile, match=r"no Prefect server is named.*Set PREFECT_API_URL"):
+    with pytest.raises(UnusableFile, match=r"no Prefect server is configured.*Set PREFECT_API_URL"):
         secret("block:other", "the key")
 
 

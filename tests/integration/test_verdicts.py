@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast.history import FaultRecord, IncidentDiagnosis, queries
 from tests.cli.conftest import PROGRAM
 from tests.integration.stage import BOOTED, Play, Stage
-from tests.lookouts import is_read
+from tests.monitors import is_read
 from tests.waiting import wait_until
 
 DOUBLE_BIT = "Nov 21 10:00:01 n0 kernel: NVRM: Xid (PCI:0000:18:00): 48, pid=42, An uncorrectable double bit error (DBE)\n"

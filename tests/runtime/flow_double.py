@@ -225,7 +225,7 @@ class FlowDouble:
                 for message in lines.feed(data):
                     if message["t"] == "commit?":
                         line.sendall(encode({"re": message["id"], "ok": True, "why": "", "every": self.pace}))
-                    if message["t"] == "successor?":
+                    if message["t"] == "register-successor":
                         self._succeed(pid, message["pid"])
                         line.sendall(encode({"re": message["id"], "ok": True, "why": ""}))
                     self.heard.append({**message, "pid": pid})
@@ -350,7 +350,7 @@ class FlowDouble:
         """Wait until every rank has regrouped in the current generation; return their reports."""
 
         def told() -> dict[int, Message]:
-            assert not [one for one in self.of("cannot") if one["generation"] == self.generation], self.logs()
+            assert not [one for one in self.of("recovery-failed") if one["generation"] == self.generation], self.logs()
             return {one["pid"]: one for one in self.of("regrouped") if one["generation"] == self.generation}
 
         def present() -> set[int]:  # asked each time: a standby's successor may come meanwhile
@@ -415,7 +415,7 @@ class FlowDouble:
         """Wait until all have switched and the leaving process has exited; return their reports by rank."""
         rank, standby, facts = self.moving
         leaver = self.pids[rank]
-        self.hear("left", rank)
+        self.hear("departed", rank)
         self.until(lambda: leaver in self.workers.ended(), f"the end of the process that rank {rank} left")
         assert self.workers.ended()[leaver] == 0, self.logs()
         self.pids[rank] = self.pids.pop(standby)

@@ -55,7 +55,7 @@ def run_undisturbed(workers: Workers, tmp_path_factory: pytest.TempPathFactory) 
 def assert_forgotten(flow: FlowDouble, undisturbed_run: Ended) -> None:
     """Check that the migration was dropped, that its number is unused, and that training is undisturbed."""
     assert_undisturbed(flow, undisturbed_run)
-    assert flow.of("switched") == flow.of("left") == []
+    assert flow.of("switched") == flow.of("departed") == []
     assert (flow.generation, {one["generation"] for one in flow.of("regrouped")}) == (3, {3})
 
 

@@ -40,7 +40,7 @@ def test_a_rank_lost_with_all_its_backup_ranks_cannot_be_recovered_and_all_repor
     flow = job(chaos=[fault(rank, "backward", 7) for rank in lost])
     flow.until_dead(*lost)
     flow.regroup(lost)
-    reasons = {flow.hear("cannot", rank, generation=2)["why"] for rank in range(4)}
+    reasons = {flow.hear("recovery-failed", rank, generation=2)["why"] for rank in range(4)}
     assert len(reasons) == 1
     assert re.fullmatch(
         r"nobody has the generators and the position in the data of ranks? 1.* at step 6, and there is no complete checkpoint",

@@ -111,7 +111,7 @@ def test_what_cannot_be_repeated_is_refused(job: Job, option: str, rank: int, wh
     flow = start_job(job, option, chaos=[fault(rank, "forward", 3)])
     flow.until_dead(rank)
     flow.regroup([rank])
-    cannot = flow.hear("cannot", rank, generation=2)
+    cannot = flow.hear("recovery-failed", rank, generation=2)
     assert why in cannot["why"], cannot
     assert "beginnings.py:" in cannot["why"]
     flow.restart()

@@ -46,13 +46,13 @@ def test_a_key_from_the_environment_works(site: Site, monkeypatch: pytest.Monkey
         (
             "env:SITE_KEY",
             None,
-            "the private key env:SITE_KEY cannot be used: there is no such variable, or it is empty. Set SITE_KEY where",
+            "the private key env:SITE_KEY cannot be used: the variable is not set, or is empty. Set SITE_KEY where",
         ),
         ("env:SITE_KEY", "hunter2", "the private key env:SITE_KEY cannot be used: it is no private key that can be used here"),
         (
             "block:site",
             None,
-            "the private key block:site cannot be used: it is a Prefect block, and no server is named. Set PREFECT_API_URL",
+            "the private key block:site cannot be used: it is a Prefect block, and no server is configured. Set PREFECT_API_URL",
         ),
     ],
 )
@@ -72,7 +72,7 @@ def test_an_unreachable_prefect_server_is_named_without_its_password(monkeypatch
     """The address may contain one."""
     monkeypatch.setenv("PREFECT_API_URL", "http://ann:hunter2@127.0.0.1:9/api")
     assert server.unreachable_reason("http://ann:hunter2@127.0.0.1/api", 0.0) == "nonnumeric port: '***@127.0.0.1'"
-    with pytest.raises(UnusableFile, match=r"the Prefect server at http://ann:\*\*\*@127\.0\.0\.1:9/api does not give it") as raised:
+    with pytest.raises(UnusableFile, match=r"the Prefect server at http://ann:\*\*\*@127\.0\.0\.1:9/api does not return it") as raised:
         Keys().load("block:site")
     assert "hunter2" not in str(raised.value)
 
@@ -143,7 +143,7 @@ def test_a_passphrase_is_read_from_where_the_cluster_says(
     refusals: tuple[tuple[str | None, str], ...] = (
         (None, r"it has a passphrase, and there is no SSH agent for its private half\. Name it in `passphrase`"),
         ("env:WRONG", r"the passphrase env:WRONG cannot be used: it does not open the private key .*\. Correct `passphrase`"),
-        ("env:GONE", r"the passphrase env:GONE cannot be used: there is no such variable"),
+        ("env:GONE", r"the passphrase env:GONE cannot be used: the variable is not set"),
         (str(tmp_path / "gone"), r"gone cannot be used: No such file"),
     )
     for named, words in refusals:

@@ -1,4 +1,4 @@
-"""The agent's side of in-memory snapshots: the store's life, replication to other nodes, the checkpoint writer.
+"""The agent's side of in-memory snapshots: the store's lifetime, replication to other nodes, the checkpoint writer.
 
 The format is `holdfast.memstore`.
 """

@@ -1,7 +1,7 @@
-"""The agent's part in keeping training state in its node's memory: it makes the memory store, wipes it, and has it served to other nodes.
+"""Keep training state in this node's memory: make and wipe the memory store, and run the server that replicates it to other nodes.
 
-The store outlives workers and agents. The next agent of the same node and job uses what a killed one leaves; the next agent of another job
-wipes it, as do an agent that ends in order and the flow that releases the node.
+The store outlives workers and agents. The next agent of the same node and job uses what a killed one leaves. It is wiped by the next agent
+of another job, by an agent that ends in order, and by the controller that releases the node.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ import errno
 import logging
 import os
 import selectors
+import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.agent.memstore.server_client import MemstoreServerClient
+from holdfast.agent import schema
 from holdfast.agent.node.identity import Identity
+from holdfast.agent.sidecar import Sidecar, SidecarSpec
 from holdfast.agent.workers.spawner import MemstoreSettings, SpawnPlan
 from holdfast.log import note
 from holdfast.memstore import shared_memory, store_folders, write_requests
+from holdfast.ports import free_port
 from holdfast.process import mark_of
+from holdfast.protocol import Message
 
 if TYPE_CHECKING:
     from holdfast.agent.memstore.writer_client import CheckpointWriterClient
@@ -30,10 +35,118 @@ log = logging.getLogger("holdfast.agent")
 
 CGROUP: Final = Path("/sys/fs/cgroup")
 MEMORY: Final = Path("/proc/meminfo")
+BACKLOG: Final = 64
+SERVER_EVENTS: Final = frozenset({"memstore.full", "memstore.has-room", "replica.lost", "replica.restored"})
+"""Events of the server that are passed on to the controller."""
+
+
+class MemstoreServerClient:
+    """The agent's end of the process that serves this node's memory store to other nodes.
+
+    The agent holds the port: a restarted server listens on the same one, and connections made meanwhile wait a moment.
+    """
+
+    def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], helpers: set[int]) -> None:
+        self._me, self._emit = me, emit
+        self.replica_nodes: list[tuple[str, int]] = []
+        """Where the snapshots of this node's ranks are copied to."""
+        self.replicas: dict[str, int] = {}
+        """Rank to the newest step of which one of them has a complete replica."""
+        self._settings: Message = {}
+        self._facts: Message = {}
+        self._listening: socket.socket | None = None
+        self._sidecar = Sidecar(
+            SidecarSpec(
+                name="memory",
+                command=self._command,
+                started=self._started,
+                received=self._take,
+                exited=self.replicas.clear,
+                given_up=self._given_up,
+            ),
+            me,
+            selector,
+            helpers,
+        )
+        self.due, self.tick = self._sidecar.due, self._sidecar.tick
+
+    @property
+    def port(self) -> int | None:
+        """Return the port on which other nodes connect to the server; None when there is none."""
+        return None if self._listening is None else int(self._listening.getsockname()[1])
+
+    def begin(self, place: Path, address: str, limit: int, token: str) -> None:
+        """Serve the store at *place* under *address*, unless that is so already; raise ``OSError`` when it cannot be served."""
+        facts = {
+            "memstore": str(place),
+            "limit": limit,
+            "token": token,
+            "node": store_folders.key_of(mark_of(self._me.directory)),
+            "address": address,
+        }
+        if self._listening is not None and facts == self._facts:
+            return
+        self.end()
+        self._facts = facts
+        self._listening = _listen(address, place / "port")
+        try:
+            self._sidecar.begin()
+        except OSError:
+            self.end()
+            raise
+
+    def _command(self, descriptor: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        assert self._listening is not None
+        listening = self._listening.fileno()
+        return (sys.executable, "-m", "holdfast.agent.memstore.server", str(descriptor), str(listening)), (listening,)
+
+    def _started(self) -> None:
+        self._sidecar.send(self._facts)
+        if self._settings:
+            self._sidecar.send(self._settings)
+
+    def replicate(self, nodes: list[tuple[str, int]], bandwidth: int | None) -> None:
+        """Have the server copy the snapshots of this node's ranks to *nodes*."""
+        if nodes != self.replica_nodes:
+            self.replica_nodes = nodes
+            self.replicas.clear()
+        self._set({"replicate": [list(node) for node in nodes], "bandwidth": bandwidth})
+
+    def set_ranks(self, ranks: list[int]) -> None:
+        """Send the server the ranks of this node."""
+        if ranks != self._settings.get("ranks"):
+            self._set({"ranks": ranks})
+
+    def _set(self, message: Message) -> None:
+        self._settings |= message
+        self._sidecar.send(message)
+
+    def _take(self, message: Message) -> None:
+        event = schema.text(message, "event")
+        if event in SERVER_EVENTS:
+            facts: dict[str, Any] = {name: schema.text(message, name) for name in ("why", "peer") if message.get(name) is not None}
+            self._emit(event, **facts)
+        elif event == "replicas":
+            ranks = schema.mapping(message, "ranks")
+            self.replicas.clear()
+            self.replicas |= {rank: schema.integer(ranks, rank) for rank in ranks}
+
+    def _given_up(self, why: str) -> None:
+        self.end()
+        self._emit("memstore.unavailable", what="server", why=f"its server: {why}")
+
+    def end(self) -> None:
+        """End the server and close its port."""
+        self._sidecar.end()
+        self.replicas.clear()
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+        self._facts = {}
 
 
 class MemstoreManager:
-    """Keeps the memory store of the job that this agent serves."""
+    """Owns the memory store of the job that this agent serves."""
 
     def __init__(
         self,
@@ -44,17 +157,18 @@ class MemstoreManager:
         checkpoint_writer: CheckpointWriterClient,
     ) -> None:
         self.checkpoint_writer = checkpoint_writer
-        self._me, self._emit, self._workers = me, emit, workers
+        self._emit, self._workers = emit, workers
         self._mark = mark_of(me.directory)
         self._server = MemstoreServerClient(me, selector, emit, workers.helpers)
+        self.replicate, self.due = self._server.replicate, self._server.due
         self.memstore: Path | None = None
         self.limit = 0
         """Bytes of memory for everything in the memory store."""
-        os.environ.pop("HOLDFAST_MEMSTORE", None)  # of whoever started us: it is none of ours
-        os.environ.pop("HOLDFAST_MEMSTORE_LIMIT", None)
+        for name in ("HOLDFAST_MEMSTORE", "HOLDFAST_MEMSTORE_LIMIT"):  # those of the process that started this agent
+            os.environ.pop(name, None)
 
     def prepare(self, plan: SpawnPlan) -> None:
-        """Make the memory store for the job, and have it served; what keeps us from it is told, and training goes on without."""
+        """Make the memory store for the job, and have it served; a failure is reported, and training goes on without."""
         place = store_folders.memstore_of(self._mark, plan.job)
         for other in store_folders.memstores_of(self._mark):
             if other != place or plan.memory is None:
@@ -65,48 +179,43 @@ class MemstoreManager:
         elif self.memstore is None:
             self._open(place, plan.memory)
         if self.memstore is not None and plan.memory is not None:
-            self._serve(self.memstore, plan.memory, plan.environment.get("HOLDFAST_TOKEN", ""))
+            try:
+                token = plan.environment.get("HOLDFAST_TOKEN", "")
+                if not token:
+                    raise OSError(errno.EACCES, "the job has no token for connections between nodes")  # noqa: TRY301
+                self._server.begin(self.memstore, plan.memory.address, self.limit, token)
+            except OSError as error:
+                self._unavailable(f"other nodes cannot be served from {plan.memory.address}: {error}", "server")
         self.checkpoint_writer.memstore = self.memstore
-        self._workers.tell_of_node(self._environment())
+        variables = {"HOLDFAST_MEMSTORE": str(self.memstore), "HOLDFAST_MEMSTORE_LIMIT": str(self.limit), "HOLDFAST_CHECKPOINT_WRITER": "1"}
+        self._workers.set_node_environment({} if self.memstore is None else variables)
 
-    def _open(self, place: Path, plan: MemstoreSettings) -> None:
+    def _open(self, place: Path, settings: MemstoreSettings) -> None:
         try:
             store_folders.make(place)
             write_requests.reopen(place)
-            limit = min(room(place), plan.limit) if plan.limit else room(place) // 2
+            room = available_bytes(place)
+            limit = min(room, settings.limit) if settings.limit else room // 2
             if not limit:
-                raise OSError(errno.ENOSPC, "no memory is free")  # noqa: TRY301 (one place that tells of it)
+                raise OSError(errno.ENOSPC, "no memory is free")  # noqa: TRY301 (one place that reports it)
         except OSError as error:
             store_folders.wipe(place)
-            self._none(f"no memory store can be made in {place.parent}: {error}", "vault")
+            self._unavailable(f"no memory store can be made in {place.parent}: {error}", "memstore")
             return
         self.memstore, self.limit = place, limit
 
-    def _serve(self, place: Path, plan: MemstoreSettings, token: str) -> None:
-        try:
-            if not token:
-                raise OSError(errno.EACCES, "the job has no token by which nodes would know each other")  # noqa: TRY301
-            self._server.begin(place, plan.address, self.limit, token)
-        except OSError as error:
-            self._none(f"other nodes cannot be served from {plan.address}: {error}", "server")
-
-    def _none(self, why: str, what: str) -> None:
+    def _unavailable(self, why: str, what: str) -> None:
         note(log, "memstore.unavailable", what=what, why=why)
         self._emit("memstore.unavailable", what=what, why=why)
 
-    def _environment(self) -> dict[str, str]:
-        if self.memstore is None:
-            return {}
-        return {"HOLDFAST_MEMSTORE": str(self.memstore), "HOLDFAST_MEMSTORE_LIMIT": str(self.limit), "HOLDFAST_CHECKPOINT_WRITER": "1"}
-
     def about(self) -> dict[str, Any] | None:
-        """Return what a flow must know of this node's memory, if it keeps anything there."""
+        """Return what a controller needs to know of this node's memory store, if there is one."""
         if self.memstore is None:
             return None
-        return {"port": self._server.port, "limit": self.limit, "to": [list(home) for home in self._server.homes]}
+        return {"port": self._server.port, "limit": self.limit, "to": [list(node) for node in self._server.replica_nodes]}
 
     def stored(self) -> list[dict[str, Any]]:
-        """Return what lies whole in the memory store, as JSON holds it."""
+        """Return the complete snapshots in the memory store, as JSON has them."""
         if self.memstore is None:
             return []
         names = ("rank", "world", "step", "lineage")
@@ -115,48 +224,59 @@ class MemstoreManager:
             for path, label in shared_memory.labels(self.memstore).items()
         ]
 
-    def replicate(self, homes: list[tuple[str, int]], bandwidth: int | None) -> None:
-        """Have the snapshots of this node's ranks copied to *homes* (host and port each), at *bandwidth* bytes a second at most."""
-        self._server.replicate(homes, bandwidth)
-
     def replica(self, rank: int) -> int | None:
-        """Return the newest step of which another node is known to keep a whole replica of a rank's snapshot."""
+        """Return the newest step of which another node has a complete replica of a rank's snapshot."""
         return self._server.replicas.get(str(rank))
 
     def serves(self) -> bool:
         """Tell whether other nodes can be served."""
         return self.memstore is not None and self._server.port is not None
 
-    def due(self) -> float | None:
-        """Return when `tick` has something to do (monotonic)."""
-        return self._server.due()
-
     def tick(self, now: float) -> None:
-        """Do what is due, and let the server know whose ranks are here."""
+        """Do what is due, and send the server the ranks of this node."""
         self._server.tick(now)
-        self._server.own(sorted(self._workers.workers))
+        self._server.set_ranks(sorted(self._workers.workers))
 
     def close(self, *, wipe: bool) -> None:
-        """End the server; *wipe* the memory store unless a later agent may need what is in it."""
+        """End the server; *wipe* the memory store unless a later agent may need it."""
         self._server.end()
         if wipe and self.memstore is not None:
             store_folders.wipe(self.memstore)
 
 
-# -- how much there is ----------------------------------------------------------------------------------------------------
+def _listen(address: str, port_file: Path) -> socket.socket:
+    """Listen on a port of *address*: the one on which the memory store was served before, which other nodes know, or else any free one."""
+    family, _, _, _, where = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    ports = [free_port() for _ in range(3)]
+    with suppress(OSError, ValueError):
+        ports.insert(0, int(port_file.read_text()))
+    for number in ports:
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((where[0], number, *where[2:]))
+            sock.listen(BACKLOG)
+        except (OSError, OverflowError) as error:
+            sock.close()
+            last = error
+            continue
+        with suppress(OSError):
+            port_file.write_text(str(number))
+        return sock
+    raise OSError(str(last)) from last
 
 
-def room(place: Path) -> int:
-    """Return the bytes of memory that the files in *place* can take, those that they have among them; raise ``OSError`` when unknown."""
+def available_bytes(place: Path) -> int:
+    """Return the bytes of memory that the files in *place* can take, including those they have; raise ``OSError`` when unknown."""
     facts = os.statvfs(place)
     available = [int(line.split()[1]) * 1024 for line in MEMORY.read_text().splitlines() if line.startswith("MemAvailable:")]
-    free = [facts.f_bavail * facts.f_frsize, *available, *_left_in_cgroups()]
+    free = [facts.f_bavail * facts.f_frsize, *available, *_available_in_cgroups()]
     return max(0, min(free)) + store_folders.usage(place)
 
 
-def _left_in_cgroups() -> list[int]:
-    """Return what the memory cgroups above this process leave it, as far as they can be seen."""
-    left = []
+def _available_in_cgroups() -> list[int]:
+    """Return the bytes that the memory cgroups of this process still allow it, as far as they can be read."""
+    available = []
     with suppress(OSError, ValueError, IndexError, StopIteration):
         path = next(line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
         inside = CGROUP / path.lstrip("/")
@@ -164,14 +284,8 @@ def _left_in_cgroups() -> list[int]:
             if not folder.is_relative_to(CGROUP):
                 break
             with suppress(OSError, ValueError):  # "max" is no number: no limit there
-                most, used = int((folder / "memory.max").read_text()), int((folder / "memory.current").read_text())
-                left.append(most - used + _given_back(folder))
-    return left
-
-
-def _given_back(folder: Path) -> int:
-    """Return the bytes that the kernel takes back from a cgroup's files when it needs them."""
-    for line in (folder / "memory.stat").read_text().splitlines():
-        if line.startswith("inactive_file "):
-            return int(line.split()[1])
-    return 0
+                limit, used = int((folder / "memory.max").read_text()), int((folder / "memory.current").read_text())
+                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                reclaimable = int(statistics.get("inactive_file", 0))  # the kernel takes it back from files when it needs it
+                available.append(limit - used + reclaimable)
+    return available

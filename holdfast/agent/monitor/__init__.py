@@ -1,5 +1,5 @@
-"""The node's lookout: a process beside the agent that finds faults of the node while a job runs on it.
+"""The node monitor: a process beside the agent that detects faults of the node while a job runs on it.
 
-What the kernel logs, what the GPUs' driver tells and what becomes of links is heard as it happens; all else is looked at once a minute, and
-when something happened. It judges by itself and says only what is a fault, so that the agent's loop, on which ranks wait, does none of it.
+It reads the kernel's log, the GPU driver's events and link changes as they come, and samples everything else once a minute and after each
+of these. It sends only faults, so that the agent's loop, for which ranks wait, does none of this work.
 """

@@ -1,4 +1,4 @@
-"""``python -m holdfast.agent.monitor DESCRIPTOR NODE KERNEL_LOG ROOT``: begun by the agent, ends with it."""
+"""``python -m holdfast.agent.monitor DESCRIPTOR NODE KERNEL_LOG ROOT``: started by the agent, ends with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.process import survive_sigterm
 
 
 def main(arguments: list[str]) -> None:
-    """Watch the node until the agent goes."""
+    """Monitor the node until the agent exits."""
     descriptor, node, kernel_log, root = arguments
     survive_sigterm()
     set_up()

@@ -1,4 +1,4 @@
-"""The kernel's log as the agent follows it: one reader, whose lines go to all who want them."""
+"""Follow the kernel's log: one reader, whose lines go to all subscribers."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ log = logging.getLogger("holdfast.agent")
 
 KERNEL_LOG: Final = Path("/") / KMSG
 POLL: Final = 0.2
-"""Seconds between two readings of an ordinary file, which cannot be waited for."""
+"""Seconds between two reads of an ordinary file, for which no selector can wait."""
 
 
 class KernelLogFollower:
-    """Follows the kernel's log: `/dev/kmsg`, or a file in which a syslog daemon keeps it. Says in *blind* why it cannot."""
+    """Follows the kernel's log: `/dev/kmsg`, or a file in which a syslog daemon keeps it. *blind* says why it cannot be read."""
 
     def __init__(self, path: Path = KERNEL_LOG) -> None:
         self.path = path
         self.blind: str | None = None
         self._log: KernelLog | None = None
         self._polled = False
-        """It cannot be waited for, as ordinary files cannot."""
+        """No selector can wait for it, as for any ordinary file."""
         self._next = 0.0
-        self._heard: list[Callable[[KernelLine], None]] = []
+        self._subscribers: list[Callable[[KernelLine], None]] = []
         self._open(from_end=True)
 
     def _open(self, *, from_end: bool) -> None:
@@ -40,20 +40,20 @@ class KernelLogFollower:
         except OSError as error:
             self.blind = f"{self.path}: {error.strerror}"
 
-    def tell(self, heard: Callable[[KernelLine], None]) -> None:
-        """Call *heard* with every line that is read from now on."""
-        self._heard.append(heard)
+    def subscribe(self, take: Callable[[KernelLine], None]) -> None:
+        """Call *take* with every line that is read from now on."""
+        self._subscribers.append(take)
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Have lines read as they come."""
         if self._log is not None:
             try:
-                selector.register(self._log, selectors.EVENT_READ, lambda _mask: self._wake(selector))
+                selector.register(self._log, selectors.EVENT_READ, lambda _mask: self._read_or_close(selector))
             except PermissionError:
                 self._polled = True
 
-    def _wake(self, selector: selectors.BaseSelector) -> None:
-        """Read; a log that has become unreadable would wake us for ever."""
+    def _read_or_close(self, selector: selectors.BaseSelector) -> None:
+        """Read; close an unreadable log, which would wake the selector for ever."""
         try:
             self.read()
         except OSError as error:
@@ -64,30 +64,27 @@ class KernelLogFollower:
             note(log, "kernel-log.lost", why=self.blind)
 
     def read(self) -> None:
-        """Hand on the lines that have come since the last time."""
+        """Pass on the lines that have come since the last time."""
         if self._log is None:
             return
         for line in self._log.read():
-            for heard in self._heard:
-                heard(line)
+            for take in self._subscribers:
+                take(line)
 
     def due(self) -> float | None:
         """Return when `tick` has something to do (monotonic)."""
         return self._next if self._log is not None and self._polled else None
 
     def tick(self, now: float) -> None:
-        """Read a file that cannot be waited for."""
-        if self._log is not None and self._polled and now >= self._next:
-            self._next = time.monotonic() + POLL
-            self.read()
-            if self._was_replaced():
-                self._log.close()
-                self._open(from_end=False)
-
-    def _was_replaced(self) -> bool:
-        """Tell whether the file was put aside for a new one, as logs are once they have become large."""
-        assert self._log is not None
+        """Read a file for which no selector can wait, and the next one once it has been rotated."""
+        if self._log is None or not self._polled or now < self._next:
+            return
+        self._next = time.monotonic() + POLL
+        self.read()
         try:
-            return not os.path.samestat(self.path.stat(), os.fstat(self._log.fileno()))
+            rotated = not os.path.samestat(self.path.stat(), os.fstat(self._log.fileno()))
         except OSError:
-            return False
+            rotated = False
+        if rotated:
+            self._log.close()
+            self._open(from_end=False)

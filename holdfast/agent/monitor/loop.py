@@ -1,4 +1,4 @@
-"""The lookout's loop: lines of the kernel's log, errors of GPUs, changes of links and looks at the node, each as it comes."""
+"""The node monitor's loop: lines of the kernel's log, GPU errors, link changes and samples of the node, each as it comes."""
 
 from __future__ import annotations
 
@@ -9,92 +9,146 @@ import selectors
 import signal
 import socket
 import time
+from collections import deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 from detectors.codec import MalformedData, unpacked
 from detectors.counter_deltas import grown_errors
 from detectors.evidence import NOT_REQUESTED
+from detectors.findings import FaultFinding
 from detectors.gpu_readings import Xid
 from detectors.health import fault_findings
 from detectors.kernel_lines import finding_of
 from detectors.readings import KernelLine, NodeReading
 from detectors.xids import finding
-from holdfast.agent.monitor.child_reaper import ChildReaper
-from holdfast.agent.monitor.deduplicator import Deduplicator, EventBudget
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
-from holdfast.agent.monitor.netlink import drain, hear_links
-from holdfast.agent.monitor.nvml_events import NvmlListener
+from holdfast.agent.monitor.nvml_events import ChildReaper, NvmlListener
 from holdfast.log import note
 from holdfast.probe.readers.collect import look
 from holdfast.protocol import LineBuffer, Message, encode
 
 log = logging.getLogger("holdfast.agent.monitor")
 
-EVERY: Final = 60.0
-"""Seconds between two looks: what counters alone tell is slow to grow, and a look costs some 0.2 s of a processor."""
-SOON: Final = 0.5
-"""Seconds from something that happened to a look at what came of it: one thing seldom happens alone."""
-APART: Final = 5.0
-"""Seconds between two looks at least."""
-LOOK_SECONDS: Final = 10.0
-"""Seconds that one look may take."""
-TOO_LONG: Final = 40.0
-"""Seconds after which a look that did not even say what it could not see is given up."""
+INTERVAL: Final = 60.0
+"""Seconds between two samples: faults that only counters show develop slowly, and a sample costs some 0.2 s of a processor."""
+DELAY: Final = 0.5
+"""Seconds from an event to a sample of what came of it: one thing seldom happens alone."""
+MIN_INTERVAL: Final = 5.0
+READER_SECONDS: Final = 10.0
+"""Seconds that each reader of a sample may take."""
+SAMPLE_SECONDS: Final = 40.0
+"""Seconds after which a sample is given up that has not even reported what it could not read."""
+QUIET: Final = 60.0
+"""Seconds for which the same fault of the same part is not reported again: a driver may log an error a thousand times in one."""
+MAX_LINES: Final = 100
+"""Log lines that are judged within a second; a flooded log repeats itself, and judging costs time."""
+RTMGRP_LINK: Final = 1
+"""The multicast group of link changes; see rtnetlink(7)."""
+
+
+class Deduplicator:
+    """Reports each fault once, by its kind and part."""
+
+    def __init__(self, node: str, send: Callable[[Message], None]) -> None:
+        self._node, self._send = node, send
+        self._reported: dict[tuple[str, str], float] = {}
+        self._present: frozenset[tuple[str, str]] = frozenset()
+
+    def happened(self, found: FaultFinding, source: str, at: float, now: float) -> bool:
+        """Report what happened (*at*, wall clock) unless it was reported a moment ago; tell whether it is news. *now* is monotonic."""
+        key = (found.kind, found.part)
+        again = self._is_recent(key, now)
+        self._reported[key] = now
+        if not again and key not in self._present:
+            self._report(found, source, at)
+        return not again
+
+    def sampled(self, findings: Iterable[tuple[str, FaultFinding]], at: float, now: float) -> None:
+        """Report the findings of a sample, each with its source, that the sample before had not and that were not reported a moment ago."""
+        present = {(one.kind, one.part): (source, one) for source, one in findings}
+        for key in [key for key in present if key not in self._present]:
+            if not self._is_recent(key, now):
+                source, one = present[key]
+                self._report(one, source, at)
+            self._reported[key] = now
+        self._present = frozenset(present)
+        self._reported = {key: when for key, when in self._reported.items() if now - when < QUIET}
+
+    def _is_recent(self, key: tuple[str, str], now: float) -> bool:
+        return key in self._reported and now - self._reported[key] < QUIET
+
+    def _report(self, found: FaultFinding, source: str, at: float) -> None:
+        self._send({"fault": found.kind, "part": found.part, "quote": found.quote, "source": f"{source} on {self._node}", "at": at})
+
+
+class EventBudget:
+    """How many log lines may still be judged in this second."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=MAX_LINES)
+        self.skipped = 0
+        """Lines that were not judged, in all."""
+
+    def allows(self, now: float) -> bool:
+        """Use up one line; False when there is none left."""
+        if len(self._times) == MAX_LINES and now - self._times[0] < 1.0:
+            self.skipped += 1
+            return False
+        self._times.append(now)
+        return True
 
 
 class MonitorLoop:
-    """Everything that the lookout waits for. One thread, so that it may fork."""
+    """Everything that the monitor waits for. One thread, so that it may fork."""
 
     def __init__(self, agent: socket.socket, node: str, kernel_log: Path, root: Path) -> None:
         self._agent, self._node, self._root = agent, node, root
         self._lines = LineBuffer()
-        self._telling, self._budget = Deduplicator(node, self._say), EventBudget()
+        self._reports, self._budget = Deduplicator(node, self._send), EventBudget()
         self._selector = selectors.DefaultSelector()
         self._before: NodeReading | None = None
         self._baseline: NodeReading | None = None
         self._ended: tuple[int, NodeReading | None] | None = None
-        """Generation in which something ended and the look from before it: the difference is to be told with the next look."""
-        self._looking: tuple[int, int, bytearray] | None = None
-        """The process that looks now: its pid, its pipe, and what it has said."""
+        """Generation in which a worker crashed and the sample from before it: the difference is reported with the next sample."""
+        self._sampling: tuple[int, int, bytearray] | None = None
+        """The process that samples now: its pid, its pipe, and what it has written."""
         self._children = ChildReaper()
-        self._listener = NvmlListener(self._children, self._selector, self._xid, self._say)
-        self._next_look = self._last_look = time.monotonic()
+        self._listener = NvmlListener(self._children, self._selector, self._on_gpu_message, self._send)
+        self._next_sample = self._last_sample = time.monotonic()
         self._kernel = KernelLogFollower(kernel_log)
-        self._links = hear_links()
+        self._links = link_changes()
 
     def run(self) -> None:
-        """Watch until the agent goes."""
+        """Monitor until the agent exits."""
         self._listener.begin()
-        self._kernel.tell(self._line)
+        self._kernel.subscribe(self._on_kernel_line)
         self._kernel.register(self._selector)
-        self._selector.register(self._agent, selectors.EVENT_READ, lambda _mask: self._hear())
+        self._selector.register(self._agent, selectors.EVENT_READ, lambda _mask: self._on_agent_message())
         if self._links is not None:
-            self._selector.register(self._links, selectors.EVENT_READ, lambda _mask: self._link())
+            self._selector.register(self._links, selectors.EVENT_READ, lambda _mask: self._on_link_change())
         while True:
-            for key, mask in self._selector.select(self._patience()):
+            next_sample = self._next_sample if self._sampling is None else self._last_sample + SAMPLE_SECONDS
+            times = [at for at in (self._kernel.due(), self._listener.due(), next_sample) if at is not None]
+            for key, mask in self._selector.select(max(0.0, min(times) - time.monotonic())):
                 key.data(mask)
-            self._tick()
+            now = time.monotonic()
+            self._kernel.tick(now)
+            self._listener.tick(now)
+            if self._sampling is None and now >= self._next_sample:
+                self._start_sample(now)
+            elif self._sampling is not None and now >= self._last_sample + SAMPLE_SECONDS:
+                os.kill(self._sampling[0], signal.SIGKILL)
+                self._end_sample()
+                note(log, "sample.timed-out", seconds=SAMPLE_SECONDS)
 
-    def _patience(self) -> float:
-        times = [self._kernel.due(), self._listener.due(), self._next_look if self._looking is None else self._last_look + TOO_LONG]
-        return max(0.0, min(at for at in times if at is not None) - time.monotonic())
-
-    def _tick(self) -> None:
-        now = time.monotonic()
-        self._kernel.tick(now)
-        self._listener.tick(now)
-        if self._looking is None and now >= self._next_look:
-            self._start_look(now)
-        elif self._looking is not None and now >= self._last_look + TOO_LONG:
-            self._give_up_look()
-
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._agent.sendall(encode(message))
 
-    # -- what the agent says --------------------------------------------------------------------------------------------
+    # -- what happens ---------------------------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
+    def _on_agent_message(self) -> None:
         data = self._agent.recv(1 << 16)
         if not data:
             raise EOFError
@@ -103,95 +157,104 @@ class MonitorLoop:
                 self._baseline = self._before
             if "ended" in message:
                 self._ended = self._ended or (int(message["ended"]), self._baseline)
-                self._soon()
+                self._sample_soon()
 
-    def _soon(self) -> None:
-        """Look in a moment."""
-        self._next_look = min(self._next_look, max(time.monotonic() + SOON, self._last_look + APART))
+    def _sample_soon(self) -> None:
+        self._next_sample = min(self._next_sample, max(time.monotonic() + DELAY, self._last_sample + MIN_INTERVAL))
 
-    # -- what happens ---------------------------------------------------------------------------------------------------
-
-    def _line(self, line: KernelLine) -> None:
-        """Judge a line of the kernel's log."""
+    def _on_kernel_line(self, line: KernelLine) -> None:
         at, now = time.time(), time.monotonic()
         if not self._budget.allows(now):
-            if self._budget.passed_over == 1:
-                note(log, "kernel-log.flooded")
+            if self._budget.skipped == 1:
+                note(log, "kernel-log.flooded", max_lines_per_second=MAX_LINES)
             return
-        seen = finding_of(line)
-        if seen is not None and self._telling.happened(seen, "kernel log", at, now):
-            self._soon()
+        found = finding_of(line)
+        if found is not None and self._reports.happened(found, "kernel log", at, now):
+            self._sample_soon()
 
-    def _xid(self, message: Message) -> None:
-        """Take in what the listener says of GPUs."""
-        if "deaf" in message:
-            note(log, "listener.deaf", why=message["deaf"])
+    def _on_gpu_message(self, message: Message) -> None:
+        if "blind" in message:
+            note(log, "gpu-events.unavailable", why=message["blind"])
             return
-        seen = finding(unpacked(Xid, message["xid"]))
-        if seen is not None and self._telling.happened(seen, "GPU driver events", message["at"], time.monotonic()):
-            self._soon()
+        found = finding(unpacked(Xid, message["xid"]))
+        if found is not None and self._reports.happened(found, "GPU driver events", message["at"], time.monotonic()):
+            self._sample_soon()
 
-    def _link(self) -> None:
+    def _on_link_change(self) -> None:
         assert self._links is not None
         if drain(self._links):
-            self._soon()
+            self._sample_soon()
 
-    # -- looking --------------------------------------------------------------------------------------------------------
+    # -- samples --------------------------------------------------------------------------------------------------------
 
-    def _start_look(self, now: float) -> None:
-        """Have a process look at the node: it may hang, which we may not."""
+    def _start_sample(self, now: float) -> None:
+        """Have another process sample the node: it may hang, which this one may not."""
         ours, its = os.pipe()
         pid = self._children.fork(its)
         if pid == 0:
             try:
                 os.nice(15)  # it can wait for a processor that nobody else wants
-                answer = json.dumps(look(self._node, self._root, LOOK_SECONDS)).encode()
+                answer = json.dumps(look(self._node, self._root, READER_SECONDS)).encode()
                 while answer:
                     answer = answer[os.write(its, answer) :]
             finally:
                 os._exit(0)
         os.close(its)
-        self._looking = pid, ours, bytearray()
-        self._last_look, self._next_look = now, now + EVERY
-        self._selector.register(ours, selectors.EVENT_READ, lambda _mask: self._seen())
+        self._sampling = pid, ours, bytearray()
+        self._last_sample, self._next_sample = now, now + INTERVAL
+        self._selector.register(ours, selectors.EVENT_READ, lambda _mask: self._read_sample())
 
-    def _seen(self) -> None:
-        assert self._looking is not None
-        _, pipe, told = self._looking
+    def _read_sample(self) -> None:
+        assert self._sampling is not None
+        _, pipe, answer = self._sampling
         data = os.read(pipe, 1 << 18)
-        told += data
+        answer += data
         if data:
             return
-        self._end_look()
+        self._end_sample()
         try:
-            reading = unpacked(
-                NodeReading, json.loads(bytes(told)) | {"kernel": {"blind": NOT_REQUESTED.why}}
-            )  # its log is followed already
+            # The kernel's log is followed already.
+            reading = unpacked(NodeReading, json.loads(bytes(answer)) | {"kernel": {"blind": NOT_REQUESTED.why}})
         except (ValueError, MalformedData) as error:
-            note(log, "look.failed", why=error)
+            note(log, "sample.failed", why=error)
             return
-        self._compare(reading)
-
-    def _end_look(self) -> None:
-        assert self._looking is not None
-        pid, pipe, _ = self._looking
-        self._selector.unregister(pipe)
-        os.close(pipe)
-        self._children.status(pid)  # how it ended says nothing; it is reaped when it does
-        self._looking = None
-
-    def _give_up_look(self) -> None:
-        assert self._looking is not None
-        os.kill(self._looking[0], signal.SIGKILL)
-        self._end_look()
-        note(log, "look.gave-no-answer", seconds=TOO_LONG)
-
-    def _compare(self, now: NodeReading) -> None:
-        before, self._before = self._before, now
+        before, self._before = self._before, reading
         if self._baseline is None:
-            self._baseline = now
-        self._telling.looked(fault_findings(now, before), now.at, time.monotonic())
+            self._baseline = reading
+        self._reports.sampled(fault_findings(reading, before), reading.at, time.monotonic())
         if self._ended is not None:
             (generation, since), self._ended = self._ended, None
             if since is not None:
-                self._say({"counter_increases": grown_errors(since, now), "generation": generation, "seconds": now.at - since.at})
+                increases = grown_errors(since, reading)
+                self._send({"counter_increases": increases, "generation": generation, "seconds": reading.at - since.at})
+
+    def _end_sample(self) -> None:
+        assert self._sampling is not None
+        pid, pipe, _ = self._sampling
+        self._selector.unregister(pipe)
+        os.close(pipe)
+        self._children.status(pid)  # its exit status says nothing; it is reaped when it ends
+        self._sampling = None
+
+
+def link_changes() -> socket.socket | None:
+    """Return a socket that becomes readable when a network link changes; None where the system has none."""
+    try:
+        sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE)
+        sock.bind((0, RTMGRP_LINK))
+    except (OSError, AttributeError):
+        return None
+    return sock
+
+
+def drain(sock: socket.socket) -> bool:
+    """Discard what has come; tell whether there was anything. Too much at once (ENOBUFS) counts too."""
+    found = False
+    while True:
+        try:
+            sock.recv(1 << 16)
+        except BlockingIOError:
+            return found
+        except OSError:
+            return True
+        found = True

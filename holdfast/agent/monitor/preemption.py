@@ -1,4 +1,4 @@
-"""The agent's end of what looks for notices that the node will be taken away: a process of its own, as a file or an address may hang."""
+"""The agent's end of the preemption watcher: a process of its own, as a file or an address may hang."""
 
 from __future__ import annotations
 
@@ -8,124 +8,108 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 from holdfast.agent import schema
 from holdfast.agent.node.identity import Identity
+from holdfast.agent.schema import FilePath, Seconds, Text
 from holdfast.agent.sidecar import Sidecar, SidecarSpec
 from holdfast.protocol import Message
 
-USED: Final = frozenset({signal.SIGCHLD, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM})
+USED_SIGNALS: Final = frozenset({signal.SIGCHLD, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM})
 """Signals that have a meaning of their own."""
+
+
+def _free_signals(message: Message, name: str) -> list[int]:
+    numbers = schema.numbers(message, name)
+    if any(number not in signal.valid_signals() or number in USED_SIGNALS for number in numbers):
+        raise schema.BadField(name, "numbers of signals that are free for it", numbers)
+    return numbers
+
+
+def _pattern(message: Message, name: str) -> str:
+    pattern = schema.text(message, name)
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise schema.BadField(name, "a regular expression", pattern) from error
+    return pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionSettings:
-    """Where notices are to be seen."""
+    """Where preemption notices are found."""
 
-    file: str | None
-    url: str | None
-    token_url: str | None
-    headers: dict[str, str]
-    pattern: str
-    signals: tuple[int, ...]
-    every: float
-    """Seconds from one look to the next."""
-    timeout: float
-    """Seconds that a question may take."""
-    lasts: float
+    file: FilePath | None
+    url: Text | None
+    token_url: Text | None
+    headers: Annotated[dict[str, str], schema.environment]
+    pattern: Annotated[str, _pattern]
+    signals: Annotated[list[int], _free_signals]
+    every: Seconds
+    """Seconds between two checks."""
+    timeout: Seconds
+    """Seconds that a request may take."""
+    lasts: Seconds
     """Seconds from the notice to the end of the node."""
-
-    @classmethod
-    def of(cls, message: Message) -> PreemptionSettings:
-        """Return the plan in a part of a ``prepare`` order; raise `BadField` when it is none."""
-        numbers = schema.numbers(message, "signals")
-        if any(number not in signal.valid_signals() or number in USED for number in numbers):
-            raise schema.BadField("signals", "numbers of signals that are free for it", numbers)
-        try:
-            re.compile(schema.text(message, "pattern"))
-        except re.error as error:
-            raise schema.BadField("pattern", "a regular expression", message["pattern"]) from error
-        return cls(
-            file=schema.maybe(schema.path, message, "file"),
-            url=schema.maybe(schema.text, message, "url"),
-            token_url=schema.maybe(schema.text, message, "token_url"),
-            headers=schema.environment(message, "headers"),
-            pattern=schema.text(message, "pattern"),
-            signals=tuple(numbers),
-            every=schema.seconds(message, "every"),
-            timeout=schema.seconds(message, "timeout"),
-            lasts=schema.seconds(message, "lasts"),
-        )
 
 
 class PreemptionClient:
-    """Has notices looked for while a job holds the node, and tells of them once."""
+    """Watches for preemption notices while a job runs on the node, and reports each once."""
 
     def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], helpers: set[int]) -> None:
-        self._me, self._emit = me, emit
+        self._node, self._emit = me.node, emit
         self._plan: PreemptionSettings | None = None
-        self._told = False
-        part = SidecarSpec(
-            name="notices", command=self._command, begun=self._tell, heard=self._take, lost=lambda: None, given_up=self._given_up
+        self._reported = False
+        spec = SidecarSpec(
+            name="notices",
+            command=lambda descriptor: ((sys.executable, "-m", "holdfast.agent.monitor.preemption_watcher", str(descriptor)), ()),
+            started=self._send_plan,
+            received=self._take,
+            given_up=self._given_up,
         )
-        self._helper = Sidecar(part, me, selector, helpers)
-
-    def _command(self, line: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        return (sys.executable, "-m", "holdfast.agent.monitor.preemption_watcher", str(line)), ()
+        self._sidecar = Sidecar(spec, me, selector, helpers)
+        self.due, self.tick, self.end = self._sidecar.due, self._sidecar.tick, self._sidecar.end
 
     def prepare(self, plan: PreemptionSettings | None) -> None:
-        """Look where *plan* says from now on; raise ``OSError`` when that cannot be."""
+        """Watch where *plan* says from now on; raise ``OSError`` when the watcher cannot start."""
         before, self._plan = self._plan, plan
         for number in plan.signals if plan is not None else ():
-            signal.signal(number, lambda *_: None)  # the loop hears of it
+            signal.signal(number, lambda *_: None)  # the agent's loop passes it to `signalled`
         if plan is None or (plan.file is None and plan.url is None):
-            self._helper.end()
-        elif not self._helper.is_alive:
-            self._helper.begin()
+            self._sidecar.end()
+        elif not self._sidecar.is_alive:
+            self._sidecar.begin()
         elif plan != before:
-            self._tell()
+            self._send_plan()
 
-    def _tell(self) -> None:
+    def _send_plan(self) -> None:
         plan = self._plan
         if plan is not None:
-            file, url = (one and one.replace("{node}", self._me.node) for one in (plan.file, plan.url))
-            wanted = {"file": file, "url": url, "token_url": plan.token_url, "headers": plan.headers, "pattern": plan.pattern}
-            self._helper.say({**wanted, "every": plan.every, "timeout": plan.timeout})
+            file, url = (one and one.replace("{node}", self._node) for one in (plan.file, plan.url))
+            where = {"file": file, "url": url, "token_url": plan.token_url, "headers": plan.headers, "pattern": plan.pattern}
+            self._sidecar.send({**where, "every": plan.every, "timeout": plan.timeout})
 
     def signalled(self, numbers: bytes) -> None:
-        """Take in signals that have come: some are notices."""
+        """Handle signals that have arrived: some are notices."""
         for number in self._plan.signals if self._plan is not None else ():
             if number in numbers:
-                self._leave(f"it was told to go by {signal.Signals(number).name}")
+                self._report(f"the cluster sent {signal.Signals(number).name}")
 
     def _take(self, message: Message) -> None:
         if "blind" in message:
             self._emit("notice.unknown", why=schema.text(message, "blind"))
-        elif message.get("notice") is None:
-            if self._told:
-                self._told = False
-                self._emit("agent.preemption-cancelled")
-        else:
-            self._leave(schema.text(message, "notice"))
+        elif message.get("notice") is not None:
+            self._report(schema.text(message, "notice"))
+        elif self._reported:
+            self._reported = False
+            self._emit("agent.preemption-cancelled")
 
-    def _leave(self, why: str) -> None:
-        if not self._told and self._plan is not None:
-            self._told = True
+    def _report(self, why: str) -> None:
+        if not self._reported and self._plan is not None:
+            self._reported = True
             self._emit("agent.preemption-notice", seconds=self._plan.lasts, why=why)
 
     def _given_up(self, why: str) -> None:
-        self._helper.end()
+        self._sidecar.end()
         self._emit("notice.unknown", why=why)
-
-    def due(self) -> float | None:
-        """Return when `tick` has something to do (monotonic)."""
-        return self._helper.due()
-
-    def tick(self, now: float) -> None:
-        """Begin again what has died."""
-        self._helper.tick(now)
-
-    def end(self) -> None:
-        """Look no longer."""
-        self._helper.end()

@@ -1,1 +1,1 @@
-"""What belongs to the node rather than to a job: folder, identity, environments, interfaces, GPUs, and the proxy to other hosts."""
+"""What belongs to the node rather than to a job: folder, identity, epochs, interfaces, GPUs, and the proxy for other hosts."""

@@ -1,4 +1,4 @@
-"""Which ranks compute on a GPU of this node: those whose process the driver names, or whose processes hold that GPU open as theirs."""
+"""Find the ranks that compute on a GPU of this node: the driver names their process, or their processes have that GPU open."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from holdfast.process import children_of
 
 _PID: Final = re.compile(r"\bpid='?(\d+)")
 _BUS: Final = re.compile(r"\b([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?\b", re.IGNORECASE)
-_NUMBER: Final = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
+_MINOR: Final = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 _UUID: Final = re.compile(r"^GPU UUID:\s*(\S+)", re.MULTILINE)
-MOST: Final = 4096
-"""Processes of a worker that are looked at."""
+MAX_PROCESSES: Final = 4096
+"""Processes of a worker that are checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,69 +30,63 @@ class _Gpu:
 
 
 def ranks_on(part: str, quote: str, workers: Iterable[Worker], root: Path = Path("/")) -> list[int]:
-    """Return the ranks of *workers* on the GPU that a fault's *part* names, as far as that can be told; *quote* may name a process."""
-    bus = _bus(part)
-    living = [one for one in workers if one.standby is None and one.pid and not one.gone]
+    """Return the ranks of *workers* on the GPU that a fault's *part* names, as far as that is known; *quote* may name a process."""
+    bus = _bus_address(part)
+    living = [one for one in workers if one.standby is None and one.pid and not one.exited]
     if bus is None or not living:
         return []
     gpus, named = _gpus(root), {int(pid) for pid in _PID.findall(quote)}
     return sorted(one.rank for one in living if _computes_on(one, bus, gpus, named, root))
 
 
-def _bus(text: str) -> str | None:
-    """Return the place of a GPU on its bus, without domain and function, in one form."""
+def _bus_address(text: str) -> str | None:
+    """Return a GPU's address on its bus, without domain and function, in one form."""
     found = _BUS.search(text)
     return f"{int(found[1], 16):x}:{found[2].lower()}" if found else None
 
 
 def _gpus(root: Path) -> dict[str, _Gpu]:
-    """Return the GPUs by their place on the bus, in the order in which the driver numbers them."""
+    """Return the GPUs by their bus address, in the order in which the driver numbers them."""
     found: dict[str, _Gpu] = {}
     with suppress(OSError):
-        for place in sorted((root / "proc/driver/nvidia/gpus").iterdir()):
+        for folder in sorted((root / "proc/driver/nvidia/gpus").iterdir()):
             with suppress(OSError):
-                told = (place / "information").read_text(errors="replace")
-                bus, minor, uuid = _bus(place.name), _NUMBER.search(told), _UUID.search(told)
+                text = (folder / "information").read_text(errors="replace")
+                bus, minor, uuid = _bus_address(folder.name), _MINOR.search(text), _UUID.search(text)
                 if bus is not None and minor is not None:
                     found[bus] = _Gpu(minor=int(minor[1]), uuid=uuid[1] if uuid else "")
     return found
 
 
-def _family(pid: int) -> list[int]:
-    """Return *pid* and all processes that it began."""
-    found = [pid]
-    for one in found:
-        if len(found) < MOST:
-            found += [child for child in children_of(one) if child not in found]
-    return found
-
-
 def _computes_on(worker: Worker, bus: str, gpus: Mapping[str, _Gpu], named: set[int], root: Path) -> bool:
-    """Tell whether *worker* computes on the GPU at *bus*: CUDA opens every GPU that it may see, and a rank uses one of them."""
-    family = _family(worker.pid or 0)
-    if not named.isdisjoint(family):
+    """Tell whether *worker* computes on the GPU at *bus*: CUDA opens every visible GPU, and a rank uses one of them."""
+    processes = [worker.pid or 0]
+    for pid in processes:
+        if len(processes) < MAX_PROCESSES:
+            processes += [child for child in children_of(pid) if child not in processes]
+    if not named.isdisjoint(processes):
         return True
-    wanted = gpus.get(bus)
-    held = {minor for pid in family for minor in _held(pid, root)}
-    if wanted is None or wanted.minor not in held:
+    gpu = gpus.get(bus)
+    opened = {minor for pid in processes for minor in _open_gpus(pid, root)}
+    if gpu is None or gpu.minor not in opened:
         return False
-    return len(held) == 1 or _own(worker.sees, list(gpus.values())) == wanted
+    return len(opened) == 1 or _chosen_gpu(worker.gpu_variables, list(gpus.values())) == gpu
 
 
-def _held(pid: int, root: Path) -> Iterator[int]:
-    """Yield the numbers of the GPUs that a process has open."""
+def _open_gpus(pid: int, root: Path) -> Iterator[int]:
+    """Yield the minor numbers of the GPUs that a process has open."""
     device = re.compile(re.escape(str(root / "dev/nvidia")) + r"(\d+)")
     with suppress(OSError):
-        for place in Path(f"/proc/{pid}/fd").iterdir():
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
-                if found := device.fullmatch(str(place.readlink())):
+                if found := device.fullmatch(str(descriptor.readlink())):
                     yield int(found[1])
 
 
-def _own(sees: Mapping[str, str], gpus: list[_Gpu]) -> _Gpu | None:
-    """Return the GPU that a rank takes by what it *sees*, as torch does with ``cuda:LOCAL_RANK``; None where that cannot be told."""
+def _chosen_gpu(variables: Mapping[str, str], gpus: list[_Gpu]) -> _Gpu | None:
+    """Return the GPU that a rank with these variables uses, as torch does with ``cuda:LOCAL_RANK``; None where that is unknown."""
     with suppress(ValueError, IndexError):
-        local, visible = int(sees.get("LOCAL_RANK", "0")), sees.get("CUDA_VISIBLE_DEVICES")
+        local, visible = int(variables.get("LOCAL_RANK", "0")), variables.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
             return gpus[local]
         names = [name.strip() for name in visible.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""A node's folder on this machine: an agent started there, seen from outside, and everything on the node ended."""
+"""A node's folder on this machine: start its agent, see whether one runs, and end everything on the node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from holdfast.agent.event_log import EVENT_LOG, past
+from holdfast.agent.event_log import EVENT_LOG, replayed_events
 from holdfast.agent.node.epochs import Epochs, FencingToken
 from holdfast.memstore import store_folders
 from holdfast.own_variables import without_added
@@ -19,62 +19,63 @@ from holdfast.process import NODE_MARK, is_alive, mark_of, sweep
 from holdfast.protocol import BadLine, LineBuffer, Message
 
 START_SECONDS: Final = 20.0
-"""How long an agent may take to listen: some 0.2 s on an idle machine, more on one that is busy starting others."""
+"""How long an agent may take to listen: some 0.2 s on an idle machine, more while it starts many."""
+ORCHESTRATOR: Final = ("HOLDFAST_HISTORY", "HOLDFAST_PREFECT_", "PREFECT_")
+"""Prefixes of variables that no agent gets: they may hold the password of a database, or an API key."""
 
 
 class AgentNotStarted(Exception):
-    """No agent came up; says why."""
+    """The agent did not start; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """The agent of a node, as its folder and the process table tell."""
+    """The running agent of a node."""
 
     pid: int
     job: str | None
 
 
-OTHERS: Final = ("HOLDFAST_HISTORY", "HOLDFAST_PREFECT_", "PREFECT_")
-"""Beginnings of the names of variables that are the orchestrator's alone: they may hold the password of a database, or a key."""
-
-
-def _inherited() -> dict[str, str]:
-    """Return what an agent, and so each worker of its node, is given of this process's environment."""
-    return {name: value for name, value in without_added(os.environ).items() if not name.startswith(OTHERS)}
+def inherited_environment() -> dict[str, str]:
+    """Return what an agent, and so each worker of its node, gets of this process's environment."""
+    return {name: value for name, value in without_added(os.environ).items() if not name.startswith(ORCHESTRATOR)}
 
 
 @dataclass(frozen=True, slots=True)
 class AgentDirectory:
-    """The folder that is a node to its agent, and what carries its mark."""
+    """The folder of a node, and the processes that carry its mark."""
 
     folder: Path
     node: str
     cluster: str
     environment: dict[str, str] = field(default_factory=dict)
-    """What the agent, and all that it starts, is given beside this process's own environment."""
+    """Variables that the agent, and all that it starts, gets beside this process's own environment."""
     options: tuple[str, ...] = ()
     """Options of the interpreter that the agent runs in."""
 
     def start_agent(self, token: FencingToken | None = None) -> None:
-        """Start an agent that outlives this process, and wait until it listens; raise `AgentNotStarted`, or `Refused` for a late *token*."""
+        """Start an agent that outlives this process, and wait until it listens.
+
+        Raise `AgentNotStarted`, or `Refused` for a late *token*.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.admit(token)
-            told = self._spawn()
+            answer = self._spawn()
         except (OSError, BadLine, subprocess.TimeoutExpired) as error:
             raise AgentNotStarted(f"no agent could be started in {self.folder}: {error}") from error
-        if not told.get("ready"):
-            raise AgentNotStarted(f"its agent did not come up: {told.get('why', 'no word from it')}; see {self.folder / 'agent.log'}")
+        if not answer.get("ready"):
+            raise AgentNotStarted(f"its agent did not start: {answer.get('why', 'it sent nothing')}; see {self.folder / 'agent.log'}")
 
     def _spawn(self) -> Message:
-        """Start the agent; return its first word, or nothing when it ended without one."""
+        """Start the agent; return its first message, or an empty one when it exited without one."""
         ours, theirs = socket.socketpair()
         with ours, theirs, (self.folder / "agent.log").open("ab") as log:
             command = [sys.executable, *self.options, "-m", "holdfast.agent", "--detach", "--directory", str(self.folder)]
             command += ["--node", self.node, "--cluster", self.cluster, "--ready-fd", str(theirs.fileno())]
-            fork_server = subprocess.Popen(
+            starter = subprocess.Popen(
                 command,
-                env={**_inherited(), **self.environment, NODE_MARK: mark_of(self.folder)},
+                env={**inherited_environment(), **self.environment, NODE_MARK: mark_of(self.folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -83,15 +84,20 @@ class AgentDirectory:
             )
             theirs.close()
             try:
-                fork_server.wait(START_SECONDS)
-                return _first_word(ours)
+                starter.wait(START_SECONDS)
+                ours.settimeout(START_SECONDS)
+                lines = LineBuffer()
+                while data := ours.recv(4096):
+                    for message in lines.feed(data):
+                        return message
             except BaseException:
-                fork_server.kill()
-                fork_server.wait()
+                starter.kill()
+                starter.wait()
                 raise
+        return {}
 
-    def seen(self) -> AgentStatus | None:
-        """Return the agent that lives there, if one does."""
+    def running_agent(self) -> AgentStatus | None:
+        """Return the agent that runs there, if one does."""
         try:
             facts = json.loads((self.folder / "agent.json").read_text())
             pid, job = int(facts["pid"]), facts["job"]
@@ -102,46 +108,38 @@ class AgentDirectory:
 
     @property
     def epochs(self) -> Epochs:
-        """Return what is known here of the newest flows."""
+        """Return the newest epochs that are recorded here."""
         return Epochs(self.folder)
 
     def admit(self, token: FencingToken | None) -> None:
-        """Let an order of a flow in; raise `Refused` where another one steers its job by now, or it comes too late to know."""
+        """Accept a controller's command; raise `Refused` where another one runs its job by now, or the command is too late."""
         if token is not None:
             self.epochs.admit(token)
 
     def fence(self, job: str | None = None, token: FencingToken | None = None) -> list[int]:
-        """Kill everything that carries the node's mark, its agent included, and return what was killed.
+        """Kill everything that carries the node's mark, its agent included, and return the pids.
 
-        With *job*, nothing when an agent of another job serves there: that one had to end what was there before it could begin. With
-        *token* raise `Refused` instead for an order that is late, and kill nothing more once a newer flow is heard of here: this process
-        may stand still before each kill.
+        With *job*, kill nothing when an agent of another job serves there: that one had to end what was there before it could begin. With
+        *token*, raise `Refused` instead for a late command, and kill nothing more once a newer controller's command arrives here: this
+        process may be suspended before each kill.
         """
         self.admit(token)
-        seen = self.seen()
-        if job is not None and seen is not None and seen.job not in {None, job}:
+        agent = self.running_agent()
+        if job is not None and agent is not None and agent.job not in {None, job}:
             return []
-        return sweep(NODE_MARK, mark_of(self.folder), spare=lambda _pid: self._overtaken(token))
 
-    def _overtaken(self, token: FencingToken | None) -> bool:
-        if token is not None:
-            self.epochs.check(token)
-        return False
+        def spare(_pid: int) -> bool:
+            if token is not None:
+                self.epochs.check(token)
+            return False
 
-    def past(self, job: str) -> list[Message]:
-        """Return the newest steps and checkpoints of *job* in the journals of agents here, which may not have lived to tell them."""
-        return past(self.folder / EVENT_LOG, job)
+        return sweep(NODE_MARK, mark_of(self.folder), spare=spare)
+
+    def replayed_events(self, job: str) -> list[Message]:
+        """Return the newest steps and checkpoints of *job* in the event logs here; a killed agent may not have sent them."""
+        return replayed_events(self.folder / EVENT_LOG, job)
 
     def wipe_memory(self, job: str, token: FencingToken | None = None) -> None:
-        """Remove the job's memory store: an agent that was killed has left it. Raise `Refused` for a late *token*."""
+        """Remove the job's memory store, which a killed agent leaves. Raise `Refused` for a late *token*."""
         self.admit(token)
         store_folders.wipe(store_folders.memstore_of(mark_of(self.folder), job))
-
-
-def _first_word(sock: socket.socket) -> Message:
-    sock.settimeout(START_SECONDS)
-    lines = LineBuffer()
-    while data := sock.recv(4096):
-        for message in lines.feed(data):
-            return message
-    return {}

@@ -1,4 +1,4 @@
-"""Who an agent is: the node it serves, and the marks that everything it starts carries."""
+"""Which node an agent serves, the lock on it, and the marks that everything it starts carries."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final
 
 from holdfast.process import AGENT_MARK, NODE_MARK, mark_of
 
-TURN_SECONDS: Final = 2.0
-"""How long an agent that is ending may take to let go of its node."""
+LOCK_SECONDS: Final = 2.0
+"""How long an agent that is ending may take to release its node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,19 +20,19 @@ class Identity:
     """An agent's names."""
 
     directory: Path
-    """The node's own folder: socket, journal, lock."""
+    """The node's own folder: socket, event log, lock."""
     node: str
     cluster: str
     id: str
-    """This very agent: the next one on the same node has another."""
+    """Of this very agent: the next one on the same node has another."""
 
     @property
     def socket(self) -> Path:
-        """Return where flows and workers reach this agent."""
+        """Return where controllers and workers connect to this agent."""
         return self.directory / "agent.sock"
 
     def marks(self) -> dict[str, str]:
-        """Return what the environment of everything that this agent starts says of it."""
+        """Return the variables that everything started by this agent carries."""
         return {
             "HOLDFAST_NODE": self.node,
             "HOLDFAST_SOCKET": str(self.socket),
@@ -46,9 +46,9 @@ class Taken(OSError):
 
 
 def take_node(directory: Path) -> int:
-    """Lock the node at *directory* for this process and its forks and return the descriptor; raise `Taken` when another agent keeps it."""
+    """Lock the node at *directory* for this process and its forks and return the descriptor; raise `Taken` when another agent has it."""
     lock = os.open(directory / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + TURN_SECONDS
+    until = time.monotonic() + LOCK_SECONDS
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

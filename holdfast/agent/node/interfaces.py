@@ -1,4 +1,4 @@
-"""The network interfaces of this machine, and how much goes through one. Standard library only."""
+"""The network interfaces of this machine, connections to other nodes, and their bandwidth. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.authenticated_listener import accept_authenticated, open_port, taken
+from holdfast.authenticated_listener import accept_authenticated, open_port, receive_exactly
 
 SIOCGIFADDR: Final = 0x8915
 SIOCGIFNETMASK: Final = 0x891B
 INET6: Final = Path("/proc/net/if_inet6")
-GLOBAL: Final = "00"
+GLOBAL_SCOPE: Final = "00"
 """Scope of an address that other machines can reach, in /proc/net/if_inet6."""
 BLOCK: Final = 1 << 20
-CONNECTS: Final = 10.0
-"""Seconds that a connection to another node may take: who asks waits longer, and hears that it was this that failed."""
-LISTENS: Final = 30.0
-"""Seconds that a node waits to be measured."""
+CONNECT_SECONDS: Final = 10.0
+"""Seconds that a connection to another node may take: the controller waits longer, and so gets this failure."""
+LISTEN_SECONDS: Final = 30.0
+"""Seconds that a node waits for a measurement."""
 SIZE: Final = 8
 """Bytes of the number that ends a measurement."""
-MOST_MEASURED: Final = 4 << 30
-"""Bytes after which a measurement is over, however long it was to take."""
+MAX_MEASURED: Final = 4 << 30
+"""Bytes after which a measurement ends, however long it was to take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,30 +39,26 @@ class Interface:
     name: str
     address: str
     network: str
-    """The network in which the address lies, with its prefix length."""
+    """The network of the address, with its prefix length."""
     speed: int | None = None
-    """Mbit/s, as the driver says."""
+    """Mbit/s, as the driver reports it."""
 
 
 def interfaces() -> list[Interface]:
-    """Return the addresses under which other machines may reach this one, loopback and link-local ones aside."""
+    """Return the addresses under which other machines may reach this one, without loopback and link-local ones."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has no such address
-                address, mask = _asked(sock, name, SIOCGIFADDR), _asked(sock, name, SIOCGIFNETMASK)
-                found.append(_interface(name, address, mask))
+            request = struct.pack("256s", name.encode()[:15])
+            with suppress(OSError):  # it has no IPv4 address
+                answers = [fcntl.ioctl(sock.fileno(), what, request)[20:24] for what in (SIOCGIFADDR, SIOCGIFNETMASK)]
+                found.append(_interface(name, *map(socket.inet_ntoa, answers)))
     with suppress(OSError):
         for line in INET6.read_text().splitlines():
             digits, _, length, scope, _, name = line.split()
-            if scope == GLOBAL:
+            if scope == GLOBAL_SCOPE:
                 found.append(_interface(name, str(ipaddress.IPv6Address(int(digits, 16))), str(int(length, 16))))
     return [one for one in found if not ipaddress.ip_address(one.address).is_loopback]
-
-
-def _asked(sock: socket.socket, name: str, what: int) -> str:
-    answer = fcntl.ioctl(sock.fileno(), what, struct.pack("256s", name.encode()[:15]))
-    return socket.inet_ntoa(answer[20:24])
 
 
 def _interface(name: str, address: str, mask: str) -> Interface:
@@ -73,15 +69,8 @@ def _interface(name: str, address: str, mask: str) -> Interface:
     return Interface(name=name, address=address, network=str(network), speed=speed if speed is not None and speed > 0 else None)
 
 
-def listening() -> dict[str, Any]:
-    """Wait for one measurement, in a thread of its own; return the port, and the token that whoever measures shows first."""
-    server, token = open_port(), secrets.token_hex(16)
-    threading.Thread(target=_swallow, args=(server, token), name="bandwidth", daemon=True).start()
-    return {"port": server.getsockname()[1], "token": token}
-
-
-def meet(host: str, port: int, seconds: float, source: str | None = None) -> dict[str, Any]:
-    """Try to connect to who listens at *host* and *port*; say why that does not come about within *seconds*, or nothing."""
+def check_connection(host: str, port: int, seconds: float, source: str | None = None) -> dict[str, Any]:
+    """Try to connect to *host* and *port* within *seconds*; ``why`` in the answer says why that failed, or is empty."""
     try:
         socket.create_connection((host, port), timeout=seconds, source_address=(source, 0) if source else None).close()
     except OSError as error:
@@ -89,27 +78,34 @@ def meet(host: str, port: int, seconds: float, source: str | None = None) -> dic
     return {"why": ""}
 
 
-def _swallow(server: socket.socket, token: str) -> None:
-    with server, suppress(OSError), accept_authenticated(server, token, time.monotonic() + LISTENS) as sock:
-        sock.settimeout(LISTENS)
-        buffer, arrived = bytearray(BLOCK), 0
-        while (got := sock.recv_into(buffer)) and arrived < MOST_MEASURED:
-            arrived += got
-        sock.sendall(arrived.to_bytes(SIZE, "big"))
+def listen_for_measurement() -> dict[str, Any]:
+    """Wait for one measurement in a thread; return the port, and the token that the measuring node sends first."""
+    server, token = open_port(), secrets.token_hex(16)
+
+    def receive() -> None:
+        with server, suppress(OSError), accept_authenticated(server, token, time.monotonic() + LISTEN_SECONDS) as sock:
+            sock.settimeout(LISTEN_SECONDS)
+            buffer, arrived = bytearray(BLOCK), 0
+            while (got := sock.recv_into(buffer)) and arrived < MAX_MEASURED:
+                arrived += got
+            sock.sendall(arrived.to_bytes(SIZE, "big"))
+
+    threading.Thread(target=receive, name="bandwidth", daemon=True).start()
+    return {"port": server.getsockname()[1], "token": token}
 
 
 def bandwidth_to(host: str, port: int, token: str, seconds: float, source: str | None = None) -> dict[str, Any]:
-    """Show *token* to who listens at *host* and *port*, and send for so many seconds; return the bytes that arrived, and the seconds.
+    """Send data to a node that listens for a measurement for so many seconds; return the bytes that arrived, and the seconds.
 
-    Raise ``OSError`` when the way is closed.
+    Raise ``OSError`` when there is no connection.
     """
     block = bytes(BLOCK)
-    with socket.create_connection((host, port), timeout=CONNECTS, source_address=(source, 0) if source else None) as sock:
-        sock.settimeout(seconds + LISTENS)
+    with socket.create_connection((host, port), timeout=CONNECT_SECONDS, source_address=(source, 0) if source else None) as sock:
+        sock.settimeout(seconds + LISTEN_SECONDS)
         sock.sendall(token.encode())
         begun = time.monotonic()
         while time.monotonic() - begun < seconds:
             sock.sendall(block)
         sock.shutdown(socket.SHUT_WR)
-        arrived = int.from_bytes(taken(sock, SIZE), "big")
+        arrived = int.from_bytes(receive_exactly(sock, SIZE), "big")
         return {"bytes": arrived, "seconds": time.monotonic() - begun}

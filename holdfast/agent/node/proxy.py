@@ -1,9 +1,9 @@
 """``python -I -m holdfast.agent.node.proxy``: the far end of a connection to a node that is another machine.
 
-Whoever has a way to run a program on the node (SSH, a step of Slurm) runs this one and talks to it over its standard input and output, in
-lines of a number, a space and one JSON object. Number 0 are orders to the gate itself; every other number is a stream: the lines of one
-connection to the agent's socket, passed on as they are. So one channel carries all that is between a node and who steers it, nothing
-listens on the network, and a reader that stalls stops the gate's reading and nothing else: the agent keeps what it has to tell.
+The transport (SSH, a step of Slurm) runs this program on the node and exchanges lines with it over its standard input and output: a number,
+a space and one JSON object. Number 0 are commands to the proxy itself; every other number is a stream: the lines of one connection to the
+agent's socket, passed on as they are. So one channel carries everything between a node and its controller, nothing listens on the network,
+and a slow reader stops only the proxy's reading: the agent keeps its events.
 
 Standard library only.
 """
@@ -19,27 +19,45 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from detectors.codec import packed
 from holdfast.agent import schema
 from holdfast.agent.errors import Refused, StaleEpoch
 from holdfast.agent.node.directory import AgentDirectory, AgentNotStarted
 from holdfast.agent.node.epochs import FencingToken
-from holdfast.agent.node.interfaces import bandwidth_to, interfaces, listening, meet
-from holdfast.agent.node.venvs import interpreter_for
-from holdfast.agent.workers.log_files import AGENT, folder_of, listed, piece, place_of
+from holdfast.agent.node.interfaces import bandwidth_to, check_connection, interfaces, listen_for_measurement
+from holdfast.agent.schema import Count, Positive, Seconds, Text
+from holdfast.agent.workers.log_files import AGENT, folder_of, listed, place_of, read_part
 from holdfast.process import boot_time, reset_signals, survive_sigterm
 from holdfast.protocol import GREETING, MAX_LINE_BYTES, PROTOCOL, BadLine, Message, complete_lines, connect, decode, encode, numbered
 from holdfast.source_tree import python_path_env
 
-IDLE: Final = 90.0
-"""Seconds without a word after which the gate ends: a connection that was cut silently is never told to be closed."""
+IDLE_SECONDS: Final = 90.0
+"""Seconds without input after which the proxy exits: a silently partitioned connection is never closed."""
 CHUNK: Final = 256 * 1024
-MOST_DIGITS: Final = 9
+MAX_DIGITS: Final = 9
 OPTION: Final = "--protocol"
-"""Before the version of the protocol that the caller speaks. Gates of all versions have to know it."""
+"""Before the version of the protocol that the caller speaks. Proxies of all versions have to know it."""
+VENVS: Final = "envs"
+"""Folder in which `holdfast nodes bootstrap` makes one environment for each version of Holdfast."""
+WHEEL: Final = "lib/python*/site-packages/holdfast_node-*.dist-info"
+PROTOCOL_FILE: Final = "protocol.txt"
+"""File of the wheel with the protocol version that it speaks."""
+LAST_FILE: Final = "RECORD"
+"""The file that is written when all others are there."""
+
+
+def _token(message: Message, _name: str) -> FencingToken | None:
+    """Return what authorizes a command, in fields of the command itself; None where no controller gives it."""
+    if message.get("epoch") is None:
+        return None
+    return FencingToken(job=schema.text(message, "job"), epoch=schema.integer(message, "epoch"), until=schema.number(message, "until"))
+
+
+Token = Annotated[FencingToken | None, _token]
 
 
 class ProxyServer:
@@ -50,28 +68,29 @@ class ProxyServer:
         self._streams: dict[int, socket.socket] = {}
         self._writing = threading.Lock()
         self._place: AgentDirectory | None = None
-        self._verbs: dict[str, Callable[[Message], Message]] = {
-            "ping": lambda _order: {},
+        self._commands: dict[str, Callable[..., Message]] = {
+            "select-node": self._select_node,
+            "ping": dict,
             "open": self._open,
             "close": self._close,
             "start": self._start,
             "admit": self._admit,
-            "look": lambda _order: self._look(),
+            "agent": self._agent,
             "fence": self._fence,
             "wipe": self._wipe,
-            "past": lambda order: {"events": self._there.past(schema.text(order, "job"))},
-            "logs": lambda order: {"logs": listed(self._logs(order)), "place": place_of(self._logs(order))},
+            "replay": self._replay,
+            "logs": self._logs,
             "log": self._log,
-            "listen": lambda _order: listening(),
+            "listen": listen_for_measurement,
             "measure": self._measure,
-            "meet": self._meet,
+            "connect": self._connect,
         }
 
     def run(self) -> int:
-        """Serve until the other end is gone, or says nothing for too long."""
+        """Serve until the other end closes, or sends nothing for too long."""
         os.write(self._sink, GREETING + encode({"protocol": PROTOCOL, "pid": os.getpid(), "python": platform.python_version()}))
         rest = b""
-        while select.select([self._source], [], [], IDLE)[0]:
+        while select.select([self._source], [], [], IDLE_SECONDS)[0]:
             data = os.read(self._source, CHUNK)
             if not data:
                 return 0
@@ -84,143 +103,138 @@ class ProxyServer:
         return 0
 
     def _take(self, line: bytes) -> bool:
-        """Pass a line on, or carry out the order in it; False for what is no line of ours."""
+        """Pass a line on, or carry out the command in it; False for a malformed line."""
         number, _, text = line.partition(b" ")
-        if not number.isdigit() or len(number) > MOST_DIGITS:
+        if not number.isdigit() or len(number) > MAX_DIGITS:
             return False
         if number != b"0":
-            self._pass_on(int(number), text)
+            sock = self._streams.get(int(number))
+            if sock is not None:
+                with suppress(OSError):  # its reader reports the end
+                    sock.sendall(text + b"\n")
             return True
         try:
-            order = decode(text)
+            command = decode(text)
         except BadLine:
             return False
-        if order.get("do") == "enter":  # the others need to know which node this is
-            self._answer(order, self._enter)
+        if command.get("do") == "select-node":  # the others need to know which node this is
+            self._answer(command, partial(self._carry_out, command))
         else:
-            threading.Thread(target=self._answer, args=(order, self._verb), name="gate order", daemon=True).start()
+            threading.Thread(
+                target=self._answer, args=(command, partial(self._carry_out, command)), name="proxy command", daemon=True
+            ).start()
         return True
 
-    def _answer(self, order: Message, act: Callable[[Message], Message]) -> None:
+    def _answer(self, command: Message, act: Callable[[], Message]) -> None:
         try:
-            answer = {"ok": True, **act(order)}
+            answer = {"ok": True, **act()}
         except StaleEpoch as error:
             answer = {"ok": False, "why": str(error), "epoch": error.epoch}
         except (ValueError, AgentNotStarted, Refused) as error:
             answer = {"ok": False, "why": str(error)}
         except OSError as error:
             answer = {"ok": False, "why": error.strerror or str(error), "errno": error.errno}
-        self._say(0, encode({"re": order.get("id"), **answer}))
+        self._send(0, encode({"re": command.get("id"), **answer}))
 
-    def _verb(self, order: Message) -> Message:
-        verb = self._verbs.get(schema.text(order, "do"))
-        if verb is None or self._place is None:
-            raise schema.BadField("do", f"one of {', '.join(self._verbs)}, after 'enter'", order.get("do"))
-        return verb(order)
+    def _carry_out(self, command: Message) -> Message:
+        name = schema.text(command, "do")
+        run = self._commands.get(name)
+        if run is None or (self._place is None and name != "select-node"):
+            raise schema.BadField("do", f"one of {', '.join(self._commands)}, and 'select-node' first", command.get("do"))
+        return run(**schema.read_fields(run, command))
 
-    # -- orders -------------------------------------------------------------------------------------------------------
+    # -- commands: the parameters of each are its fields ------------------------------------------------------------------
 
-    def _enter(self, order: Message) -> Message:
-        """Learn which node this is; say what it is like."""
-        folder = Path(schema.text(order, "directory")).expanduser().absolute()
-        path = python_path_env(os.environ)  # for the workers
-        self._place = AgentDirectory(
-            folder / "nodes" / schema.text(order, "node"),
-            schema.text(order, "node"),
-            schema.text(order, "cluster"),
-            path,
-            ("-I",) if sys.flags.isolated else (),
-        )
+    def _select_node(self, directory: Text, node: Text, cluster: Text) -> Message:
+        """Keep which node this is; describe it."""
+        folder = Path(directory).expanduser().absolute()
+        options = ("-I",) if sys.flags.isolated else ()
+        self._place = AgentDirectory(folder / "nodes" / node, node, cluster, python_path_env(os.environ), options)
         return {
             "directory": str(folder),
             "interpreter": sys.executable,
             "host": platform.node(),
             "interfaces": packed(interfaces()),
-            "reached": reached_at(),
+            "reached": ssh_address(),
             "clock": boot_time(),
-            **self._look(),
+            **self._agent(),
         }
 
-    def _start(self, order: Message) -> Message:
-        self._there.start_agent(_token(order))
+    def _start(self, token: Token) -> Message:
+        self._node.start_agent(token)
         return {}
 
-    def _admit(self, order: Message) -> Message:
-        """Say whether what is done in another way, such as the start of an agent by its warden, may be done for this flow."""
-        self._there.admit(_token(order))
+    def _admit(self, token: Token) -> Message:
+        """Answer whether this controller may do something past this proxy, such as a start by Slurm's step launcher."""
+        self._node.admit(token)
         return {}
 
-    def _look(self) -> Message:
-        seen = self._there.seen()
-        return {"agent": None if seen is None else {"pid": seen.pid, "job": seen.job}}
+    def _agent(self) -> Message:
+        agent = self._node.running_agent()
+        return {"agent": None if agent is None else {"pid": agent.pid, "job": agent.job}}
 
-    def _fence(self, order: Message) -> Message:
-        return {"killed": self._there.fence(schema.maybe(schema.text, order, "job"), _token(order))}
+    def _fence(self, job: Text | None, token: Token) -> Message:
+        return {"killed": self._node.fence(job, token)}
 
-    def _logs(self, order: Message) -> Path:
-        return folder_of(self._there.folder.parents[1] / "jobs", schema.text(order, "job"))
+    def _wipe(self, job: Text, token: Token) -> Message:
+        self._node.wipe_memory(job, token)
+        return {}
 
-    def _log(self, order: Message) -> Message:
-        """Give a piece of the log of one of a job's ranks, or of the agent."""
-        name = schema.text(order, "name")
-        folder = self._there.folder if name == AGENT else self._logs(order)
-        data = piece(folder, name, schema.maybe(schema.whole, order, "at"), schema.whole(order, "most"))
+    def _replay(self, job: Text) -> Message:
+        return {"events": self._node.replayed_events(job)}
+
+    def _logs(self, job: Text) -> Message:
+        folder = self._log_folder(job)
+        return {"logs": listed(folder), "place": place_of(folder)}
+
+    def _log_folder(self, job: str) -> Path:
+        return folder_of(self._node.folder.parents[1] / "jobs", job)
+
+    def _log(self, name: Text, job: Text | None, at: Count | None, most: Count) -> Message:
+        """Return a part of the log of one of a job's ranks, or of the agent."""
+        data = read_part(self._node.folder if name == AGENT else self._log_folder(job or ""), name, at, most)
         return {"data": base64.b64encode(data).decode()}
 
-    def _wipe(self, order: Message) -> Message:
-        self._there.wipe_memory(schema.text(order, "job"), _token(order))
-        return {}
+    def _measure(self, host: Text, port: Count, token: Text, during: Seconds, source: Text | None) -> Message:
+        return bandwidth_to(host, port, token, during, source)
 
-    def _measure(self, order: Message) -> Message:
-        source = schema.maybe(schema.text, order, "source")
-        host, port, token = schema.text(order, "host"), schema.whole(order, "port"), schema.text(order, "token")
-        return bandwidth_to(host, port, token, schema.seconds(order, "during"), source)
-
-    def _meet(self, order: Message) -> Message:
-        source = schema.maybe(schema.text, order, "source")
-        return meet(schema.text(order, "host"), schema.whole(order, "port"), schema.seconds(order, "within"), source)
+    def _connect(self, host: Text, port: Count, within: Seconds, source: Text | None) -> Message:
+        return check_connection(host, port, within, source)
 
     @property
-    def _there(self) -> AgentDirectory:
+    def _node(self) -> AgentDirectory:
         assert self._place is not None
         return self._place
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
-    def _open(self, order: Message) -> Message:
-        number = schema.whole(order, "stream", least=1)
-        if number in self._streams:
-            raise schema.BadField("stream", "the number of no other stream", number)
-        sock = connect(self._there.folder / "agent.sock", seconds=5.0)
+    def _open(self, stream: Positive) -> Message:
+        if stream in self._streams:
+            raise schema.BadField("stream", "the number of no other stream", stream)
+        sock = connect(self._node.folder / "agent.sock", seconds=5.0)
         sock.settimeout(None)
-        self._streams[number] = sock
-        threading.Thread(target=self._relay, args=(number, sock), name=f"stream {number}", daemon=True).start()
+        self._streams[stream] = sock
+        threading.Thread(target=self._relay, args=(stream, sock), name=f"stream {stream}", daemon=True).start()
         return {}
 
-    def _close(self, order: Message) -> Message:
-        sock = self._streams.get(schema.whole(order, "stream"))
+    def _close(self, stream: Count) -> Message:
+        sock = self._streams.get(stream)
         if sock is not None:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         return {}
 
-    def _pass_on(self, number: int, line: bytes) -> None:
-        sock = self._streams.get(number)
-        if sock is not None:
-            with suppress(OSError):  # its reader tells of the end
-                sock.sendall(line + b"\n")
-
     def _relay(self, number: int, sock: socket.socket) -> None:
-        """Pass on what the agent says."""
+        """Pass on what the agent sends."""
         with suppress(OSError):
             for lines in complete_lines(sock, CHUNK):
-                self._say(number, lines)
+                self._send(number, lines)
         self._streams.pop(number, None)
         sock.close()
-        self._say(0, encode({"closed": number}))
+        self._send(0, encode({"closed": number}))
 
-    def _say(self, number: int, lines: bytes) -> None:
-        """Write whole *lines* of a stream; a sink that is gone ends the gate."""
+    def _send(self, number: int, lines: bytes) -> None:
+        """Write complete *lines* of a stream; exit when the sink is closed."""
         data = memoryview(numbered(number, lines))
         with self._writing:
             try:
@@ -230,36 +244,50 @@ class ProxyServer:
                 os._exit(0)
 
 
-def _token(order: Message) -> FencingToken | None:
-    """Return in whose name the order is given; nothing where no flow gives it."""
-    if order.get("epoch") is None:
+def ssh_address() -> str | None:
+    """Return the address of this machine to which the SSH client connected, as sshd reports it."""
+    fields = os.environ.get("SSH_CONNECTION", "").split()
+    return fields[2] if len(fields) == 4 else None  # noqa: PLR2004 (address and port of both ends)
+
+
+def interpreter_for(protocol: int, own: Path) -> Path | None:
+    """Return the interpreter of the newest environment beside *own* that speaks *protocol*, if *own* does not and one does.
+
+    New controllers use the newest environment. Jobs that began before it was made go on in theirs.
+    """
+    if protocol == PROTOCOL or own.parent.name != VENVS:
         return None
-    return FencingToken(job=schema.text(order, "job"), epoch=schema.whole(order, "epoch"), until=schema.number(order, "until"))
+    found = [place for place in own.parent.iterdir() if place != own and _speaks(place, protocol)]
+    return max(found, key=lambda place: place.stat().st_mtime) / "bin" / "python" if found else None
 
 
-def reached_at() -> str | None:
-    """Return the address of this machine under which whoever logged in reached it, as sshd tells."""
-    words = os.environ.get("SSH_CONNECTION", "").split()
-    return words[2] if len(words) == 4 else None  # noqa: PLR2004 (address and port of both ends)
+def _speaks(environment: Path, protocol: int) -> bool:
+    """Tell whether *environment* is complete and speaks *protocol*."""
+    for wheel in environment.glob(WHEEL):
+        with suppress(OSError, ValueError):
+            is_complete = (wheel / LAST_FILE).exists() and (environment / "bin" / "python").exists()
+            if is_complete and int((wheel / PROTOCOL_FILE).read_text()) == protocol:
+                return True
+    return False
 
 
-def hand_over(words: list[str]) -> None:
-    """Become the gate of another version where *words* name its protocol, and it is there: a job's flow is of the version that began it."""
-    spoken = words[1] if words[:1] == [OPTION] and len(words) > 1 else ""
-    if spoken.isdecimal() and len(spoken) <= MOST_DIGITS:
+def exec_proxy_of(arguments: list[str]) -> None:
+    """Become the proxy of another version if *arguments* name its protocol and it is installed: a job keeps the version it began with."""
+    protocol = arguments[1] if arguments[:1] == [OPTION] and len(arguments) > 1 else ""
+    if protocol.isdecimal() and len(protocol) <= MAX_DIGITS:
         with suppress(OSError):  # then this one greets, and is refused with both versions
-            python = interpreter_for(int(spoken), Path(sys.prefix))
+            python = interpreter_for(int(protocol), Path(sys.prefix))
             if python is not None:
                 os.execv(python, [str(python), "-I", "-m", "holdfast.agent.node.proxy"])  # noqa: S606 (an environment of ours; no shell)
 
 
 def main() -> int:
-    """Serve on standard input and output; hand these over to a gate that speaks what the caller does, where this one does not."""
+    """Serve on standard input and output, or hand these over to the proxy of the version that the caller speaks."""
     reset_signals()
-    hand_over(sys.argv[1:])
+    exec_proxy_of(sys.argv[1:])
     survive_sigterm()
     source, sink = os.dup(0), os.dup(1)
-    with Path(os.devnull).open("r+b", buffering=0) as nothing:  # nobody but the gate talks there
+    with Path(os.devnull).open("r+b", buffering=0) as nothing:  # nothing else may write to the channel
         os.dup2(nothing.fileno(), 0)
         os.dup2(nothing.fileno(), 1)
     return ProxyServer(source, sink).run()

@@ -1,1 +1,1 @@
-"""The processes of the ranks on this node: started, watched, stopped, recovered in process."""
+"""The processes of the ranks on this node: how they are started, stopped, reaped, and recovered without a restart."""

@@ -1,213 +1,243 @@
-"""Orders that change who holds which rank while training processes live on: the way out of a fault, or of a node, without a restart."""
+"""Commands that change which process holds which rank while training processes live on: recovery and migration without a restart."""
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Final
 
-from holdfast.agent.command_fields import (
-    Abandon,
-    Drop,
-    Pace,
-    RankAssignment,
-    RankTableUpdate,
-    Regroup,
-    Standby,
-    Switch,
-    Tell,
-)
+from holdfast.agent import schema
 from holdfast.agent.errors import Refused
+from holdfast.agent.schema import Count, Membership, Numbers, Object, Positive, Seconds
 from holdfast.agent.workers.worker import NO_RANK, Worker
 from holdfast.process import state_of
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:
     from holdfast.agent.server import AgentServer
-    from holdfast.agent.workers.group import WorkerGroup
+
+LEAVE_SECONDS: Final = 30.0
+"""How long a worker whose rank has been given to another process may take to exit, unless the command has another value."""
+SOURCES: Final = ("kept", "standby", "fresh")
+NO_STANDBY: Final = -1
+
+
+def _source(message: Message, name: str) -> str:
+    source = schema.text(message, name)
+    if source not in SOURCES:
+        raise schema.BadField(name, f"one of {', '.join(SOURCES)}", source)
+    return source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAssignment:
+    """Which process holds a rank in the next generation."""
+
+    rank: Count
+    from_: Annotated[str, _source]
+    """One of `SOURCES`."""
+    standby: Count = NO_STANDBY
+    """The number of the standby that takes the rank, if one does."""
+    environment: Annotated[dict[str, str], schema.environment] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.from_ == "standby" and self.standby == NO_STANDBY:
+            raise schema.BadField("standby", "a whole number of at least 0", None)
+
+
+def _assignments(message: Message, name: str) -> tuple[RankAssignment, ...]:
+    found = tuple(schema.read_record(RankAssignment, item) for item in schema.objects(message, name))
+    for numbers in ([one.rank for one in found], [one.standby for one in found if one.from_ == "standby"]):
+        if len(set(numbers)) < len(numbers):
+            raise schema.BadField(name, "a list that names each rank and each standby once", message[name])
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTableUpdate:
+    """The next generation, as far as it concerns this node."""
+
+    generation: Count
+    membership: Membership
+    workers: Annotated[tuple[RankAssignment, ...], _assignments]
+    leave: Seconds = LEAVE_SECONDS
+
+
+Table = Annotated[RankTableUpdate, lambda message, _name: schema.read_record(RankTableUpdate, message)]
+"""In fields of the command itself."""
+NewStandbys = Annotated[dict[int, dict[str, str]], schema.environments_by("id")]
 
 
 class InProcessRecovery:
-    """Carries these orders out. Each is refused as a whole or done as a whole."""
+    """Carries these commands out. Each is refused as a whole or done as a whole."""
 
     def __init__(self, service: AgentServer) -> None:
         self._service = service
 
-    @property
-    def _workers(self) -> WorkerGroup:
-        return self._service.workers
+    def check_job(self) -> None:
+        """Raise `Refused` unless a job was prepared here."""
+        if self._service.ending:
+            raise Refused("this agent is ending")
+        if self._service.workers.plan is None:
+            raise Refused("no job was prepared on this node: give the command 'prepare' first")
+
+    def check_generation(self, generation: int) -> None:
+        """Raise `Refused` unless *generation* is the current one."""
+        if generation != self._service.workers.generation:
+            raise Refused(f"generation {generation} is not the current one, that is {self._service.workers.generation}")
 
     # -- a generation ends ----------------------------------------------------------------------------------------------
 
-    def abandon(self, command: Abandon) -> Message:
-        """Wake the workers of the current generation from whatever they wait for, and kill some of them."""
-        workers, generation = self._workers, command.generation
-        if generation != workers.generation:
-            raise Refused(f"generation {generation} is not the current one, that is {workers.generation}")
+    def abandon(self, generation: Count, lost: Numbers, kill: Numbers) -> Message:
+        """Wake the workers of the current generation from their waits for the *lost* ranks, and kill the ranks in *kill*."""
+        workers = self._service.workers
+        self.check_generation(generation)
         workers.abandoned = generation
-        unhealthy = [worker for worker in workers.living() if worker.rank in command.kill]
+        unhealthy = [worker for worker in workers.living() if worker.rank in kill]
         for worker in unhealthy:
             workers.kill(worker)
-        told = []
+        notified = []
         for worker in workers.living():
-            over = worker.ahead if worker.is_ahead else generation  # one that has switched already is to give up that one too
-            line = {"do": "abandon", "generation": over, "lost": command.lost}
-            if worker.rank not in command.kill and self._service.tell(worker, line):
-                told.append(worker.rank)
-        return {"told": sorted(told), "killed": sorted(worker.rank for worker in unhealthy)}
+            over = worker.ahead if worker.is_ahead else generation  # one that has switched already gives up that one too
+            message = {"do": "abandon", "generation": over, "lost": lost}
+            if worker.rank not in kill and self._service.send(worker, message):
+                notified.append(worker.rank)
+        return {"notified": sorted(notified), "killed": sorted(worker.rank for worker in unhealthy)}
 
     # -- the next one begins --------------------------------------------------------------------------------------------
 
-    def regroup(self, command: Regroup) -> Message:
-        """Begin a generation with workers that are kept, standbys that take over ranks, and fresh ones; tell each what it needs to know."""
-        table = command.table
-        for worker in self._workers.everybody():
-            self._service.hear_out(worker)  # what has been said so far belongs to the old generation
-        taken, since = self._taken(table), self._workers.generation
+    def regroup(self, facts: Object, table: Table) -> Message:
+        """Begin a generation with kept workers, hot spares that take ranks, and fresh workers; send each what it needs to know."""
+        service, workers = self._service, self._service.workers
+        for worker in workers.everybody():
+            service.finish_reading(worker)  # what has arrived so far belongs to the old generation
+        taken, former = self._processes(table), workers.generation
         for worker in taken.values():
-            if worker.line is None and not worker.greetings:
-                raise Refused(f"{worker.name} has no line to its agent on which it could be told")
+            if worker.connection is None and not worker.greetings:
+                raise Refused(f"{worker.name} is not connected to its agent")
         self._begin(table, taken)
         for seat in table.workers:
-            line = {**command.facts, "do": "regroup", "generation": table.generation, "rank": seat.rank}
-            if seat.source == "fresh":
-                self._start_fresh(seat, line)
+            message = {**facts, "do": "regroup", "generation": table.generation, "rank": seat.rank}
+            if seat.from_ == "fresh":
+                worker = workers.workers[seat.rank] = workers.new_worker(seat.rank)
+                worker.greetings, worker.grouped = [message], True
+                workers.launch(worker, seat.environment)
+                continue
+            worker = taken[seat.rank]
+            if seat.from_ == "kept":
+                worker.former = former
             else:
-                self._hand_over(taken[seat.rank], seat, line, since)
+                message |= {"environment": seat.environment, "log": str(worker.log)}
+            if worker.connection is None:  # it has not sent hello yet: only the newest generation matters to it
+                worker.greetings = [message]
+            else:
+                service.send(worker, message)
         return {}
 
-    def _start_fresh(self, seat: RankAssignment, line: Message) -> None:
-        worker = self._workers.workers[seat.rank] = self._workers.recruit(seat.rank)
-        worker.greetings, worker.grouped = [line], True
-        self._workers.launch(worker, seat.environment)
-
-    def _hand_over(self, worker: Worker, seat: RankAssignment, line: Message, since: int) -> None:
-        """Tell a process that lives already what it is from now on."""
-        if seat.source == "kept":
-            worker.former = since
-        else:
-            line |= {"environment": seat.environment, "log": str(worker.log)}
-        if worker.line is None:  # it has not said hello yet: only the newest generation matters to it
-            worker.greetings = [line]
-        else:
-            self._service.tell(worker, line)
-
-    def switch(self, command: Switch) -> Message:
-        """Put on record that the workers themselves have gone over to the next generation, as was planned with them."""
-        taken = self._taken(command.table)
-        self._begin(command.table, taken)
+    def switch(self, table: Table) -> Message:
+        """Record that the workers themselves have gone over to the next generation, as was planned with them."""
+        if any(seat.from_ == "fresh" for seat in table.workers):
+            raise schema.BadField("from", "kept or standby", "fresh")
+        taken = self._processes(table)
+        self._begin(table, taken)
         for worker in taken.values():
             self._service.release(worker)
         return {}
 
-    def _taken(self, table: RankTableUpdate) -> dict[int, Worker]:
-        """Return the living processes for the ranks that are not filled with fresh ones; refuse unless all can be had."""
-        self._workers.reap()
-        self._check(table)
-        taken = {}
-        for seat in table.workers:
-            if seat.source == "kept":
-                taken[seat.rank] = self._kept(seat.rank)
-            elif seat.standby is not None:
-                taken[seat.rank] = self._parked(seat.standby)
-        return taken
-
-    def _check(self, table: RankTableUpdate) -> None:
-        workers = self._workers
-        self._check_job()
+    def _processes(self, table: RankTableUpdate) -> dict[int, Worker]:
+        """Return the living processes for all ranks that no fresh one gets; raise `Refused` unless each can be had."""
+        workers = self._service.workers
+        workers.reap()
+        self.check_job()
         if table.generation <= workers.generation:
             raise Refused(f"generation {table.generation} is not newer than {workers.generation}")
         if workers.stopping:
             raise Refused(f"the workers of generation {workers.generation} are being stopped")
-
-    def _check_job(self) -> None:
-        if self._service.ending:
-            raise Refused("this agent is ending")
-        if self._workers.plan is None:
-            raise Refused("no job was prepared on this node: give the order 'prepare' first")
+        taken = {}
+        for seat in table.workers:
+            if seat.from_ == "kept":
+                taken[seat.rank] = self._kept(seat.rank)
+            elif seat.from_ == "standby":
+                taken[seat.rank] = self._parked(seat.standby)
+        return taken
 
     def _kept(self, rank: int) -> Worker:
-        worker = self._workers.workers.get(rank)
-        if worker is None or worker.gone:
+        worker = self._service.workers.workers.get(rank)
+        if worker is None or worker.exited:
             raise Refused(f"rank {rank} has no living worker here that could be kept")
         if worker.ordered or worker.finished:
-            raise Refused(f"the worker of rank {rank} cannot be kept: it {'was told to end' if worker.ordered else 'has finished'}")
+            raise Refused(f"the worker of rank {rank} cannot be kept: it {'is being ended' if worker.ordered else 'has finished'}")
         return worker
 
     def _parked(self, standby: int) -> Worker:
-        worker = self._workers.standbys.get(standby)
-        if worker is None or worker.gone or worker.ordered or worker.pid is None:
-            raise Refused(f"no standby {standby} lives here")
+        worker = self._service.workers.standbys.get(standby)
+        if worker is None or worker.exited or worker.ordered or worker.pid is None:
+            raise Refused(f"standby {standby} does not run here")
         if worker.parked is None or state_of(worker.pid) == "T":
-            raise Refused(f"standby {standby} {'has not parked yet' if worker.parked is None else 'stands still'}")
+            raise Refused(f"standby {standby} {'has not parked yet' if worker.parked is None else 'is stopped by a signal'}")
         return worker
 
     def _begin(self, table: RankTableUpdate, taken: dict[int, Worker]) -> None:
-        """Let the generation begin here: whoever is kept or taken over belongs to it, all other workers leave."""
-        workers, kept = self._workers, list(taken.values())
-        self._service.begin_generation(table.generation)
+        """Begin the generation here: the processes in *taken* belong to it, all other workers leave."""
+        service, workers = self._service, self._service.workers
+        service.begin_generation(table.generation)
         for worker in workers.living():
-            if worker not in kept:
+            if worker not in taken.values():
                 worker.ordered, worker.leave_by = True, time.monotonic() + table.leave
                 workers.leavers.append(worker)
         workers.enter(table.generation, table.membership)
-        workers.workers = {}
+        workers.workers = dict(taken)
         for rank, worker in taken.items():
-            workers.workers[rank] = worker
             if worker.standby is None:
                 worker.enter(table.generation)
-                self._service.emit("worker.kept", rank=rank, pid=worker.pid, generation=table.generation, grouped=worker.grouped)
-            else:
-                self._promote(worker, rank)
+                service.emit("worker.kept", rank=rank, pid=worker.pid, generation=table.generation, grouped=worker.grouped)
+                continue
+            standby = worker.standby
+            del workers.standbys[standby]
+            worker.activate(rank, workers.generation, workers.new_worker(rank).log)
+            with suppress(OSError):  # the process opens it too, and reports when it cannot
+                worker.open_log(workers.plan.job if workers.plan is not None else "")
+            service.emit("worker.started", rank=rank, pid=worker.pid, generation=workers.generation, standby=standby)
 
-    def _promote(self, worker: Worker, rank: int) -> None:
-        workers, standby = self._workers, worker.standby
-        assert standby is not None
-        del workers.standbys[standby]
-        worker.promote(rank, workers.generation, workers.recruit(rank).log)
-        with suppress(OSError):  # the process opens it too, and tells when it cannot
-            worker.open_log(workers.plan.job if workers.plan is not None else "")
-        self._service.emit("worker.started", rank=rank, pid=worker.pid, generation=workers.generation, standby=standby)
+    # -- hot spares -----------------------------------------------------------------------------------------------------
 
-    # -- standbys -------------------------------------------------------------------------------------------------------
-
-    def standby(self, command: Standby) -> Message:
-        """Start processes that run the script as far as they can without a rank; one that lives already is left alone."""
-        workers, wanted = self._workers, command.standbys
-        self._check_job()
+    def standby(self, standbys: NewStandbys) -> Message:
+        """Start processes that run the script as far as they can without a rank; one that lives already stays as it is."""
+        workers = self._service.workers
+        self.check_job()
         if not workers.warm:
-            raise Refused("standbys are forked from a warm starter, and there is none on this node")
-        started = [standby for standby in wanted if standby not in workers.standbys]
-        for standby in started:
-            worker = workers.standbys[standby] = workers.recruit(NO_RANK, standby=standby)
-            workers.launch(worker, wanted[standby])
+            raise Refused("standbys are forked from a fork server, and there is none on this node")
+        started = [number for number in standbys if number not in workers.standbys]
+        for number in started:
+            worker = workers.standbys[number] = workers.new_worker(NO_RANK, standby=number)
+            workers.launch(worker, standbys[number])
         return {"started": sorted(started)}
 
-    def drop(self, command: Drop) -> Message:
-        """Kill standbys; those that are gone already are."""
-        dropped = [standby for standby in command.standbys if standby in self._workers.standbys]
-        for standby in dropped:
-            self._workers.kill(self._workers.standbys[standby])
+    def drop(self, standbys: Numbers) -> Message:
+        """Kill standbys; those that have exited already count as dropped."""
+        workers = self._service.workers
+        dropped = [number for number in standbys if number in workers.standbys]
+        for number in dropped:
+            workers.kill(workers.standbys[number])
         return {"dropped": sorted(dropped)}
 
-    def tell(self, command: Tell) -> Message:
+    def forward(self, message: Object, ranks: Numbers, standbys: Numbers) -> Message:
         """Pass a message on to workers and standbys as it is, to all of them or to none."""
-        workers = self._workers
+        workers = self._service.workers
         workers.reap()
-        named = [(f"rank {rank}", workers.workers.get(rank)) for rank in command.ranks]
-        named += [(f"standby {standby}", workers.standbys.get(standby)) for standby in command.standbys]
-        hearers = [worker for _, worker in named if worker is not None and not worker.gone and worker.line is not None]
-        deaf = [name for name, worker in named if worker not in hearers]
-        if deaf:
-            raise Refused(f"{', '.join(deaf)} cannot be told: it does not live here, or has no line to its agent")
-        for worker in hearers:
-            self._service.tell(worker, command.message)
+        named = {f"rank {rank}": workers.workers.get(rank) for rank in ranks}
+        named |= {f"standby {number}": workers.standbys.get(number) for number in standbys}
+        targets = [worker for worker in named.values() if worker is not None and not worker.exited and worker.connection is not None]
+        unreachable = [name for name, worker in named.items() if worker not in targets]
+        if unreachable:
+            raise Refused(f"{', '.join(unreachable)} cannot be reached: not running here, or not connected to its agent")
+        for worker in targets:
+            self._service.send(worker, message)
         return {}
 
-    def pace(self, command: Pace) -> Message:
-        """Keep how often the current generation is to save: rank 0 hears it when it asks for leave to commit, and tells the others."""
-        workers, generation = self._workers, command.generation
-        if generation != workers.generation:
-            raise Refused(f"generation {generation} is not the current one, that is {workers.generation}")
-        workers.pace = command.every
+    def checkpoint_interval(self, generation: Count, steps: Positive) -> Message:
+        """Keep the checkpoint interval of the current generation: rank 0 gets it when it asks for leave to commit, and sends it on."""
+        self.check_generation(generation)
+        self._service.workers.checkpoint_interval = steps
         return {}

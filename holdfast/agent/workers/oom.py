@@ -1,4 +1,4 @@
-"""Whether memory ran out when a worker was killed: the kernel's log says which process, the cgroup's counter that one was."""
+"""Find out whether the kernel killed a worker for want of memory: from its log, or else from the cgroup's counter."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from holdfast.agent.monitor.kernel_log import KernelLogFollower
 
 INITIAL_PIDS: Final = "pid:[4026531836]"
-"""The pid namespace whose numbers the kernel's log speaks of (PROC_PID_INIT_INO in the kernel's proc_ns.h)."""
+"""The pid namespace whose numbers are in the kernel's log (PROC_PID_INIT_INO in the kernel's proc_ns.h)."""
 
 _KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory|oom_reaper|OOM).*?[Kk]ill(?:ed)? process (\d+)")
 
 
 class OomDetector:
-    """Reads the kernel's log and the counter of the agent's cgroup for kills; says what it could not read."""
+    """Reads the kernel's log and the counter of the agent's cgroup for kills; *blind* says why neither can be read."""
 
     def __init__(self, kernel_log: KernelLogFollower) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=256)
         self._log = kernel_log
-        kernel_log.tell(self._take)
-        why = kernel_log.blind or f"{kernel_log.path} speaks of another pid namespace"
-        ours = kernel_log.blind is None and _pids_are_the_logs()
-        self._counter = None if ours else _cgroup_counter()  # it counts our neighbours' losses too, and the log tells whose each was
+        kernel_log.subscribe(self._take)
+        has_our_pids = kernel_log.blind is None and _log_has_our_pids()
+        self._counter = None if has_our_pids else _cgroup_counter()  # it counts other processes' kills too; the log has the pid
         self._seen = self._count()
-        self.blind = None if ours or self._counter else f"{why}, and no cgroup counter"
+        why = kernel_log.blind or f"{kernel_log.path} has the pids of another namespace"
+        self.blind = None if has_our_pids or self._counter else f"{why}, and no cgroup counter"
 
     def _count(self) -> int:
         if self._counter is None:
@@ -44,15 +44,15 @@ class OomDetector:
         if found:
             self._lines.append((int(found[1]), line.text))
 
-    def forget(self) -> None:
-        """Start anew before workers start: a pid may be used again."""
+    def _read(self) -> None:
+        with suppress(OSError):  # the log's follower reports that it cannot be read
+            self._log.read()
+
+    def reset(self) -> None:
+        """Forget earlier kills before workers start: a pid may be used again."""
         self._read()
         self._lines.clear()
         self._seen = self._count()
-
-    def _read(self) -> None:
-        with suppress(OSError):  # what cannot be read tells nothing; the log's follower says so
-            self._log.read()
 
     def killed(self, pid: int) -> str | None:
         """Return the evidence that the kernel killed *pid* for want of memory, if there is any."""
@@ -67,7 +67,7 @@ class OomDetector:
         return None
 
 
-def _pids_are_the_logs() -> bool:
+def _log_has_our_pids() -> bool:
     try:
         return str(Path("/proc/self/ns/pid").readlink()) == INITIAL_PIDS
     except OSError:

@@ -1,136 +1,174 @@
-"""Where workers' processes come from: a warm starter for as long as one can be had, and cold starts in its place."""
+"""How workers' processes are started: forked from a fork server for as long as there is one, or else as new interpreters.
+
+A fork server is an interpreter that has imported torch and waits. A fork of it is a worker in some 20 ms instead of seconds.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import selectors
+import signal
+import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from holdfast.agent import schema
+from holdfast.agent.connection import MessageStream
 from holdfast.agent.monitor.preemption import PreemptionSettings
 from holdfast.agent.node.identity import Identity
-from holdfast.agent.workers import error_file
-from holdfast.agent.workers.fork_server import ForkServer, Launch, start_cold
+from holdfast.agent.schema import BadField, Count, FilePath, Flag, Seconds, Text, Texts
 from holdfast.log import note
+from holdfast.process import kill, spawn
 from holdfast.protocol import HEARTBEAT_INTERVAL, BadLine, Message
+from holdfast.source_tree import ROOT
 
 log = logging.getLogger("holdfast.agent")
 
+PROGRAM: Final = ROOT / "holdfast" / "runtime" / "process" / "fork_server_main.py"
+"""Run as a file, so that the job's own interpreter needs no Holdfast installed."""
 ANSWER_SECONDS: Final = 20.0
-"""How long a starter that is ready may take over a fork (some 20 ms) before it counts as stuck."""
-MOST_STARTERS: Final = 10
-"""Starters one job may lose on a node; after that its workers start cold there."""
-UNWANTED: Final = "stopped before it was started"
+"""How long a fork server may take for a fork (some 20 ms) before it counts as stuck."""
+MAX_FORK_SERVERS: Final = 10
+"""Fork servers that one job may lose on a node; after that its workers are started without one there."""
+CANCELLED: Final = "stopped before it was started"
+
+_Environment = Annotated[dict[str, str], schema.environment]
+_Folder = Annotated[Path, lambda message, name: Path(schema.path(message, name))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemstoreSettings:
-    """How the job's state is to be kept in this node's memory."""
+    """How the job's state is kept in this node's memory."""
 
-    address: str
+    address: Text
     """Where other nodes reach this one."""
-    limit: int | None = None
+    limit: Count | None
     """Bytes for all snapshots and replicas; None: half of what is free."""
-
-    @classmethod
-    def of(cls, message: Message) -> MemstoreSettings:
-        """Return the plan in a part of a ``prepare`` order; raise `BadField` when it is none."""
-        return cls(address=schema.text(message, "address"), limit=schema.maybe(schema.whole, message, "limit"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnPlan:
-    """How a job's workers are run on this node."""
+    """How a job's workers are run on this node: the fields of a ``prepare`` command."""
 
-    job: str
-    lease: float
-    """Seconds after which the agent ends when no flow has spoken."""
-    warm: bool
-    python: str
-    preload: tuple[str, ...]
-    argv: tuple[str, ...]
-    directory: str
-    environment: dict[str, str]
-    log_directory: Path
-    defaults: dict[str, str]
-    """Variables that a process is given where the node's environment does not have them, as torchrun does."""
-    memory: MemstoreSettings | None = None
+    job: Text
+    lease: Seconds
+    """Seconds after which the agent ends when no controller has sent a command."""
+    warm: Flag
+    python: Text = ""
+    """Path of the interpreter; only used with *warm*."""
+    preload: Texts = field(default_factory=list)
+    argv: Texts
+    directory: FilePath
+    environment: _Environment
+    log_directory: _Folder
+    defaults: _Environment | None
+    """Variables that a process gets where the node's environment does not have them, as with torchrun."""
+    memory: Annotated[MemstoreSettings, schema.record_in(MemstoreSettings)] | None
     """None: no state is kept in memory."""
-    watch: bool = True
-    """Faults of the node are looked for."""
-    beat: float = HEARTBEAT_INTERVAL
-    """Seconds between two beats to the flow."""
-    notice: PreemptionSettings | None = None
-    """Where notices of the node's end are to be seen; None: only SIGTERM is one."""
+    watch: Flag = True
+    """The node is monitored for faults."""
+    beat: Seconds = HEARTBEAT_INTERVAL
+    """Seconds between two heartbeats to the controller."""
+    notice: Annotated[PreemptionSettings, schema.record_in(PreemptionSettings)] | None
+    """Where preemption notices are found; None: only SIGTERM is one."""
 
-    @classmethod
-    def of(cls, order: Message) -> SpawnPlan:
-        """Return the plan in a ``prepare`` order; raise `BadField` when it is none."""
-        warm, memory = schema.flag(order, "warm"), schema.maybe(schema.mapping, order, "memory")
-        notice = schema.maybe(schema.mapping, order, "notice")
-        return cls(
-            job=schema.text(order, "job"),
-            lease=schema.seconds(order, "lease"),
-            warm=warm,
-            python=schema.path(order, "python") if warm else "",
-            preload=schema.words(order, "preload") if warm else (),
-            argv=schema.words(order, "argv", least=1),
-            directory=schema.path(order, "directory"),
-            environment=schema.environment(order, "environment"),
-            defaults=schema.maybe(schema.environment, order, "defaults") or {},
-            log_directory=Path(schema.path(order, "log_directory")),
-            memory=None if memory is None else MemstoreSettings.of(memory),
-            beat=schema.maybe(schema.seconds, order, "beat") or HEARTBEAT_INTERVAL,
-            watch=schema.maybe(schema.flag, order, "watch") is not False,
-            notice=None if notice is None else PreemptionSettings.of(notice),
-        )
+    def __post_init__(self) -> None:
+        if not self.argv:
+            raise BadField("argv", "a list of at least 1 texts without NUL", self.argv)
+        if self.warm:
+            schema.path({"python": self.python or None}, "python")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What to run for one rank, one standby, or one helper."""
+
+    argv: tuple[str, ...]
+    """The whole command without a fork server; script and arguments with one."""
+    environment: dict[str, str]
+    directory: str
+    log: Path
+    cold: bool = True
+    """It may be started without a fork server."""
+
+
+class ForkServer(MessageStream):
+    """The agent's end of a fork server: it gets launches and answers with pids."""
+
+    def __init__(self, *, python: str, environment: dict[str, str], preload: tuple[str, ...], log: Path) -> None:
+        ours, theirs = socket.socketpair()
+        super().__init__(ours)
+        self.ready = False
+        self.active_at = 0.0
+        """When it last got a launch, or last answered (monotonic)."""
+        self.reaped = False
+        """Its process has ended: its pid may be another's."""
+        try:
+            with theirs, log.open("ab") as output:
+                argv = (python, str(PROGRAM), str(theirs.fileno()), *preload)
+                self.pid = spawn(argv, output, env=environment, pass_fds=[theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+
+    def launch(self, request_id: int, launch: Launch) -> bool:
+        """Request a process, whose pid is reported with its request id; False when the fork server has exited."""
+        self.active_at = time.monotonic()
+        facts = {"argv": launch.argv, "environment": launch.environment, "directory": launch.directory, "log": str(launch.log)}
+        return self.send({"rank": request_id, "agent": os.getpid(), **facts})
+
+    def close(self) -> None:
+        """End the fork server."""
+        self.socket.close()
+        if not self.reaped:
+            kill(self.pid, signal.SIGKILL)
 
 
 class Spawner:
-    """Has processes made, and tells of each when it is there; whoever asks for one gives it a number, its ticket."""
+    """Starts processes and reports each once it runs; the caller gives each a number, its request id."""
 
     def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None]) -> None:
         self._me, self._selector, self._emit = me, selector, emit
-        self.born: Callable[[int, int], None] = lambda _ticket, _pid: None
-        self.failed: Callable[[int, str, int | None], None] = lambda _ticket, _why, _errno: None
-        self.local: dict[str, str] = {}
-        """What every process is told of this node, beside what the plan says."""
+        self.spawned: Callable[[int, int], None] = lambda _request_id, _pid: None
+        self.failed: Callable[[int, str, int | None], None] = lambda _request_id, _why, _errno: None
+        self.node_environment: dict[str, str] = {}
+        """Variables about this node that every process gets, beside those of the plan."""
         self._plan: SpawnPlan | None = None
         self._fork_server: ForkServer | None = None
         self._lost = 0
         self._waiting: dict[int, Launch | None] = {}
-        """Processes that the starter owes us, by ticket; None for one that nobody wants any more."""
+        """Processes that the fork server has still to start, by request id; None for a cancelled one."""
 
     @property
     def forking(self) -> bool:
-        """Tell whether a child of ours may exist whose pid has not been told yet."""
+        """Tell whether a child of ours may exist whose pid is not known yet."""
         return self._fork_server is not None and self._fork_server.ready and bool(self._waiting)
 
     @property
     def fork_server_pid(self) -> int | None:
-        """Return the pid of the warm starter, if there is one."""
+        """Return the pid of the fork server, if there is one."""
         return self._fork_server.pid if self._fork_server else None
 
     def prepare(self, plan: SpawnPlan) -> bool:
-        """Take on *plan* and have a starter warmed up for it; tell whether there is one. Raise ``OSError`` when there cannot be."""
+        """Use *plan* from now on, and start a fork server for it; tell whether there is one. Raise ``OSError`` when it cannot start."""
         before, self._plan = self._plan, plan
         if before and (before.python, before.preload, before.environment) != (plan.python, plan.preload, plan.environment):
-            self._drop_fork_server()
-        if plan.warm and self._fork_server is None and self._lost < MOST_STARTERS:
-            self._warm_up()
+            self._close_fork_server()
+        if plan.warm and self._fork_server is None and self._lost < MAX_FORK_SERVERS:
+            self._start_fork_server()
         return self._fork_server is not None
 
-    def _warm_up(self) -> None:
+    def _start_fork_server(self) -> None:
         assert self._plan is not None
         fork_server = ForkServer(
             python=self._plan.python,
-            environment={**self._plan.defaults, **os.environ, **self._plan.environment, **self._me.marks()},
-            preload=self._plan.preload,
+            environment={**(self._plan.defaults or {}), **os.environ, **self._plan.environment, **self._me.marks()},
+            preload=tuple(self._plan.preload),
             log=self._me.directory / "fork-server.log",
         )
         self._fork_server = fork_server
@@ -138,142 +176,135 @@ class Spawner:
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
-    def begin(self, ticket: int, places: dict[str, str], output: Path, *, cold: bool = True, program: tuple[str, ...] = ()) -> None:
-        """Have a process started, *cold* too if it must be; `born` or `failed` is called, now or later.
+    def begin(self, request_id: int, variables: dict[str, str], output: Path, *, cold: bool = True, program: tuple[str, ...] = ()) -> None:
+        """Start a process, without a fork server too if *cold*; `spawned` or `failed` is called, now or later.
 
         It runs the job's script, or *program*: an interpreter and a script with its arguments.
         """
-        plan, environment = self._plan, self.environment(places)
+        plan, environment = self._plan, self.environment(variables)
         assert plan is not None
-        argv = (program if not plan.warm else program[1:]) if program else plan.argv
+        argv = (program if not plan.warm else program[1:]) if program else tuple(plan.argv)
         launch = Launch(argv=argv, environment=environment, directory="/" if program else plan.directory, log=output, cold=cold)
         if self._fork_server is None:
-            self._start_cold(ticket, launch)
+            self._start_cold(request_id, launch)
             return
-        self._waiting[ticket] = launch
+        self._waiting[request_id] = launch
         if self._fork_server.ready:
-            self._ask(self._fork_server, ticket, launch)
+            self._request(self._fork_server, request_id, launch)
 
-    def environment(self, places: dict[str, str]) -> dict[str, str]:
-        """Return all variables of a process that is given *places*."""
+    def environment(self, variables: dict[str, str]) -> dict[str, str]:
+        """Return the whole environment of a process that gets *variables*."""
         assert self._plan is not None
-        return {**self._plan.defaults, **os.environ, **self._plan.environment, **places, **self.local, **self._me.marks()}
+        plan = self._plan
+        return {**(plan.defaults or {}), **os.environ, **plan.environment, **variables, **self.node_environment, **self._me.marks()}
 
-    def error_file(self, ticket: int) -> Path:
-        """Return where the process of that ticket is to leave the error that ends it."""
-        return error_file.place(self._me.directory, ticket)
-
-    def _ask(self, fork_server: ForkServer, ticket: int, launch: Launch) -> None:
-        if fork_server.ask(ticket, launch):
-            self._watch(fork_server)
+    def _request(self, fork_server: ForkServer, request_id: int, launch: Launch) -> None:
+        if fork_server.launch(request_id, launch):
+            fork_server.wait_for(self._selector)
         else:
-            self._fork_server_gone(fork_server)
+            self._fork_server_exited(fork_server)
 
-    def _start_cold(self, ticket: int, launch: Launch) -> None:
+    def _start_cold(self, request_id: int, launch: Launch) -> None:
         assert self._plan is not None
         if not launch.cold:
-            self.failed(ticket, "there is no warm starter to fork it from", None)
+            self.failed(request_id, "there is no fork server to fork it from", None)
             return
-        if self._plan.warm:  # the script was meant for a starter, which is an interpreter already
+        if self._plan.warm:  # the script was meant for a fork server, which is an interpreter already
             launch = replace(launch, argv=(self._plan.python, *launch.argv))
         try:
-            pid = start_cold(launch)
+            with launch.log.open("ab") as output:
+                pid = spawn(launch.argv, output, env=launch.environment, cwd=launch.directory, start_new_session=True)
         except OSError as error:
-            self.failed(ticket, str(error), error.errno)
+            self.failed(request_id, str(error), error.errno)
         else:
-            self.born(ticket, pid)
+            self.spawned(request_id, pid)
 
-    def forget(self, tickets: Iterable[int]) -> None:
-        """Want these no more. What the starter has been asked for still comes to life, all else has `failed`."""
-        asked = self._fork_server is not None and self._fork_server.ready
-        for ticket in tickets:
-            if ticket in self._waiting and asked:
-                self._waiting[ticket] = None
-            elif ticket in self._waiting:
-                del self._waiting[ticket]
-                self.failed(ticket, UNWANTED, None)
+    def cancel(self, request_ids: Iterable[int]) -> None:
+        """Cancel these. What the fork server has got already still starts, the others get `failed`."""
+        requested = self._fork_server is not None and self._fork_server.ready
+        for request_id in request_ids:
+            if request_id in self._waiting and requested:
+                self._waiting[request_id] = None
+            elif request_id in self._waiting:
+                del self._waiting[request_id]
+                self.failed(request_id, CANCELLED, None)
 
-    # -- the warm starter ---------------------------------------------------------------------------------------------
-
-    def _watch(self, fork_server: ForkServer) -> None:
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if fork_server.unsent else 0)
-        key = self._selector.get_key(fork_server.socket)
-        if key.events != events:
-            self._selector.modify(fork_server.socket, events, key.data)
+    # -- the fork server ------------------------------------------------------------------------------------------------
 
     def _serve(self, fork_server: ForkServer, mask: int) -> None:
         if fork_server is not self._fork_server:
             return
         if mask & selectors.EVENT_WRITE and not fork_server.drain():
-            self._fork_server_gone(fork_server)
+            self._fork_server_exited(fork_server)
             return
-        self._watch(fork_server)
+        fork_server.wait_for(self._selector)
         if mask & selectors.EVENT_READ:
-            self.hear()
+            self.receive()
 
-    def hear(self) -> None:
-        """Take in what the starter has said: before anybody asks who a process is, its pid must have been heard."""
+    def receive(self) -> None:
+        """Read the fork server's messages: a pid must be known before anybody asks whose process it is."""
         fork_server = self._fork_server
         if fork_server is None:
             return
         try:
-            open_still = fork_server.read()
-            while fork_server.event_queue:
-                self._take(fork_server, fork_server.event_queue.popleft())
-        except (BadLine, schema.BadField) as error:
-            note(log, "starter.garbage", why=error)
-            open_still = False
-        if not open_still:
-            self._fork_server_gone(fork_server)
+            is_open = fork_server.read()
+            while fork_server.received:
+                self._take(fork_server, fork_server.received.popleft())
+        except (BadLine, BadField) as error:
+            note(log, "fork-server.bad-message", why=error)
+            is_open = False
+        if not is_open:
+            self._fork_server_exited(fork_server)
 
     def _take(self, fork_server: ForkServer, message: Message) -> None:
-        fork_server.asked = time.monotonic()
+        fork_server.active_at = time.monotonic()
         if "ready" in message:
             fork_server.ready = True
-            self._emit("fork-server.ready", seconds=schema.seconds(message, "seconds"), preloaded=list(schema.words(message, "preloaded")))
-            for ticket, launch in list(self._waiting.items()):
-                if launch is None:  # owed by a starter before this one, and unwanted
-                    del self._waiting[ticket]
-                    self.failed(ticket, UNWANTED, None)
+            preloaded = list(schema.arguments(message, "preloaded"))
+            self._emit("fork-server.ready", seconds=schema.seconds(message, "seconds"), preloaded=preloaded)
+            for request_id, launch in list(self._waiting.items()):
+                if launch is None:  # requested from an earlier fork server, and cancelled
+                    del self._waiting[request_id]
+                    self.failed(request_id, CANCELLED, None)
                 else:
-                    self._ask(fork_server, ticket, launch)
+                    self._request(fork_server, request_id, launch)
             return
-        ticket = schema.whole(message, "rank")
-        if ticket not in self._waiting:
+        request_id = schema.integer(message, "rank")
+        if request_id not in self._waiting:
             return
-        del self._waiting[ticket]
+        del self._waiting[request_id]
         if "pid" in message:
-            self.born(ticket, schema.whole(message, "pid", least=2))
+            self.spawned(request_id, schema.integer(message, "pid", minimum=2))
         else:
-            self.failed(ticket, schema.text(message, "error"), schema.maybe(schema.whole, message, "errno"))
+            self.failed(request_id, schema.text(message, "error"), schema.optional(schema.integer, message, "errno"))
 
-    def buried(self, pid: int) -> bool:
-        """Tell whether *pid*, which has ended, was the starter; the end of its socket says so too, after its last messages."""
+    def reaped(self, pid: int) -> bool:
+        """Note that *pid* has ended, and tell whether it was the fork server; the end of its socket follows its last messages."""
         if self._fork_server is None or self._fork_server.pid != pid:
             return False
-        self._fork_server.bury()
+        self._fork_server.reaped = True
         return True
 
-    def _fork_server_gone(self, fork_server: ForkServer) -> None:
-        """Start cold what the dead starter still owed, and warm up another one unless it never was of use."""
+    def _fork_server_exited(self, fork_server: ForkServer) -> None:
+        """Start without it what it had still to start, and start another one unless it was never ready."""
         if fork_server is not self._fork_server:
             return
-        self._drop_fork_server()
+        self._close_fork_server()
         self._lost += 1
         self._emit("fork-server.exited", ready=fork_server.ready)
         waiting, self._waiting = self._waiting, {}
-        for ticket, launch in waiting.items():
+        for request_id, launch in waiting.items():
             if launch is None:
-                self.failed(ticket, UNWANTED, None)
+                self.failed(request_id, CANCELLED, None)
             else:
-                self._start_cold(ticket, launch)
-        if fork_server.ready and self._lost < MOST_STARTERS:
+                self._start_cold(request_id, launch)
+        if fork_server.ready and self._lost < MAX_FORK_SERVERS:
             try:
-                self._warm_up()
+                self._start_fork_server()
             except OSError as error:
-                note(log, "starter.failed", why=error)
+                note(log, "fork-server.failed", why=error)
 
-    def _drop_fork_server(self) -> None:
+    def _close_fork_server(self) -> None:
         if self._fork_server is not None:
             self._selector.unregister(self._fork_server.socket)
             self._fork_server.close()
@@ -282,21 +313,22 @@ class Spawner:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def due(self) -> float | None:
-        """Return when the starter will have been silent for too long (monotonic)."""
-        return self._fork_server.asked + ANSWER_SECONDS if self.forking and self._fork_server is not None else None
+        """Return when the fork server will have been silent for too long (monotonic)."""
+        return self._fork_server.active_at + ANSWER_SECONDS if self.forking and self._fork_server is not None else None
 
     def tick(self, now: float) -> None:
-        """Give up a starter that is stuck, after its last words: what it has not told of by then never becomes a worker."""
+        """Give up a stuck fork server, after reading its last messages: what it has not reported by then never becomes a worker."""
         due, fork_server = self.due(), self._fork_server
         if due is None or now < due or fork_server is None:
             return
-        fork_server.hang_up()
+        with suppress(OSError):
+            fork_server.socket.shutdown(socket.SHUT_RDWR)  # what it has sent can still be read, and then the end
         while self._fork_server is fork_server:
-            self.hear()
+            self.receive()
 
     def end(self) -> None:
-        """End the starter and forget what it owed: nothing is started any more."""
-        self._drop_fork_server()
+        """End the fork server and cancel what it had still to start."""
+        self._close_fork_server()
         waiting, self._waiting = self._waiting, {}
-        for ticket in waiting:
-            self.failed(ticket, UNWANTED, None)
+        for request_id in waiting:
+            self.failed(request_id, CANCELLED, None)

@@ -1,16 +1,18 @@
-"""What the agent knows about one worker."""
+"""What the agent knows about one worker: its process, its progress, its output, and the error that it left."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.agent.workers import error_file
-from holdfast.agent.workers.step_timing import StepTimings
 from holdfast.process import state_of, wait_of
 from holdfast.protocol import Message
 
@@ -19,14 +21,48 @@ if TYPE_CHECKING:
 
 NO_RANK: Final = -1
 """The rank of a standby."""
-SEES: Final = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
+GPU_VARIABLES: Final = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
 """Variables by which a rank chooses its GPU."""
-MOST_HELD: Final = 4096
-"""Messages of one worker that wait for its generation to be on record; of more the oldest are dropped."""
-MOST_CHECKS: Final = 4
-"""Digests that beats carry: each may be lost, and nodes beat at different times."""
+MAX_DEFERRED: Final = 4096
+"""Messages of one worker that wait until its generation is recorded; of more the oldest are dropped."""
+MAX_CHECKSUMS: Final = 4
+"""Checksums that a heartbeat carries: heartbeats may be lost, and nodes send them at different times."""
 TAIL: Final = 8192
-"""Bytes of a worker's output that travel with its end."""
+"""Bytes of a worker's output that are reported with its end."""
+BLOCK: Final = 8
+"""Steps of a block. Blocks begin at the same steps on all ranks, so that they can be compared."""
+MIN_BLOCK_STEPS: Final = 5
+"""Steps that a block must have to count; steps with a section in them are left out."""
+MAX_BLOCKS: Final = 4
+"""Newest blocks that a heartbeat carries: heartbeats may be lost."""
+ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
+"""Variable with the path for the error that ``torch.distributed.elastic.multiprocessing.errors.record`` leaves, as torchrun reads it."""
+MAX_ERROR_BYTES: Final = 1 << 20
+MAX_TRACEBACK: Final = 16 * 1024
+"""Characters of such an error's traceback that are reported: its end."""
+_ERROR: Final = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?", re.DOTALL)
+
+
+class StepTimings:
+    """How one worker's steps spent their time in one generation, as medians over blocks of steps: one slow step does not change them."""
+
+    def __init__(self) -> None:
+        self._block = -1
+        self._steps: list[Sequence[float]] = []
+        self._complete: deque[list[float]] = deque(maxlen=MAX_BLOCKS)
+
+    def add(self, step: int, spent: Sequence[float]) -> None:
+        """Add how *step* spent its time, in seconds: own work, waits for other ranks, waits for data."""
+        block = (step - 1) // BLOCK
+        if block != self._block:
+            self._block, self._steps = block, []
+        self._steps.append(spent)
+        if step % BLOCK == 0 and len(self._steps) >= MIN_BLOCK_STEPS:
+            self._complete.append([block, *(round(median(one), 6) for one in zip(*self._steps, strict=True))])
+
+    def newest(self) -> list[list[float]]:
+        """Return the newest blocks: number, and the medians of own work, waits for other ranks, and waits for data in seconds."""
+        return list(self._complete)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -38,8 +74,8 @@ class Worker:
     log: Path
     standby: int | None = None
     """Its number as a standby, until it becomes the worker of a rank."""
-    ticket: int = -1
-    """What its birth was asked for under."""
+    request_id: int = -1
+    """The number under which the spawner started it."""
     log_begin: int = 0
     """Size of the log when this worker started: what comes after is its own."""
     log_before: tuple[Path, int] | None = None
@@ -50,80 +86,84 @@ class Worker:
     started: float = 0.0
     managed: bool = False
     heartbeats: bool = False
-    """It reports steps and keeps its own state: no goodbye is to be expected of it."""
+    """It reports steps and keeps its own state: it may exit without reporting that it has finished."""
     step: int | None = None
     first_step: float | None = None
     progress: float = field(default_factory=time.monotonic)
-    """When it last showed progress (monotonic)."""
+    """When it last made progress (monotonic)."""
     snapshot: Message = field(default_factory=dict)
-    """What it has said of its snapshots in memory in this generation; see `holdfast.agent.memstore.snapshot_report`."""
-    paces: StepTimings = field(default_factory=StepTimings)
-    """How its steps spent their time, in this generation."""
-    checks: deque[Message] = field(default_factory=lambda: deque(maxlen=MOST_CHECKS))
-    """The newest digests of its parameters in this generation."""
+    """What it has reported of its in-memory snapshots in this generation."""
+    step_timings: StepTimings = field(default_factory=StepTimings)
+    checks: deque[Message] = field(default_factory=lambda: deque(maxlen=MAX_CHECKSUMS))
+    """The newest checksums of its parameters in this generation."""
     bad_loss: bool = False
-    """The loss that it told last is no number."""
+    """The last loss that it reported is NaN or infinite."""
     section: str | None = None
     section_limit: float | None = None
     raised: dict[str, Any] | None = None
     finished: bool = False
-    gone: bool = False
+    exited: bool = False
     ordered: bool = False
-    """Its end is wanted: it was killed by an order, or leaves."""
+    """Its end is wanted: it was killed by a command, or leaves."""
     leave_by: float | None = None
-    """When it is killed if it has not left by then (monotonic)."""
+    """When it is killed if it has not exited by then (monotonic)."""
     grouped: bool = False
-    """Its process groups are Holdfast's own: it can be kept when others are lost. Who comes to ranks that live joins them no other way."""
+    """Its process groups are Holdfast's own: it can be kept when others are lost. A fresh rank joins living ones in no other way."""
     parked: Message | None = None
-    """What it said when it was ready to stand by."""
-    sees: dict[str, str] = field(default_factory=dict)
-    """Of its environment what says which GPU it takes (`SEES`)."""
-    line: ClientConnection | None = None
-    """The connection on which it said hello, for what the agent tells it."""
+    """What it reported when it was ready as a standby."""
+    gpu_variables: dict[str, str] = field(default_factory=dict)
+    """Those of `GPU_VARIABLES` that are in its environment."""
+    connection: ClientConnection | None = None
+    """The connection on which it said hello, for messages to it."""
     greetings: list[Message] = field(default_factory=list)
-    """What it is to be told once it says hello."""
+    """Messages for it that wait for its hello."""
     former: int | None = None
     """The generation it was kept from, until it has resumed in the new one."""
     ahead: int | None = None
-    """The generation it has switched to by itself; what it says there is held until that is on record."""
-    held: deque[tuple[ClientConnection, Message]] = field(default_factory=lambda: deque(maxlen=MOST_HELD))
+    """The generation it has switched to by itself; its messages wait until that is recorded here."""
+    deferred: deque[tuple[ClientConnection, Message]] = field(default_factory=lambda: deque(maxlen=MAX_DEFERRED))
 
     @property
     def name(self) -> str:
-        """Return what it is called in logs."""
+        """Return how logs call it."""
         return f"rank {self.rank}, generation {self.generation}" if self.standby is None else f"standby {self.standby}"
-
-    def left_error(self) -> dict[str, Any] | None:
-        """Return the error that its script has left for its launcher, if it did; it is there once."""
-        return None if self.error_file is None else error_file.take(self.error_file)
 
     @property
     def is_ahead(self) -> bool:
-        """Tell whether it has gone on into a generation that is not on record here yet."""
+        """Tell whether it is in a generation that is not recorded here yet."""
         return self.ahead is not None and self.ahead > self.generation
 
     def advance(self) -> None:
-        """Note a sign of progress."""
+        """Note that it made progress."""
         self.progress = time.monotonic()
 
     def enter(self, generation: int) -> None:
         """Go on into a new generation, in which it has done no step yet."""
         self.generation, self.first_step = generation, None
         self.section, self.section_limit = None, None
-        self.snapshot, self.paces, self.bad_loss = {}, StepTimings(), False
+        self.snapshot, self.step_timings, self.bad_loss = {}, StepTimings(), False
         self.checks.clear()
         self.advance()
 
-    def promote(self, rank: int, generation: int, log: Path) -> None:
-        """Become the worker of *rank*: from a standby that has parked, steps can be expected."""
+    def activate(self, rank: int, generation: int, log: Path) -> None:
+        """Turn a parked standby into the worker of *rank*, which will report steps."""
         self.log_before = (self.log, self.log_begin)
         self.standby, self.rank, self.log = None, rank, log
         self.managed, self.grouped, self.started = True, True, time.time()
         self.enter(generation)
 
     def view(self) -> dict[str, Any]:
-        """Return how far this worker is, for the beat that goes to the flow."""
-        output_age, printed = self._of_output()
+        """Return the progress of this worker, for a heartbeat to the controller. Ages are in seconds by this node's clock."""
+        snapshot = dict(self.snapshot)
+        begun = snapshot.pop("at", None)
+        if begun is not None:
+            snapshot["age"] = round(max(0.0, time.time() - begun), 3)
+        output_age, printed = None, True
+        try:
+            log = self.log.stat()
+            output_age, printed = round(max(0.0, time.time() - max(log.st_mtime, self.started)), 3), log.st_size > self.log_begin
+        except OSError:
+            pass
         return {
             "step": self.step,
             "age": round(time.monotonic() - self.progress, 3),
@@ -135,27 +175,13 @@ class Worker:
             "output_age": output_age,
             "printed": printed,
             "pid": self.pid,
-            "snapshot": self._of_snapshots(),
-            "paces": self.paces.told(),
+            "snapshot": snapshot,
+            "paces": self.step_timings.newest(),
             "checks": list(self.checks),
         }
 
-    def _of_snapshots(self) -> Message:
-        """Return what is known of its snapshots, with the newest one's age in seconds by the clock of this node."""
-        told = dict(self.snapshot)
-        begun = told.pop("at", None)
-        return told if begun is None else told | {"age": round(max(0.0, time.time() - begun), 3)}
-
-    def _of_output(self) -> tuple[float | None, bool]:
-        """Return the seconds since it printed anything, or since its start, and whether it has printed anything."""
-        try:
-            log = self.log.stat()
-        except OSError:
-            return None, True
-        return round(max(0.0, time.time() - max(log.st_mtime, self.started)), 3), log.st_size > self.log_begin
-
     def open_log(self, job: str) -> None:
-        """Say in the log where this worker's output begins, of which job; raise ``OSError`` when there can be no log."""
+        """Mark in the log where this worker's output begins, and of which job; raise ``OSError`` when there can be no log."""
         line = f"--- holdfast: {self.name} of job {job}\n".encode()
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -170,6 +196,34 @@ class Worker:
         """Return the last lines of this worker's own output; bytes that are no text are replaced."""
         found = _tail(self.log, self.log_begin)
         return found or (_tail(*self.log_before) if self.log_before else "")
+
+    def make_error_file(self, folder: Path) -> Path:
+        """Return where this worker is to leave its error, below the agent's own *folder*; what is there is removed."""
+        self.error_file = folder / "errors" / f"{self.request_id}.json"
+        self.error_file.parent.mkdir(mode=0o700, exist_ok=True)
+        self.error_file.unlink(missing_ok=True)
+        return self.error_file
+
+    def take_error(self) -> dict[str, Any] | None:
+        """Return the error that its script left for its launcher, in the form in which a worker reports one, and remove the file.
+
+        None where there is none that can be read.
+        """
+        if self.error_file is None:
+            return None
+        try:
+            with self.error_file.open("rb") as file:
+                data = file.read(MAX_ERROR_BYTES + 1)
+            self.error_file.unlink(missing_ok=True)
+            error: Any = json.loads(data)["message"] if len(data) <= MAX_ERROR_BYTES else None
+            text, traceback = (error, "") if isinstance(error, str) else (str(error["message"]), str(error["extraInfo"]["py_callstack"]))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        found = _ERROR.fullmatch(text)
+        if found is None:
+            return None
+        message = (found["message"] or "")[:MAX_TRACEBACK]
+        return {"type": found["type"], "message": message, "traceback": traceback[-MAX_TRACEBACK:], "step": None}
 
 
 def _tail(log: Path, begin: int) -> str:

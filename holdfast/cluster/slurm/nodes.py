@@ -127,12 +127,12 @@ class SlurmNodes(RemoteNodes):
         The agent's is on the node's own disk: once the allocation has ended, it is readable only where that is shared.
         """
         if name != log_files.AGENT:
-            return log_files.piece(job_directory(job) / "logs", name, at, most)
+            return log_files.read_part(job_directory(job) / "logs", name, at, most)
         if self._allocation_of(node) is not None:
             return super().log(node, job, name, at, most)
         folder = Path(directory_of(self._spec)).expanduser().absolute() / "nodes" / node
         if folder.is_dir() and folder.stat().st_uid == os.geteuid():  # everybody can write to /tmp
-            return log_files.piece(folder, name, at, most)
+            return log_files.read_part(folder, name, at, most)
         raise NodeLost(node, f"it is in no allocation of this job any more: its agent's log is on that node, in {folder.parent}")
 
     # -- nodes --------------------------------------------------------------------------------------------------------

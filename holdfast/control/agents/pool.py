@@ -329,7 +329,7 @@ class AgentPool:
             note(log, "replay.failed", node=node, why=error)
             return
         if events:
-            self.event_queue.put((node, {"event": "past", "events": events}))
+            self.event_queue.put((node, {"event": "replay", "events": events}))
 
     def fence(self, node: str) -> None:
         """Make sure that nothing of the job runs on *node*; raise a `NodeError` when it cannot be reached."""

@@ -117,7 +117,7 @@ ANSWERS: Final[dict[str, type[Record]]] = {
     "stored": _Stored,
     "living": _Living,
     "token": _Token,
-    "deposited": _OutboxRows,
+    "outbox-read": _OutboxRows,
 }
 """The commands whose answers the controller reads, beyond whether they were carried out."""
 

@@ -117,7 +117,7 @@ class ControllerOutbox:
                 for begin in range(0, len(rows), ROWS_PER_COMMAND):
                     part = rows[begin : begin + ROWS_PER_COMMAND]
                     signed = [sealed(record, number, self._key) for number, record in enumerate(part, since + begin)]
-                    client.send_command("deposit", seconds=ANSWER_SECONDS, records=signed)
+                    client.send_command("outbox-add", seconds=ANSWER_SECONDS, records=signed)
                     self._kept[client] = since + begin + len(part)
             except Exception as error:  # noqa: BLE001 (the thread that writes rows to the disk must not end with it)
                 if not self._failing:
@@ -132,7 +132,7 @@ class ControllerOutbox:
         for client in self._kept:
             if not client.lost_reason:
                 try:
-                    client.send_command("withdraw", seconds=ANSWER_SECONDS)
+                    client.send_command("outbox-clear", seconds=ANSWER_SECONDS)
                 except WorldError as error:
                     note(log, "outbox.not-cleared", node=client.node, why=error)
         self._kept.clear()
@@ -167,7 +167,7 @@ class OutboxCollector:
             with translated(self.history.url):
                 write(self.history.engine, ours, lambda change, error: set_aside(self.outbox_path, change, error), fence)
             note(log, "outbox.collected", changes=len(ours))
-        self.agents.send_command(done, "withdraw")
+        self.agents.send_command(done, "outbox-clear")
         return len(ours)
 
     def _read(self, node: str) -> tuple[list[OutboxEntry], str]:
@@ -194,7 +194,7 @@ class OutboxCollector:
         """Yield the outbox of *node*, a part at a time."""
         place: int | None = 0
         while place is not None:
-            answer = self.agents.client(node).send_command("deposited", since=place)
+            answer = self.agents.client(node).send_command("outbox-read", since=place)
             yield answer["records"]
             place = answer["next"] if answer["next"] is None or answer["next"] > place else None  # or it would never end
 

@@ -66,7 +66,7 @@ class JobCheckpoints:
             generations.rank_table, self._changed_in = replace(generations.rank_table, every=every), generations.number
             generations.record_facts()
         if self._changed_in == generations.number:
-            self.agents.send_command_async(generations.state.first.node, "pace", generation=generations.number, every=every)
+            self.agents.send_command_async(generations.state.first.node, "checkpoint-interval", generation=generations.number, steps=every)
 
     def note_recovered(self, incident: models.Incident) -> None:
         """Take an incident that was recovered into account."""

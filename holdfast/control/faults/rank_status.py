@@ -43,8 +43,8 @@ class RankStatusQuery:
 
     def ask(self, state: GenerationState, nodes: Iterable[str], question: Message, *, ranks: list[int] | None = None) -> None:
         """Send a query to the ranks on *nodes*; the answers are events."""
-        facts = {"generation": state.generation, "question": question, "ranks": ranks}
-        self._agents.send_commands_async(dict.fromkeys(set(nodes) & set(self._agents.alive()), facts), "ask")
+        facts = {"generation": state.generation, "query": question, "ranks": ranks}
+        self._agents.send_commands_async(dict.fromkeys(set(nodes) & set(self._agents.alive()), facts), "query")
 
 
 class Pauses:

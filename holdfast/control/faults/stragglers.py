@@ -14,7 +14,7 @@ from typing import Any, Final
 from detectors.catalogue import Blame, Fault, RecommendedAction
 from detectors.codec import packed
 from detectors.stragglers import COMPUTE, HOST, LONG, cost_of, cost_of_links, settled
-from holdfast.agent.workers.step_timing import BLOCK
+from holdfast.agent.workers.worker import BLOCK
 from holdfast.control.config.watched_files import WatchedPolicy
 from holdfast.control.faults.node_faults import machine_of
 from holdfast.control.state.generations import Generations

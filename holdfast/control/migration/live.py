@@ -162,11 +162,11 @@ class LiveChange:
         def send(node: str) -> None:
             client, message = run.agents.client(node), {**shared, "memory": memory[node]}
             for rank in run.generations.state.membership.get(node, ()):
-                client.send_command("tell", ranks=[rank], standbys=[], message={**message, "rank": rank})
+                client.send_command("forward", ranks=[rank], standbys=[], message={**message, "rank": rank})
             for seat in (seat for seat in seats if seat.node == node):
                 environment = run.generations.seat_environment(seat.rank, seat.node, number=migration.generation, rank_table=rank_table)
                 own = {"rank": seat.rank, "environment": environment, "log": f"{run.agents.logs(node)}/rank-{seat.rank}.log"}
-                client.send_command("tell", ranks=[], standbys=[seat.standby], message={**message, **own})
+                client.send_command("forward", ranks=[], standbys=[seat.standby], message={**message, **own})
 
         self.check_failures(run.agents.each(nodes, send))
         self.wait(lambda: migration.is_prepared, lambda: f"{migration.unprepared} did not get ready")
@@ -193,7 +193,7 @@ class LiveChange:
             ranks = [rank for rank in state.membership.get(node, ()) if not state.ranks[rank].ended]
             standbys = [number for number, other in node_of.items() if other == node]
             facts[node] = {"ranks": ranks, "standbys": standbys, "message": message}
-        return self.run.agents.send_commands(facts, "tell")
+        return self.run.agents.send_commands(facts, "forward")
 
     def _record(self, seats: tuple[Placement, ...], rank_table: RankTable, *, reason: str, source: str | None) -> None:
         """Record what the ranks have done: in the history, and at every agent."""

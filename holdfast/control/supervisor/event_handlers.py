@@ -154,7 +154,7 @@ class EventHandlers:
     def read_replayed(self) -> None:
         """Record the replayed events of nodes that were reachable only at the end of the job."""
         for node, event in self.events.drain(0.0):
-            if event.get("event") == "past":
+            if event.get("event") == "replay":
                 with suppress(ValueError):
                     self.on_past(node, ReplayedEvents.of(event))
 

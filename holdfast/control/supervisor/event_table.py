@@ -139,7 +139,7 @@ KINDS: Final[tuple[AgentEventKind[Any], ...]] = (
     AgentEventKind("lease.ended", _A, events.LeaseEnded),
     AgentEventKind("fork-server.ready", _A, events.ForkServerReady),
     AgentEventKind("fork-server.exited", _A, events.ForkServerExited),
-    AgentEventKind("past", _A, events.ReplayedEvents, record=EventHandlers.on_past),
+    AgentEventKind("replay", _A, events.ReplayedEvents, record=EventHandlers.on_past),
 )
 EVENTS: Final[Mapping[str, AgentEventKind[Any]]] = {kind.name: kind for kind in KINDS}
 UNKNOWN: Final = AgentEventKind("", (), AgentEvent)

@@ -293,7 +293,7 @@ def _end_migration(run: JobController) -> None:
         return
     for node, ranks in run.generations.state.membership.items():
         run.agents.send_command_async(
-            node, "tell", ranks=list(ranks), standbys=[], message={"do": "forget", "generation": run.generations.newest}
+            node, "forward", ranks=list(ranks), standbys=[], message={"do": "forget", "generation": run.generations.newest}
         )
     run.move(Event.MOVE_FAILED, "the flow died during this migration; it is tried again")
 

@@ -136,6 +136,6 @@ class DryRun:
         """Report that this process cannot take over the rank, and wait to be stopped: it would have other values than the other ranks."""
         why = f"what the ranks exchanged before their first step cannot be repeated: {why}"
         _log.error("%s", why)
-        link().report("cannot", generation=self._generation, why=why)
+        link().report("recovery-failed", generation=self._generation, why=why)
         time.sleep(REFUSED_SECONDS)
         raise NotRepeatable(why)

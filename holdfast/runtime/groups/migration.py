@@ -148,7 +148,7 @@ class LiveMigrations:
         if prepared.generation.rank not in prepared.generation.changed:
             self._stay(prepared, begin)
             return
-        link().report("left", step=self._recovery.live)
+        link().report("departed", step=self._recovery.live)
         link().flush(2.0)
         sys.stdout.flush()
         sys.stderr.flush()

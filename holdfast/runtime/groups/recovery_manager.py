@@ -408,7 +408,7 @@ class RecoveryManager:
         return RecoveryRendezvous(generation, reports, found, clock)
 
     def _cannot(self, generation: GroupGeneration, why: str) -> None:
-        link().report("cannot", generation=generation.number, why=why)
+        link().report("recovery-failed", generation=generation.number, why=why)
         self.membership.enter(generation)
 
     def _share_facts(self, generation: GroupGeneration) -> None:

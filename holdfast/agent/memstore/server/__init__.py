@@ -1,1 +1,1 @@
-"""A node's memory server: sends its snapshots to nodes that ask, takes replicas of theirs, and replicates its own ranks' snapshots."""
+"""A node's memory server: sends snapshots to nodes that request them, accepts replicas, and replicates its own ranks' snapshots."""

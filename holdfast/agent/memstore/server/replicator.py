@@ -1,192 +1,327 @@
-"""Send the snapshots of this node's ranks to their home on another node, while they are still being written.
+"""Send the snapshots of this node's ranks to replica nodes while they are still being written.
 
-One thread for each rank and home, each with a connection of its own: a small snapshot does not wait behind a huge one.
+One thread for each rank and replica node, each with a connection of its own: a small snapshot does not wait behind a huge one.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from holdfast.agent.memstore.server.replica_store import order_of
-from holdfast.agent.memstore.server.tail_reader import TailReader, newest
-from holdfast.agent.memstore.server.token_bucket import TokenBucket
+from holdfast.memstore import shared_memory
 from holdfast.memstore.connection import ABANDON, DATA, FRAME, TAIL, MemstoreConnection, connect
 from holdfast.memstore.notification import ReplicationProgress, SnapshotNotification
-from holdfast.memstore.shared_memory import UnusableSnapshot
+from holdfast.memstore.shared_memory import PAGE, Label, UnusableSnapshot
+from holdfast.memstore.store_folders import own_files
 
 CHUNK: Final = 2**20
-"""Bytes sent in one go at most; between two it is seen whether they are still wanted."""
+"""Bytes sent at once at most; between two chunks it is checked whether the snapshot is still wanted."""
 CONNECT_SECONDS: Final = 10.0
 SEND_SECONDS: Final = 60.0
-"""Seconds for which a home may take nothing before it counts as gone."""
+"""Seconds for which a replica node may accept nothing before it counts as lost."""
 LOST_SECONDS: Final = 3.0
-"""Seconds for which a home must be out of reach before that is told: who is replaced is no news by then."""
+"""Seconds for which a replica node must be unreachable before that is reported: one that is replaced is no news by then."""
 AGAIN_SECONDS: Final = 0.2
-"""Seconds after which a home is asked again that had no file free."""
+"""Seconds until the next attempt with a replica node that had no free file."""
 FIRST_PAUSE: Final = 0.1
-LONGEST_PAUSE: Final = 5.0
+MAX_PAUSE: Final = 5.0
+SEALED_SECONDS: Final = 0.01
+"""Seconds until the worker has certainly released a file that it has just sealed."""
+PATIENCE: Final = 5.0
+BURST_SECONDS: Final = 0.05
+"""Seconds of sending that may be saved up: short, so that the limit holds at every moment, and ranks take turns."""
+MIN_BURST: Final = 4096
+MIN_SLEEP: Final = 0.0001
+"""Seconds; a shorter sleep may not move the clock."""
+
+
+class TokenBucket:
+    """Limits how many bytes a node sends each second, over all replicators."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._lock, self._turn = threading.Lock(), threading.Lock()
+        self._rate: float | None = None
+        self._tokens, self._at = 0.0, clock()
+
+    def limit(self, rate: int | None) -> None:
+        """Allow *rate* bytes a second from now on; None: any number."""
+        with self._lock:
+            self._rate, self._tokens, self._at = rate, 0.0, self._clock()
+
+    def take(self, size: int) -> int:
+        """Return how many of *size* bytes may be sent, at least one, as soon as it may. First come, first served."""
+        with self._turn:
+            while True:
+                with self._lock:
+                    if self._rate is None:
+                        return size
+                    now = self._clock()
+                    burst = max(MIN_BURST, self._rate * BURST_SECONDS)
+                    self._tokens, self._at = min(burst, self._tokens + (now - self._at) * self._rate), now
+                    wanted = min(size, int(burst))
+                    if self._tokens >= wanted:
+                        self._tokens -= wanted
+                        return wanted
+                    pause = (wanted - self._tokens) / self._rate
+                self._sleep(min(max(pause, MIN_SLEEP), 0.25))  # a new limit may come meanwhile
+
+
+class TailReader:
+    """Reads one snapshot while a worker writes it; the worker may begin another one in the same file at any time."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file; raise `UnusableSnapshot` when it holds neither a draft nor a snapshot, ``OSError`` when it cannot be read."""
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.complete = False
+        """It is sealed, and is not overwritten as long as this is open."""
+        self.patience = PATIENCE
+        try:
+            self.label, self.sealed, self.available = _first_page(self._file)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def poll(self) -> int | None:
+        """Return how many bytes of data are there; None once this snapshot has been overwritten. A sealed one is locked from now on."""
+        if not self.complete and not self._reread():
+            return None
+        if self.sealed and not self.complete:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:  # its worker releases it in a moment, or has begun the next one there
+                self.patience = SEALED_SECONDS
+            else:
+                if not self._reread():  # the lock came too late
+                    return None
+                self.complete = self.sealed
+        return min(self.available, self.label.size)
+
+    def _reread(self) -> bool:
+        """Read the first page again; tell whether the snapshot is still there."""
+        try:
+            label, self.sealed, self.available = _first_page(self._file)
+        except UnusableSnapshot:
+            return False
+        same = replace(label, tail=0, digest="") == replace(self.label, tail=0, digest="")  # as it was when the snapshot was begun
+        self.label = label if same else self.label
+        return same
+
+    def send(self, sock: socket.socket, begin: int, size: int) -> int:
+        """Send *size* bytes of data from *begin*; return how many there were."""
+        with open(self._file, "rb", buffering=0, closefd=False) as file:
+            return sock.sendfile(file, PAGE + begin, size)
+
+    def tail(self) -> bytes:
+        """Return the tail of a complete snapshot; raise `UnusableSnapshot` when it is damaged."""
+        tail = os.pread(self._file, self.label.tail, PAGE + self.label.size)
+        if len(tail) != self.label.tail:
+            raise UnusableSnapshot("it is cut off")
+        return tail
+
+
+def newest(place: Path, rank: int, after: tuple[int, int, float] | None) -> TailReader | None:
+    """Return the snapshot of *rank* to send next, among those newer than *after*: the newest complete one, else the newest draft.
+
+    Complete ones first: a slow replica node shall also get complete what it has begun.
+    """
+    found: list[TailReader] = []
+    for path in own_files(place, rank):
+        with suppress(OSError, UnusableSnapshot):
+            found.append(TailReader(path))
+    wanted = [one for one in found if after is None or order_of(one.label) > after]
+    best = max(wanted, key=lambda one: (one.sealed, order_of(one.label)), default=None)
+    for one in found:
+        if one is not best:
+            one.close()
+    return best
+
+
+def _first_page(file: int) -> tuple[Label, bool, int]:
+    """Return the label, whether it is sealed, and how many bytes are there; raise `UnusableSnapshot` when there is no snapshot.
+
+    The page is read twice: one read may have the old progress beside the label of the worker's next snapshot.
+    """
+    before, page = os.pread(file, PAGE, 0), os.pread(file, PAGE, 0)
+    if before[:8] != page[:8] or before[16:] != page[16:]:
+        before, page = page, os.pread(file, PAGE, 0)
+        if before[:8] != page[:8] or before[16:] != page[16:]:
+            raise UnusableSnapshot("it is being changed")
+    label = shared_memory.read_label(page, draft=True)
+    sealed = shared_memory.is_sealed(page)
+    return label, sealed, label.size if sealed else shared_memory.progress_of(page)
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplicaNode:
-    """Another node's memory server, to which this node's snapshots go, as all of its connections find it."""
+    """Another node's memory server, to which this node's snapshots are sent, over all connections to it."""
 
     address: tuple[str, int]
-    tell: Callable[..., None]
+    send: Callable[..., None]
     lost_seconds: float = LOST_SECONDS
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _since: float | None = None
-    _told: bool = False
+    _reported: bool = False
 
     @property
     def name(self) -> str:
-        """Return how the flow knows it."""
+        """Return how the controller calls it."""
         return f"{self.address[0]}:{self.address[1]}"
 
     def missed(self, why: str) -> None:
-        """Note that it could not be reached, or hung up; tell once, when that has lasted."""
+        """Note that it could not be reached, or disconnected; report that once, when it lasts."""
         with self._lock:
             now = time.monotonic()
             self._since = self._since or now
-            if not self._told and now - self._since >= self.lost_seconds:
-                self._told = True
-                self.tell("replica.lost", peer=self.name, why=why)
+            if not self._reported and now - self._since >= self.lost_seconds:
+                self._reported = True
+                self.send("replica.lost", peer=self.name, why=why)
 
     def kept(self) -> None:
-        """Note that a whole replica is there; tell if it was told that none could be."""
+        """Note that it has a complete replica; report that if it was reported as lost."""
         with self._lock:
             self._since = None
-            if self._told:
-                self._told = False
-                self.tell("replica.restored", peer=self.name)
+            if self._reported:
+                self._reported = False
+                self.send("replica.restored", peer=self.name)
 
 
 class Replicator(threading.Thread):
-    """Keeps one rank's newest snapshots on one home."""
+    """Keeps one rank's newest snapshots on one replica node."""
 
     def __init__(  # noqa: PLR0913
-        self, place: Path, rank: int, home: ReplicaNode, *, source: str, token: str, news: SnapshotNotification, bucket: TokenBucket
+        self, place: Path, rank: int, node: ReplicaNode, *, source: str, token: str, notification: SnapshotNotification, bucket: TokenBucket
     ) -> None:
-        """Push what rank *rank* writes in the memory store *place* to *home*, where it is called by this node's name *source*."""
-        super().__init__(name=f"rank {rank} to {home.name}", daemon=True)
-        self._place, self._rank, self._home, self._source, self._token = place, rank, home, source, token
-        self._news, self._bucket = news, bucket
-        self._line: MemstoreConnection | None = None
-        self._over = threading.Event()
+        """Send what rank *rank* writes in the memory store *place* to *node*, where it is stored under this node's name *source*."""
+        super().__init__(name=f"rank {rank} to {node.name}", daemon=True)
+        self._place, self._rank, self._node, self._source, self._token = place, rank, node, source, token
+        self._notification, self._bucket = notification, bucket
+        self._connection: MemstoreConnection | None = None
+        self._stopped = threading.Event()
         self._last: tuple[int, int, float] | None = None
         """The newest snapshot that this connection has dealt with."""
-        self._sender = ReplicationProgress(place, rank)
-        self.pushed = 0
+        self._progress = ReplicationProgress(place, rank)
+        self.sent = 0
         """Bytes of data sent."""
-        self.whole: int | None = None
-        """The step of the newest snapshot that is known to be whole there."""
+        self.complete: int | None = None
+        """The step of the newest snapshot that is complete there."""
 
     def stop(self) -> None:
         """End it, whatever it waits for."""
-        self._over.set()
-        self._sender.end()
-        self._news.wake()
-        line = self._line
-        if line is not None:
+        self._stopped.set()
+        self._progress.end()
+        self._notification.wake()
+        connection = self._connection
+        if connection is not None:
             with suppress(OSError):
-                line.socket.shutdown(2)
+                connection.socket.shutdown(2)
 
     def run(self) -> None:
-        """Push until told to stop."""
+        """Send until stopped."""
         pause = FIRST_PAUSE
-        while not self._over.is_set():
+        while not self._stopped.is_set():
             try:
-                with connect(self._home.address, self._token, seconds=CONNECT_SECONDS) as line:
-                    self._line = line
-                    line.socket.settimeout(SEND_SECONDS)
-                    line.request({"do": "puts", "source": self._source, "rank": self._rank})
+                with connect(self._node.address, self._token, seconds=CONNECT_SECONDS) as connection:
+                    self._connection = connection
+                    connection.socket.settimeout(SEND_SECONDS)
+                    connection.request({"do": "puts", "source": self._source, "rank": self._rank})
                     self._last, pause = None, FIRST_PAUSE
-                    self._sender.begin()
-                    self._push_all(line)
+                    self._progress.begin()
+                    self._send_snapshots(connection)
             except (OSError, UnusableSnapshot, ValueError, KeyError, TypeError) as error:
-                if not self._over.is_set():
-                    self._home.missed(str(error) or type(error).__name__)
-            self._over.wait(pause)
-            pause = min(LONGEST_PAUSE, pause * 2)
+                if not self._stopped.is_set():
+                    self._node.missed(str(error) or type(error).__name__)
+            self._stopped.wait(pause)
+            pause = min(MAX_PAUSE, pause * 2)
 
-    def _push_all(self, line: MemstoreConnection) -> None:
-        while not self._over.is_set():
-            count = self._news.count()
+    def _send_snapshots(self, connection: MemstoreConnection) -> None:
+        while not self._stopped.is_set():
+            count = self._notification.count()
             found = newest(self._place, self._rank, self._last)
             if found is None:
-                self._news.wait(count)
+                self._notification.wait(count)
                 continue
-            with found as reading:
-                self._push(line, reading)
+            with found as reader:
+                connection.send({"label": asdict(reader.label)})
+                answer = connection.receive()
+                if answer.get("ok") is True:
+                    self._stream(connection, reader)
+                elif answer.get("again"):  # what it would replace is being read: the newest shall not be left out for that
+                    self._stopped.wait(AGAIN_SECONDS)
+                else:
+                    self._last = order_of(reader.label)
+                    if answer.get("have"):
+                        self._note_complete(reader)
 
-    def _push(self, line: MemstoreConnection, reading: TailReader) -> None:
-        """Push one snapshot, unless it is not taken."""
-        line.send({"label": asdict(reading.label)})
-        answer = line.receive()
-        if answer.get("ok") is True:
-            self._stream(line, reading)
-        elif answer.get("again"):  # somebody reads what it would replace: the newest shall not be left out for that
-            self._over.wait(AGAIN_SECONDS)
-        else:
-            self._last = order_of(reading.label)
-            if answer.get("have"):
-                self._note_whole(reading)
-
-    def _stream(self, line: MemstoreConnection, reading: TailReader) -> None:
-        """Send a snapshot as its bytes come to be there; give it up when it is given up."""
+    def _stream(self, connection: MemstoreConnection, reader: TailReader) -> None:
+        """Send a snapshot as its bytes are written; abandon it when its worker does."""
         sent = 0
-        while not self._over.is_set():
-            count = self._news.count()
-            there = reading.look()
-            if there is None:
-                line.socket.sendall(FRAME.pack(ABANDON, 0))
+        while not self._stopped.is_set():
+            count = self._notification.count()
+            available = reader.poll()
+            if available is None:
+                connection.socket.sendall(FRAME.pack(ABANDON, 0))
                 return
-            if sent < there:
-                sent += self._send(line, reading, sent, there)
-            elif reading.whole:
-                self._finish(line, reading)
+            if sent < available:
+                sent += self._send_chunk(connection, reader, sent, available)
+            elif reader.complete:
+                self._finish(connection, reader)
                 return
-            elif self._overtaken(reading):
-                line.socket.sendall(FRAME.pack(ABANDON, 0))
+            elif self._is_overtaken(reader):
+                connection.socket.sendall(FRAME.pack(ABANDON, 0))
                 return
             else:
-                self._news.wait(count, reading.patience)
+                self._notification.wait(count, reader.patience)
 
-    def _overtaken(self, reading: TailReader) -> bool:
-        """Tell whether the rank has begun another snapshot since: nobody goes on with this one, its worker has died over it."""
-        found = newest(self._place, self._rank, order_of(reading.label))
+    def _is_overtaken(self, reader: TailReader) -> bool:
+        """Tell whether the rank has begun another snapshot since: this one's worker has died, so it is never completed."""
+        found = newest(self._place, self._rank, order_of(reader.label))
         if found is not None:
             found.close()
         return found is not None
 
-    def _send(self, line: MemstoreConnection, reading: TailReader, begin: int, end: int) -> int:
+    def _send_chunk(self, connection: MemstoreConnection, reader: TailReader, begin: int, end: int) -> int:
         size = self._bucket.take(min(end - begin, CHUNK))
-        line.socket.sendall(FRAME.pack(DATA, size))
-        done = reading.send(line.socket, begin, size)
-        if done < size:  # it was cut off under us: the frame must be filled, the next look sees why
-            line.socket.sendall(bytes(size - done))
-        self.pushed += size
-        self._sender.sent()
+        connection.socket.sendall(FRAME.pack(DATA, size))
+        done = reader.send(connection.socket, begin, size)
+        if done < size:  # the file was cut off meanwhile: the frame must be filled, the next poll sees why
+            connection.socket.sendall(bytes(size - done))
+        self.sent += size
+        self._progress.sent()
         return size
 
-    def _finish(self, line: MemstoreConnection, reading: TailReader) -> None:
-        tail = reading.tail()
-        line.socket.sendall(FRAME.pack(TAIL, len(tail)))
-        line.send(asdict(reading.label))
-        line.socket.sendall(tail)
-        answer = line.receive()
-        self._last = order_of(reading.label)
+    def _finish(self, connection: MemstoreConnection, reader: TailReader) -> None:
+        tail = reader.tail()
+        connection.socket.sendall(FRAME.pack(TAIL, len(tail)))
+        connection.send(asdict(reader.label))
+        connection.socket.sendall(tail)
+        answer = connection.receive()
+        self._last = order_of(reader.label)
         if answer.get("ok") is True:
-            self._note_whole(reading)
+            self._note_complete(reader)
 
-    def _note_whole(self, reading: TailReader) -> None:
-        self.whole = reading.label.step
-        if not self._over.is_set():
-            self._sender.complete(*reading.label.moment)
-        self._home.kept()
+    def _note_complete(self, reader: TailReader) -> None:
+        self.complete = reader.label.step
+        if not self._stopped.is_set():
+            self._progress.complete(*reader.label.moment)
+        self._node.kept()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from detectors.burn_in_results import Check, CheckMark
-from holdfast.authenticated_listener import NoAuthenticatedCaller, accept_authenticated, fill, open_port, taken
+from holdfast.authenticated_listener import NoAuthenticatedCaller, accept_authenticated, open_port, receive_exactly, receive_into
 
 NAME: Final = "network"
 BLOCK: Final = 1 << 20
@@ -38,11 +38,11 @@ def serve(token: str, blocks: int, seconds: float, port: int, report: Callable[[
                 devices = interface_of(sock.getsockname()[0])
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for _ in range(PINGS):
-                    sock.sendall(taken(sock, 1))
+                    sock.sendall(receive_exactly(sock, 1))
                 wrong = _receive_blocks(sock, token, blocks, begun + seconds)
                 sock.sendall(b"k")  # everything has arrived: the sender may stop its timer
                 _send_blocks(sock, token, blocks, begun + seconds)
-                taken(sock, 1)
+                receive_exactly(sock, 1)
         except NoAuthenticatedCaller as error:  # other clients may have, or the other end did not start: that says nothing about this node
             return Check(name=NAME, mark=CheckMark.SKIPPED, words=str(error), seconds=time.monotonic() - begun)
         except OSError as error:
@@ -61,7 +61,7 @@ def send(token: str, blocks: int, seconds: float, host: str, port: int) -> Check
             latency = _latency(sock)
             at = time.monotonic()
             _send_blocks(sock, token, blocks, begun + seconds)
-            taken(sock, 1)
+            receive_exactly(sock, 1)
             sent = time.monotonic() - at
             at = time.monotonic()
             wrong = _receive_blocks(sock, token, blocks, begun + seconds)
@@ -107,7 +107,7 @@ def _latency(sock: socket.socket) -> float:
     for number in range(PINGS):
         at = time.monotonic()
         sock.sendall(bytes([number]))
-        taken(sock, 1)
+        receive_exactly(sock, 1)
         times.append(time.monotonic() - at)
     return statistics.median(times)
 
@@ -134,7 +134,7 @@ def _receive_blocks(sock: socket.socket, token: str, blocks: int, until: float) 
     wrong, body, buffer = "", _body(token), bytearray(BLOCK)
     for number in range(blocks):
         _check_time(until, number, blocks)
-        fill(sock, memoryview(buffer))
+        receive_into(sock, memoryview(buffer))
         wanted = number.to_bytes(HEAD, "little") + body
         if not wrong and buffer != wanted:
             place = next(place for place in range(BLOCK) if buffer[place] != wanted[place])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from holdfast.agent.event_log import EventLog, past
+from holdfast.agent.event_log import EventLog, replayed_events
 from holdfast.protocol import decode
 
 
@@ -24,28 +24,28 @@ def told(event_log: EventLog, seq: int) -> list[int]:
     return numbers
 
 
-def filled(path: Path, count: int, *, largest: int = 1 << 20, remembered: int = 10) -> EventLog:
+def filled(path: Path, count: int, *, max_bytes: int = 1 << 20, max_recent: int = 10) -> EventLog:
     """Return a journal with so many frequent events."""
-    event_log = EventLog(path, largest=largest, remembered=remembered)
+    event_log = EventLog(path, max_bytes=max_bytes, max_recent=max_recent)
     for number in range(count):
         event_log.add({"event": "steps", "number": number}, milestone=False)
     return event_log
 
 
 @pytest.mark.parametrize("since", [0, 1, 57, 89, 90, 91, 99, 100])
-def test_whatever_was_missed_is_told_in_order(tmp_path: Path, since: int) -> None:
+def test_missed_events_are_sent_in_order(tmp_path: Path, since: int) -> None:
     """From memory, from the file, and from both."""
     assert told(filled(tmp_path / "event-log.jsonl", 100), since) == list(range(since + 1, 101))
 
 
-def test_a_journal_that_was_just_begun_tells_nothing(tmp_path: Path) -> None:
+def test_a_new_event_log_is_empty(tmp_path: Path) -> None:
     """There is no event zero."""
     assert told(EventLog(tmp_path / "event-log.jsonl"), 0) == []
 
 
-def test_after_rotation_the_older_file_is_told_too(tmp_path: Path) -> None:
+def test_after_rotation_the_older_file_is_read_too(tmp_path: Path) -> None:
     """Two files of bounded size hold a contiguous past."""
-    event_log = filled(tmp_path / "event-log.jsonl", 100, largest=2000)
+    event_log = filled(tmp_path / "event-log.jsonl", 100, max_bytes=2000)
     numbers = told(event_log, 0)
     assert numbers == list(range(numbers[0], 101))
     assert 0 < numbers[0] < 80
@@ -54,7 +54,7 @@ def test_after_rotation_the_older_file_is_told_too(tmp_path: Path) -> None:
 
 def test_milestones_outlive_the_files(tmp_path: Path) -> None:
     """A flow that adopts the job after days of steps must still learn that its workers were started."""
-    event_log = EventLog(tmp_path / "event-log.jsonl", largest=2000, remembered=10)
+    event_log = EventLog(tmp_path / "event-log.jsonl", max_bytes=2000, max_recent=10)
     event_log.add({"event": "of an old generation"})
     event_log.begin_generation()
     event_log.add({"event": "worker.started"})
@@ -68,19 +68,19 @@ def test_milestones_outlive_the_files(tmp_path: Path) -> None:
     assert told(event_log, 2)[0] == numbers[1]
 
 
-def test_a_journal_of_an_earlier_agent_is_set_aside(tmp_path: Path) -> None:
+def test_the_event_log_of_an_earlier_agent_is_set_aside(tmp_path: Path) -> None:
     """Its numbers mean nothing now; neither do those of its rotated file."""
     path = tmp_path / "event-log.jsonl"
-    filled(path, 100, largest=2000)
+    filled(path, 100, max_bytes=2000)
     assert path.with_suffix(".old").exists()
-    event_log = filled(path, 20, remembered=5)
+    event_log = filled(path, 20, max_recent=5)
     assert told(event_log, 0) == list(range(1, 21))
     assert path.with_suffix(".before").exists()
 
 
 def test_a_reader_that_is_slow_misses_nothing_when_files_are_rotated_under_it(tmp_path: Path) -> None:
     """It holds the files open that it was reading, and goes on from memory."""
-    event_log = filled(tmp_path / "event-log.jsonl", 60, largest=4000)
+    event_log = filled(tmp_path / "event-log.jsonl", 60, max_bytes=4000)
     reader = event_log.since(0)
     first = [next(reader)[0] for _ in range(5)]
     for _ in range(60):
@@ -91,14 +91,14 @@ def test_a_reader_that_is_slow_misses_nothing_when_files_are_rotated_under_it(tm
 @given(
     plan=some.lists(some.integers(0, 30), min_size=1, max_size=12),
     reads=some.lists(some.integers(0, 30), min_size=1, max_size=12),
-    largest=some.integers(3000, 6000),
+    max_bytes=some.integers(3000, 6000),
 )
 @settings(deadline=None, max_examples=50)
-def test_reading_while_writing_tells_each_event_once(
-    tmp_path_factory: pytest.TempPathFactory, plan: list[int], reads: list[int], largest: int
+def test_reading_while_writing_yields_each_event_once(
+    tmp_path_factory: pytest.TempPathFactory, plan: list[int], reads: list[int], max_bytes: int
 ) -> None:
     """Writes and reads take turns in any way; as long as the files hold what was missed, nothing is lost or told twice."""
-    event_log = EventLog(tmp_path_factory.mktemp("j") / "event-log.jsonl", largest=largest, remembered=4)
+    event_log = EventLog(tmp_path_factory.mktemp("j") / "event-log.jsonl", max_bytes=max_bytes, max_recent=4)
     seen: list[int] = []
     reader: Iterator[tuple[int, bytes]] = iter(())
     for writes, many in zip(plan, reads * len(plan), strict=False):
@@ -131,7 +131,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_costs_the_file_and_not_the_events(small_disk: Path) -> None:
     """They are in memory; once there is room again the file goes on with whole lines."""
-    event_log = EventLog(small_disk / "event-log.jsonl", remembered=50)
+    event_log = EventLog(small_disk / "event-log.jsonl", max_recent=50)
     while event_log.failing is None:
         event_log.add({"event": "x", "filling": "y" * 500}, milestone=False)
     last_on_disk = event_log.seq - 1
@@ -146,23 +146,23 @@ def test_a_full_disk_costs_the_file_and_not_the_events(small_disk: Path) -> None
     assert decode(line)["seq"] == event_log.seq
 
 
-def test_what_agents_of_one_job_have_journaled_is_found_after_their_end(tmp_path: Path) -> None:
+def test_the_events_of_a_jobs_earlier_agents_are_replayed(tmp_path: Path) -> None:
     """Through a chain of them, another job in between, and damage; nothing of other jobs, and only what is no state of the node's."""
     path = tmp_path / "event-log.jsonl"
 
     def agent(job: str, *steps: int, again: bool = False) -> None:
         event_log = EventLog(path)
-        event_log.hold(job)
+        event_log.begin_job(job)
         if again:
-            event_log.add({"event": "past", "events": past(path, job)}, milestone=False)
+            event_log.add({"event": "replay", "events": replayed_events(path, job)}, milestone=False)
         event_log.add({"event": "worker.started", "generation": 1})
         for step in steps:
             event_log.add({"event": "steps", "generation": 1, "steps": [[step, 1.0, 0.1, 0.5]]}, milestone=False)
 
     def found(job: str) -> list[int]:
-        return [event["steps"][0][0] for event in past(path, job)]
+        return [event["steps"][0][0] for event in replayed_events(path, job)]
 
-    assert past(path, "one") == []
+    assert replayed_events(path, "one") == []
     agent("one", 1, 2)
     agent("one", 3, again=True)
     agent("one", 4, again=True)
@@ -172,6 +172,6 @@ def test_what_agents_of_one_job_have_journaled_is_found_after_their_end(tmp_path
     with path.open("ab") as file:
         file.write(b'{"seq":9,"event":"steps","steps":[[8')
     assert found("two") == [7]
-    assert [event["steps"][0][0] for event in past(path, "one", most=2)] == [3, 4]
+    assert [event["steps"][0][0] for event in replayed_events(path, "one", most=2)] == [3, 4]
     agent("two", 8)
     assert (found("one"), found("two")) == ([], [7, 8])

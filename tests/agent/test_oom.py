@@ -14,10 +14,10 @@ import pytest
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
 from holdfast.agent.workers import oom as memory
 from holdfast.agent.workers.oom import OomDetector
-from tests.agent.rig import SPEAKING, Node
+from tests.agent.rig import CLIENT, Node
 from tests.waiting import wait_until
 
-SLEEPER = SPEAKING + "hello(); time.sleep(600)"
+SLEEPER = CLIENT + "hello(); time.sleep(600)"
 EATER = "import os\nkeep = []\nwhile True:\n    keep.append(bytearray(os.urandom(1 << 20)))\n"
 
 
@@ -36,7 +36,7 @@ def killed_line(pid: int) -> str:
         "Memory cgroup out of memory: Kill process {} (my; script) score 1 or sacrifice child",
     ],
 )
-def test_the_kernels_words_name_the_process(tmp_path: Path, line: str) -> None:
+def test_the_kernels_log_line_names_the_process(tmp_path: Path, line: str) -> None:
     """Of today's kernels and of older ones; as records of /dev/kmsg and as plain lines."""
     log = tmp_path / "kmsg"
     log.write_text(line.format(7) + "\n")
@@ -49,11 +49,11 @@ def test_the_kernels_words_name_the_process(tmp_path: Path, line: str) -> None:
     with log.open("a") as file:
         file.write(line.format(4243)[30:] + "\n")
     assert oom.killed(4243), "a line may come in two halves"
-    oom.forget()
+    oom.reset()
     assert oom.killed(4243) is None, "a pid may be used again"
 
 
-def test_without_any_evidence_it_is_said_that_nothing_could_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_evidence_blind_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not seen is not the same as not so."""
     monkeypatch.setattr(memory, "_cgroup_counter", lambda: None)
     oom = OomDetector(KernelLogFollower(tmp_path / "missing"))
@@ -61,7 +61,7 @@ def test_without_any_evidence_it_is_said_that_nothing_could_be_seen(tmp_path: Pa
     assert oom.blind == f"{tmp_path}/missing: No such file or directory, and no cgroup counter"
 
 
-def test_the_counter_speaks_once_for_each_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counter_counts_once_for_each_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the log cannot be read, or speaks of other pids than ours."""
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 3\noom_kill 3\n")
@@ -70,32 +70,32 @@ def test_the_counter_speaks_once_for_each_kill(tmp_path: Path, monkeypatch: pyte
     assert (oom.killed(1), oom.blind) == (None, None)
     counter.write_text("low 0\noom 5\noom_kill 5\n")
     assert [bool(oom.killed(pid)) for pid in (1, 2, 3)] == [True, True, False]
-    monkeypatch.setattr(memory, "_pids_are_the_logs", lambda: False)
+    monkeypatch.setattr(memory, "_log_has_our_pids", lambda: False)
     (tmp_path / "kmsg").touch()
     elsewhere = OomDetector(KernelLogFollower(tmp_path / "kmsg"))
     counter.write_text("oom_kill 6\n")
     assert "rose to 6" in str(elsewhere.killed(9))
 
 
-def test_a_neighbours_loss_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_in_another_process_is_not_attributed_to_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents of one machine share a cgroup; where the log names our pids, the counter is not asked."""
     counter = tmp_path / "memory.events"
     counter.write_text("oom_kill 0\n")
     (tmp_path / "kmsg").touch()
     monkeypatch.setattr(memory, "_cgroup_counter", lambda: counter)
-    monkeypatch.setattr(memory, "_pids_are_the_logs", lambda: True)
+    monkeypatch.setattr(memory, "_log_has_our_pids", lambda: True)
     oom = OomDetector(KernelLogFollower(tmp_path / "kmsg"))
     counter.write_text("oom_kill 1\n")
     assert oom.killed(5) is None
 
 
-def test_a_worker_killed_for_want_of_memory_ends_with_the_kernels_words(unborn: Node) -> None:
+def test_an_oom_killed_worker_is_reported_with_the_kernels_line(new_node: Node) -> None:
     """One that was killed by somebody ends without."""
-    log = unborn.work / "kernel.log"
+    log = new_node.work / "kernel.log"
     log.write_text("")
-    unborn.begin("--kernel-log", str(log))
-    with unborn.flow().attach(0) as flow:
-        flow.prepare(unborn, [sys.executable, unborn.script(SLEEPER)])
+    new_node.begin("--kernel-log", str(log))
+    with new_node.flow().attach(0) as flow:
+        flow.prepare(new_node, [sys.executable, new_node.script(SLEEPER)])
         flow.start(1, (0, 1))
         for rank in (0, 1):
             flow.wait("worker.hello", rank=rank)
@@ -103,15 +103,15 @@ def test_a_worker_killed_for_want_of_memory_ends_with_the_kernels_words(unborn: 
         for rank in (0, 1):
             os.kill(flow.pid(rank), signal.SIGKILL)
         assert flow.exited(0)["oom"] == killed_line(flow.pid(0))
-        assert (flow.exited(1)["oom"], flow.exited(1)["oom_blind"] is None) == (None, memory._pids_are_the_logs())
+        assert (flow.exited(1)["oom"], flow.exited(1)["oom_blind"] is None) == (None, memory._log_has_our_pids())
 
 
-@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK | os.W_OK) or not memory._pids_are_the_logs(), reason="needs the kernel's log")
-def test_the_real_kernel_log_is_followed(unborn: Node) -> None:
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK | os.W_OK) or not memory._log_has_our_pids(), reason="needs the kernel's log")
+def test_the_real_kernel_log_is_followed(new_node: Node) -> None:
     """What is written there by root reads like the kernel's own."""
-    unborn.begin("--kernel-log", "/dev/kmsg")
-    with unborn.flow().attach(0) as flow:
-        flow.prepare(unborn, [sys.executable, unborn.script(SLEEPER)])
+    new_node.begin("--kernel-log", "/dev/kmsg")
+    with new_node.flow().attach(0) as flow:
+        flow.prepare(new_node, [sys.executable, new_node.script(SLEEPER)])
         flow.start(1)
         flow.wait("worker.hello")
         with Path("/dev/kmsg").open("w") as log:
@@ -151,15 +151,15 @@ def removed(group: Path) -> bool:
 
 
 @pytest.mark.parametrize("log", ["/dev/kmsg", "/missing"])
-def test_a_real_kill_by_the_kernel_is_seen(small_memory: Path, unborn: Node, log: str) -> None:
+def test_a_real_kill_by_the_kernel_is_seen(small_memory: Path, new_node: Node, log: str) -> None:
     """By its line in the log, and where that cannot be read by the counter of the agent's cgroup."""
     into = ("/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(small_memory))
-    unborn.begin("--kernel-log", log, through=into)
-    with unborn.flow().attach(0) as flow:
-        flow.prepare(unborn, [sys.executable, unborn.script(EATER)])
+    new_node.begin("--kernel-log", log, through=into)
+    with new_node.flow().attach(0) as flow:
+        flow.prepare(new_node, [sys.executable, new_node.script(EATER)])
         flow.start(1)
         end = flow.exited()
         assert end["signal"] == signal.SIGKILL
         said = "oom_kill counter rose to 1" if log == "/missing" else f"Memory cgroup out of memory: Killed process {flow.pid()} (python"
         assert said in (end["oom"] or ""), end
-    unborn.end()
+    new_node.end()

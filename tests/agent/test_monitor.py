@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from detectors.findings import FaultFinding
-from holdfast.agent.monitor.deduplicator import MOST_LINES, QUIET, Deduplicator, EventBudget
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
+from holdfast.agent.monitor.loop import MAX_LINES, QUIET, Deduplicator, EventBudget
 from holdfast.agent.monitor.nvml_events import NAME as LISTENER
 from holdfast.process import children_of, state_of
 from holdfast.protocol import Message
-from tests.agent.rig import SPEAKING, Flow, Node
+from tests.agent.rig import CLIENT, Flow, Node
 from tests.readers.conftest import built
 from tests.waiting import wait_until
 
-SLEEPER = SPEAKING + "hello(); time.sleep(600)"
+SLEEPER = CLIENT + "hello(); time.sleep(600)"
 NIC = "sys/class/net/eth0"
 FILES = {"device/vendor": "0x15b3", "flags": "0x1003", "operstate": "up", "carrier": "1", "speed": "100000", "carrier_down_count": "1"}
 OFF_BUS = "NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus."
@@ -91,11 +91,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def broken(unborn: Node, tmp_path: Path, library: Path) -> Iterator[Broken]:
+def broken(new_node: Node, tmp_path: Path, library: Path) -> Iterator[Broken]:
     """Give a node with GPUs, a network interface and a kernel log of the test's own."""
-    made = Broken(unborn, tmp_path)
+    made = Broken(new_node, tmp_path)
     where = ("--kernel-log", str(made.log), "--root", str(made.root))
-    unborn.begin(*where, LD_LIBRARY_PATH=str(library), NVML_STAND_IN_STATE=str(made.state), NVML_STAND_IN_EVENTS=str(made.events))
+    new_node.begin(*where, LD_LIBRARY_PATH=str(library), NVML_STAND_IN_STATE=str(made.state), NVML_STAND_IN_EVENTS=str(made.events))
     yield made
     made.close()
 
@@ -105,7 +105,7 @@ def fault(flow: Flow, kind: str, source: str) -> Message:
     return flow.wait("node.fault", kind=kind, source=f"{source} on node")
 
 
-def test_what_happens_to_a_node_is_told_as_it_happens(broken: Broken) -> None:
+def test_faults_of_a_node_are_reported_as_they_happen(broken: Broken) -> None:
     """By its log, its driver, its counters; what grew while a worker died comes with its generation; a lookout that dies comes again."""
     with broken.node.flow().attach(0) as flow:
         flow.prepare(broken.node, [sys.executable, broken.node.script(SLEEPER)], watch=True)
@@ -125,7 +125,7 @@ def test_what_happens_to_a_node_is_told_as_it_happens(broken: Broken) -> None:
         assert counter_increases == {"network.nics[eth0].counters.rx_crc_errors": 60}
         assert fault(flow, "nic-errors", "interface counters")["part"] == "eth0"
         _kill_listener(first)
-        assert flow.wait("node.gpu-events-lost")["why"] == "the process that listens to it was ended by SIGKILL"
+        assert flow.wait("node.gpu-events-lost")["why"] == "the process that reads GPU driver events was ended by SIGKILL"
         broken.happens(0, 79)
         assert fault(flow, "gpu-off-bus", "GPU driver events"), "another one listens"
         _kill_listener(first)
@@ -144,18 +144,18 @@ def seen(part: str = "GPU 0", quote: str = "off the bus") -> FaultFinding:
     return FaultFinding(kind="gpu-off-bus", part=part, quote=quote)
 
 
-def test_a_fault_is_told_once_by_whoever_sees_it_first() -> None:
+def test_a_fault_is_reported_once_by_the_first_source() -> None:
     """Of each part; again when it was away for a look, or happens again after a while."""
     told: list[Message] = []
     telling = Deduplicator("n0", told.append)
     assert telling.happened(seen(), "kernel log", 5.0, now=0.0)
     assert not telling.happened(seen(), "GPU driver events", 5.1, now=0.1)
-    telling.looked([("NVML", seen()), ("NVML", seen("GPU 1"))], 6.0, now=1.0)
+    telling.sampled([("NVML", seen()), ("NVML", seen("GPU 1"))], 6.0, now=1.0)
     assert [(one["part"], one["source"]) for one in told] == [("GPU 0", "kernel log on n0"), ("GPU 1", "NVML on n0")]
-    telling.looked([("NVML", seen())], 70.0, now=65.0)
+    telling.sampled([("NVML", seen())], 70.0, now=65.0)
     telling.happened(seen(), "kernel log", 140.0, now=2 * QUIET + 20)
     assert len(told) == 2, "it is there still"
-    telling.looked([], 200.0, now=200.0)
+    telling.sampled([], 200.0, now=200.0)
     telling.happened(seen(), "kernel log", 300.0, now=300.0)
     assert len(told) == 3
 
@@ -163,8 +163,8 @@ def test_a_fault_is_told_once_by_whoever_sees_it_first() -> None:
 def test_a_flooded_log_is_judged_as_far_as_the_budget_goes() -> None:
     """The rest of the second is passed over; the next second is judged again."""
     budget = EventBudget()
-    assert sum(budget.allows(0.5) for _ in range(3 * MOST_LINES)) == MOST_LINES
-    assert budget.passed_over == 2 * MOST_LINES
+    assert sum(budget.allows(0.5) for _ in range(3 * MAX_LINES)) == MAX_LINES
+    assert budget.skipped == 2 * MAX_LINES
     assert budget.allows(1.6)
 
 
@@ -173,7 +173,7 @@ def test_a_log_that_is_a_file_is_followed_into_the_next_one(tmp_path: Path) -> N
     path, heard = tmp_path / "kern.log", list[str]()
     path.write_text("Nov 21 10:00:00 n0 kernel: before\n")
     log = KernelLogFollower(path)
-    log.tell(lambda line: heard.append(line.text))
+    log.subscribe(lambda line: heard.append(line.text))
     with path.open("a") as file:
         file.write("Nov 21 10:00:01 n0 kernel: " + OFF_BUS + "\n")
     log.read()

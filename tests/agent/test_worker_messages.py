@@ -8,11 +8,11 @@ import signal
 import sys
 
 from holdfast.protocol import connect, encode
-from tests.agent.rig import ROOT, SPEAKING, Flow, Node
+from tests.agent.rig import CLIENT, ROOT, Flow, Node
 from tests.waiting import wait_until
 
 ASK_IN_A_STOP = (
-    SPEAKING
+    CLIENT
     + """
 signal.signal(signal.SIGTERM, lambda *_: print(json.dumps(ask(step=2)), flush=True) or os._exit(0))
 hello()
@@ -33,18 +33,16 @@ def test_leave_to_commit_is_given_to_current_workers_while_they_may_live(node: N
     assert before == during == {"re": 1, "ok": True, "why": ""}
 
 
-def test_a_cadence_goes_with_the_leave_to_commit_in_its_generation_only(node: Node, flow: Flow) -> None:
+def test_a_checkpoint_interval_comes_with_the_leave_to_commit_in_its_generation_only(node: Node, flow: Flow) -> None:
     """It is told until the next generation begins, which says its own; one for another generation is refused."""
     asks = "\nhello()\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)"
-    flow.prepare(
-        node, [sys.executable, node.script(SPEAKING + asks + "\nprint(json.dumps(ask(step=1)), flush=True)"), str(node.work / "go")]
-    )
+    flow.prepare(node, [sys.executable, node.script(CLIENT + asks + "\nprint(json.dumps(ask(step=1)), flush=True)"), str(node.work / "go")])
     flow.start(1)
     flow.wait("worker.hello")
-    refused = flow.order("pace", generation=2, every=7)
+    refused = flow.order("checkpoint-interval", generation=2, steps=7)
     assert (refused["ok"], refused["why"]) == (False, "generation 2 is not the current one, that is 1")
-    assert flow.order("pace", generation=1, every=0)["ok"] is False
-    flow.ok("pace", generation=1, every=7)
+    assert flow.order("checkpoint-interval", generation=1, steps=0)["ok"] is False
+    flow.ok("checkpoint-interval", generation=1, steps=7)
     (node.work / "go").touch()
     flow.exited(generation=1)
     assert json.loads(node.output().splitlines()[-1]) == {"re": 1, "ok": True, "why": "", "every": 7}
@@ -53,9 +51,9 @@ def test_a_cadence_goes_with_the_leave_to_commit_in_its_generation_only(node: No
     assert json.loads(node.output().splitlines()[-1]) == {"re": 1, "ok": True, "why": ""}
 
 
-def test_leave_to_commit_is_not_given_to_a_stranger(node: Node, flow: Flow) -> None:
+def test_leave_to_commit_is_not_given_to_a_process_that_is_no_worker(node: Node, flow: Flow) -> None:
     """Any process of this user can open the socket."""
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + "hello(); time.sleep(600)")])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + "hello(); time.sleep(600)")])
     flow.start(1)
     flow.wait("worker.hello")
     with connect(node.folder / "agent.sock", seconds=10) as sock:
@@ -65,7 +63,7 @@ def test_leave_to_commit_is_not_given_to_a_stranger(node: Node, flow: Flow) -> N
     assert answer == {"re": 4, "ok": False, "why": "this process is no worker of the current generation"}
 
 
-def test_a_script_that_a_command_runs_in_a_child_speaks_for_its_worker(node: Node, flow: Flow) -> None:
+def test_a_script_in_a_child_of_the_command_counts_as_its_worker(node: Node, flow: Flow) -> None:
     """Wrappers of all kinds stand between the command and the training script; one that outlives its worker speaks for nobody."""
     code = """
 hello()
@@ -77,7 +75,7 @@ while os.getppid() == int(sys.argv[1]):
 time.sleep(0.1)
 print(json.dumps(ask(step=2)), flush=True)
 """
-    script = node.script(SPEAKING + "os.setsid()\n" + code)
+    script = node.script(CLIENT + "os.setsid()\n" + code)
     flow.prepare(node, ["/bin/sh", "-c", f"'{sys.executable}' '{script}' $$; true"])
     flow.start(1)
     assert flow.wait("worker.stepped")["step"] == 1
@@ -89,7 +87,7 @@ print(json.dumps(ask(step=2)), flush=True)
     flow.stop(1)
 
 
-def test_steps_are_on_record_before_leave_is_given_to_save_them(node: Node, flow: Flow) -> None:
+def test_steps_are_logged_before_leave_is_given_to_save_them(node: Node, flow: Flow) -> None:
     """Else a checkpoint could be newer than the newest step that anybody knows of."""
     code = """
 journal = os.path.join(os.path.dirname(os.environ["HOLDFAST_SOCKET"]), "event-log.jsonl")
@@ -100,22 +98,22 @@ for step in range(1, 30):
     steps = [one for line in open(journal) for one in json.loads(line).get("steps", ())]
     assert steps[-1][0] == step, steps
 """
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + code)])
     flow.start(1)
     end = flow.exited()
     assert end["code"] == 0, end["output"]
     assert [step[0] for event in flow.events for step in event.get("steps", ())] == list(range(1, 30))
 
 
-def test_every_step_of_rank_0_is_told_once_with_its_loss(node: Node, flow: Flow) -> None:
+def test_every_step_of_rank_0_is_reported_once_with_its_loss(node: Node, flow: Flow) -> None:
     """Those that follow quickly go together; other ranks' would say the same."""
     code = """
 hello()
 for step in range(1, 501):
     say(t="beat", step=step, seconds=0.001, loss=float("nan") if step == 7 else step / 2, until=500)
-say(t="bye", step=500)
+say(t="finished", step=500)
 """
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + code)])
     flow.start(1, (0, 1))
     for rank in (0, 1):
         end = flow.exited(rank)
@@ -128,7 +126,7 @@ say(t="bye", step=500)
     assert sum("steps" in event for event in flow.events) < 200
 
 
-def test_the_last_words_of_a_worker_come_before_its_end(node: Node, flow: Flow) -> None:
+def test_the_last_messages_of_a_worker_come_before_its_end(node: Node, flow: Flow) -> None:
     """However much it said in its last instant: its exception is the evidence that everything hangs on."""
     code = """
 hello()
@@ -138,7 +136,7 @@ say(t="exception", type="ValueError", message="the last word", traceback="Traceb
 os.kill(os.getpid(), signal.SIGKILL)
 """
     for generation in range(1, 6):
-        flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+        flow.prepare(node, [sys.executable, node.script(CLIENT + code)])
         flow.start(generation)
         end = flow.exited(generation=generation)
         assert end["raised"]["message"] == "the last word"
@@ -148,11 +146,11 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert sum(event["event"] == "saved" and event["generation"] == generation for event in flow.events) == 3000
 
 
-def test_words_that_make_no_sense_are_passed_over(node: Node, flow: Flow) -> None:
+def test_malformed_messages_are_dropped(node: Node, flow: Flow) -> None:
     """A worker of another make goes on being watched."""
     code = """
 hello()
-for word in ("mark", "resumed", "section", "saved", "trouble", "exception", "dance", []):
+for word in ("mark", "resumed", "section", "saved", "storage_error", "exception", "dance", []):
     say(t=word)
 say(t="mark", name=1, seconds=2)
 say(t="beat", step="x")
@@ -160,25 +158,28 @@ say(t="beat", step=True, seconds=1)
 say(t="mark", name="load", seconds=2)
 time.sleep(600)
 """
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + code)])
     flow.start(1)
     flow.wait("mark", name="load")
     assert [event["event"] for event in flow.events] == ["worker.started", "worker.hello", "mark"]
     log = node.log.read_text()
-    assert "worker.unclear rank=0 word=beat why=field 'step' must be a whole number of at least 0, but it is 'x'" in log
-    assert "worker.unknown-word rank=0 word=dance" in log
+    assert (
+        "worker.bad-message sender=rank 0, generation 1 message=beat why=field 'step' must be a whole number of at least 0, but it is 'x'"
+        in log
+    )
+    assert "worker.unknown-message sender=rank 0, generation 1 message=dance" in log
 
 
-def test_what_a_worker_says_of_its_snapshots_goes_with_the_beats_to_the_flow(node: Node, flow: Flow) -> None:
+def test_snapshot_reports_go_to_the_controller_with_the_heartbeats(node: Node, flow: Flow) -> None:
     """Costs, which are told now and then, stay beside the newest step; the age is by this node's clock; nothing of it is journaled."""
     code = """
 hello()
-say(t="beat", step=8, seconds=0.1, snapshot={"step": 7, "at": time.time() - 100, "every": 1, "copied": 2.0, "hidden": 1.5, "colour": "red"})
+say(t="beat", step=8, seconds=0.1, snapshot={"step": 7, "at": time.time() - 100, "every": 1, "copied": 2.0, "overlapped": 1.5, "colour": "red"})
 say(t="beat", step=9, seconds=0.1, snapshot={"step": 8, "at": time.time() - 50})
 say(t="beat", step=10, seconds=0.1, snapshot={"step": -1})
 time.sleep(600)
 """
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + code)])
     flow.start(1)
     beat = flow.until(lambda: next((one for one in flow.heartbeats if one["ranks"]["0"]["snapshot"].get("step") == 8), None))
     told = beat["ranks"]["0"]
@@ -191,23 +192,23 @@ time.sleep(600)
     assert not any("snapshot" in json.dumps(event) for event in flow.events)
 
 
-def test_a_generation_begins_with_no_word_of_snapshots(node: Node, flow: Flow) -> None:
+def test_a_generation_begins_without_snapshot_reports(node: Node, flow: Flow) -> None:
     """What a process said before it was kept for another generation is not that one's."""
     code = 'hello()\nsay(t="beat", step=8, seconds=0.1, snapshot={"step": 7, "at": 1.0})\ntime.sleep(600)'
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + code)])
     flow.start(1)
     flow.until(lambda: any(one["ranks"]["0"]["snapshot"].get("step") == 7 for one in flow.heartbeats))
     flow.stop(1)
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + "hello(); time.sleep(600)")])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + "hello(); time.sleep(600)")])
     flow.start(2)
     beat = flow.until(lambda: next((one for one in flow.heartbeats if one["generation"] == 2), None))
     assert beat["ranks"]["0"]["snapshot"] == {}
 
 
-def test_a_worker_of_another_protocol_is_told_of_and_not_listened_to(node: Node, flow: Flow) -> None:
+def test_a_worker_of_another_protocol_is_reported_and_ignored(node: Node, flow: Flow) -> None:
     """The answer to its question names the cure."""
     code = 'say(t="hello", protocol=2)\nsay(t="beat", step=1, seconds=1)\nprint(json.dumps(ask(step=1)), flush=True)'
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + code)])
     flow.start(1)
     assert "it speaks protocol 2, this agent 1: install the same Holdfast for both" in flow.wait("worker.protocol-mismatch")["why"]
     end = flow.exited()
@@ -216,7 +217,7 @@ def test_a_worker_of_another_protocol_is_told_of_and_not_listened_to(node: Node,
     assert (answer["ok"], "install the same Holdfast" in answer["why"]) == (False, True)
 
 
-def test_beats_tell_of_steps_and_sections(node: Node, flow: Flow) -> None:
+def test_heartbeats_report_steps_and_sections(node: Node, flow: Flow) -> None:
     """A long section has its own limit; with the goodbye no steps are expected any more."""
     code = """
 hello()
@@ -225,7 +226,7 @@ say(t="section", name="evaluation", limit_s=12.5, begin=True)
 sys.stdin = heard
 heard.readline()
 """
-    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + code)])
     flow.start(1)
     beat = flow.until(lambda: next((one["ranks"]["0"] for one in flow.heartbeats if one["ranks"]["0"]["section"]), None))
     assert (beat["step"], beat["section"], beat["section_limit"], beat["managed"]) == (41, "evaluation", 12.5, True)
@@ -233,7 +234,7 @@ heard.readline()
     assert 0 <= beat["output_age"] < 10
 
 
-def test_the_runtimes_own_line_is_understood(node: Node, flow: Flow) -> None:
+def test_the_messages_of_the_runtime_are_understood(node: Node, flow: Flow) -> None:
     """Both ends of the protocol are tested together."""
     code = """
 from pathlib import Path

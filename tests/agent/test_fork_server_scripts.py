@@ -171,7 +171,7 @@ def test_a_source_that_cannot_be_read_is_a_syntax_error(both: Both, source: byte
     assert end["raised"]["type"] == "SyntaxError"
 
 
-def test_a_missing_script_ends_as_ever_and_is_told(both: Both) -> None:
+def test_a_missing_script_ends_as_ever_and_is_reported(both: Both) -> None:
     """Status 2, and its name."""
     end = both.same("missing.py")
     assert end["code"] == 2
@@ -203,7 +203,7 @@ def test_whatever_python_runs_is_run(both: Both, kind: str) -> None:
     assert end["code"] == 0
 
 
-def test_an_exception_is_told_with_its_text(both: Both) -> None:
+def test_an_exception_is_reported_with_its_text(both: Both) -> None:
     """Before its process ends, which may take a thread's time."""
     end = both.warm(both.node.script("def f():\n    raise OSError(28, 'No space left on device')\nf()\n"))
     raised = end["raised"]
@@ -215,7 +215,7 @@ def test_an_exception_is_told_with_its_text(both: Both) -> None:
         assert both.warm(both.node.script(text))["raised"] is None
 
 
-def test_a_syntax_error_is_told_with_its_place(both: Both) -> None:
+def test_a_syntax_error_is_reported_with_its_place(both: Both) -> None:
     """The user's error, and where."""
     raised = both.warm(both.node.script("def f(:\n"))["raised"]
     assert raised["type"] == "SyntaxError"
@@ -234,7 +234,7 @@ def test_each_worker_is_a_session_of_its_own_under_the_agent(both: Both) -> None
     assert end["output"] == f"{both.node.agent} True\n"
 
 
-def test_nothing_of_the_starter_leaks(both: Both) -> None:
+def test_nothing_of_the_fork_server_leaks(both: Both) -> None:
     """No descriptor and no module of ours but what it needs itself."""
     end = both.warm(both.node.script("import os\nprint(sorted(os.listdir('/proc/self/fd')))"))
     assert end["output"] == "['0', '1', '2', '3']\n", "3 is the one that listdir reads"

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.agent import schema
 from holdfast.agent.node.identity import Identity
 from holdfast.agent.workers import spawner
 from holdfast.agent.workers.spawner import Spawner, SpawnPlan
 from holdfast.process import NODE_MARK, children_of, is_alive, mark_of, sweep
 from holdfast.protocol import Message
-from tests.agent.rig import SPEAKING, Flow, Node
+from tests.agent.rig import CLIENT, Flow, Node
 from tests.waiting import wait_until
 
 QUIET = "import time; time.sleep(600)"
@@ -49,7 +50,7 @@ def test_workers_that_end_in_the_instant_they_were_forked_are_not_lost(node: Nod
     assert not any(event["event"] == "start.failed" for event in flow.events)
 
 
-def test_a_starter_that_is_lost_while_idle_is_replaced(node: Node, flow: Flow) -> None:
+def test_a_fork_server_that_is_lost_while_idle_is_replaced(node: Node, flow: Flow) -> None:
     """The next recovery is to be quick again."""
     flow.prepare(node, [node.script("import json, sys; print('warm' if 'multiprocessing.process' in sys.modules else 'cold')")], warm=True)
     flow.wait("fork-server.ready")
@@ -62,28 +63,28 @@ def test_a_starter_that_is_lost_while_idle_is_replaced(node: Node, flow: Flow) -
     assert node.output().endswith("\nwarm\n")
 
 
-def test_a_starter_that_is_lost_over_and_over_is_given_up(node: Node, flow: Flow) -> None:
+def test_a_fork_server_that_is_lost_over_and_over_is_given_up(node: Node, flow: Flow) -> None:
     """Something on this node wants it gone; workers start cold then."""
     flow.prepare(node, [node.script("print('here')")], warm=True)
-    for lost in range(spawner.MOST_STARTERS):
+    for lost in range(spawner.MAX_FORK_SERVERS):
         wait_for_count(flow, "fork-server.ready", lost + 1)
         os.kill(fork_server_of(node), signal.SIGKILL)
         wait_for_count(flow, "fork-server.exited", lost + 1)
     flow.start(1)
     assert flow.exited()["code"] == 0
     assert node.output().endswith("here\n")
-    assert sum(event["event"] == "fork-server.ready" for event in flow.events) == spawner.MOST_STARTERS
+    assert sum(event["event"] == "fork-server.ready" for event in flow.events) == spawner.MAX_FORK_SERVERS
 
 
 @pytest.fixture
 def slow(node: Node) -> dict[str, Any]:
     """Give the plan of a job whose starter imports without end."""
     (node.work / "slow.py").write_text("import time; time.sleep(600)")
-    script = node.script(SPEAKING + "hello(); time.sleep(600)")
+    script = node.script(CLIENT + "hello(); time.sleep(600)")
     return {"argv": [script], "warm": True, "preload": ["slow"], "environment": {"PYTHONPATH": str(node.work)}}
 
 
-def test_a_starter_that_is_lost_with_starts_waiting_is_stood_in_for(node: Node, flow: Flow, slow: dict[str, Any]) -> None:
+def test_waiting_starts_of_a_lost_fork_server_are_done_without_it(node: Node, flow: Flow, slow: dict[str, Any]) -> None:
     """They start cold; one that never became of use is not tried again."""
     flow.prepare(node, **slow)
     flow.start(1, (0, 1))
@@ -95,7 +96,7 @@ def test_a_starter_that_is_lost_with_starts_waiting_is_stood_in_for(node: Node, 
     assert children_of(node.agent) == []
 
 
-def test_a_stop_does_not_wait_for_a_starter_that_is_not_ready(node: Node, flow: Flow, slow: dict[str, Any]) -> None:
+def test_a_stop_does_not_wait_for_a_fork_server_that_is_not_ready(node: Node, flow: Flow, slow: dict[str, Any]) -> None:
     """What was not started yet never is."""
     flow.prepare(node, **slow)
     flow.start(1, (0, 1))
@@ -106,7 +107,7 @@ def test_a_stop_does_not_wait_for_a_starter_that_is_not_ready(node: Node, flow: 
     assert [event["event"] for event in flow.events] == ["workers.exited", "fork-server.exited"]
 
 
-def test_an_end_does_not_wait_for_a_starter_either(node: Node, flow: Flow, slow: dict[str, Any]) -> None:
+def test_an_end_does_not_wait_for_a_fork_server_either(node: Node, flow: Flow, slow: dict[str, Any]) -> None:
     """Nor for one that stands still."""
     flow.prepare(node, **slow)
     flow.start(1, (0, 1))
@@ -126,9 +127,9 @@ def test_a_stop_right_after_a_start_leaves_nothing(node: Node, flow: Flow) -> No
     assert all(event["ordered"] for event in flow.events if event["event"] == "worker.exited")
 
 
-def test_a_starter_killed_in_the_middle_of_starts_loses_no_rank_and_doubles_none(node: Node, flow: Flow) -> None:
+def test_a_fork_server_killed_in_the_middle_of_starts_loses_no_rank_and_doubles_none(node: Node, flow: Flow) -> None:
     """Each rank is forked or started cold, and there is one of it."""
-    flow.prepare(node, [node.script(SPEAKING + "hello(); time.sleep(600)")], warm=True)
+    flow.prepare(node, [node.script(CLIENT + "hello(); time.sleep(600)")], warm=True)
     for generation in range(1, 9):
         wait_for_count(flow, "fork-server.ready", generation)
         fork_server = fork_server_of(node)
@@ -147,7 +148,7 @@ def test_a_starter_killed_in_the_middle_of_starts_loses_no_rank_and_doubles_none
         flow.stop(generation)
 
 
-def test_a_starter_that_stands_still_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_fork_server_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its time the workers it owes start cold; what it might still have forked ends by itself."""
     monkeypatch.setattr(spawner, "ANSWER_SECONDS", 0.2)
     born: dict[int, int] = {}
@@ -155,10 +156,10 @@ def test_a_starter_that_stands_still_is_given_up(tmp_path: Path, monkeypatch: py
     others = children_of(os.getpid())  # such as servers that all tests share: they go on
     me = Identity(directory=tmp_path, node="node", cluster="local", id=f"id{os.getpid()}")
     with selectors.DefaultSelector() as selector:
-        nursery = Spawner(me, selector, lambda event, **_facts: events.append(event))
-        nursery.born = born.__setitem__
+        under_test = Spawner(me, selector, lambda event, **_facts: events.append(event))
+        under_test.spawned = born.__setitem__
         facts: Message = {"job": "j", "lease": 1, "warm": True, "python": sys.executable, "preload": [], "argv": ["-c", QUIET]}
-        nursery.prepare(SpawnPlan.of({**facts, "directory": "/", "environment": {}, "log_directory": str(tmp_path)}))
+        under_test.prepare(schema.read_record(SpawnPlan, {**facts, "directory": "/", "environment": {}, "log_directory": str(tmp_path)}))
 
         def told() -> list[str]:
             for key, mask in selector.select(0.01):
@@ -167,24 +168,24 @@ def test_a_starter_that_stands_still_is_given_up(tmp_path: Path, monkeypatch: py
 
         try:
             wait_until(told, seconds=60)
-            assert nursery.fork_server_pid is not None
-            os.kill(nursery.fork_server_pid, signal.SIGSTOP)
-            nursery.begin(3, {}, tmp_path / "rank-3.log")
+            assert under_test.fork_server_pid is not None
+            os.kill(under_test.fork_server_pid, signal.SIGSTOP)
+            under_test.begin(3, {}, tmp_path / "rank-3.log")
             assert not born
-            due = nursery.due()
+            due = under_test.due()
             assert due is not None
-            nursery.tick(due)
+            under_test.tick(due)
             assert list(born) == [3]
             assert events == ["fork-server.ready", "fork-server.exited"]
             wait_until(lambda: told()[2:] == ["fork-server.ready"], seconds=60)
         finally:
-            nursery.end()
+            under_test.end()
             sweep(NODE_MARK, mark_of(tmp_path))
             for pid in set(children_of(os.getpid())) - set(others):
                 os.waitpid(pid, 0)
 
 
-def test_what_cannot_be_imported_ahead_is_left_to_the_script(node: Node, flow: Flow) -> None:
+def test_what_cannot_be_preloaded_is_left_to_the_script(node: Node, flow: Flow) -> None:
     """Missing, broken, or of the kind that ends the program."""
     for name, text in (("broken", "1 / 0"), ("rude", "raise SystemExit(3)"), ("fine", "print('imported', end='')")):
         (node.work / f"{name}.py").write_text(text)
@@ -241,7 +242,7 @@ def test_an_interpreter_that_is_missing_is_refused(node: Node, flow: Flow) -> No
     assert flow.ok("about", protocol=1)["job"] is None
 
 
-def test_a_changed_plan_gets_a_starter_of_its_own(node: Node, flow: Flow) -> None:
+def test_a_changed_plan_gets_a_new_fork_server(node: Node, flow: Flow) -> None:
     """What an interpreter reads at its start cannot be changed in a fork."""
     script = node.script("import os, sys; print(os.environ['WHICH'], sys.flags.dont_write_bytecode)")
     for generation, (which, flag) in enumerate((("a", ""), ("b", "1")), start=1):

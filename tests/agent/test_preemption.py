@@ -89,13 +89,13 @@ def test_a_file_that_comes_is_a_notice_and_one_that_goes_takes_it_back(node: Nod
     path.write_text("host maintenance at noon\n")
     told = flow.wait("agent.preemption-notice")
     assert told["seconds"] == 90.0
-    assert told["why"] == f"{path} says that it will go: host maintenance at noon"
+    assert told["why"] == f"{path} announces preemption: host maintenance at noon"
     path.unlink()
     flow.wait("agent.preemption-cancelled")
     assert sum(one["event"] == "agent.preemption-notice" for one in flow.events) == 1
 
 
-def test_an_answer_that_says_so_is_a_notice(node: Node, flow: Flow, metadata: Metadata) -> None:
+def test_a_matching_answer_is_a_notice(node: Node, flow: Flow, metadata: Metadata) -> None:
     """Neither 404, nor an answer that says something else, nor none is; that nothing can be seen is told."""
     metadata.status, metadata.body = 200, "FALSE"
     prepared(node, flow, url=metadata.url + "/{node}", pattern="^TRUE$", headers={"Metadata-Flavor": "Google"})
@@ -107,7 +107,7 @@ def test_an_answer_that_says_so_is_a_notice(node: Node, flow: Flow, metadata: Me
     metadata.status = 503
     assert "answered with status 503" in flow.wait("notice.unknown")["why"]
     metadata.status, metadata.body = 200, "TRUE"
-    assert flow.wait("agent.preemption-notice")["why"] == f"{metadata.url}/node says that it will go: TRUE"
+    assert flow.wait("agent.preemption-notice")["why"] == f"{metadata.url}/node announces preemption: TRUE"
 
 
 def test_a_metadata_service_that_wants_a_token_is_asked_for_one(node: Node, flow: Flow, metadata: Metadata) -> None:
@@ -122,32 +122,32 @@ def test_a_metadata_service_that_wants_a_token_is_asked_for_one(node: Node, flow
     metadata.tokens.append("token-given-to-somebody-else")  # ours has run out
     wait_until(lambda: metadata.asked[-1]["token"] == "token-2", seconds=30)
     metadata.status, metadata.body = 200, '{"action": "terminate"}'
-    assert flow.wait("agent.preemption-notice")["why"] == f'{metadata.url} says that it will go: {{"action": "terminate"}}'
+    assert flow.wait("agent.preemption-notice")["why"] == f'{metadata.url} announces preemption: {{"action": "terminate"}}'
     assert len(metadata.tokens) == 3
 
 
-def test_an_agent_looks_elsewhere_when_it_is_told_to(node: Node, flow: Flow, tmp_path: Path) -> None:
+def test_a_command_changes_where_the_agent_looks_for_notices(node: Node, flow: Flow, tmp_path: Path) -> None:
     """While its job runs; an order that names no place changes nothing."""
     prepared(node, flow, file=str(tmp_path / "before"))
     flow.ok("notice", notice={**PLAN, "file": str(tmp_path / "after")})
     assert not flow.order("notice", notice={**PLAN, "every": "soon"})["ok"]
     (tmp_path / "before").touch()
     (tmp_path / "after").touch()
-    assert flow.wait("agent.preemption-notice")["why"] == f"{tmp_path}/after says that it will go"
+    assert flow.wait("agent.preemption-notice")["why"] == f"{tmp_path}/after announces preemption"
 
 
 def test_a_signal_of_the_cluster_s_own_is_a_notice(node: Node, flow: Flow) -> None:
     """The agent goes on all the same."""
     prepared(node, flow, signals=[int(signal.SIGUSR1)])
     os.kill(node.agent, signal.SIGUSR1)
-    assert flow.wait("agent.preemption-notice")["why"] == "it was told to go by SIGUSR1"
+    assert flow.wait("agent.preemption-notice")["why"] == "the cluster sent SIGUSR1"
     assert flow.ok("about", protocol=1)["pid"] == node.agent
 
 
 @pytest.mark.parametrize(
     "wrong", [{"signals": [9]}, {"signals": [15]}, {"every": "soon"}, {"headers": [1]}, {"lasts": -1}, {"pattern": "("}]
 )
-def test_a_plan_that_is_none_is_refused(node: Node, flow: Flow, wrong: dict[str, Any]) -> None:
+def test_malformed_preemption_settings_are_refused(node: Node, flow: Flow, wrong: dict[str, Any]) -> None:
     """By the name of its field."""
     answer = flow.order("prepare", **{**a_plan(node), "notice": {**PLAN, **wrong}})
     assert not answer["ok"]
@@ -160,7 +160,7 @@ def a_plan(node: Node) -> dict[str, Any]:
     return {"lease": 60.0, "warm": False, "argv": argv, "directory": "/", "environment": {}, "log_directory": logs}
 
 
-def test_what_cannot_be_seen_is_no_notice(metadata: Metadata, tmp_path: Path) -> None:
+def test_an_unreadable_source_is_no_notice(metadata: Metadata, tmp_path: Path) -> None:
     """A server that does not answer, refuses, is not there; a file that may not be read."""
     assert at_url(metadata.url, {}, "", timeout=5.0) is None, "404: there is none yet"
     metadata.status = 403
