@@ -1,4 +1,4 @@
-"""What ranks exchanged before their first step, under a real flow: a standby that becomes a rank holds it, or the next action answers."""
+"""What ranks exchanged before their first step, under a real flow: a hot spare that becomes a rank holds it, or the next action answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def held(play: Play, rank: int) -> dict[str, Any]:
 
 
 def test_a_replaced_rank_gets_what_it_received_and_a_new_random_name_restarts_all(stage: Stage) -> None:
-    """The standby leaves its place to its successor; when rank 0 is lost, whose name the others have, the replacement is not retried."""
+    """The hot spare leaves its place to its successor; when rank 0 is lost, whose name the others have, the replacement is not retried."""
     stage.widen({f"node-{number}": f"node-{number}" for number in range(4)})
     play = stage.play(
         "beginnings",

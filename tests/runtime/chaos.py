@@ -54,7 +54,7 @@ def reach(at: str, step: int | None = None) -> None:
 
 
 def gate(folder: Path, name: str = "gate") -> None:
-    """Wait until the controller opens the gate; a standby does not wait."""
+    """Wait until the controller opens the gate; a hot spare does not wait."""
     while not os.environ.get("HOLDFAST_STANDBY") and not (folder / name).exists():
         time.sleep(0.005)
 

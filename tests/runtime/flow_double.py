@@ -106,7 +106,7 @@ class FlowDouble:
         self.heard: list[Message] = []
         """Every message, with the pid of its sender."""
         self.pids: dict[int | str, int] = {}
-        """Of the present process of each rank, and of each standby (``"s0"``)."""
+        """Of the present process of each rank, and of each hot spare (``"s0"``)."""
         self.incarnations = dict.fromkeys(range(ranks), 1)
         """Of the ranks that are there."""
         self.changes = dict.fromkeys(range(ranks), 0)
@@ -120,9 +120,9 @@ class FlowDouble:
         self.places = {rank: f"node-{rank // self.stride}" for rank in range(ranks)}
         """The node of each rank."""
         self.moving: tuple[int, str, Message]
-        """The planned move in work: the rank, the standby it is to go on in, and what everybody was told."""
+        """The migration in progress: the rank, the hot spare it moves to, and the facts sent to all."""
         self.coming: dict[int, str] = {}
-        """The standby that comes as each rank, in a planned move or where places were vacant."""
+        """The hot spare that becomes each rank, in a migration or where places were vacant."""
         self._store = ("127.0.0.1", free_port())
         self._lines: dict[int, socket.socket] = {}
         self._all: list[int] = []
@@ -143,7 +143,7 @@ class FlowDouble:
     def standby(
         self, number: int, roles: Sequence[Sequence[int]] | None = None, park: int = 0, *, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start a standby; `hear` returns when it is offloaded."""
+        """Start a hot spare; `hear` returns when it is offloaded."""
         known = [list(role) for role in roles or [range(self.ranks)]]
         status = {"HOLDFAST_STANDBY": str(number), "HOLDFAST_ROLES": json.dumps(known), "HOLDFAST_WAITING_ROLE": str(park)}
         self._fork(f"s{number}", {**self._of(min(known[park])), **status, **(environment or {})}, f"standby-{number}")
@@ -195,11 +195,11 @@ class FlowDouble:
             self._rank_of[self.pids[key]] = key
 
     def kill(self, key: int | str, number: int = signal.SIGKILL) -> None:
-        """Send a signal to a rank or a standby."""
+        """Send a signal to a rank or a hot spare."""
         os.kill(self.pids[key], number)
 
     def _succeed(self, before: int, pid: int) -> None:
-        """Take another process as a rank or a standby."""
+        """Take another process as a rank or a hot spare."""
         self._all.append(pid)
         if before in self._rank_of:
             self._rank_of[pid] = self._rank_of[before]
@@ -295,7 +295,7 @@ class FlowDouble:
             self._tell(rank, {"do": "regroup", **self._facts(self.generation, [], since), "rank": rank})
 
     def regroup(self, lost: Sequence[int] = (), standbys: Mapping[int, str] | None = None, *, fork: bool = True) -> Callable[[], None]:
-        """End the generation and begin the next: *lost* ranks go to *standbys*, or to fresh processes; so do vacant ones named there.
+        """End the generation and begin the next: *lost* ranks go to *standbys*, or to new processes; so do vacant ones named there.
 
         Return what starts the fresh processes, when they are not to be started at once (*fork*).
         """
@@ -353,7 +353,7 @@ class FlowDouble:
             assert not [one for one in self.of("recovery-failed") if one["generation"] == self.generation], self.logs()
             return {one["pid"]: one for one in self.of("regrouped") if one["generation"] == self.generation}
 
-        def present() -> set[int]:  # asked each time: a standby's successor may come meanwhile
+        def present() -> set[int]:  # asked each time: a hot spare's successor may come meanwhile
             return {self.pids[rank] for rank in self.incarnations}
 
         self.until(lambda: told().keys() >= present(), f"the regrouping of all in generation {self.generation}")

@@ -22,7 +22,7 @@ FIRST, LAST = [0, 1], [2, 3]
 
 
 def start_standbys(flow: FlowDouble, count: int = 1) -> None:
-    """Start so many standbys, once the job has reported its roles, and wait until all are offloaded."""
+    """Start so many hot spares, once the job has reported its roles, and wait until all are offloaded."""
     roles = flow.hear("roles")["roles"]
     for number in range(count):
         flow.standby(number, roles)
@@ -60,7 +60,7 @@ def assert_forgotten(flow: FlowDouble, undisturbed_run: Ended) -> None:
 
 
 def test_both_stages_lose_a_rank_and_a_third_one_migrates(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
-    """A standby replaces a rank of the first stage, a new process one of the last; then the host of the store migrates live."""
+    """A hot spare replaces a rank of the first stage, a new process one of the last; then the host of the store migrates live."""
     undisturbed_run = run_undisturbed(*PIPELINE)
     faults = [fault(1, "send", 6), fault(2, "send", 9)]
     flow = job(*PIPELINE, "gate-5", "gate-11", "gate-14", script="example", chaos=faults)
@@ -94,7 +94,7 @@ def test_interleaved_stages_lose_a_rank(job: Job, run_undisturbed: Callable[...,
 def test_shards_without_a_copy_come_from_checkpoints(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
     """Both ranks are lost in turn, before and after the backward pass: the other goes back to the checkpoint in its process.
 
-    The standby that becomes rank 1 has warmed up as rank 0, in the same process: it must not load the shards of that one.
+    The hot spare that becomes rank 1 has warmed up as rank 0, in the same process: it must not load the shards of that one.
     """
     undisturbed_run = run_undisturbed(*SHARDED, ranks=2, stride=1)
     faults = [fault(1, "reduce_scatter_single", 6), fault(0, "vote", 11)]
@@ -107,7 +107,7 @@ def test_shards_without_a_copy_come_from_checkpoints(job: Job, run_undisturbed: 
 
 
 def test_a_replicated_shard_comes_from_its_living_copy(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
-    """Two shards on two ranks each, and no checkpoint anywhere; a standby that knows another shard takes over."""
+    """Two shards on two ranks each, and no checkpoint anywhere; a hot spare that knows another shard takes over."""
     undisturbed_run = run_undisturbed(*REPLICATED)
     flow = job(*REPLICATED, "gate-5", script="example", chaos=[fault(3, "reduce_scatter_single", 8)])
     start_standbys(flow)
@@ -146,7 +146,7 @@ def test_a_rank_that_stays_is_lost_while_the_migration_is_prepared(job: Job, und
 
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "preparing"])
 def test_the_new_process_is_lost_before_the_switch(job: Job, undisturbed_run: Ended, ready: bool) -> None:  # noqa: FBT001 (a case of the table)
-    """Training continues in its groups, without a rendezvous; the next migration, to another standby, succeeds."""
+    """Training continues in its groups, without a rendezvous; the next migration, to another hot spare, succeeds."""
     flow = job("any", "gate-8", "gate-11", "gate-14", chaos=[] if ready else [fault(2, "coming", generation=2)])
     start_standbys(flow, 2)
     flow.prepare(2, "s0")

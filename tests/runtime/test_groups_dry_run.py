@@ -130,7 +130,7 @@ def test_large_outputs_are_recorded_only_on_request() -> None:
 
 @pytest.mark.parametrize("content", [None, b"", b"no recording", b"PK\x03\x04 torn"])
 def test_an_unreadable_recording_is_none(tmp_path: Path, content: bytes | None) -> None:
-    """A standby then uses neutral results."""
+    """A hot spare then uses neutral results."""
     path = tmp_path / "t.pt"
     if content is not None:
         path.write_bytes(content)

@@ -14,7 +14,7 @@ from tests.runtime.flow_double import Ended, FlowDouble, Job, assert_undisturbed
 
 
 def start_standby(flow: FlowDouble, number: int = 0) -> dict[str, Any]:
-    """Start a standby when the recording has been written, and return its report when it is offloaded."""
+    """Start a hot spare when the recording has been written, and return its report when it is offloaded."""
     flow.hear("roles")
     flow.standby(number)
     return flow.hear("parked", f"s{number}")
@@ -55,14 +55,14 @@ def test_a_standby_follows_the_newest_command_when_another_fault_comes_while_it_
         flow.regroup()
         flow.kill(2, signal.SIGCONT)
     else:
-        flow.until(lambda: Path(f"/proc/{flow.pids[2]}/fd/1").readlink().name == "rank-2.log", "the standby, as a rank")
+        flow.until(lambda: Path(f"/proc/{flow.pids[2]}/fd/1").readlink().name == "rank-2.log", "the hot spare, as a rank")
         flow.regroup()
     flow.mended()
     assert_undisturbed(flow, undisturbed_run)
 
 
 def test_a_standby_killed_while_offloaded_leaves_the_rank_to_a_new_process(job: Job, undisturbed_run: Ended) -> None:
-    """No rank notices the standby's exit."""
+    """No rank notices the hot spare's exit."""
     flow = job("any", "gate=8", chaos=[fault(1, "backward", 9)])
     start_standby(flow)
     flow.kill("s0")
@@ -98,7 +98,7 @@ def test_an_offloaded_standby_holds_less_memory_than_a_training_rank(job: Job) -
 
 
 def test_a_recording_prevents_nan_and_the_coverage_lists_what_it_lacks(job: Job) -> None:
-    """A standby without a recording ends in the NaN of zero results; one with it is offloaded, and reports later which call was new."""
+    """A hot spare without a recording ends in the NaN of zero results; one with it is offloaded, and reports later which call was new."""
     flow = job(script="counted", ranks=2, stride=1, chaos=[fault(0, "forward", 9)])
     flow.hear("roles")
     flow.standby(1, environment={"HOLDFAST_RECORDINGS": str(flow.folder / "none")})

@@ -1,4 +1,4 @@
-"""The successor of a standby: a process without any line of the script, and without modules that know another rank."""
+"""The successor of a hot spare: a process without any line of the script, and without modules that know another rank."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ while True:
 
 
 def successor_of(folder: Path, *names: str) -> dict[str, Any]:
-    """Return a description of the successor of a standby that has imported modules of these *names*."""
+    """Return a description of the successor of a hot spare that has imported modules of these *names*."""
     for name, source in MODULES.items():
         (folder / f"{name}.py").write_text(source)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""Running the script with no peer and no message: a standby that warms up, or a process that is about to take over a rank."""
+"""Running the script with no peer and no message: a hot spare that warms up, or a process that is about to take over a rank."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class DryRun:
     def __init__(self, recording: RecordedCollectives | None, groups: list[ManagedGroup], *, standby: int | None = None) -> None:
         self._recording, self._groups = recording, groups
         self.standby = standby
-        """The number of this standby; none in a process that takes over a rank at once."""
+        """The number of this hot spare; none in a process that takes over a rank at once."""
         self.known: set[str] = set() if recording is None else set(recording.entries)
         """Operations that were met here or are in the recording."""
         self.calls = self.played = 0
         self.record: Callable[[], tuple[int, FirstExchanges | None]] | None = None
         """Returns the generation to enter, and the record of the rank, if there is one."""
         self.diverged = ""
-        """Why the beginning of the script was not repeated as recorded; only a standby continues then."""
+        """Why the beginning of the script was not repeated as recorded; only a hot spare continues then."""
         self.stepping = False
         """The script has reached its first step."""
         self._replay: ExchangeReplay | None = None
@@ -125,7 +125,7 @@ class DryRun:
             self.played += played
 
     def _diverge(self, why: str, *, continues: bool = False) -> None:
-        """Continue without the record in a standby, which has no rank yet; otherwise have the controller restart all ranks."""
+        """Continue without the record in a hot spare, which has no rank yet; otherwise have the controller restart all ranks."""
         self.diverged = self.diverged or why
         if not continues:
             self._replay = None

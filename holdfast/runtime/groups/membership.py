@@ -114,7 +114,7 @@ class MembershipManager:
         self.generation_store: GenerationStore | None = None
         """The store of the current generation, or of the one that is being entered."""
         self.dry_run: Any = None
-        """Answers operations while there are no peers: in a standby, and in a process that is about to take over a rank."""
+        """Answers operations while there are no peers: in a hot spare, and in a process that is about to take over a rank."""
         self.listener: OperationListener | None = None
         self.recorder: CollectiveRecorder | None = None
         self.startup: first_exchanges.ExchangeRecorder | None = None
@@ -151,7 +151,7 @@ class MembershipManager:
     def begin_steps(self, restored: set[int]) -> None:
         """End the beginning of the script, which no rank repeats; the session restores what lies in the memory *restored*.
 
-        From now on results are recorded for standbys, until `stop_recording`.
+        From now on results are recorded for hot spares, until `stop_recording`.
         """
         if self.dry_run is not None:
             self.dry_run.begin_steps(restored)
@@ -247,7 +247,7 @@ class MembershipManager:
         return None if not record else FirstExchanges.of(record).generation
 
     def startup_matches(self) -> bool:
-        """Return whether this standby received before its first step the same as the rank that it is to become."""
+        """Return whether this hot spare received before its first step the same as the rank that it is to become."""
         replay = self.dry_run.replay
         if replay is None or self.dry_run.diverged:
             return False
@@ -516,7 +516,7 @@ class MembershipManager:
     def become_rank(self, table: list[tuple[str, list[int]]], rank: int) -> None:
         """Become *rank*, whose groups are, in the order of their creation, those in *table*: name and ranks."""
         if len(table) != len(self.groups):
-            raise ValueError(f"rank {rank} is a member of {len(table)} groups, this standby was built with {len(self.groups)}")
+            raise ValueError(f"rank {rank} is a member of {len(table)} groups, this hot spare was built with {len(self.groups)}")
         for group, (name, ranks) in zip(self.groups, table, strict=True):
             group.become(name, list(ranks), rank)
         self.generation = replace(self.generation, rank=rank)
@@ -531,7 +531,7 @@ class MembershipManager:
 def newest(waiting: Message | None, command: Message) -> Message:
     """Return the valid one of two commands of a kind: that of the newer generation.
 
-    Commands follow each other quickly when one fault follows another, and one may arrive again after it was taken. What makes a standby a
+    Commands follow each other quickly when one fault follows another, and one may arrive again after it was taken. What makes a hot spare a
     rank is in the first of them only, and stays valid.
     """
     if waiting is None:

@@ -255,7 +255,7 @@ class ManagedGroup(dist.ProcessGroup):
         fill_neutral_result(name, self.rank(), outputs, inputs)
 
     def become(self, name: str, ranks: list[int], me: int) -> None:
-        """Become the group *name* of *ranks*: a standby built it for another rank of the same role."""
+        """Become the group *name* of *ranks*: a hot spare built it for another rank of the same role."""
         if len(ranks) != len(self.all_ranks):
             raise ValueError(f"group '{self.group_name}' has {len(self.all_ranks)} members and cannot become '{name}' with {len(ranks)}")
         c10d._unregister_process_group(self.name_in_torch)  # noqa: SLF001 (torch has no other way to rename a group)

@@ -1,4 +1,4 @@
-"""Outputs of collectives recorded in a real iteration, so that a standby can run one without any peer.
+"""Outputs of collectives recorded in a real iteration, so that a hot spare can run one without any peer.
 
 Only outputs are kept, once per role, on disk. Zeros in their place would not do: a count that is reduced to zero and divided by, a mask of
 no token, an index out of range end a warm-up in NaN or in an exception. Operations are identified by the index of their group among the
@@ -157,7 +157,7 @@ class RecordedCollectives:
 
 
 class Coverage:
-    """Which operations of an activated standby its warm-up had met (*known*), and which were new to it."""
+    """Which operations of an activated hot spare its warm-up had met (*known*), and which were new to it."""
 
     def __init__(self, groups: list[ManagedGroup], known: set[str]) -> None:
         self._groups, self._known = groups, known

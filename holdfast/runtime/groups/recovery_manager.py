@@ -554,7 +554,7 @@ class RecoveryManager:
     # -- recording and facts ------------------------------------------------------------------------------------------
 
     def _record(self) -> None:
-        """After a step that counts: continue the recording of this rank's role, or report what an activated standby met first."""
+        """After a step that counts: continue the recording of this rank's role, or report what an activated hot spare met first."""
         membership, recorder = self.membership, self.membership.recorder
         if self._coverage is not None:
             link().report("coverage", **self._coverage.summary())
@@ -572,7 +572,7 @@ class RecoveryManager:
             try:
                 recorder.write(path)
             except OSError as error:
-                _log.warning("the recording for standbys could not be written to %s: %s", path, error)
+                _log.warning("the recording for hot spares could not be written to %s: %s", path, error)
         membership.stop_recording()
         if rank == min(membership.generation.ranks):
             if place is not None:

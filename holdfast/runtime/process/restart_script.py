@@ -1,4 +1,4 @@
-"""A standby whose script runs again from the top: for another role, or, in its successor, as the rank that it was given.
+"""A hot spare whose script runs again from the top: for another role, or, in its successor, as the rank that it was given.
 
 Standard library only, so that the fork server can use it without torch.
 """
@@ -19,7 +19,7 @@ class RestartScript(BaseException):
     """Leave the script, whatever it is doing, and run it again with *environment*."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        super().__init__("this standby runs its script again, as the rank it was given")
+        super().__init__("this hot spare runs its script again, as the rank it was given")
         self.environment = dict(environment)
 
 

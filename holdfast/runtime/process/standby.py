@@ -33,7 +33,7 @@ _POPULATE_WRITE: Final = 23
 
 
 class Roles:
-    """The roles that a standby is to know, those that it has warmed up in, and the current one."""
+    """The roles that a hot spare is to know, those that it has warmed up in, and the current one."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         rank = int(environment["RANK"])
@@ -44,7 +44,7 @@ class Roles:
         self.warmed: list[int] = json.loads(environment.get(_WARMED) or "[]")
 
     def start_with_other_roles(self) -> None:
-        """Before anything is built: begin with the roles in which this standby will not wait."""
+        """Before anything is built: begin with the roles in which this hot spare will not wait."""
         if self.now == self.waiting_role:
             self.run_next_role(done=False)
 
@@ -122,7 +122,7 @@ def coverage_of(dry_run: Any) -> dict[str, int]:  # noqa: ANN401 (a DryRun)
 
 
 def activate(command: Message) -> None:
-    """Take on the environment and the log of the rank that *command* gives to this standby."""
+    """Take on the environment and the log of the rank that *command* gives to this hot spare."""
     os.environ.update({str(name): str(value) for name, value in command.get("environment", {}).items()})
     for name in ("HOLDFAST_STANDBY", "HOLDFAST_ROLES", "HOLDFAST_WAITING_ROLE", _WARMED):
         os.environ.pop(name, None)
@@ -149,7 +149,7 @@ def leave_to_successor(environment: Mapping[str, str]) -> NoReturn:
     leave = None if pid is None else link().register_successor(pid)
     if leave is None or not leave.ok:
         why = "it has no successor process" if leave is None else leave.why
-        raise SystemExit(f"this standby cannot become rank {environment['RANK']}: {why}")
+        raise SystemExit(f"this hot spare cannot become rank {environment['RANK']}: {why}")
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

@@ -1,9 +1,9 @@
-"""The successor of a standby: a process without any line of the script in it, for when the script must run again for the given rank.
+"""The successor of a hot spare: a process without any line of the script in it, for when the script must run again for the given rank.
 
 Libraries remember which rank they are in (Accelerate's `PartialState`, a logger's prefix, a file's name), and nobody knows them all. So the
-standby forks another process before the script's first line. That one waits, and while the standby is offloaded it imports what the script
-has imported from installed packages, except modules that read their rank on import. Standard library only, so that the fork server can use
-it without torch.
+hot spare forks another process before the script's first line. That one waits, and while the hot spare is offloaded it imports what the
+script has imported from installed packages, except modules that read their rank on import. Standard library only, so that the fork server
+can use it without torch.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class _WatchedEnviron(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001 (t
         return super().__getitem__(name)  # type: ignore[no-any-return]
 
 
-# -- in the standby -----------------------------------------------------------------------------------------------------
+# -- in the hot spare -----------------------------------------------------------------------------------------------------
 
 
 def fork(agent: int) -> Message | None:
-    """Fork the successor. Return None in the standby; in the successor, once it is to continue, the message ``go``."""
+    """Fork the successor. Return None in the hot spare; in the successor, once it is to continue, the message ``go``."""
     global _connection, _pid
     standby, (ours, theirs) = os.getpid(), socket.socketpair()
     try:
@@ -124,7 +124,7 @@ class _ForbiddenModules:
 
 
 def _wait(connection: socket.socket, standby: int, agent: int) -> Message:
-    """Serve the standby's requests until the message ``go``, and return it; exit with the standby before that."""
+    """Serve the hot spare's requests until the message ``go``, and return it; exit with the hot spare before that."""
     die_with_parent(standby)
     os.setsid()
     for name in IDENTITY:
@@ -139,7 +139,7 @@ def _wait(connection: socket.socket, standby: int, agent: int) -> Message:
             if message["do"] == "import":
                 _import(message["modules"], message["not"])
             elif message["do"] == "ready":
-                die_with_parent(standby, 0)  # the standby exits before this process continues
+                die_with_parent(standby, 0)  # the hot spare exits before this process continues
                 connection.sendall(b"r")
             else:
                 _replace(standby, agent, files)
@@ -169,7 +169,7 @@ def _import(names: Sequence[str], forbidden: Sequence[str]) -> None:
 
 
 def _replace(standby: int, agent: int, files: Sequence[int]) -> None:
-    """Become the agent's own child, with the standby's output."""
+    """Become the agent's own child, with the hot spare's output."""
     while os.getppid() == standby:
         time.sleep(0.0005)
     die_with_parent(agent)
