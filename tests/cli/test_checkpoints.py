@@ -145,7 +145,7 @@ def test_a_person_reads_it_in_80_columns(here: Command, scene: Scene) -> None:
         assert max(map(len, lines)) <= 80
         assert lines[0] == "gpt  RUNNING at step 14"
         assert lines[1].split() == ["TIER", "STEP", "LINEAGE", "STATE", "AGE", "SIZE", "WHERE"]
-        assert lines[2].startswith(f"disk      11    {NOTHING}        whole")
+        assert lines[2].startswith(f"disk      11    {NOTHING}        complete")
         tiers = [line.split()[:4] for line in lines[3:]]
         assert ["memory", "11", "0", "complete"] in tiers
         assert ["replicas", "11", "0", "complete"] in tiers
