@@ -1,4 +1,4 @@
-"""`holdfast health CLUSTER_FILE`: real SSH servers, what changed since the look before, and every mess with its cure."""
+"""`holdfast health CLUSTER_FILE`: real SSH servers, changes since the last check, and every invalid file with its cure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 
 def test_nodes_over_ssh_are_checked_and_changes_are_shown(holdfast: Command, site: Site, tmp_path: Path) -> None:
-    """A node that is off is unreachable, one with a strange key is unknown, and neither is told twice."""
+    """A node that is off is unreachable, one with an unknown key is unknown, and neither is reported twice."""
     site.node("well")
     off = site.node("off")
     site.node("strange", known=False)
@@ -46,7 +46,7 @@ def test_nodes_over_ssh_are_checked_and_changes_are_shown(holdfast: Command, sit
 
 
 def test_nodes_of_this_machine_are_checked_once(here: Command, tmp_path: Path) -> None:
-    """Each tells the same; one that is switched off does not answer."""
+    """All have the same findings; one that is switched off does not answer."""
     (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 3\n")
     LocalNodes("small", cluster_directory("small"), 3).power_off("node-2")
     told = json.loads(here("health", "cluster.yaml", "--json").stdout)
@@ -59,7 +59,7 @@ def test_nodes_of_this_machine_are_checked_once(here: Command, tmp_path: Path) -
 
 
 def test_a_first_check_shows_no_changes(here: Command, tmp_path: Path) -> None:
-    """Where no node was known before, nothing has changed."""
+    """Without an earlier check nothing has changed."""
     (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 2\n")
     LocalNodes("small", cluster_directory("small"), 2).power_off("node-1")
     first = here("health", "cluster.yaml").stdout
@@ -120,7 +120,7 @@ UNSEEN = {
 
 @pytest.mark.parametrize("case", UNSEEN)
 def test_nodes_that_cannot_be_checked_are_unknown(case: str, here: Command, tmp_path: Path) -> None:
-    """And not unhealthy; the status is 1, as nobody knows that they are well."""
+    """And not unhealthy; the exit status is 1, as their health is unknown."""
     text, reason, more = UNSEEN[case]
     (tmp_path / "cluster.yaml").write_text(text + "misses: 1\n")
     done = here("health", "cluster.yaml")
@@ -135,7 +135,7 @@ def test_nodes_that_cannot_be_checked_are_unknown(case: str, here: Command, tmp_
     [(["cluster.yaml", "--local"], "name what to check"), (["cluster.yaml", "--since", "x"], "belongs to `--local`")],
 )
 def test_conflicting_options_are_refused(arguments: list[str], words: str, here: Command) -> None:
-    """Before anything is looked at."""
+    """Before anything is checked."""
     done = here("health", *arguments)
     assert done.returncode == 2
     assert words in done.stderr
