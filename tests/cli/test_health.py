@@ -32,7 +32,7 @@ def test_this_machine_is_checked_and_unknown_signals_are_listed(holdfast: Comman
     acting = [fault for fault in told["faults"] if fault["recommended_action"] != "record"]
     assert done.returncode == bool(acting), done.stdout
     assert unpacked(NodeReading, told["reading"]).node == told["node"] == os.uname().nodename
-    assert ("gpus.gpus" in told["blind"]) == ("blind" in told["reading"]["gpus"]["gpus"])
+    assert ("gpus.gpus" in told["unknown"]) == ("blind" in told["reading"]["gpus"]["gpus"])
 
 
 def test_a_fault_is_shown_with_evidence_and_cure(holdfast: Command, stand_in: Path) -> None:
