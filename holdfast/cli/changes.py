@@ -141,7 +141,7 @@ class JobFollower:
 
 
 def in_recovery(at: float, incidents: Sequence[Incident]) -> bool:
-    """Tell whether *at* lies within an incident: people see one line where that begins, and one when it is closed."""
+    """Return whether *at* lies within an incident: people see one line where that begins, and one when it is closed."""
     return any(one.detected_at <= at <= (math.inf if one.closed_at is None else one.closed_at + CLOSED_JUST_NOW) for one in incidents)
 
 

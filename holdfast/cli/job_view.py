@@ -67,7 +67,7 @@ class JobView:
 
     @property
     def ended(self) -> bool:
-        """Tell whether the state is terminal."""
+        """Return whether the state is terminal."""
         return self.state in queries.TERMINAL
 
     @property

@@ -41,7 +41,7 @@ def colour_of(status: str) -> str:
 
 
 def on_terminal() -> bool:
-    """Tell whether our output is a terminal that can move its cursor."""
+    """Return whether our output is a terminal that can move its cursor."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 

@@ -134,7 +134,7 @@ class JobWatcher:
         return status is not None or (self.view is not None and (self._is_over(self.view) or self.enough(self.view)))
 
     def _is_over(self, view: JobView) -> bool:
-        """Tell whether nothing follows: when the job has ended, its controller still ends processes before it releases its lease."""
+        """Return whether nothing follows: when the job has ended, its controller still ends processes before it releases its lease."""
         if not view.ended or self.flow is None or view.move is None:
             return view.ended
         return view.holder is None and time.time() - view.move.at > CLOSING

@@ -47,7 +47,7 @@ def _variable(name: str) -> str:
 
 
 def is_policy_file(policy: str) -> bool:
-    """Tell whether *policy* is the path of a file rather than a name."""
+    """Return whether *policy* is the path of a file rather than a name."""
     return policy not in POLICIES and (policy.lower().endswith((".yaml", ".yml", ".json")) or "/" in policy)
 
 

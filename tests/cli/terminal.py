@@ -1,4 +1,4 @@
-"""A pseudo-terminal with a program on it: what a person would see, type and break."""
+"""A pseudo-terminal with a program on it: what a user sees and types."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """Return all that was written, without what steers the terminal."""
+        """Return all output, without control sequences of the terminal."""
         return ESCAPES.sub("", self.raw)
 
     def newest_frame(self) -> list[str]:
-        """Return the lines of the newest picture that is whole."""
+        """Return the lines of the newest complete picture."""
         frames = re.findall(r"╭─.*?╰─+╯", self.text, re.DOTALL)
         return [line.rstrip("\r") for line in frames[-1].split("\n")] if frames else []
 

@@ -123,7 +123,7 @@ def test_a_job_with_auto_shows_the_chosen_interval(here: Command, book: History)
 
 
 def test_without_faults_the_assumptions_are_shown(here: Command, book: History) -> None:
-    """The published rate, a minute of downtime, a rollback each; never a figure that was not measured without a word."""
+    """The published rate, a minute of downtime, a rollback each: numbers that were not measured are marked."""
     author = a_long_job(book, faults=0, saves=2)
     told = json.loads(here("advise", "--json").stdout)
     assert told["rate"]["per_node_hour"] == pytest.approx(PUBLISHED)

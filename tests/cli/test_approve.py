@@ -1,4 +1,4 @@
-"""`holdfast approve`: what is asked, and a person's answer, taken once."""
+"""`holdfast approve`: pending approvals, and one answer to each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cli.conftest import Command
 
 
 def asked(book: History, *nodes: str, about: str = "share") -> int:
-    """Have a job ask about nodes; return the question's number."""
+    """Have a job request approval for nodes; return the number of the request."""
     against = {node: {"reason": f"gpu-off-bus: Xid 79 on {node}", "seen": 1.0, "evidence": []} for node in nodes}
     now = time.time()
     question = ApprovalRequest(

@@ -1,4 +1,4 @@
-"""Whatever a person gets wrong: one message with the cure, the right exit status, no traceback, nothing started."""
+"""Any user error gives one message with the cure and the right exit status, without a traceback, and starts nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ READERS = [
 
 @pytest.fixture
 def files(tmp_path: Path) -> Any:
-    """Write a job file and its script beside each other; return the job file's name."""
+    """Write a job file and its script into one folder; return the job file's name."""
     (tmp_path / "train.py").write_text("print('trained')\n")
 
     def write(text: str) -> str:
@@ -118,7 +118,7 @@ def test_a_corrupt_history_is_reported_and_not_changed(arguments: list[str], her
 
 
 def test_a_locked_history_is_reported(here: Command, files: Any, book: History, holdfast_home: Path) -> None:
-    """Another program holds it and does not let go."""
+    """Another program keeps it locked."""
     files(JOB)
     book.close()
     with sqlite3.connect(holdfast_home / "history.db", isolation_level=None) as other:
@@ -216,7 +216,7 @@ def test_a_name_of_thousands_of_letters_is_not_repeated_in_full(words: list[str]
 
 @pytest.mark.parametrize("home", ["/dev/null", "~nosuchuser/x", NO_TEXT, "relative/\x01"])
 def test_every_command_reports_an_invalid_home(home: str, holdfast: Command, tmp_path: Path) -> None:
-    """None says that no job runs where it could not have looked."""
+    """No command claims that no job runs if it could not read the history."""
     done = holdfast("status", HOLDFAST_HOME=home)
     if home.startswith("relative"):
         assert done.returncode == 0
@@ -226,7 +226,7 @@ def test_every_command_reports_an_invalid_home(home: str, holdfast: Command, tmp
 
 
 def test_a_job_file_that_exits_is_reported(here: Command, tmp_path: Path) -> None:
-    """Whoever asks about a file wants an answer, and not an exit status of the file's choice."""
+    """The result is a problem with its line, not the exit status of the file."""
     (tmp_path / "job.py").write_text("import os\nfrom holdfast.spec import TrainingJob\njob = 1\nos._exit(9)\n")
     done = here("validate", "job.py")
     assert (done.returncode, "line 4: it ends the process with os._exit(9)" in done.stdout + done.stderr) == (2, True), done
@@ -329,7 +329,7 @@ def test_a_full_disk_is_reported_before_the_flow_starts(files: Any, tmp_path: Pa
 
 
 def test_two_commands_at_once_wait_for_each_other(holdfast_home: Path) -> None:
-    """The second waits until the first has told the history, and then sees what runs."""
+    """The second waits until the history has the job of the first, and then sees that it runs."""
     entered = threading.Event()
 
     def enter() -> None:

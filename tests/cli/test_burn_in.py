@@ -1,4 +1,4 @@
-"""`holdfast burn-in`: what it tells, what it does to a node that is out of service, and every way in which it cannot be."""
+"""`holdfast burn-in`: its output, its effect on isolated nodes, and every way in which it is refused."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def a_job_trains(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_programs_get_every_figure(here: Command, book: History, small: Path) -> None:
-    """Of a node that nothing is held against, too; it stays healthy."""
+    """Also for a node without cordons; it stays healthy."""
     told = json.loads(here("burn-in", "node-0", "--json", *QUICK).stdout)
     (node,) = told["nodes"]
     assert (node["node"], node["outcome"], node["state"], node["for_a_hold"]) == ("node-0", "passed", "healthy", False)
@@ -135,7 +135,7 @@ def test_a_node_that_cannot_be_tested_is_unchanged(here: Command, book: History,
 
 
 def test_one_burn_in_at_a_time(here: Command, book: History, small: Path) -> None:
-    """The other one goes on."""
+    """The other one continues."""
     out(book)
     now = time.time()
     word = OperatorRequest(owner=Owner(name="node-repair"), reason="due", at=now)

@@ -105,7 +105,7 @@ def scene(book: History, original: Made, tmp_path: Path) -> Iterator[Scene]:
 
 
 def record(here: Command, *more: str, status: int = 0) -> dict[str, Any]:
-    """Return what the command tells a program."""
+    """Return the JSON output of the command."""
     done = here("checkpoints", "gpt", "--json", *more)
     assert (done.returncode, done.stderr) == (status, "")
     told: dict[str, Any] = json.loads(done.stdout)
@@ -118,7 +118,7 @@ def brought(folders: list[Path]) -> dict[str, bytes]:
 
 
 def test_all_tiers_are_listed_newest_first(here: Command, scene: Scene) -> None:
-    """Each with its step and wholeness; one line says where a recovery would go on."""
+    """Each with its step and whether it is complete; one line names what a recovery would resume from."""
     scene.replicate()
     told = record(here)
     assert [(one["step"], one["status"], one["world_size"]) for one in told["disk"]] == [(12, "complete", 2), (11, "complete", 2)]
@@ -134,7 +134,7 @@ def test_all_tiers_are_listed_newest_first(here: Command, scene: Scene) -> None:
 
 
 def test_the_output_fits_80_columns(here: Command, scene: Scene) -> None:
-    """The folder's own path aside, whose length is its owner's."""
+    """Except for the path of the folder."""
     scene.replicate()
     scene.forget_disk()
     flip_a_bit(scene.file(1, 10))
@@ -164,7 +164,7 @@ def test_on_a_terminal_it_fits_too(scene: Scene) -> None:
 
 
 def test_a_recovery_prefers_newer_in_memory_snapshots(here: Command, scene: Scene) -> None:
-    """Until a part of it is nowhere: then it is said which, and an older step is taken."""
+    """Until a part of it is missing: then the part is named, and an older step is used."""
     shutil.rmtree(scene.made.directory)
     assert record(here)["recovery"] == {"tier": "memory", "step": 11, "steps_recomputed": 3}
     scene.file(1, 11).unlink()
@@ -177,7 +177,7 @@ def test_a_recovery_prefers_newer_in_memory_snapshots(here: Command, scene: Scen
 
 
 def test_a_replica_replaces_the_snapshot_of_a_lost_node(here: Command, scene: Scene) -> None:
-    """Node 0 is gone with all that it had; its rank's copy on node 1 makes the step whole."""
+    """Node 0 is lost with all its snapshots; the replica of its rank on node 1 completes the step."""
     shutil.rmtree(scene.made.directory)
     scene.replicate()
     store_folders.wipe(scene.memstores[0])
@@ -185,7 +185,7 @@ def test_a_replica_replaces_the_snapshot_of_a_lost_node(here: Command, scene: Sc
 
 
 def test_torn_and_corrupt_ones_are_named(here: Command, scene: Scene) -> None:
-    """Without reading the files: sizes and manifests tell."""
+    """Sizes and manifests show it, without reading the files."""
     cut(biggest(scene.made.directory / "step-00000012"))
     told = record(here, status=1)
     assert told["disk"][0]["status"] == "torn"
@@ -248,7 +248,7 @@ def test_a_bit_in_memory_is_found_by_reading(here: Command, scene: Scene) -> Non
 
 
 def test_memory_of_other_machines_is_read_through_its_server(original: Made) -> None:
-    """Pulled, proven, and a flipped bit found; a node whose server is gone is named with the reason."""
+    """Downloaded and verified, and a flipped bit is found; a node without its server is named with the reason."""
     nodes = [MemoryNode(f"audited-{rank}") for rank in range(2)]
     try:
         for rank, node in enumerate(nodes):
@@ -272,7 +272,7 @@ def test_memory_of_other_machines_is_read_through_its_server(original: Made) -> 
 
 
 class Elsewhere:
-    """Nodes that nothing is known of but what every kind of cluster can tell: as good as other machines."""
+    """Nodes known only through the interface of all clusters, like other machines."""
 
     def __init__(self, nodes: LocalNodes) -> None:
         self._nodes = nodes
@@ -283,7 +283,7 @@ class Elsewhere:
 
 @pytest.fixture
 def elsewhere(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhere]:
-    """Have the job's two nodes, of four, served by real agents; a third one serves another job, the fourth nobody."""
+    """Serve the job's two nodes, of four, by real agents; a third one serves another job, the fourth has none."""
     source, job = Elsewhere(LocalNodes("local", cluster_directory("local"), 4)), scene.author.job
     monkeypatch.setattr(checkpoints, "open_cluster", lambda _cluster: source)
     folder = str(scene.made.directory)
@@ -298,7 +298,7 @@ def elsewhere(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhe
 
 
 def test_memory_of_other_machines_is_found_through_their_agents(here: Command, scene: Scene, elsewhere: Elsewhere) -> None:
-    """Listed, pulled and proven; of the nodes that cannot be reached those are named that hold ranks."""
+    """Listed, downloaded and verified; of the unreachable nodes those with ranks are named."""
     scene.forget_disk()
     told = record(here, "--verify")
     assert isinstance(connect_stores(elsewhere, scene.author.job).stores["node-0"], RemoteMemstore)
@@ -319,7 +319,7 @@ def test_memory_of_other_machines_is_found_through_their_agents(here: Command, s
 
 
 def test_a_remote_memory_store_opens_with_the_token_of_its_agents(here: Command, scene: Scene, elsewhere: Elsewhere) -> None:
-    """The flow may run on another host; once the job has ended nobody is missed."""
+    """The controller may run on another host; once the job has ended, no token is needed."""
     (job_directory("gpt") / "token").unlink()
     told = record(here)
     assert [one["step"] for one in told["memory"]] == [11, 10, 9]
@@ -341,7 +341,7 @@ def test_after_the_end_the_missing_snapshots_are_explained(here: Command, scene:
 
 
 def test_without_any_checkpoint_the_output_says_so(here: Command, scene: Scene) -> None:
-    """No folder, no memory: that is no fault."""
+    """A missing folder and empty memory are not errors."""
     scene.wipe()
     shutil.rmtree(scene.made.directory)
     done = here("checkpoints", "gpt")
@@ -364,7 +364,7 @@ def test_an_unreadable_checkpoint_folder_is_reported_with_the_cure(here: Command
 
 
 def test_a_python_without_torch_is_named(here: Command, scene: Scene, book: History) -> None:
-    """The proof needs the job's own Python; what is wrong with that is told, not hidden."""
+    """Verification needs the job's own Python; its problem is shown."""
     scene.author.job.spec |= {"python": "/no/such/python"}
     with book.session() as session:
         session.merge(scene.author.job)

@@ -24,7 +24,7 @@ WIDE = 100
 
 
 def test_the_cost_is_shown_in_tables_that_fit(here: Command, book: History) -> None:
-    """What became of it, ETTR, MTTF and MTTR with what they stand on, losses by phase and fault, nodes."""
+    """Categories, ETTR, MTTF and MTTR with their basis, losses by phase and fault, nodes."""
     filled.three_incidents(book)
     text = here("cost", "bytes-gpt").stdout
     for words in (
@@ -43,7 +43,7 @@ def test_the_cost_is_shown_in_tables_that_fit(here: Command, book: History) -> N
 
 
 def test_the_parts_that_programs_get_add_up(here: Command, book: History) -> None:
-    """Uses to the whole, phases and faults to what was lost, jobs to all."""
+    """Categories to the total, phases and faults to the lost hours, jobs to all."""
     filled.three_incidents(book)
     told = json.loads(here("cost", "--json").stdout)
     assert sum(told["categories"].values()) == pytest.approx(told["hours"])
@@ -63,7 +63,7 @@ def test_the_parts_that_programs_get_add_up(here: Command, book: History) -> Non
 
 
 def test_the_cost_of_a_running_job_is_shown(here: Command, running: Author) -> None:
-    """Its flow is gone: it counts until it was last heard of, which is said."""
+    """A job without a controller counts until its last sign of life, which is noted."""
     text = " ".join(here("cost", "gpt-small").stdout.split())
     assert "Until the last sign of life for 1 job without a controller." in text
     assert here("cost", "gpt-small", "--since", "1s").returncode == 0
@@ -96,7 +96,7 @@ def test_since_takes_a_date_or_a_duration(here: Command, book: History) -> None:
 
 @pytest.mark.parametrize("name", ["c.html", "c.svg", "c.png"])
 def test_the_bill_is_drawn(name: str, here: Command, book: History, tmp_path: Path) -> None:
-    """One file that needs no other; the page says what the terminal says."""
+    """One self-contained file with the same text as the terminal."""
     filled.three_incidents(book)
     done = here("cost", "bytes-gpt", "-o", name)
     assert done.stdout.splitlines()[-1] == str(tmp_path / name)
@@ -123,7 +123,7 @@ def test_a_picture_of_another_kind_is_refused(here: Command) -> None:
 
 
 def decided(book: History, job: str, kind: str = "worker-sigkill") -> None:
-    """Write a decision of the balanced policy; of a killed worker the aggressive one decides otherwise."""
+    """Write a decision of the balanced policy; for a killed worker the aggressive one decides differently."""
     case = a_case(kind, "a", spares=("d",))
     answer, incident = decide(POLICIES["balanced"], case), queries.incidents(book, job)[0]
     made: dict[str, Any] = {"action": answer.decision.action, "rule": answer.rule, "reason": answer.decision.reason}
@@ -133,7 +133,7 @@ def decided(book: History, job: str, kind: str = "worker-sigkill") -> None:
 
 
 def test_replay_shows_what_another_policy_would_have_decided(here: Command, running: Author, book: History) -> None:
-    """What it would have done and why, what that is worth or why nobody knows, and which decisions cannot be asked about."""
+    """The decision, its reason and value, or why that is unknown, and the decisions that cannot be replayed."""
     decided(book, running.job.id)
     text = here("replay", "--policy", "aggressive", "--job", "gpt-small").stdout
     for words in (
@@ -154,7 +154,7 @@ def test_replay_shows_what_another_policy_would_have_decided(here: Command, runn
 
 
 def test_replay_refuses_an_unknown_policy(here: Command, book: History) -> None:
-    """With those there are; an empty history is no error."""
+    """The error lists the known ones; an empty history is not an error."""
     done = here("replay", "--policy", "bold")
     assert done.returncode == 2
     assert "patient, balanced, aggressive" in done.stderr
@@ -165,7 +165,7 @@ def test_replay_refuses_an_unknown_policy(here: Command, book: History) -> None:
 
 @pytest.mark.parametrize("kind", ["unknown", "gpu-off-bus", "user-error"])
 def test_replay_knows_every_kind_of_fault(kind: str, holdfast: Command, running: Author, book: History) -> None:
-    """In a process of its own, where nobody else has read the catalogue."""
+    """In a new process, which has not loaded the catalogue."""
     decided(book, running.job.id, kind)
     told = json.loads(holdfast("replay", "--policy", "balanced", "--json").stdout)
     assert told["same"] == 1

@@ -1,4 +1,4 @@
-"""A row of the history that nobody can read: every command that meets it names its table and its id, and a bundle can still be made."""
+"""A row of the history that cannot be read: every command that reads it names its table and id, and a bundle can still be made."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_command_names_a_row_that_it_cannot_read(  # noqa: PLR0917 (parame
 
 @pytest.mark.parametrize("how", [one[0] for one in DAMAGE.values()], ids=DAMAGE)
 def test_a_bundle_contains_what_can_be_read(here: Command, holdfast_home: Path, running: Author, tmp_path: Path, how: str) -> None:
-    """Only the table with that row is missing in it, and why is told; the others are what helps."""
+    """Only the table with that row is missing, with the reason."""
     damage(holdfast_home, how)
     (holdfast_home / "jobs" / "gpt-small").mkdir(parents=True, exist_ok=True)
     done = here("support-bundle", "gpt-small", "-o", "b.tar.gz")
@@ -81,7 +81,7 @@ def test_a_bundle_contains_what_can_be_read(here: Command, holdfast_home: Path, 
 
 
 def test_invalid_text_is_damage_too(holdfast_home: Path, running: Author) -> None:
-    """SQLite says which column; it is no server that does not answer."""
+    """SQLite names the column; it is not an unreachable server."""
     damage(holdfast_home, "UPDATE job SET name = CAST(x'ff41' AS TEXT)")
     assert running.job.name
     history = History.open(f"sqlite:///{holdfast_home / 'history.db'}", create=False)

@@ -1,4 +1,4 @@
-"""`holdfast drain`: what it writes and tells, what the table of nodes shows of it, and every way in which it cannot be."""
+"""`holdfast drain`: what it records and shows, the table of nodes, and every way in which it is refused."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.cli.written_history import Author
 
 
 def node(here: Command, name: str, *words: str) -> dict[str, Any]:
-    """Return what `holdfast nodes` tells programs of a node."""
+    """Return a node from the JSON output of `holdfast nodes`."""
     listed = json.loads(here("nodes", "--json", *words).stdout)["nodes"]
     return next(dict(one) for one in listed if one["name"] == name)
 
 
 def test_a_drain_cordons_a_node_until_it_is_cancelled(here: Command, book: History) -> None:
-    """Said again it is another time, and no second hold; the table shows who, why and until when."""
+    """A second drain changes the time and adds no cordon; the table shows owner, reason and end."""
     assert book is not None
     done = here("drain", "node-1", "--in", "20m", "--reason", "new fan")
     assert (done.returncode, done.stderr) == (0, "")
@@ -41,7 +41,7 @@ def test_a_drain_cordons_a_node_until_it_is_cancelled(here: Command, book: Histo
 
 
 def test_cancelling_a_drain_keeps_other_cordons(here: Command, book: History) -> None:
-    """A person's hold stays, and the node out."""
+    """A person's cordon stays, and the node is not used."""
     assert book is not None
     here("nodes", "hold", "node-1", "--reason", "a look")
     here("drain", "node-1")

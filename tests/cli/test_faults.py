@@ -19,7 +19,7 @@ OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen 
 
 
 def a_fault(author: Author, **evidence: str) -> FaultRecord:
-    """Return the end of a worker for which there is no better kind."""
+    """Return the exit of a worker that has no more specific kind."""
     return FaultRecord(
         job_id=author.job.id, at=1.0, kind="worker-exit-code", recommended_action="restart", subject="rank 1 on n0", blame="process",
         node="n0",
@@ -40,7 +40,7 @@ def test_faults_lists_and_filters(here: Command) -> None:
 
 
 def test_faults_show_explains_one_kind(here: Command) -> None:
-    """To people and to programs; a kind that the flow sees shows the evidence it is seen by."""
+    """As text and as JSON; a kind that the controller detects shows its evidence."""
     text = here("faults", "show", "gpu-off-bus").stdout
     for words in ("gpu-off-bus: A GPU", "evict", "replace the node", "healthy", "pcie-device-gone:"):
         assert words in text
@@ -50,7 +50,7 @@ def test_faults_show_explains_one_kind(here: Command) -> None:
 
 
 def test_a_kind_is_found_by_what_logs_call_it_though_devices_show_it_too(here: Command) -> None:
-    """Whoever has an Xid 79 in a log looks for it by that."""
+    """A user with an Xid 79 in a log searches for that."""
     assert "gpu-off-bus" in here("faults", "--words", "xid 79").stdout
     text = here("faults", "show", "gpu-off-bus").stdout
     assert "(Xid 79) (evict: " in text
@@ -67,7 +67,7 @@ def test_a_kind_is_found_by_what_logs_call_it_though_devices_show_it_too(here: C
     ],
 )
 def test_an_unknown_filter_value_is_refused(here: Command, option: str, given: str, known: str) -> None:
-    """An empty list would say that there are no such faults."""
+    """An empty list would suggest that there are no such faults."""
     for more in ([], ["--json"]):
         done = here("faults", option, given, *more)
         assert done.returncode == 2
@@ -76,7 +76,7 @@ def test_an_unknown_filter_value_is_refused(here: Command, option: str, given: s
 
 
 def test_a_kind_that_does_not_exist_names_the_nearest(here: Command) -> None:
-    """Exit status 2, as for every mistake of a person."""
+    """Exit status 2, as for every user error."""
     done = here("faults", "show", "gpu-of-bus")
     assert done.returncode == 2
     assert "Did you mean gpu-off-bus" in done.stderr
@@ -117,7 +117,7 @@ def test_classify_reads_a_file_and_standard_input(holdfast_home: Path, tmp_path:
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", ">&- 2>&-"])
 def test_a_closed_input_or_output_is_no_accident(holdfast_home: Path, tmp_path: Path, closed: str) -> None:
-    """Daemons start programs so. Nothing is told where nobody listens, and a closed input is named."""
+    """Daemons start programs that way. A closed output gets nothing, and a closed input is named."""
     (tmp_path / "said").write_text(f"hello\n{OFF_BUS}\n")
     source = closed if "<" in closed else f"{closed} < {tmp_path / 'said'}"
     command = f"{shlex.join(PROGRAM)} classify - {source}"

@@ -56,7 +56,7 @@ class Prometheus:
     log: Path
 
     def ask(self, path: str, **parameters: object) -> Any:
-        """Return the data of an answer; an error of Prometheus fails the test with its words."""
+        """Return the data of an answer; an error of Prometheus fails the test with its message."""
         status, _, body = fetch(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}")
         answer = json.loads(body)
         assert (status, answer["status"], answer.get("warnings")) == (200, "success", None), (parameters, body)
@@ -68,7 +68,7 @@ class Prometheus:
         return found
 
     def value(self, query: str) -> float | None:
-        """Return the one value of *query* now; nothing where it has none."""
+        """Return the single value of *query* now, or None."""
         found = self.now(query)
         assert len(found) < 2, (query, found)
         return float(found[0]["value"][1]) if found else None
@@ -80,7 +80,7 @@ class Prometheus:
         return found
 
     def shows(self, panel: dict[str, Any]) -> Series:
-        """Return what a panel of the dashboard shows: of the past minute, or of now where that is what it asks for."""
+        """Return what a panel of the dashboard shows: of the past minute, or now for an instant query."""
         return [
             series for target in panel["targets"] for series in (self.now if target.get("instant") else self.range)(shown(target["expr"]))
         ]
@@ -305,7 +305,7 @@ def test_incidents_are_marked_where_they_happened(recorded: Recorded) -> None:
 
 
 def test_every_rule_is_evaluated(recorded: Recorded) -> None:
-    """Without an error; those whose condition holds fire, or wait for it to hold long enough."""
+    """Without an error; those whose condition is true fire, or wait until it has been true long enough."""
     rules = [rule for group in recorded.prometheus.ask("rules")["groups"] for rule in group["rules"]]
     assert len(rules) == len(re.findall("- alert:", RULES.read_text()))
     assert {(rule["name"], rule["health"]) for rule in rules} == {(rule["name"], "ok") for rule in rules}
@@ -319,14 +319,14 @@ def test_every_rule_is_evaluated(recorded: Recorded) -> None:
 
 @pytest.mark.parametrize("words", [("check", "rules", str(RULES)), ("test", "rules", str(Path(__file__).with_name("alerts_test.yaml")))])
 def test_alerts_fire_when_they_should(words: tuple[str, ...]) -> None:
-    """By promtool: the rules are well-formed, and each fires in time, with words that name job or node, and for nothing else."""
+    """By promtool: the rules are well-formed, each fires in time with a text that names job or node, and never otherwise."""
     done = subprocess.run([programs()[1], *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not [line for line in done.stderr.splitlines() if "FAILED" in line]
 
 
 def test_each_alert_is_tested() -> None:
-    """No rule comes without a test of when it fires."""
+    """Every rule has a test of when it fires."""
     tests = Path(__file__).with_name("alerts_test.yaml").read_text()
     assert not {name for name in re.findall(r"alert: (\w+)", RULES.read_text()) if name not in tests}
 
@@ -351,7 +351,7 @@ def test_queries_ask_for_metrics_that_there_are(book: History) -> None:
 
 
 def test_queries_name_the_states_that_there_are() -> None:
-    """Each matcher names all states in which a job holds no nodes, or trains: one that is new or renamed would look like a hang."""
+    """Each matcher names all states in which a job has no nodes, or trains: a new or renamed one would look like a hang."""
     ends, trains = {state.lower() for state in TERMINAL | {State.SUSPENDED}}, {"running", "migrating"}
     named = {frozenset(found.split("|")) for query in queries() for found in re.findall(r'holdfast_job_state\{state[=!~]+"([^"]+)"', query)}
     assert named == {frozenset(ends), frozenset(trains), frozenset(ends | trains), frozenset({"failed"})}

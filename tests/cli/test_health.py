@@ -1,4 +1,4 @@
-"""`holdfast health`: this machine as it is, and with GPUs of a stand-in library that fail between two looks."""
+"""`holdfast health --local`: this machine, and GPUs of a stand-in library that fail between two checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.readers.conftest import built
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have this machine seem to have two healthy GPUs; return the file that says otherwise."""
+    """Simulate two healthy GPUs on this machine; return the file that changes them."""
     folder, state = tmp_path / "library", tmp_path / "state"
     folder.mkdir()
     state.touch()
@@ -26,13 +26,13 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_this_machine_is_checked_and_unknown_signals_are_listed(holdfast: Command) -> None:
-    """Faults or none, the status says which; where there is no GPU, that is told as not seen and not as healthy."""
+    """The exit status shows whether there are faults; a machine without GPUs lists them as unknown, not as healthy."""
     done = holdfast("health", "--local", "--json")
     told = json.loads(done.stdout)
     acting = [fault for fault in told["faults"] if fault["recommended_action"] != "record"]
     assert done.returncode == bool(acting), done.stdout
     assert unpacked(NodeReading, told["reading"]).node == told["node"] == os.uname().nodename
-    assert ("gpus.gpus" in told["blind"]) == ("blind" in told["reading"]["gpus"]["gpus"])
+    assert ("gpus.gpus" in told["unknown"]) == ("blind" in told["reading"]["gpus"]["gpus"])
 
 
 def test_a_fault_is_shown_with_evidence_and_cure(holdfast: Command, stand_in: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_file_without_a_reading_is_refused(here: Command, tmp_path: Path, text
 
 
 def test_the_target_of_a_check_is_required(here: Command) -> None:
-    """There is one machine that it can look at, for now."""
+    """Either a cluster or this machine."""
     done = here("health")
     assert done.returncode == 2
     assert "--local" in done.stderr

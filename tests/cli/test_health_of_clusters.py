@@ -1,4 +1,4 @@
-"""`holdfast health CLUSTER_FILE`: real SSH servers, what changed since the look before, and every mess with its cure."""
+"""`holdfast health CLUSTER_FILE`: real SSH servers, changes since the last check, and every invalid file with its cure."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.waiting import wait_until
 
 
 def test_nodes_over_ssh_are_checked_and_changes_are_shown(holdfast: Command, site: Site, tmp_path: Path) -> None:
-    """A node that is off is unreachable, one with a strange key is unknown, and neither is told twice."""
+    """A node that is off is unreachable, one with an unknown key is unknown, and neither is reported twice."""
     site.node("well")
     off = site.node("off")
     site.node("strange", known=False)
     name = described(site, tmp_path, misses=1)
     first = holdfast("health", name, "--json")
     told = {one["node"]: one for one in json.loads(first.stdout)["nodes"]}
-    assert told["strange"]["verdict"] == "unknown"
+    assert told["strange"]["health"] == "unknown"
     assert "unknown host key" in told["strange"]["reason"]
-    assert told["well"]["verdict"] == told["off"]["verdict"], "both are this machine"
-    assert told["well"]["verdict"] in {"ok", "degraded", "unhealthy"}
+    assert told["well"]["health"] == told["off"]["health"], "both are this machine"
+    assert told["well"]["health"] in {"ok", "degraded", "unhealthy"}
 
     off.stop()
     done = holdfast("health", name)
@@ -41,25 +41,25 @@ def test_nodes_over_ssh_are_checked_and_changes_are_shown(holdfast: Command, sit
     assert done.stdout.count("(last seen ") >= len(told["off"]["evidence"]), "what it was found with before it fell silent is of then"
     listed = json.loads(holdfast("nodes", name, "--json").stdout)
     assert {(one["status"], one["agent"]) for one in listed["nodes"]} == {(None, None)}, "no agent is there to be asked"
-    health = {one["name"]: one["health"]["verdict"] for one in listed["nodes"]}
-    assert health == {"well": told["well"]["verdict"], "off": "unreachable", "strange": "unknown"}
+    health = {one["name"]: one["health"]["status"] for one in listed["nodes"]}
+    assert health == {"well": told["well"]["health"], "off": "unreachable", "strange": "unknown"}
 
 
 def test_nodes_of_this_machine_are_checked_once(here: Command, tmp_path: Path) -> None:
-    """Each tells the same; one that is switched off does not answer."""
+    """All have the same findings; one that is switched off does not answer."""
     (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 3\n")
     LocalNodes("small", cluster_directory("small"), 3).power_off("node-2")
     told = json.loads(here("health", "cluster.yaml", "--json").stdout)
-    verdicts = {one["node"]: one["verdict"] for one in told["nodes"]}
+    verdicts = {one["node"]: one["health"] for one in told["nodes"]}
     assert verdicts["node-0"] == verdicts["node-1"] != "unreachable"
     assert verdicts["node-2"] == "unreachable"
-    assert told["nodes"][0]["blind"] == told["nodes"][1]["blind"]
+    assert told["nodes"][0]["unknown"] == told["nodes"][1]["unknown"]
     assert here("health", "cluster.yaml", "--json").returncode == 1
     assert "unreachable" in here("nodes", "cluster.yaml").stdout
 
 
 def test_a_first_check_shows_no_changes(here: Command, tmp_path: Path) -> None:
-    """Where no node was known before, nothing has changed."""
+    """Without an earlier check nothing has changed."""
     (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 2\n")
     LocalNodes("small", cluster_directory("small"), 2).power_off("node-1")
     first = here("health", "cluster.yaml").stdout
@@ -120,7 +120,7 @@ UNSEEN = {
 
 @pytest.mark.parametrize("case", UNSEEN)
 def test_nodes_that_cannot_be_checked_are_unknown(case: str, here: Command, tmp_path: Path) -> None:
-    """And not unhealthy; the status is 1, as nobody knows that they are well."""
+    """And not unhealthy; the exit status is 1, as their health is unknown."""
     text, reason, more = UNSEEN[case]
     (tmp_path / "cluster.yaml").write_text(text + "misses: 1\n")
     done = here("health", "cluster.yaml")
@@ -135,7 +135,7 @@ def test_nodes_that_cannot_be_checked_are_unknown(case: str, here: Command, tmp_
     [(["cluster.yaml", "--local"], "name what to check"), (["cluster.yaml", "--since", "x"], "belongs to `--local`")],
 )
 def test_conflicting_options_are_refused(arguments: list[str], words: str, here: Command) -> None:
-    """Before anything is looked at."""
+    """Before anything is checked."""
     done = here("health", *arguments)
     assert done.returncode == 2
     assert words in done.stderr

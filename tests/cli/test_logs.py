@@ -47,7 +47,7 @@ def test_the_last_lines_of_every_rank_are_shown_with_its_node(here: Command, run
 def test_a_log_that_is_followed_shows_lines_as_they_come_until_the_job_ends(
     here: Command, running: Author, book: History, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line is shown when it is whole, once, and the last ones before it ends."""
+    """Each complete line is shown once, and the last ones before the command exits."""
     log = write(job_directory("gpt-small") / "logs", rank_0="one\ntw") / "rank-0.log"
     done = []
     reader = threading.Thread(target=lambda: done.append(here("logs", "--rank", "0", "--follow")))
@@ -77,7 +77,7 @@ def reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildTran
 
 
 def test_logs_of_other_machines_come_through_their_gates(here: Command, running: Author, reach: ChildTransport, tmp_path: Path) -> None:
-    """Of one node all that it may have written, of ranks that went elsewhere too, and nothing of others with whom it shares a folder."""
+    """All logs of one node, also of ranks that have left it, and none of nodes that share its folder."""
     folder = write(tmp_path / "hf/jobs/gpt-small/logs", rank_0="far away\n", rank_2="went elsewhere\n", rank_7="of an earlier job\n")
     (folder / "secret.txt").write_text("hunter2")
     assert here("logs", "--rank", "0").stdout == "far away\n"
@@ -91,7 +91,7 @@ def test_logs_of_other_machines_come_through_their_gates(here: Command, running:
 
 
 def test_a_shared_folder_is_recognized(tmp_path: Path) -> None:
-    """By what it is mounted from; other folders are told apart, and one that is not there is nobody's."""
+    """By its mount; other folders are distinguished, and a missing one is not shared."""
     (tmp_path / "other").mkdir()
     assert place_of(tmp_path) == place_of(tmp_path / "other" / "..") != place_of(tmp_path / "other")
     assert not place_of(tmp_path / "missing")
@@ -108,7 +108,7 @@ broken
     ("job", "name"), [("gpt-small", "../../x"), ("gpt-small", "secret.txt"), ("../x", "rank-0.log"), ("a/b", "rank-0.log")]
 )
 def test_a_proxy_serves_only_logs_of_jobs(job: str, name: str, reach: ChildTransport, tmp_path: Path) -> None:
-    """Whatever path is asked for."""
+    """Whatever path is requested."""
     write(tmp_path / "hf/jobs/gpt-small/logs", rank_0="far away\n")
     (tmp_path / "hf/jobs/gpt-small/logs/secret.txt").write_text("hunter2")
     nodes = RemoteNodes(Boxes(str(tmp_path / "hf")), reach)

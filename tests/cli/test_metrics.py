@@ -1,4 +1,4 @@
-"""What Prometheus is told, as it reads it: by its own parser, over its own protocol."""
+"""The metrics as Prometheus reads them: by its own parser, over its own protocol."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EVIL = 'a"b\\c\nd{e="f"} 1'
 
 
 def parsed(told: str) -> dict[str, Metric]:
-    """Return the families in *told*, as Prometheus' own client reads them."""
+    """Return the families in the text, parsed by Prometheus' own client."""
     return {family.name: family for family in text_string_to_metric_families(told)}
 
 
@@ -175,13 +175,13 @@ def test_every_counter_of_a_job_begins_at_zero(book: History) -> None:
 
 
 def test_a_job_that_ended_long_ago_is_not_exported(here: Command, book: History) -> None:
-    """Names that nobody uses any more would stay in Prometheus for ever."""
+    """Unused names would stay in Prometheus."""
     filled.three_incidents(book)
     assert "bytes-gpt" not in here("metrics").stdout
 
 
 def test_an_absent_history_exports_nothing(here: Command) -> None:
-    """On a fresh machine everything is zero or not there, and each family says what it is."""
+    """On a new machine everything is zero or absent, and each family has its description."""
     done = here("metrics")
     assert done.returncode == 0
     families = parsed(done.stdout)
@@ -218,7 +218,7 @@ def test_programs_get_the_same_as_json(here: Command, running: Author) -> None:
 
 
 def test_the_textfile_is_complete_and_readable(here: Command, running: Author, tmp_path: Path) -> None:
-    """For the user of node_exporter, and nothing is left beside it; where it cannot be written that is said."""
+    """For the user of node_exporter, without leftovers; an unwritable file is reported."""
     path = tmp_path / "out" / "holdfast.prom"
     path.parent.mkdir()
     path.write_text("older")
@@ -263,7 +263,7 @@ def listening(pid: int) -> set[str]:
 
 
 def test_prometheus_is_answered_on_the_loopback(served: tuple[subprocess.Popen[str], str], book: History, holdfast_home: Path) -> None:
-    """What happened since the last scrape is told; other paths and other methods are refused; a damaged history makes the target down."""
+    """Changes since the last scrape are exported; other paths and methods are refused; a damaged history makes the target down."""
     child, url = served
     assert url.startswith("http://127.0.0.1:")
     assert {one.partition(":")[0] for one in listening(child.pid)} == {"0100007F"}
@@ -336,7 +336,7 @@ def test_a_request_has_a_total_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_file_for_node_exporter_follows_no_link(here: Command, running: Author, tmp_path: Path) -> None:
-    """Its folder is one that others may write to; what they have laid out there stays as it is."""
+    """Others may write to its folder; their links are not followed."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     for name in (f".holdfast.prom.{os.getpid()}", "holdfast.prom"):

@@ -1,4 +1,4 @@
-"""A person's word about a node, at the command line: what it does, who said it, and every way in which it cannot be."""
+"""A person's request about a node: its effect, its owner, and every way in which it is refused."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def taken_out(history: History, node: str) -> None:
 
 
 def service(here: Command, node: str) -> dict[str, Any]:
-    """Return what `holdfast nodes` tells programs of a node."""
+    """Return the service state of a node from the JSON output of `holdfast nodes`."""
     listed = json.loads(here("nodes", "--json").stdout)["nodes"]
     return next(dict(one["service"]) for one in listed if one["name"] == node)
 
 
 def test_the_table_has_state_owner_reason_and_end(here: Command, book: History) -> None:
-    """Of what programs and persons hold; columns in which nothing stands are left out."""
+    """Of cordons by programs and people; empty columns are left out."""
     assert "BY" not in here("nodes").stdout.splitlines()[0].split()
     taken_out(book, "node-1")
     assert here("nodes", "hold", "node-2", "--reason", "new fan", "--for", "2h").returncode == 0
@@ -57,7 +57,7 @@ def test_the_table_has_state_owner_reason_and_end(here: Command, book: History) 
 
 
 def test_each_command_changes_the_state_of_the_node(here: Command, book: History) -> None:
-    """Over a quarantine: what the program held is there again once the person's hold is lifted."""
+    """Over a quarantine: the program's quarantine is in force again once the person's hold is lifted."""
     taken_out(book, "node-1")
     for words, moved in (
         (["hold", "node-1", "--reason", "a look"], "quarantined -> held (hold 2"),
@@ -75,7 +75,7 @@ def test_each_command_changes_the_state_of_the_node(here: Command, book: History
 
 
 def test_json_output_has_the_same_content(here: Command) -> None:
-    """`--json` may stand before the word or after it."""
+    """`--json` may precede or follow the command."""
     told = json.loads(here("nodes", "hold", "node-0", "--reason", "fan", "--json").stdout)
     assert (told["before"], told["state"], told["hold"], told["until"]) == ("healthy", "held", 1, None)
     assert json.loads(here("nodes", "--json", "release", "node-0", "--reason", "done").stdout)["state"] == "healthy"
@@ -109,7 +109,7 @@ def test_an_impossible_request_is_refused_with_state_and_cure(case: str, here: C
 
 
 def test_a_file_of_a_cluster_is_still_listed(here: Command, tmp_path: Path) -> None:
-    """With or without the word; a node of it is named by `--cluster`."""
+    """With or without `list`; `--cluster` selects the cluster of a node."""
     (tmp_path / "hold.yaml").write_text("name: small\nnodes: 2\n")
     assert here("nodes", "hold.yaml").stdout == here("nodes", "list", "hold.yaml").stdout
     assert here("nodes", "hold", "node-1", "--reason", "fan", "--cluster", "hold.yaml").returncode == 0

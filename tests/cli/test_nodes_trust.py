@@ -1,4 +1,4 @@
-"""`holdfast nodes trust`: real SSH servers show their keys, and a person's word is what makes them known."""
+"""`holdfast nodes trust`: real SSH servers show their keys, which become known after confirmation."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.waiting import wait_until
 
 
 def fingerprint(site: Site, node: str) -> str:
-    """Return the fingerprint of a node's key as OpenSSH says it."""
+    """Return the fingerprint of a node's key as OpenSSH prints it."""
     told = subprocess.run(["ssh-keygen", "-lf", site.nodes[node].key], check=True, capture_output=True, text=True)
     return told.stdout.split()[1]
 
 
 def machines(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Return what was told of each machine, by its node."""
+    """Return the JSON record of each machine, by its node."""
     return {one["nodes"][0] if one["is_node"] else "jump": one for one in json.loads(done.stdout)["machines"]}
 
 
 def test_a_key_is_added_after_confirmation(site: Site, tmp_path: Path, holdfast_home: Path) -> None:
-    """They see the fingerprint that the machine's own console shows; the file is theirs alone, and OpenSSH reads it."""
+    """The fingerprint is the one on the machine's console; the file is private, and OpenSSH reads it."""
     node = site.node("one", known=False)
     site.known_hosts.unlink()
     described(site, tmp_path)
@@ -52,7 +52,7 @@ def test_a_key_is_added_after_confirmation(site: Site, tmp_path: Path, holdfast_
 
 
 def test_without_a_terminal_no_key_is_added(holdfast: Command, site: Site, tmp_path: Path) -> None:
-    """Keys are shown and not added; `--yes` adds them, after a last line that somebody left without an end; looks work then."""
+    """Keys are shown and not added; `--yes` adds them, after a last line without a newline; health checks work then."""
     site.node("one", known=False)
     site.node("two", known=False)
     site.known_hosts.write_text("# mine")
@@ -69,11 +69,11 @@ def test_without_a_terminal_no_key_is_added(holdfast: Command, site: Site, tmp_p
     assert site.known_hosts.read_text().startswith("# mine\n[")
     told = {look["node"]: look for look in json.loads(holdfast("health", name, "--json").stdout)["nodes"]}
     assert "unknown host key" in told["two"]["reason"]
-    assert told["one"]["verdict"] != "unknown"
+    assert told["one"]["health"] != "unknown"
 
 
 def test_a_changed_key_is_never_added(holdfast: Command, site: Site, tmp_path: Path) -> None:
-    """Whoever answers there may be somebody in between."""
+    """It may be an attack."""
     node = site.node("one")
     node.stop()
     node.key.unlink()
@@ -88,7 +88,7 @@ def test_a_changed_key_is_never_added(holdfast: Command, site: Site, tmp_path: P
 
 
 def test_jump_hosts_come_first_and_then_what_lies_behind(holdfast: Command, site: Site, tmp_path: Path) -> None:
-    """Nobody is asked through a machine that is not trusted."""
+    """No connection goes through an untrusted machine."""
     gate, inner = site.node("gate", known=False), site.node("inner", known=False)
     hosts = [{"name": "inner", "address": inner.address, "port": inner.port}]
     name = described(site, tmp_path, hosts=hosts, jump=[f"{gate.address}:{gate.port}"])
@@ -104,7 +104,7 @@ def test_jump_hosts_come_first_and_then_what_lies_behind(holdfast: Command, site
 
 
 def test_untrustworthy_keys_are_reported_with_the_cure(holdfast: Command, site: Site, tmp_path: Path) -> None:
-    """A node that is off, clones with one key, a file that cannot be written, a name that is none, nodes without keys."""
+    """A node that is off, clones with one key, an unwritable file, an unknown name, nodes without keys."""
     one, clone, off = site.node("one"), site.node("clone", known=False), site.node("off", known=False)
     off.stop()
     clone.stop()

@@ -28,7 +28,7 @@ TEAMS = f"https://prod-1.westus.logic.azure.com:443/workflows/{'6' * 32}/trigger
 def test_an_impossible_notification_is_refused_with_the_cure(
     here: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
 ) -> None:
-    """Before anything is asked of a server."""
+    """Before any request to a server."""
     monkeypatch.setenv("PREFECT_HOME", "/nowhere")
     refused = here("notify", *words)
     assert refused.returncode == 2
@@ -36,7 +36,7 @@ def test_an_impossible_notification_is_refused_with_the_cure(
 
 
 def test_a_server_that_is_away_is_named(here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to look at."""
+    """With what to check."""
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     refused = here("notify", "list")
     assert refused.returncode == 2
@@ -82,7 +82,7 @@ def test_an_address_that_nothing_can_be_sent_to_is_refused_before_it_is_kept(add
     ],
 )
 def test_an_address_is_kept_in_the_block_type_that_matches(address: str, block_type: str, generic: bool) -> None:  # noqa: FBT001 (a table)
-    """What Prefect has no block type for is kept in the one that passes any address on to Apprise, and said to be."""
+    """An address without a block type of its own is kept in the one that passes any on to Apprise, and that is shown."""
     block = block_of(address)
     assert block.get_block_type_slug() == block_type
     assert is_generic(block, address) is generic

@@ -1,4 +1,4 @@
-"""Text on a terminal: lines that fit, and words that stay whole."""
+"""Text on a terminal: lines that fit, broken between words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of the command line, and what they cost."""
+"""The commands, their help, and what they import."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself_with_an_example(name: str) -> None:
-    """A sentence that is whole in the list of commands, an example, a help for each option."""
+    """A short help that is not cut in the list of commands, an example, a help for each option."""
     command = app.commands[name]
     text = command.get_help(
         click.Context(command, info_name=f"holdfast {name}", **app.context_settings)
@@ -38,7 +38,7 @@ def test_every_command_explains_itself_with_an_example(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "demo"])
 def test_every_command_has_json_output(name: str) -> None:
-    """`--json` is a switch; that of the demo names a file. A word that does nothing by itself leaves it to those below."""
+    """`--json` is a flag; that of the demo names a file. A group leaves it to its commands."""
     command = app.commands[name]
     below = isinstance(command, click.Group) and not command.invoke_without_command
     for one in command.commands.values() if below and isinstance(command, click.Group) else [command]:
@@ -84,7 +84,7 @@ def test_no_reader_loads_torch_or_prefect(arguments: list[str], holdfast: Comman
 
 
 def test_a_mistyped_command_gets_a_suggestion(holdfast: Command) -> None:
-    """Exit status 2, as for every mistake of a person."""
+    """Exit status 2, as for every user error."""
     done = holdfast("valdiate")
     assert done.returncode == 2
     assert "Did you mean 'validate'?" in done.stderr

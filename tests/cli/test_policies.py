@@ -1,4 +1,4 @@
-"""`holdfast policy`: what a policy does, what is wrong with a file, and how decisions came about."""
+"""`holdfast policy`: what a policy does, the problems of a file, and how decisions were made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MINE = "based_on: patient\nrecommended_actions: {gpu-off-bus: restart}\nfrequent
 
 @pytest.mark.parametrize("name", NAMED)
 def test_a_named_policy_is_shown_rule_by_rule_and_marks_nothing(here: Command, name: str) -> None:
-    """Each rule in words, none by its Python."""
+    """Each rule in English, none by its Python."""
     text = here("policy", "show", name).stdout
     for rule in NAMED[name].rules:
         assert f"{type(rule).__name__}: " in text
@@ -30,7 +30,7 @@ def test_a_named_policy_is_shown_rule_by_rule_and_marks_nothing(here: Command, n
 
 
 def test_without_a_name_the_usual_policy_is_shown(here: Command) -> None:
-    """And the others are named."""
+    """And the others are listed."""
     done = here("policy", "show")
     assert done.stdout == here("policy", "show", "balanced").stdout
     assert "patient, aggressive" in done.stderr
@@ -122,7 +122,7 @@ def test_explain_names_what_it_cannot_find(here: Command, running: Author) -> No
 
 
 def test_an_incident_that_passed_by_itself_was_not_decided_about(here: Command, running: Author) -> None:
-    """It says so."""
+    """The output says so."""
     running.write(
         Incident(
             job_id=running.job.id, number=9, kind="worker-stopped", subject="rank 1 on n0", fault_at=1.0, detected_at=1.0,
@@ -133,7 +133,7 @@ def test_an_incident_that_passed_by_itself_was_not_decided_about(here: Command, 
 
 
 def test_what_was_decided_about_slow_ranks_is_explained_with_its_sum(here: Command, running: Author) -> None:
-    """For people and programs; a replay tells what another policy makes of it."""
+    """As text and JSON; a replay shows what another policy decides."""
     assert "No rank of job 'gpt-small' was found to slow the others down." in here("policy", "explain", "slow").stderr
     slow = StragglerCase(now=running.job.at, kind="straggler-gpu", rank=1, node="n0", step=0.4, lost=0.1, remaining=2_000, spares=("n3",))
     weighed = NAMED["aggressive"].slowness(slow)

@@ -30,7 +30,7 @@ def job(book: History, tmp_path: Path) -> Author:
 
 @pytest.fixture
 def files(job: Author, tmp_path: Path) -> list[dict[str, Any]]:
-    """Write what the ranks of its pipeline told."""
+    """Write the profiles of the ranks of its pipeline."""
     found = told.pipeline_files(recorded("interleaved", 4, 8))
     told.write(tmp_path / "checkpoints", *found)
     return found

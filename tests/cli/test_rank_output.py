@@ -65,7 +65,7 @@ def read(holdfast_home: Path) -> Iterator[Read]:
 
 
 def test_lines_of_this_job_are_shown_once_wherever_the_rank_goes(read: Read) -> None:
-    """Not those of an earlier job of the same name, nor what Holdfast writes itself; a line without an end comes with the job's."""
+    """Not those of an earlier job of the same name, nor Holdfast's own; an unfinished line is shown when the job ends."""
     read.begin(job="before")
     read.write("old\n")
     read.output.follow(read.job, MEMBERS)
@@ -83,7 +83,7 @@ def test_lines_of_this_job_are_shown_once_wherever_the_rank_goes(read: Read) -> 
 
 
 def test_output_before_the_first_poll_is_shown(read: Read) -> None:
-    """A rank that says much at its start, behind a long log of an earlier job."""
+    """Of a rank that writes much at its start, after a long log of an earlier job."""
     read.begin(job="before")
     read.write("old\n" * 200_000)
     read.begin()
@@ -111,7 +111,7 @@ def test_after_reattaching_only_new_output_is_shown(read: Read) -> None:
 
 
 def test_too_much_output_is_cut_and_delays_nothing(read: Read) -> None:
-    """Thirty megabytes at once, and nobody who takes lines meanwhile: a bounded number waits, the last ones arrive, the gap is told."""
+    """Thirty megabytes at once without a reader: a bounded number of lines waits, the last ones arrive, the gap is shown."""
     read.output.follow(read.job, MEMBERS)
     read.begin()
     read.write("first\n")
@@ -137,7 +137,7 @@ def test_an_endless_line_takes_bounded_memory(read: Read) -> None:
 
 
 def test_no_rank_is_read_if_none_is_requested(read: Read) -> None:
-    """Nor is a thread begun."""
+    """And no thread is started."""
     read.output = RankOutput(frozenset())
     read.begin()
     read.write("line\n")

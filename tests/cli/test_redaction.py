@@ -51,7 +51,7 @@ password => 'qq'
 
 @pytest.mark.parametrize("line", SHAPES.strip().splitlines())
 def test_a_secret_is_hidden_whatever_shape_it_has(line: str) -> None:
-    """All of it, and the next fact in the line stays, as does what is no secret when it is read again."""
+    """All of it; the next value in the line stays, and a second pass changes nothing."""
     told = Redactor().text(line)
     assert "qq" not in told
     assert "***" in told
@@ -81,12 +81,12 @@ def test_a_secret_is_hidden_whatever_shape_it_has(line: str) -> None:
     ],
 )
 def test_harmless_text_is_not_redacted(harmless: str) -> None:
-    """A log that is all stars helps nobody."""
+    """A log full of stars is useless."""
     assert Redactor().text(harmless) == harmless
 
 
 def test_a_known_secret_is_hidden_in_every_form() -> None:
-    """Within JSON, within an address; a short one where it stands alone, and a word of a setting nowhere."""
+    """Within JSON, within a URL; a short one only as a separate word, and a value of a setting never."""
     redactor = Redactor()
     redactor.learn_environment({"DB_PASS": 'a"b/c d', "PIN_PASSWORD": "abc", "WITH_TOKEN": "true", "A_KEY": "no"})
     told = redactor.text(json.dumps({"said": json.dumps('got a"b/c d')}) + " x=a%22b%2Fc%20d abc abcd true no")
@@ -94,7 +94,7 @@ def test_a_known_secret_is_hidden_in_every_form() -> None:
 
 
 def test_slurm_gets_no_variable_named_like_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps the environment of a job in files of its own: by the one list of names that bundles go by too."""
+    """Slurm stores the environment of a job in files: the list of names is the one of bundles."""
     secret = ["MYSQL_PWD", "DB_PASS", "SITE_PRIVATE_KEY", "WANDB_API_KEY", "X_TOKEN", "SENTRY_DSN"]
     place = ["HOLDFAST_HISTORY", "SSH_AUTH_SOCK", "PREFECT_API_URL", "SLURM_JOB_ID"]
     kept = ["TOKENIZERS_PARALLELISM", "PWD", "NCCL_DEBUG", "HOLDFAST_HOME"]
@@ -107,5 +107,5 @@ def test_slurm_gets_no_variable_named_like_a_secret(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("run", [*RUNS, "key", "--token ", "- ", "token_", "password: ", "a://", "machine a ", "pass"])
 def test_a_text_costs_in_proportion_to_its_length(run: str) -> None:
-    """A log of a megabyte, or one line of it, may repeat a word of a secret's name and give it no value."""
+    """A log of a megabyte, or one line of it, may repeat the name of a secret without a value."""
     assert growth(Redactor().text, run) < MOST

@@ -1,4 +1,4 @@
-"""What status, history and show tell of a job."""
+"""The output of status, history and show."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_status_lists_what_runs_and_only_that(here: Command, running: Author, bo
 
 
 def test_an_empty_history_is_no_error(here: Command) -> None:
-    """A fresh machine has nothing to tell, and says how to start; nothing is created by looking."""
+    """A new machine has no jobs; the hint says how to start one, and nothing is created."""
     for command in ("status", "history"):
         done = here(command)
         assert (done.returncode, done.stdout) == (0, "")
@@ -40,7 +40,7 @@ def test_an_empty_history_is_no_error(here: Command) -> None:
 
 
 def test_status_shows_one_job_in_detail(here: Command, running: Author, book: History) -> None:
-    """State and why, generation, nodes, step, loss, rate, checkpoint, open incident, which process of which host steers."""
+    """State and reason, generation, nodes, step, loss, rate, checkpoint, open incident, process and host of the controller."""
     acquire(book, running.job, holder="the flow of this test")
     text = here("status", "gpt-small").stdout
     for words in (
@@ -59,7 +59,7 @@ def test_status_shows_one_job_in_detail(here: Command, running: Author, book: Hi
 
 
 def test_status_shows_unhealthy_nodes(here: Command, running: Author, book: History) -> None:
-    """Those of the job that are so now; not those that it has left, and not what was thought long ago."""
+    """Present nodes of the job with fresh results; not those that it has left, and no old results."""
     now = time.time()
     cluster = running.job.cluster["name"]
     told = {
@@ -75,7 +75,7 @@ def test_status_shows_unhealthy_nodes(here: Command, running: Author, book: Hist
 
 
 def test_status_shows_staleness_and_cost_of_snapshots(here: Command, running: Author) -> None:
-    """To people in words, to programs in numbers: as the ranks of the newest generation told."""
+    """As text and as numbers, as the ranks of the newest generation reported."""
     assert "memory      none yet" in here("status", "gpt-small").stdout
     assert json.loads(here("status", "gpt-small", "--json").stdout)["snapshots"] is None
     running.snapshots(2, step=149)
@@ -105,7 +105,7 @@ def test_status_explains_a_missing_snapshot(here: Command, running: Author) -> N
 
 
 def test_a_job_without_recorded_snapshots_shows_none(here: Command, book: History) -> None:
-    """It has ended, and nobody has kept a record."""
+    """It has ended, and there is no record."""
     old = Author(book, "old", time.time() - 100)
     old.generation(1, {"n0": [0, 1]}, seconds=0.5)
     old.steps(1, 10, generation=1, seconds=1)
@@ -160,7 +160,7 @@ def test_a_checkpoint_found_corrupt_is_not_the_newest(here: Command, running: Au
 
 
 def test_the_last_step_is_that_of_the_newest_generation(here: Command, running: Author) -> None:
-    """One that has not said yet inherits it."""
+    """One that has not reported it yet inherits it."""
     running.generation(4, {"n0": [0, 1]}, seconds=44, until=None)
     assert json.loads(here("status", "gpt-small", "--json").stdout)["until"] == 10_000
 
@@ -238,7 +238,7 @@ def test_show_quotes_a_complete_traceback(here: Command, running: Author) -> Non
 
 
 def test_show_quotes_a_traceback_once(here: Command, running: Author, book: History) -> None:
-    """Each fault that it speaks for names it; a page of the same text hides what differs."""
+    """Each fault that it belongs to refers to it; repeated text would hide the differences."""
     incident = queries.incidents(book, running.job.id)[2]
     (fault,) = queries.faults(book, incident_id=incident.id)
     running.write(FaultRecord(**{**fault.model_dump(), "id": "f" * 24, "kind": "user-error", "at": fault.at + 1}))
@@ -248,7 +248,7 @@ def test_show_quotes_a_traceback_once(here: Command, running: Author, book: Hist
 
 
 def test_nodes_shows_present_and_recorded_states(here: Command, running: Author) -> None:
-    """A fresh local cluster has nodes without agents; the history may hold something against one."""
+    """A new local cluster has nodes without agents; the history may have cordons of one."""
     running.node("node-1", "excluded", "hangs too often", seconds=20)
     done = here("nodes")
     assert done.returncode == 0
@@ -262,7 +262,7 @@ def test_nodes_shows_present_and_recorded_states(here: Command, running: Author)
 
 
 def test_a_report_is_written_to_the_given_file(here: Command, running: Author) -> None:
-    """The path is all that is said."""
+    """The output is its path."""
     done = here("report", "gpt-small", "-o", "page.html")
     assert done.returncode == 0, done.stderr
     page = Path(done.stdout.strip())
@@ -270,7 +270,7 @@ def test_a_report_is_written_to_the_given_file(here: Command, running: Author) -
 
 
 def test_without_steps_the_status_names_the_logs(here: Command, book: History) -> None:
-    """A script that knows nothing of Holdfast trains as well: who watches is not left waiting for a step. A new job gets its moment."""
+    """A script without Holdfast's API trains as well, and reports no steps. A new job gets time to report the first."""
     author = Author(book, "plain", time.time() - 60)
     author.move("RUNNING", "all 2 rank(s) are at work", seconds=1)
     words = "use `holdfast.session` or `holdfast.heartbeat`; `holdfast logs plain --follow` shows"
@@ -280,7 +280,7 @@ def test_without_steps_the_status_names_the_logs(here: Command, book: History) -
 
 
 def test_the_history_marks_incidents_and_counts_repeated_notes(holdfast: Command, running: Author) -> None:
-    """Begin and end of each incident stand out; eleven notes of one cause are one line with the time of the last."""
+    """Begin and end of each incident are marked; eleven notes of one cause are one line with the time of the last."""
     for number in range(11):
         running.record_event(f"rank 1 on n0 (host-overloaded): watched; staying costs {15 + number} ms a step", seconds=20 + number)
     lines = holdfast("history", "gpt-small").stdout.splitlines()

@@ -105,7 +105,7 @@ def contents(path: Path) -> dict[str, str]:
 
 
 def leaks(texts: dict[str, str]) -> list[tuple[str, str]]:
-    """Return which secret stands where."""
+    """Return which secret is in which file."""
     return [(name, which) for name, text in texts.items() for which, secret in SECRETS.items() if secret in text]
 
 
@@ -239,7 +239,7 @@ def test_a_node_that_names_logs_without_end_costs_only_some_of_its_own(tmp_path:
 
 
 def test_only_so_many_logs_are_in_memory_as_are_soon_written() -> None:
-    """However many there are; each comes with what was asked for, in order."""
+    """Whatever their number; each has its request, in order."""
     begun: list[int] = []
 
     def act(number: int) -> int:
@@ -257,7 +257,7 @@ def test_only_so_many_logs_are_in_memory_as_are_soon_written() -> None:
 def test_it_works_where_much_is_broken(  # noqa: PLR0917 (fixtures)
     here: Command, holdfast_home: Path, book: History, running: Author, tmp_path: Path, damage: str
 ) -> None:
-    """What cannot be had is told, and the rest is there."""
+    """What is unavailable is listed, and the rest is there."""
     folder = holdfast_home / "jobs" / "gpt-small"
     folder.mkdir(parents=True)
     (folder / "flow.log").write_bytes(b"\xff\xfe half a line")

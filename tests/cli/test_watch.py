@@ -33,7 +33,7 @@ SECONDS = 30
 
 @pytest.fixture
 def screen(running: Author) -> Iterator[Callable[..., Terminal]]:
-    """Follow the job on a terminal, until the first picture stands."""
+    """Follow the job on a terminal, until the first picture is complete."""
     opened: list[Terminal] = []
 
     def start(columns: int = 80, lines: int = 24) -> Terminal:
@@ -66,7 +66,7 @@ def ended(terminal: Terminal) -> int:
 
 
 def test_a_job_without_incidents_is_polled_less_often(running: Author, book: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cores are for training; while something is being recovered people want to see it at once."""
+    """Polls take time from training; during a recovery people want to see it at once."""
     polls: list[float] = []
     real = JobFollower.poll
 
@@ -125,7 +125,7 @@ LONG_NOTE = (
 def test_no_word_is_broken_and_no_line_too_long(
     columns: int, lines: int, screen: Callable[..., Terminal], running: Author, book: History
 ) -> None:
-    """Events, notes, the panel and the summary: a long text goes on below, a note after two lines in the history."""
+    """Events, notes, the panel and the summary: a long text is wrapped, a note cut after two lines."""
     terminal = screen(columns, lines)
     now = time.time() - running.zero
     running.incident(4, "cuda-uncorrectable-ecc", "rank 2 on gpu-node-with-a-long-name-17", seconds=now)
@@ -188,7 +188,7 @@ def _is_wide(terminal: Terminal, columns: int) -> bool:
 
 
 def test_what_happens_scrolls_by_above_the_picture(screen: Callable[..., Terminal], running: Author) -> None:
-    """A new incident is told when it comes."""
+    """A new incident is shown when it occurs."""
     terminal = screen()
     running.incident(4, "worker-sigbus", "rank 2 on n2", seconds=time.time() - running.zero)
     wait_until(
@@ -199,7 +199,7 @@ def test_what_happens_scrolls_by_above_the_picture(screen: Callable[..., Termina
 
 
 def test_the_end_leaves_the_terminal_as_it_was(screen: Callable[..., Terminal], running: Author, book: History) -> None:
-    """Cursor and echo are back, the summary stands, the status is the job's."""
+    """Cursor and echo are restored, the summary stays, the status is the job's."""
     terminal = screen()
     assert not terminal.echoes()
     end(running, book)
@@ -223,7 +223,7 @@ def test_ctrl_c_ends_the_watching_and_nothing_else(screen: Callable[..., Termina
 
 
 def test_a_termination_leaves_the_terminal_as_it_was(screen: Callable[..., Terminal]) -> None:
-    """SIGTERM is no reason to leave the cursor hidden."""
+    """SIGTERM must not leave the cursor hidden."""
     terminal = screen()
     os.kill(terminal.pid, signal.SIGTERM)
     assert ended(terminal) == 143
@@ -240,7 +240,7 @@ def test_a_terminal_that_goes_away_ends_the_watching(screen: Callable[..., Termi
 
 @pytest.mark.parametrize("size", [{}, {"COLUMNS": "80", "LINES": "24"}], ids=["asked", "exported"])
 def test_a_terminal_that_goes_away_ends_a_watching_that_ignores_the_signal_too(running: Author, size: dict[str, str]) -> None:
-    """With SIGHUP ignored, the next picture finds nobody there, also where the shell exports the size and it changes no more."""
+    """With SIGHUP ignored, the next draw fails, also where the shell exports the size and it changes no more."""
     with Terminal(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *FOLLOW], environment(**size)) as terminal:
         wait_until(terminal.newest_frame, seconds=SECONDS, explain=lambda: terminal.text)
         terminal.hang_up()
@@ -300,7 +300,7 @@ def test_a_failed_job_shows_its_traceback(running: Author, book: History) -> Non
 
 
 def test_a_history_that_goes_away_ends_no_watching(running: Author, book: History) -> None:
-    """The watcher says so once and goes on when it is back."""
+    """The watcher shows it once and continues when the history is back."""
     child = subprocess.Popen(FOLLOW, env=environment(), stdout=subprocess.PIPE, text=True)
     assert child.stdout
     child.stdout.readline()
@@ -325,7 +325,7 @@ def test_following_an_ended_job_shows_its_end(running: Author, book: History) ->
 
 
 def test_the_curve_of_the_loss_spans_its_own_range() -> None:
-    """Lowest and highest block for lowest and highest loss; a dot for one that is no number."""
+    """Lowest and highest block for lowest and highest loss; a dot for NaN."""
     assert sparkline([4.0, 3.0, 2.0, 1.0], 10) == "█▆▃▁"
     assert sparkline([1.0, float("nan"), None, 2.0], 10) == "▁··█"
     assert sparkline([1.0, 1.0], 10) == "▁▁"

@@ -93,13 +93,13 @@ class Author:
         )
 
     def checkpoint(self, step: int, *, seconds: float, problem: str | None = None) -> None:
-        """Write a checkpoint, or trouble with one."""
+        """Write a checkpoint, or a problem with one."""
         row = Checkpoint(job_id=self.job.id, at=self.zero + seconds, step=step, generation=1, path=f"/somewhere/step-{step}", seconds=0.1)
         row.problem, row.reason = problem, "checksum differs" if problem else ""
         self.write(row)
 
     def snapshots(self, generation: int, *, step: int, replica_step: int | None = None) -> None:
-        """Write what a generation told just now of its snapshots in memory."""
+        """Write what a generation just reported of its in-memory snapshots."""
         costs: dict[str, Any] = {"copied_s": 2.0, "overlapped_s": 1.9, "cost_s": 0.2, "trained_s": 40.0}
         row = Snapshots(
             job_id=self.job.id, generation=generation, at=time.time(), step=step, age_steps=1, age_s=0.1, interval_steps=1, **costs
@@ -148,7 +148,7 @@ class Author:
         return one
 
     def lease(self, lease: Lease) -> None:
-        """Write who steers the job."""
+        """Write who controls the job."""
         self.write(lease)
 
     def node(self, name: str, status: str, reason: str, *, seconds: float) -> None:
@@ -157,7 +157,7 @@ class Author:
 
 
 def a_verdict(incident: Incident, weight: float) -> IncidentDiagnosis:
-    """Return what was weighed of an incident: a GPU that explains it, and a kill beside it."""
+    """Return the hypotheses of an incident: a GPU that explains it, and a kill."""
     seen = {"at": incident.fault_at, "source": "kernel log on n1", "subject": "node n1", "quote": "NVRM: Xid 79"}
     killed = {"kind": "worker-sigkill", "count": 1, "subjects": ["rank 5 on n2"]}
     gpu = {

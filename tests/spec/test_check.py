@@ -1,4 +1,4 @@
-"""What a job asks of the machine and of the cluster."""
+"""What a job needs from the machine and the cluster."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_review_reports_bad_fields_and_missing_files_together(tmp_path: Path) 
 
 
 def test_a_cluster_file_goes_before_the_cluster_in_the_job_file(tmp_path: Path) -> None:
-    """The command line has the last word, and its file is reviewed too."""
+    """The command line takes precedence, and its file is reviewed too."""
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text("name: a\nscript: train.py\nnodes: {wanted: 9}\ncluster: {nodes: 2}\ncheckpoint: {directory: c}\n")
     (tmp_path / "big.yaml").write_text("nodes: 9\n")
@@ -96,13 +96,13 @@ def on_hosts(nodes: str, tmp_path: Path) -> list[str]:
     ],
 )
 def test_a_job_selects_nodes_by_labels(nodes: str, wrong: list[str], tmp_path: Path) -> None:
-    """Too few that fit are told before anything starts."""
+    """Too few matching nodes are reported before anything starts."""
     assert [one.partition(": ")[2] for one in on_hosts(nodes, tmp_path)] == wrong
 
 
 @pytest.fixture
 def in_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a job file that names no cluster, inside of a Slurm job, with none of Slurm's commands on PATH."""
+    """Give a job file without a cluster, within a Slurm job, without Slurm's commands on PATH."""
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text("name: a\nscript: train.py\ncheckpoint: {directory: c}\n")
     monkeypatch.setenv("SLURM_JOB_ID", "123")
@@ -111,7 +111,7 @@ def in_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_job_without_a_cluster_does_not_run_on_a_slurm_batch_host(in_slurm: Path) -> None:
-    """It is rejected where the allocation cannot be used, and uses it where it can; only who says so gets this host alone."""
+    """It is refused where the allocation cannot be used, and uses it otherwise; only an explicit cluster selects this host alone."""
     draft = review(in_slurm / "job.yaml")
     (problem,) = draft.problems
     assert (draft.cluster, problem.field) == (None, "cluster")

@@ -18,7 +18,7 @@ from holdfast.spec import LocalCluster, load_cluster, load_job
 
 
 def problems_of(path: Path) -> dict[str, Problem]:
-    """Return what `load_job` says against the file, by field."""
+    """Return the problems that `load_job` finds in the file, by field."""
     with pytest.raises(BadFile) as refused:
         load_job(path)
     found = refused.value.problems
@@ -156,7 +156,7 @@ def test_a_training_script_is_not_run_by_mistake(file: Any, tmp_path: Path) -> N
 
 
 def test_a_path_that_is_not_a_file_is_reported(tmp_path: Path, file: Any) -> None:
-    """Missing (with the nearest name), a folder, a pipe, a device, an ending that says nothing."""
+    """Missing (with a similar name), a folder, a pipe, a device, an unknown suffix."""
     file("name: a\nscript: b\n", "job.yaml")
     os.mkfifo(tmp_path / "pipe.yaml")
     assert problems_of(tmp_path / "jbo.yaml")["file"].cure == "Did you mean 'job.yaml'?"
@@ -182,7 +182,7 @@ QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthC
 
 
 def load_all(path: Path) -> None:
-    """Read *path* both ways; anything but `BadFile` is a failure, and its words can be printed."""
+    """Read *path* both ways; anything but `BadFile` is a failure, and its message can be printed."""
     for load in (load_job, load_cluster):
         with contextlib.suppress(BadFile):
             try:

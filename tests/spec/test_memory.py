@@ -1,4 +1,4 @@
-"""What a user may write about copies in memory, and what nodes are told of it."""
+"""Settings of in-memory snapshots, and what nodes receive of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_sizes_are_parsed(text: object, size: int | None) -> None:
 
 @pytest.mark.parametrize("text", ["much", "", "-1GB", -1, True, None, [], "1..2GB", "GB", 1.5, "1e9", "9" * 30, 2**70])
 def test_an_invalid_size_is_refused_with_the_cure(text: object) -> None:
-    """The message shows how to write one; an empty field is no limit."""
+    """The message shows how to write one; an empty field means no limit."""
     if text is None:
         return
     with pytest.raises(ValidationError) as refused:

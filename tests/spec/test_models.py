@@ -28,12 +28,12 @@ FIELDS = [(part, name) for model in (TrainingJob, LocalCluster) for part in part
 
 @pytest.mark.parametrize(("part", "name"), FIELDS, ids=lambda value: value if isinstance(value, str) else value.__name__)
 def test_every_field_explains_itself(part: type[BaseModel], name: str) -> None:
-    """The Prefect UI shows the description beside the field."""
+    """The Prefect UI shows the description with the field."""
     assert (part.model_fields[name].description or "").endswith(".")
 
 
 def test_a_form_shows_defaults_that_it_may_send_back() -> None:
-    """Every default in the schema is a value that the model takes, durations as people write them."""
+    """Every default in the schema is a value that the model accepts, durations as text."""
     limits = TrainingJob.model_json_schema()["$defs"]["Limits"]["properties"]
     shown = {name: field["default"] for name, field in limits.items()}
     assert shown["first_step"] == "30m"
@@ -97,7 +97,7 @@ def test_a_job_that_names_no_least_never_shrinks() -> None:
     ids=repr,
 )  # fmt: skip
 def test_what_no_job_can_be_is_refused(wrong: dict[str, Any]) -> None:
-    """Each change alone spoils a job that is fine without it."""
+    """Each change alone invalidates a valid job."""
     right = {"name": "a", "script": "b.py"}
     TrainingJob.model_validate(right)
     with pytest.raises(ValidationError):

@@ -1,4 +1,4 @@
-"""Policy files: every problem with its field, line and cure; what they do not say is the base's, and what the job says goes first."""
+"""Policy files: every problem with its field, line and cure; missing values are the base's, and the job's take precedence."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_all_problems_have_line_and_cure(file: Any) -> None:
     ],
 )
 def test_an_invalid_policy_is_refused_without_a_traceback(file: Any, text: str | bytes, name: str, reason: str) -> None:
-    """A file that an editor has just emptied is not a policy of its own."""
+    """An empty file is not a policy."""
     _, problems = review_policy(file(text, name))
     assert any(reason in problem.reason for problem in problems), problems
     assert all(problem.cure for problem in problems)
@@ -127,7 +127,7 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_kind_that_ends_a_rank_needs_a_recovery() -> None:
-    """A stall may: its ranks live. What asks for nothing anyway may stay so."""
+    """A stall does not: its ranks live. Kinds that need no action may stay so."""
     ends = {kind for kind in CATALOGUE if belongs(kind, "stops-the-job") and not belongs(kind, "stall")}
     ends -= {kind for kind in ends if CATALOGUE[kind].recommended_action in NO_ACTION_NEEDED}
     assert {"worker-sigkill", "node-lost", "worker-exception"} <= ends
@@ -139,7 +139,7 @@ def test_a_kind_that_ends_a_rank_needs_a_recovery() -> None:
 
 
 def test_the_numbers_that_the_descriptions_name_are_those_in_force() -> None:
-    """What is empty is what stands behind *else*."""
+    """An empty value is the one after *else*."""
     common, frequent, flapping = NAMED["balanced"].noting
     parts = {"common": common, "frequent": frequent, "flapping": flapping, "budget": RecoveryBudget(), "deadlines": PolicyTimeouts()}
     for part, values in parts.items():
@@ -165,7 +165,7 @@ def test_the_job_overrides_the_policy_and_that_its_base(file: Any) -> None:
 
 
 def test_a_job_names_a_policy_or_a_file_next_to_the_job_file(tmp_path: Path) -> None:
-    """Other words are refused with the nearest name."""
+    """Other names are refused with a suggestion."""
     job_file = tmp_path / "job.yaml"
     beside, below = str(tmp_path / "mine.yaml"), str(tmp_path / "sub" / "mine.yml")
     for said, means in (("patient", "patient"), ("mine.yaml", beside), ("sub/mine.yml", below)):
@@ -177,7 +177,7 @@ def test_a_job_names_a_policy_or_a_file_next_to_the_job_file(tmp_path: Path) -> 
 
 
 def test_a_job_with_a_bad_policy_file_is_refused_with_the_files_problems(tmp_path: Path) -> None:
-    """`holdfast validate` and `holdfast run` tell them as the job's."""
+    """`holdfast validate` and `holdfast run` report them with the job's."""
     (tmp_path / "b.py").write_text("")
     (tmp_path / "mine.yaml").write_text("recommended_actions: {gpu-of-bus: evict}\nactions: [shrnk]\n")
     (tmp_path / "job.yaml").write_text("name: a\nscript: b.py\npolicy: mine.yaml\n")

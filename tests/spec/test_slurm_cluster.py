@@ -43,7 +43,7 @@ def cluster(tmp_path: Path, text: str) -> SlurmCluster:
     ],
 )
 def test_problems_have_field_and_cure(tmp_path: Path, text: str, field: str, words: str) -> None:
-    """Before Slurm is asked for anything."""
+    """Before any request to Slurm."""
     with pytest.raises(BadFile) as told:
         cluster(tmp_path, text)
     (problem,) = told.value.problems

@@ -23,7 +23,7 @@ def cluster(tmp_path: Path, text: str) -> SshCluster:
 
 
 def test_what_is_left_out_is_filled_in(tmp_path: Path) -> None:
-    """From the cluster, or from who runs this; files are seen from the cluster's own folder."""
+    """From the cluster, or from the current user; files are relative to the cluster's folder."""
     text = "hosts: [a, {name: b, address: '::1', port: 2222, user: root, key: other, jump: []}]\nkey: id\njump: [gate, me@inner:22022]\n"
     a, b = targets_of(cluster(tmp_path, text), lambda: "runner")
     key = str(tmp_path / "id")
@@ -96,7 +96,7 @@ def test_an_error_is_reported_with_place_and_cure(tmp_path: Path, text: str, fie
 
 
 def test_a_range_expands_to_nodes(tmp_path: Path) -> None:
-    """As Slurm writes them; each with its address, and all with what is said of the range."""
+    """As Slurm writes them; each with its address, and all with the fields of the range."""
     text = """
 hosts: ["gpu[008-010]", {name: "cpu-[1,3-4].lab", address: "10.0.3.[7-9]", port: 2222, domain: rack-b}, alone]
 maintenance: [{domains: [rack-b], begins: 2026-12-01 22:00}, {nodes: ["gpu[008-009]"], begins: 2026-12-02 22:00}]
@@ -110,7 +110,7 @@ maintenance: [{domains: [rack-b], begins: 2026-12-01 22:00}, {nodes: ["gpu[008-0
 
 
 def test_two_ranges_in_a_name_expand_to_their_product(tmp_path: Path) -> None:
-    """As racks with hosts, and their addresses; the last range is gone through first."""
+    """As racks with hosts, and their addresses; the last range varies fastest."""
     made = cluster(tmp_path, "hosts: [{name: 'rack[1-2]-gpu[08-10].lab', address: '10.0.[1-2].[8-10]'}]\n")
     assert made.names == [f"rack{rack}-gpu{gpu}.lab" for rack in "12" for gpu in ("08", "09", "10")]
     assert [one.endpoint.address for one in targets_of(made, lambda: "me")] == [
@@ -125,7 +125,7 @@ def test_a_network_may_be_written_by_any_address_in_it(tmp_path: Path) -> None:
 
 
 def test_kinds_are_distinguished(tmp_path: Path) -> None:
-    """In files, in a job's file, and as the history has them; without a word of it a cluster is local."""
+    """In files, in a job's file, and in the history; without `kind` a cluster is local."""
     assert isinstance(cluster_of({"nodes": 2}), LocalCluster)
     made = cluster_of({"kind": "ssh", "hosts": ["a"]})
     assert cluster_of(made.model_dump(mode="json")) == made
@@ -136,7 +136,7 @@ def test_kinds_are_distinguished(tmp_path: Path) -> None:
 
 
 def test_hosts_without_a_kind_are_those_of_ssh(tmp_path: Path) -> None:
-    """Whoever forgets `kind` is told of it, and not to remove the hosts."""
+    """The cure is to add `kind`, not to remove the hosts."""
     (tmp_path / "c.yaml").write_text("hosts: [a, b]\nkey: id\n")
     with pytest.raises(BadFile) as refused:
         load_cluster(tmp_path / "c.yaml")
@@ -144,7 +144,7 @@ def test_hosts_without_a_kind_are_those_of_ssh(tmp_path: Path) -> None:
 
 
 def test_one_address_behind_two_gates_is_two_machines(tmp_path: Path) -> None:
-    """Sites use private addresses again; and several servers of one machine have ports of their own."""
+    """Sites reuse private addresses; and several servers on one machine have separate ports."""
     text = (
         "hosts: [{name: a, address: 10.0.0.1, jump: g1}, {name: b, address: 10.0.0.1, jump: g2}, {name: c, address: 10.0.0.1, port: 23}]\n"
     )
@@ -152,7 +152,7 @@ def test_one_address_behind_two_gates_is_two_machines(tmp_path: Path) -> None:
 
 
 def test_a_large_cluster_fits_into_the_parameters_of_a_flow() -> None:
-    """Prefect takes half a megabyte: of each host only what is said is handed over, and what is said to be nothing."""
+    """Prefect accepts half a megabyte: of each host only the fields that are set are passed, empty ones included."""
     said = [{"name": f"gpu{n:04}", "address": f"n{n:04}.example.org", "domain": "rack-a", "jump": []} for n in range(4096)]
     made = cluster_of({"kind": "ssh", "hosts": said})
     told = made.model_dump(mode="json")

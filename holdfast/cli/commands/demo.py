@@ -57,7 +57,7 @@ class Proof:
 
     @property
     def bit_equal(self) -> bool:
-        """Tell whether both runs ended with equal parameters and had equal losses at every step."""
+        """Return whether both runs ended with equal parameters and had equal losses at every step."""
         return self.parameters and self.losses and self.steps == STEPS
 
 

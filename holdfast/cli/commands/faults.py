@@ -27,7 +27,7 @@ class FaultFilter:
     blame: str | None = None
 
     def includes(self, one: FaultKind) -> bool:
-        """Tell whether *one* matches."""
+        """Return whether *one* matches."""
         exact = ("area", "component", "recommended_action", "blame")
         text = f"{one.id} {one.title} {one.source} {one.action} {one.in_logs}".lower()
         return all(getattr(self, name) in (None, getattr(one, name)) for name in exact) and all(

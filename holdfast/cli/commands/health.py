@@ -95,11 +95,11 @@ def _row(health: HealthAssessment) -> list[str]:
 def _node_record(checkup: Checkup, health: HealthAssessment) -> dict[str, Any]:
     return {
         "node": health.node,
-        "verdict": health.status,
+        "health": health.status,
         "since": health.since,
         "reason": health.reason,
         "evidence": [_finding_record(one) for one in health.findings],
-        "blind": checkup.unseen(health.node),
+        "unknown": checkup.unseen(health.node),
         "seconds": checkup.probes[health.node].seconds,
     }
 
@@ -126,7 +126,7 @@ def check_machine(since: Path | None, *, deadline: float, as_json: bool) -> int:
     now = read_node(os.uname().nodename, seconds=deadline)
     faults, unknown = judge(now, before), list(unknown_signals(now))
     if as_json:
-        echo_json({"node": now.node, "faults": [_fault_record(one) for one in faults], "blind": dict(unknown), READING: packed(now)})
+        echo_json({"node": now.node, "faults": [_fault_record(one) for one in faults], "unknown": dict(unknown), READING: packed(now)})
     else:
         if faults:
             rows = [(one.kind, one.entry.recommended_action, f"{one.quote}\n-> {one.entry.action}") for one in faults]

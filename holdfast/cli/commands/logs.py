@@ -58,7 +58,7 @@ class LogFilter:
     """All logs on this node; None: the log of each rank on its present node."""
 
     def includes(self, name: str) -> bool:
-        """Tell whether the log *name* is of a requested rank."""
+        """Return whether the log *name* is of a requested rank."""
         return not self.ranks or name in {f"rank-{rank}.log" for rank in self.ranks}
 
 
