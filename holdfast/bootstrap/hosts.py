@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 from holdfast.bootstrap.wheel import NodeWheel
 from holdfast.cluster.ssh.connector import Connector, Target
+from holdfast.cluster.ssh.deadlines import cut_at
 from holdfast.cluster.ssh.interpreter import SshInterpreter
 from holdfast.probe.remote import bundle
 from holdfast.probe.remote.program import NoAnswer, NodeUnreachable, RemoteProgram
@@ -118,7 +119,7 @@ class Hosts:
     def _install(self, target: Target, on_stage: OnStage) -> dict[str, Any]:
         connection = self._connector.open(target, time.monotonic() + LOGIN_SECONDS)
         try:
-            with self._connector.watchdog.over(time.monotonic() + LOGIN_SECONDS + INSTALL_SECONDS, connection.cut):
+            with cut_at(time.monotonic() + LOGIN_SECONDS + INSTALL_SECONDS, connection.cut):
                 until = time.monotonic() + LOGIN_SECONDS
                 program = RemoteProgram(SshInterpreter(connection, target.python, until), source(), until)
                 question = look_question(self._wheel, target.directory)

@@ -6,6 +6,7 @@ import time
 from typing import Final
 
 from holdfast.cluster.ssh.connector import Connector
+from holdfast.cluster.ssh.deadlines import cut_at
 from holdfast.cluster.ssh.interpreter import SshInterpreter
 from holdfast.probe.burn_in.session import BurnInConnections, BurnInSession
 from holdfast.probe.remote.program import NoAnswer
@@ -49,7 +50,7 @@ class SshBurnInConnections(BurnInConnections):
         connection = self._connector.open(target, time.monotonic() + LOGIN_SECONDS)
         until = time.monotonic() + LOGIN_SECONDS
         try:
-            with self._connector.watchdog.over(until, connection.cut):
+            with cut_at(until, connection.cut):
                 interpreter = SshInterpreter(connection, target.python, until)
         except NoAnswer:
             connection.cut()

@@ -15,8 +15,8 @@ import paramiko
 from paramiko import PKey, Transport
 
 from holdfast.cluster.ssh.credentials import Keys, log_in
+from holdfast.cluster.ssh.deadlines import cut_at, in_time
 from holdfast.cluster.ssh.known_hosts import CERTIFICATE_SUFFIX, KnownHosts, name_in_file
-from holdfast.cluster.ssh.watchdog import Watchdog, in_time
 from holdfast.probe.remote.program import NoAnswer, NodeUnreachable, ProbeFailed
 
 IDLE_SECONDS: Final = 3600.0
@@ -84,8 +84,8 @@ class Connection:
 class Opener:
     """Opens connections with the host keys that the user trusts and the user's own keys."""
 
-    def __init__(self, known: KnownHosts, keys: Keys, watchdog: Watchdog) -> None:
-        self._known, self._keys, self._watchdog = known, keys, watchdog
+    def __init__(self, known: KnownHosts, keys: Keys) -> None:
+        self._known, self._keys = known, keys
 
     def open(self, endpoint: Endpoint, until: float, *, via: Connection | None = None, then: float | None = None) -> Connection:
         """Return a connection to *endpoint* by *until* (monotonic); raise `NodeUnreachable` or `ProbeFailed`.
@@ -95,7 +95,7 @@ class Opener:
         sock = _direct(endpoint, until) if via is None else _through(via, endpoint, until)
         until = until if then is None else then
         try:
-            with self._watchdog.over(until, lambda: _shut(sock)):
+            with cut_at(until, lambda: _shut(sock)):
                 transport = self._start_transport(endpoint, sock, until)
                 try:
                     self._known.check(endpoint.known_as, transport.get_remote_server_key())
@@ -119,7 +119,7 @@ class Opener:
         """Return the key that *endpoint* shows, trusted or not, without a login. Raise `NodeUnreachable` or `ProbeFailed`."""
         sock = _direct(endpoint, until) if via is None else _through(via, endpoint, until)
         try:
-            with self._watchdog.over(until, lambda: _shut(sock)):
+            with cut_at(until, lambda: _shut(sock)):
                 transport = self._start_transport(endpoint, sock, until)
                 key = transport.get_remote_server_key()
                 _end(transport)

@@ -18,7 +18,6 @@ from paramiko import PKey
 from holdfast.cluster.ssh.connection import Connection, Endpoint, Opener
 from holdfast.cluster.ssh.credentials import Keys, own_name
 from holdfast.cluster.ssh.known_hosts import KnownHosts
-from holdfast.cluster.ssh.watchdog import Watchdog
 from holdfast.probe.remote.program import NoAnswer, NodeUnreachable, ProbeFailed
 from holdfast.spec import SshCluster
 
@@ -141,8 +140,7 @@ class Connector:
         self.targets = targets_of(cluster, own_name)
         for endpoint in (endpoint for target in self.targets for endpoint in (target.endpoint, *target.jump_hosts)):
             keys.load(endpoint.key, endpoint.passphrase)
-        self.watchdog = Watchdog()
-        self._opener = Opener(self.known, keys, self.watchdog)
+        self._opener = Opener(self.known, keys)
         self.jumps = Jumps(self._opener)
 
     def open(self, target: Target, until: float, *, then: float | None = None) -> Connection:
@@ -161,6 +159,5 @@ class Connector:
         return self._opener.key_of(endpoint, until, via=self.jumps.to(jump_hosts, until))
 
     def close(self) -> None:
-        """Close the connections to jump hosts, and end the watchdog."""
+        """Close the connections to jump hosts."""
         self.jumps.close()
-        self.watchdog.close()

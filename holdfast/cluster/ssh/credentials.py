@@ -14,7 +14,7 @@ import paramiko
 from paramiko import PKey
 from paramiko.pkey import PublicBlob
 
-from holdfast.cluster.ssh.watchdog import in_time
+from holdfast.cluster.ssh.deadlines import in_time
 from holdfast.errors import UnusableFile
 from holdfast.probe.remote.program import NodeUnreachable, ProbeFailed
 from holdfast.secrets import is_secret_reference, secret

@@ -16,7 +16,7 @@ class SshInterpreter:
     """An interpreter that takes a program over its own channel. Others may run over the same connection."""
 
     def __init__(self, connection: Connection, python: str, until: float) -> None:
-        """Start *python* by *until* (monotonic); raise `NoAnswer`. Starting may hang: the caller needs a watchdog."""
+        """Start *python* by *until* (monotonic); raise `NoAnswer`. Starting may hang: the caller needs `cut_at`."""
         self.python, self._connection = python, connection
         failed = "could not open a session"
         try:

@@ -15,6 +15,7 @@ from detectors.probe_result import NodeProbe, ProbeOutcome, UnansweredProbe
 from detectors.readings import NodeReading
 from holdfast.cluster.ssh.connection import Connection
 from holdfast.cluster.ssh.connector import Connector, Target
+from holdfast.cluster.ssh.deadlines import cut_at
 from holdfast.cluster.ssh.interpreter import SshInterpreter
 from holdfast.probe.readers.local import program, reading_of
 from holdfast.probe.remote.program import NoAnswer, NodeUnreachable, ProbeFailed, RemoteProgram
@@ -121,7 +122,7 @@ class SshSweeper(Sweeper):
         return self._read(node, node.connection, until)
 
     def _read(self, node: NodeConnection, connection: Connection, until: float) -> NodeReading | Unknown:
-        with self._connector.watchdog.over(until + 0.5, connection.cut):  # for the calls without a deadline; the others end by themselves
+        with cut_at(until + 0.5, connection.cut):  # for the calls without a deadline; the others end by themselves
             if node.collector is None or not node.collector.is_alive:
                 interpreter = SshInterpreter(connection, node.target.python, until)
                 node.collector = RemoteProgram(interpreter, program(), until, expected="reading")

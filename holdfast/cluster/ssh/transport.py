@@ -11,6 +11,7 @@ import paramiko
 
 from holdfast.cluster.ssh.connection import Connection
 from holdfast.cluster.ssh.connector import Connector
+from holdfast.cluster.ssh.deadlines import cut_at
 from holdfast.errors import NodeLost, NodeStateUnknown
 from holdfast.probe.remote.program import NodeUnreachable, ProbeFailed, printable
 from holdfast.protocol import PROTOCOL
@@ -77,7 +78,7 @@ class SshTransport:
         except ProbeFailed as error:
             raise NodeStateUnknown(node, str(error)) from error
         try:
-            with self._connector.watchdog.over(then, connection.cut):
+            with cut_at(then, connection.cut):
                 channel = connection.transport.open_session(timeout=max(0.01, then - time.monotonic()))
                 # The node's shell reads this line: the path has no letter that is special to a shell (`Program`).
                 # The protocol is for a node that got a newer Holdfast while this controller runs: the older one is still there.

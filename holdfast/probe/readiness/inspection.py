@@ -16,6 +16,7 @@ from holdfast.bootstrap.wheel import node_wheel
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.cluster.ssh.connection import Connection
 from holdfast.cluster.ssh.connector import Connector, Target
+from holdfast.cluster.ssh.deadlines import cut_at
 from holdfast.cluster.ssh.interpreter import SshInterpreter
 from holdfast.cluster.ssh.transport import SshTransport
 from holdfast.errors import NodeError
@@ -101,7 +102,7 @@ class Inspection:
         try:
             connection = self._connector.open(target, time.monotonic() + LOGIN_SECONDS)
             until = time.monotonic() + LOGIN_SECONDS + 3 * LOOK_SECONDS + TORCH_SECONDS
-            with self._connector.watchdog.over(until, connection.cut):
+            with cut_at(until, connection.cut):
                 self._collect(facts, target, connection)
         except NoAnswer as error:
             if isinstance(error, NodeUnreachable):

@@ -1,0 +1,39 @@
+"""Deadlines of calls that have none of their own."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from holdfast.cluster.ssh.deadlines import cut_at, in_time
+
+LONG = 60.0
+
+
+def test_only_what_is_late_is_cut_off() -> None:
+    """A cut that fails does not affect the others."""
+    cut, ended = list[str](), threading.Event()
+
+    def fails() -> None:
+        cut.append("fails")
+        raise OSError
+
+    now = time.monotonic()
+    with cut_at(now + LONG, lambda: cut.append("never")), cut_at(now + 0.05, ended.set), cut_at(now + 0.01, fails):
+        with cut_at(now + LONG, lambda: cut.append("in time")):
+            pass
+        assert ended.wait(10)
+    assert cut == ["fails"]
+
+
+def test_a_call_without_an_answer_times_out() -> None:
+    """The answer, the error, or neither."""
+    never = threading.Event()
+    assert in_time(LONG, lambda: 5) == 5
+    with pytest.raises(ZeroDivisionError):
+        in_time(LONG, lambda: 1 // 0)
+    with pytest.raises(TimeoutError):
+        in_time(0.01, never.wait)
+    never.set()
