@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from byte_gpt import ByteGPT, Windows, text_of  # type: ignore[import-not-found] # beside this script
+from byte_gpt import ByteGPT, Windows, text_of  # type: ignore[import-not-found] # next to this script
 from torch.utils.data import DataLoader
 
 BATCH = 32

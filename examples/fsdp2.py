@@ -43,11 +43,11 @@ def sharded(model: ByteGPT, mesh: DeviceMesh) -> nn.Module:
     return wrapped
 
 
-def fingerprint_of_all(model: nn.Module, whole: ByteGPT) -> str:
-    """Return the SHA-256 of the parameters, gathered from all shards into the model *whole*."""
+def fingerprint_of_all(model: nn.Module, full_model: ByteGPT) -> str:
+    """Return the SHA-256 of the parameters, gathered from all shards into the model *full_model*."""
     values = {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in model.state_dict().items()}
-    whole.load_state_dict(values)
-    return str(fingerprint(whole))
+    full_model.load_state_dict(values)
+    return str(fingerprint(full_model))
 
 
 def arguments() -> argparse.Namespace:
@@ -76,8 +76,8 @@ def main() -> None:
     holdfast.join()
     ranks = dist.get_world_size()
 
-    whole = ByteGPT(given.width, given.layers, given.heads, given.context)
-    model = sharded(whole, mesh_of(given.replicate))
+    full_model = ByteGPT(given.width, given.layers, given.heads, given.context)
+    model = sharded(full_model, mesh_of(given.replicate))
     optimizer = torch.optim.AdamW(decayed(model, 0.1), lr=given.lr, betas=(0.9, 0.95))
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / 20, total_iters=20)
 

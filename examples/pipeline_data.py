@@ -32,13 +32,13 @@ SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": Schedu
 class Part(nn.Module):
     """Some consecutive layers of a `ByteGPT`, under their names there: checkpoints are those of the complete model."""
 
-    def __init__(self, whole: ByteGPT, layers: list[int]) -> None:
+    def __init__(self, full_model: ByteGPT, layers: list[int]) -> None:
         super().__init__()
-        last = len(whole.blocks) - 1
-        self.embedding = whole.embedding if 0 in layers else None
-        self.blocks = nn.ModuleDict({str(layer): whole.blocks[layer] for layer in layers})
-        self.last_norm = whole.last_norm if last in layers else None
-        self.readout = whole.readout if last in layers else None
+        last = len(full_model.blocks) - 1
+        self.embedding = full_model.embedding if 0 in layers else None
+        self.blocks = nn.ModuleDict({str(layer): full_model.blocks[layer] for layer in layers})
+        self.last_norm = full_model.last_norm if last in layers else None
+        self.readout = full_model.readout if last in layers else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for *x*: byte codes before the first layer, logits after the last."""
@@ -114,13 +114,13 @@ def mean_of_last_stage(losses: list[Tensor], copies: int) -> Tensor:
     return total / copies
 
 
-def fingerprint_of_all(part: Part, whole: ByteGPT) -> str:
+def fingerprint_of_all(part: Part, full_model: ByteGPT) -> str:
     """Return the SHA-256 of the parameters of all stages."""
     found: list[dict[str, Tensor]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(found, part.state_dict())
     for one in found:
-        whole.load_state_dict(one, strict=False)
-    return str(fingerprint(whole))
+        full_model.load_state_dict(one, strict=False)
+    return str(fingerprint(full_model))
 
 
 def arguments() -> argparse.Namespace:
@@ -160,8 +160,8 @@ def main() -> None:
     stages = given.pipeline * a_rank
     mine = range(dist.get_rank(pipeline), stages, given.pipeline)
     layers = [list(range(given.layers * number // stages, given.layers * (number + 1) // stages)) for number in range(stages)]
-    whole = ByteGPT(given.width, given.layers, given.heads, given.context)
-    part = Part(whole, [layer for number in mine for layer in layers[number]])
+    full_model = ByteGPT(given.width, given.layers, given.heads, given.context)
+    part = Part(full_model, [layer for number in mine for layer in layers[number]])
     optimizer = torch.optim.AdamW(decayed(part, 0.1), lr=given.lr, betas=(0.9, 0.95))
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / 20, total_iters=20)
 
@@ -171,7 +171,7 @@ def main() -> None:
     loader = holdfast.Loader(DataLoader(windows, given.batch * copies, sampler=order, drop_last=True))
 
     with holdfast.session(model=part, optimizer=optimizer, schedulers=warmup, data=loader, any_rank=True) as session:
-        wrapped = [session.stabilize_ddp(averaged(Part(whole, layers[number]), data)) for number in mine]
+        wrapped = [session.stabilize_ddp(averaged(Part(full_model, layers[number]), data)) for number in mine]
         own = [stage_of(given, one, number, stages, pipeline) for one, number in zip(wrapped, mine, strict=True)]
         loss_of = Loss()
         schedule = SCHEDULES[given.schedule](own if a_rank > 1 else own[0], given.microbatches, loss_fn=loss_of)
@@ -187,7 +187,7 @@ def main() -> None:
             if session.rank == 0 and session.step == step.number and step.number % given.print_every == 0:
                 print(f"step {step.number}: loss {session.loss:.4f}", flush=True)
 
-        sha = fingerprint_of_all(part, whole)
+        sha = fingerprint_of_all(part, full_model)
     if session.rank == 0:
         print(f"done: {session.step} steps, loss {session.loss}", flush=True)
     if session.rank == 0 and given.result:

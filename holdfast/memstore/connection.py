@@ -24,7 +24,7 @@ PROOF: Final = 32
 LONGEST_MESSAGE: Final = 8 * 2**20
 """JSON of one message: the labels of about ten thousand snapshots."""
 LONGEST_TAIL: Final = 2**30
-"""Tail of a snapshot, which is held in memory while it is received."""
+"""Tail of a snapshot, which is kept in memory while it is received."""
 
 FRAME: Final = struct.Struct("<cQ")
 DATA, TAIL, ABANDON = b"D", b"T", b"A"

@@ -215,7 +215,10 @@ class Session(AbstractContextManager["Session"]):
         link().step = step.number
         if self._recovery is not None:
             self._recovery.begin(step.number)
-        self._check_replicas()
+        shards, world = self._numbered("shards"), World.current()
+        mine = shards.get(str(world.rank), "")
+        if world.size > 1 and (not mine or list(shards.values()).count(mine) > 1):  # other ranks may hold copies of the parameters
+            self._checksums.check(self.step, mine)
         self._take_snapshot()
         if isinstance(self._training.data, Loader):
             self._training.data.begin_step(skip=step.skip)
@@ -231,13 +234,6 @@ class Session(AbstractContextManager["Session"]):
         if self._recovery is not None:
             return self._recovery.numbered(facts)
         return {} if facts == "groups" else self._shards
-
-    def _check_replicas(self) -> None:
-        """Report the checksum of the parameters if it is due and other ranks may hold copies of them."""
-        shards, world = self._numbered("shards"), World.current()
-        mine = shards.get(str(world.rank), "")
-        if world.size > 1 and (not mine or list(shards.values()).count(mine) > 1):
-            self._checksums.check(self.step, mine)
 
     def _take_snapshot(self) -> None:
         """Begin a snapshot of the current state if it is due; it is completed before the step that begins is applied."""

@@ -36,7 +36,7 @@ def section(name: str, limit: float | timedelta | None = None) -> Iterator[None]
     seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
     if seconds is not None and not seconds > 0:
         raise ValueError(f"section '{name}': the limit is {limit!r}, but must be a number of seconds above 0")
-    global _sections_begun  # noqa: PLW0603 (a count of the whole process)
+    global _sections_begun  # noqa: PLW0603 (one count for the process)
     _sections_begun += 1
     link().section(name, seconds, begin=True)
     try:
