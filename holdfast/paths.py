@@ -38,7 +38,7 @@ def own_folder(variable: str, given: str) -> Path:
     except UnicodeEncodeError:
         raise UnusableFolder(variable, ascii(given), "its name is not UTF-8", cure) from None
     except RuntimeError as error:
-        raise UnusableFolder(variable, given, f"{error}".rstrip("."), f"{cure}, by its whole path") from error
+        raise UnusableFolder(variable, given, f"{error}".rstrip("."), f"{cure}, by its full path") from error
     except OSError as error:
         raise UnusableFolder(
             variable, given, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", cure

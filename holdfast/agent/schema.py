@@ -154,7 +154,7 @@ def environments_by(key: str) -> Callable[[Message, str], dict[int, dict[str, st
     return read
 
 
-# -- types of fields: each has its reader beside it -------------------------------------------------------------------------
+# -- types of fields: each with its reader ----------------------------------------------------------------------------------
 
 Count = Annotated[int, integer]
 Positive = Annotated[int, partial(integer, minimum=1)]

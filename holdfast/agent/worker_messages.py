@@ -96,7 +96,7 @@ class StepBatch:
 
 
 class WorkerMessages:
-    """Handles what workers send. The parameters of a message's method, beside the worker, are the fields of the message."""
+    """Handles what workers send. The parameters of a message's method, apart from the worker, are the fields of the message."""
 
     def __init__(
         self,

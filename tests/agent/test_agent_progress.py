@@ -1,4 +1,4 @@
-"""What goes through the agent for the sake of progress: questions and answers, paces, digests, losses that are no numbers."""
+"""Progress of workers through the agent: queries and answers, step timings, checksums, bad losses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ for line in heard:
 
 
 def test_a_query_reaches_the_ranks_and_their_answers_the_controller_but_not_the_event_log(node: Node, flow: Flow) -> None:
-    """Where a rank stood is worth nothing to a flow that comes later."""
+    """A rank's status is worth nothing to a controller that attaches later."""
     flow.prepare(node, [sys.executable, node.script(ANSWERS)])
     flow.start(1, ranks=[0, 1])
     flow.until(lambda: len([one for one in flow.events if one["event"] == "resumed"]) == 2)
@@ -77,7 +77,7 @@ say(t="finished", step=7)
     "pace", ['"slow"', '{"own": 1.0}', '{"own": "x", "talk": 0.0, "data": 0.0}', '{"own": -1.0, "talk": 0.0, "data": 0.0}']
 )
 def test_a_malformed_step_timing_does_no_other_harm(node: Node, flow: Flow, pace: str) -> None:
-    """Workers of another version may say anything."""
+    """Workers of another version may send anything."""
     tells = f"""
 hello()
 say(t="resumed", step=0, path=None)
@@ -92,7 +92,7 @@ time.sleep(600)
 
 
 def test_a_block_with_too_few_steps_does_not_count() -> None:
-    """Steps with a section in them are left out; of a block that has hardly any others nobody can tell what is usual."""
+    """Steps with a section in them are left out; the median of the few others would mean nothing."""
     timings = StepTimings()
     for step in range(1, 4 * BLOCK + 1):
         if not BLOCK < step <= 2 * BLOCK or step > 2 * BLOCK - 4:

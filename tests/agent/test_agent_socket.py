@@ -1,4 +1,4 @@
-"""The agent's socket: whatever anybody sends, the workers go on; an order that cannot be carried out is answered with the cure."""
+"""The agent's socket: whatever is sent, the workers go on; a refused command is answered with what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,21 @@ from holdfast.protocol import MAX_LINE_BYTES, PROTOCOL, connect, encode
 from tests.agent.rig import CLIENT, Flow, Node
 
 # "end" is left out: it means it
-VERBS = ("about", "attach", "ping", "prepare", "port", "start", "stop", "abandon", "regroup", "standby", "drop", "forward", "living")
+COMMAND_NAMES = (
+    "about",
+    "attach",
+    "ping",
+    "prepare",
+    "port",
+    "start",
+    "stop",
+    "abandon",
+    "regroup",
+    "standby",
+    "drop",
+    "forward",
+    "living",
+)
 GROUP_MESSAGES = (
     "groups",
     "broken",
@@ -90,18 +104,18 @@ ANYTHING: some.SearchStrategy[Any] = some.recursive(
     max_leaves=6,
 )
 EPOCH = 3
-"""Of the flow that steers."""
+"""Of the controller that runs the job."""
 
 
 def deposes(facts: dict[str, Any]) -> bool:
-    """Tell whether an order with these facts comes from a newer flow of the same job: that one is to be obeyed from then on."""
+    """Tell whether a command with these facts comes from a newer controller of the same job, which takes over."""
     epoch = facts.get("epoch")
     return isinstance(epoch, int) and epoch > EPOCH
 
 
 ORDERS = some.builds(
     lambda verb, facts: {**facts, "do": verb},
-    some.sampled_from(VERBS) | ANYTHING,
+    some.sampled_from(COMMAND_NAMES) | ANYTHING,
     some.dictionaries(some.sampled_from(FIELDS), ANYTHING).filter(lambda facts: not deposes(facts)),
 )
 SAYINGS = some.builds(
@@ -115,17 +129,17 @@ FUZZ = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCh
 
 @pytest.fixture(scope="module")
 def steered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Flow, int]]:
-    """Give an agent that runs a worker, its flow, and the worker's pid."""
+    """Give an agent that runs a worker, its controller, and the worker's pid."""
     node = Node(tmp_path_factory.mktemp("n")).begin()
     with node.flow(epoch=EPOCH) as flow:
         flow.attach(0)
-        flow.prepare(node, [sys.executable, node.script(PARROT)])
+        flow.prepare(node, [sys.executable, node.script(ECHO)])
         flow.start(1)
         yield node, flow, flow.pid()
     node.end()
 
 
-PARROT = (
+ECHO = (
     CLIENT
     + """
 hello()
@@ -147,19 +161,19 @@ while True:
     os.rename(place + ".now", place + ".done")
 """
 )
-"""A worker that says what is put before it."""
+"""A worker that sends what a file contains."""
 
 
 def unharmed(node: Node, flow: Flow, pid: int) -> None:
-    """Tell that the agent serves its flow and keeps its worker."""
+    """Assert that the agent serves its controller and keeps its worker."""
     told = flow.ok("about", protocol=PROTOCOL)
     assert (told["pid"], told["generation"], told["workers"]) == (node.agent, 1, {"0": pid})
     flow.ok("ping")
     assert is_alive(pid, None)
 
 
-def whisper(node: Node, data: bytes) -> bytes:
-    """Say *data* on a connection of its own; return what the agent answers until it has heard all."""
+def send_alone(node: Node, data: bytes) -> bytes:
+    """Send *data* on a connection of its own; return what the agent answers until it has read all."""
     with connect(node.folder / "agent.sock", seconds=10) as sock:
         with suppress(BrokenPipeError, ConnectionResetError):  # it has heard enough
             sock.sendall(data)
@@ -176,35 +190,35 @@ def whisper(node: Node, data: bytes) -> bytes:
 def test_garbage_harms_nobody(steered: tuple[Node, Flow, int], data: bytes) -> None:
     """Bytes of any kind, whole lines and half ones."""
     node, flow, pid = steered
-    whisper(node, data)
+    send_alone(node, data)
     unharmed(node, flow, pid)
 
 
 @given(lines=some.lists(LINES, min_size=1, max_size=4))
 @FUZZ
 def test_malformed_commands_harm_nobody(steered: tuple[Node, Flow, int], lines: list[bytes]) -> None:
-    """Known and unknown verbs with missing fields and fields of any type: refused, or without effect on the job of another flow."""
+    """Known and unknown commands with missing fields and fields of any type: refused, or without effect on another job."""
     node, flow, pid = steered
     orders = sum("do" in json.loads(line) for line in lines)
-    answers = [json.loads(line) for line in whisper(node, b"".join(lines)).splitlines()]
+    answers = [json.loads(line) for line in send_alone(node, b"".join(lines)).splitlines()]
     assert sum("re" in answer for answer in answers) >= orders
     unharmed(node, flow, pid)
 
 
 @pytest.mark.parametrize("depth", [*range(20, 100, 20), *range(100, 1200, 11)])
 def test_deeply_nested_messages_harm_nobody(steered: tuple[Node, Flow, int], depth: int) -> None:
-    """It is read just within the interpreter's limit, and would meet it when it is handed on, shown or answered."""
+    """It is read just within the interpreter's limit, and would exceed it when it is passed on, shown or answered."""
     node, flow, pid = steered
     deep = b"[" * depth + b"]" * depth
-    whisper(node, b'{"do": "ping", "epoch": %d, "id": %b}\n' % (EPOCH, deep) + b'{"do": "ping", "id": 1, "epoch": %b}\n' % deep)
-    whisper(node, b'{"t": "commit?", "id": %b}\n' % deep)
+    send_alone(node, b'{"do": "ping", "epoch": %d, "id": %b}\n' % (EPOCH, deep) + b'{"do": "ping", "id": 1, "epoch": %b}\n' % deep)
+    send_alone(node, b'{"t": "commit?", "id": %b}\n' % deep)
     unharmed(node, flow, pid)
 
 
 @given(lines=some.lists(LINES, min_size=1, max_size=4))
 @settings(FUZZ, max_examples=60)
 def test_malformed_messages_of_a_worker_harm_nobody(steered: tuple[Node, Flow, int], lines: list[bytes]) -> None:
-    """The same from the mouth of a real worker; what the flow is then told has the types it expects."""
+    """The same from a real worker; what the controller then gets has the types it expects."""
     node, flow, pid = steered
     place = node.work / "script.py.say"
     done = place.with_name("script.py.say.done")
@@ -253,7 +267,7 @@ def test_malformed_messages_of_a_worker_harm_nobody(steered: tuple[Node, Flow, i
 def test_a_refused_command_is_answered_with_what_to_do(steered: tuple[Node, Flow, int], order: dict[str, Any], cure: str) -> None:
     """And changes nothing."""
     node, flow, pid = steered
-    (answer,) = whisper(node, encode({"id": 8, "epoch": 3, **order})).splitlines()
+    (answer,) = send_alone(node, encode({"id": 8, "epoch": 3, **order})).splitlines()
     told = json.loads(answer)
     assert (told["re"], told["ok"]) == (8, False)
     assert cure in told["why"]
@@ -263,14 +277,14 @@ def test_a_refused_command_is_answered_with_what_to_do(steered: tuple[Node, Flow
 def test_garbage_is_answered_with_what_the_socket_takes(steered: tuple[Node, Flow, int]) -> None:
     """A person with a terminal may try it."""
     node, flow, pid = steered
-    assert "This socket takes JSON objects, one a line" in json.loads(whisper(node, b"hello?\n"))["why"]
+    assert "This socket takes JSON objects, one a line" in json.loads(send_alone(node, b"hello?\n"))["why"]
     unharmed(node, flow, pid)
 
 
 def test_a_line_without_end_is_cut_off(steered: tuple[Node, Flow, int]) -> None:
     """It would fill the agent's memory."""
     node, flow, pid = steered
-    assert b"too long" in whisper(node, b"x" * (MAX_LINE_BYTES + (2 << 20)))
+    assert b"too long" in send_alone(node, b"x" * (MAX_LINE_BYTES + (2 << 20)))
     unharmed(node, flow, pid)
 
 
@@ -312,7 +326,7 @@ def test_a_client_that_reads_no_answers_is_disconnected(steered: tuple[Node, Flo
 
 
 def test_more_connections_than_the_agent_serves_do_not_lock_out_those_it_has(steered: tuple[Node, Flow, int]) -> None:
-    """They are turned away at the door; when they go, others may come."""
+    """They are closed at once; when they end, others may connect."""
     node, flow, pid = steered
     crowd: list[socket.socket] = []
     try:
@@ -348,7 +362,7 @@ def test_an_agent_out_of_descriptors_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_command_of_an_older_controller_is_refused(node: Node) -> None:
-    """Its lease has gone to another; the newest one that spoke is obeyed."""
+    """Another controller has its lease; the newest one's commands are carried out."""
     with node.flow(epoch=4) as old, node.flow(epoch=5) as new:
         old.prepare(node, [sys.executable, "-c", "import time; time.sleep(600)"])
         old.start(1)

@@ -1,4 +1,4 @@
-"""What workers tell the agent, and what it answers."""
+"""The messages of workers to the agent, and its answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ time.sleep(600)
 
 
 def test_leave_to_commit_is_given_to_current_workers_while_they_may_live(node: Node, flow: Flow) -> None:
-    """Who is told to stop may save what it has; once it is only waited for the end of a generation, nothing of it counts."""
+    """A worker that is being stopped may save what it has; once its generation is over, nothing of it counts."""
     flow.prepare(node, [sys.executable, node.script(ASK_IN_A_STOP)])
     flow.start(1)
     flow.wait("resumed")
@@ -34,7 +34,7 @@ def test_leave_to_commit_is_given_to_current_workers_while_they_may_live(node: N
 
 
 def test_a_checkpoint_interval_comes_with_the_leave_to_commit_in_its_generation_only(node: Node, flow: Flow) -> None:
-    """It is told until the next generation begins, which says its own; one for another generation is refused."""
+    """It is sent until the next generation begins, which has its own; one for another generation is refused."""
     asks = "\nhello()\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)"
     flow.prepare(node, [sys.executable, node.script(CLIENT + asks + "\nprint(json.dumps(ask(step=1)), flush=True)"), str(node.work / "go")])
     flow.start(1)
@@ -88,7 +88,7 @@ print(json.dumps(ask(step=2)), flush=True)
 
 
 def test_steps_are_logged_before_leave_is_given_to_save_them(node: Node, flow: Flow) -> None:
-    """Else a checkpoint could be newer than the newest step that anybody knows of."""
+    """Otherwise a checkpoint could be newer than the newest recorded step."""
     code = """
 journal = os.path.join(os.path.dirname(os.environ["HOLDFAST_SOCKET"]), "event-log.jsonl")
 hello()
@@ -106,7 +106,7 @@ for step in range(1, 30):
 
 
 def test_every_step_of_rank_0_is_reported_once_with_its_loss(node: Node, flow: Flow) -> None:
-    """Those that follow quickly go together; other ranks' would say the same."""
+    """Those that follow quickly are sent together; other ranks' steps would add nothing."""
     code = """
 hello()
 for step in range(1, 501):
@@ -127,7 +127,7 @@ say(t="finished", step=500)
 
 
 def test_the_last_messages_of_a_worker_come_before_its_end(node: Node, flow: Flow) -> None:
-    """However much it said in its last instant: its exception is the evidence that everything hangs on."""
+    """However much it sent in its last instant: its exception is the evidence for the diagnosis."""
     code = """
 hello()
 for step in range(3000):
@@ -147,7 +147,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_malformed_messages_are_dropped(node: Node, flow: Flow) -> None:
-    """A worker of another make goes on being watched."""
+    """A worker of another version goes on being monitored."""
     code = """
 hello()
 for word in ("mark", "resumed", "section", "saved", "storage_error", "exception", "dance", []):
@@ -171,10 +171,11 @@ time.sleep(600)
 
 
 def test_snapshot_reports_go_to_the_controller_with_the_heartbeats(node: Node, flow: Flow) -> None:
-    """Costs, which are told now and then, stay beside the newest step; the age is by this node's clock; nothing of it is journaled."""
+    """Costs, which are reported now and then, stay with the newest step; the age is by this node's clock; nothing of it is logged."""
     code = """
 hello()
-say(t="beat", step=8, seconds=0.1, snapshot={"step": 7, "at": time.time() - 100, "every": 1, "copied": 2.0, "overlapped": 1.5, "colour": "red"})
+costs = {"every": 1, "copied": 2.0, "overlapped": 1.5, "colour": "red"}
+say(t="beat", step=8, seconds=0.1, snapshot={"step": 7, "at": time.time() - 100, **costs})
 say(t="beat", step=9, seconds=0.1, snapshot={"step": 8, "at": time.time() - 50})
 say(t="beat", step=10, seconds=0.1, snapshot={"step": -1})
 time.sleep(600)
@@ -193,7 +194,7 @@ time.sleep(600)
 
 
 def test_a_generation_begins_without_snapshot_reports(node: Node, flow: Flow) -> None:
-    """What a process said before it was kept for another generation is not that one's."""
+    """What a process reported before it was kept for another generation does not belong to that one."""
     code = 'hello()\nsay(t="beat", step=8, seconds=0.1, snapshot={"step": 7, "at": 1.0})\ntime.sleep(600)'
     flow.prepare(node, [sys.executable, node.script(CLIENT + code)])
     flow.start(1)

@@ -124,7 +124,7 @@ def change_over() -> None:
     number = switch["generation"]
     if rank in prepared["leavers"]:
         put(folder / f"handed-{number}-{rank}", str(step))
-        line.report("left", step=step)
+        line.report("departed", step=step)
         line.flush(2.0)
         sys.exit(0)
     generation = line.generation = number

@@ -143,7 +143,7 @@ def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stag
 @pytest.mark.parametrize(
     ("name", "on", "why"),
     [
-        ("cannot", "if order['do'] == 'regroup': line.report('cannot', generation=order['generation'], why='no copy')", "no copy"),
+        ("cannot", "if order['do'] == 'regroup': line.report('recovery-failed', generation=order['generation'], why='no copy')", "no copy"),
         (
             "newcomer",
             "if joins: raise MemoryError('cannot allocate 140 TB')",
@@ -278,7 +278,7 @@ def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -
 
 def test_a_restart_after_two_ranks_came_to_one_node_starts_them_all(stage: Stage) -> None:
     """The only node that is left holds both after a take-over; when it cannot go on so, both are started anew, on two nodes again."""
-    stuck = "if order['do'] == 'regroup' and order['generation'] == 3: line.report('cannot', generation=3, why='no copy')"
+    stuck = "if order['do'] == 'regroup' and order['generation'] == 3: line.report('recovery-failed', generation=3, why='no copy')"
     play = begun(stage, "crowded", "--on", stuck, nodes={"wanted": 2, "ranks": 1, "standbys": 1})
     stands_by(play)
     home = next(iter(standbys(play))).partition("/")[0]

@@ -49,7 +49,7 @@ class AgentDirectory:
     node: str
     cluster: str
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables that the agent, and all that it starts, gets beside this process's own environment."""
+    """Variables that the agent, and all that it starts, gets in addition to this process's own environment."""
     options: tuple[str, ...] = ()
     """Options of the interpreter that the agent runs in."""
 

@@ -89,7 +89,7 @@ class Launch:
     """What to run for one rank, one standby, or one helper."""
 
     argv: tuple[str, ...]
-    """The whole command without a fork server; script and arguments with one."""
+    """The complete command without a fork server; script and arguments with one."""
     environment: dict[str, str]
     directory: str
     log: Path
@@ -137,7 +137,7 @@ class Spawner:
         self.spawned: Callable[[int, int], None] = lambda _request_id, _pid: None
         self.failed: Callable[[int, str, int | None], None] = lambda _request_id, _why, _errno: None
         self.node_environment: dict[str, str] = {}
-        """Variables about this node that every process gets, beside those of the plan."""
+        """Variables about this node that every process gets in addition to those of the plan."""
         self._plan: SpawnPlan | None = None
         self._fork_server: ForkServer | None = None
         self._lost = 0
@@ -193,7 +193,7 @@ class Spawner:
             self._request(self._fork_server, request_id, launch)
 
     def environment(self, variables: dict[str, str]) -> dict[str, str]:
-        """Return the whole environment of a process that gets *variables*."""
+        """Return the complete environment of a process that gets *variables*."""
         assert self._plan is not None
         plan = self._plan
         return {**(plan.defaults or {}), **os.environ, **plan.environment, **variables, **self.node_environment, **self._me.marks()}

@@ -71,7 +71,7 @@ class ReplicaStore:
             return slot
 
     def _check_room(self, path: Path, label: Label) -> None:
-        """Reject what does not fit beside the snapshots of this node's own ranks, now or once each has all its slots."""
+        """Reject what does not fit in addition to the snapshots of this node's own ranks, now or once each has all its slots."""
         own: dict[int, int] = {}
         copies = 0
         for other in self.place.glob(f"*{SUFFIX}"):

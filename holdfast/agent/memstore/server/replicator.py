@@ -160,7 +160,7 @@ def newest(place: Path, rank: int, after: tuple[int, int, float] | None) -> Tail
 def _first_page(file: int) -> tuple[Label, bool, int]:
     """Return the label, whether it is sealed, and how many bytes are there; raise `UnusableSnapshot` when there is no snapshot.
 
-    The page is read twice: one read may have the old progress beside the label of the worker's next snapshot.
+    The page is read twice: one read may have the old progress with the label of the worker's next snapshot.
     """
     before, page = os.pread(file, PAGE, 0), os.pread(file, PAGE, 0)
     if before[:8] != page[:8] or before[16:] != page[16:]:
