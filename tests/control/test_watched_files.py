@@ -78,7 +78,7 @@ def test_a_bad_policy_file_is_reported_once_and_changes_nothing(opened: Open, tm
     file.write_text("recommended_actions: {gpu-of-bus: evict}\n")
     message = message_with(watched, "stays in force")
     assert (
-        f"{file}: 1 problem(s): recommended_actions.gpu-of-bus: line 1: no fault kind is called so. Did you mean 'gpu-off-bus'?" in message
+        f"{file}: 1 problem(s): recommended_actions.gpu-of-bus: line 1: no fault kind has this name. Did you mean 'gpu-off-bus'?" in message
     )
     for _ in range(5):
         watched.check_now()
