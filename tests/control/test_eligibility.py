@@ -79,7 +79,7 @@ def test_a_fault_bars_a_node_at_once_and_for_all_jobs_soon(history: History, beg
     assert job_events == ["node-1: healthy -> quarantined: gpu-off-bus: Xid 79"]
     assert [words.partition(":")[0] for words in eligibility.left_out()] == ["node-1 is quarantined by job gpt (cordon 1)"]
     assert len(eligibility.news(CLUSTER.names)) == 1
-    assert eligibility.news(CLUSTER.names) == [], "told once"
+    assert eligibility.news(CLUSTER.names) == [], "reported once"
     cordons.apply(history, PLACE, "node-1", lambda node, _: readmit(node, request()), now=time.time())
     wait_until(lambda: eligibility.usable(CLUSTER.names) == CLUSTER.names, seconds=60)
 

@@ -28,7 +28,7 @@ EVENTS = 20_000
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[Recorded]:
+def recorded(tmp_path: Path) -> Iterator[Recorded]:
     """Return the controller of a job in its first generation."""
     with bare_controller(tmp_path, MEMBERSHIP) as controller:
         yield Recorded(controller)
@@ -84,38 +84,38 @@ def test_the_waiting_events_of_one_node_are_bounded_and_none_is_lost(monkeypatch
     agent.join()
 
 
-def test_a_node_that_reports_endless_problems_does_not_fill_the_history(told: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_reports_endless_problems_does_not_fill_the_history(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is reported once; other nodes are recorded completely, and this one again after a while."""
     now = [1000.0]
     monkeypatch.setattr(node_faults, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(job_faults, "REMEMBERED", 100)
-    told.hearing._rows._most = at_once = 2000
+    recorded.hearing._rows._most = at_once = 2000
 
     def storage_error(number: int, node: str) -> None:
-        told.receives("storage_error", node=node, kind="checkpoint-damaged", path=f"/c/{number}", step=number, why="w")
+        recorded.receives("storage_error", node=node, kind="checkpoint-damaged", path=f"/c/{number}", step=number, why="w")
 
     for number in range(at_once + 5000):
         storage_error(number, "a")
     storage_error(10**6, "b")
-    assert told.recorder.flush(60.0)
-    rows = queries.checkpoints(told.history, told.job.id)
+    assert recorded.recorder.flush(60.0)
+    rows = queries.checkpoints(recorded.history, recorded.job.id)
     assert len(rows) == at_once + 1
-    assert len([one for one in told.job_events if "the agent of a sends more faults, checkpoints and events" in one]) == 1
-    assert len(told.run.generations.state.problems) <= 100
+    assert len([one for one in recorded.job_events if "the agent of a sends more faults, checkpoints and events" in one]) == 1
+    assert len(recorded.run.generations.state.problems) <= 100
     now[0] += 60.0
     for number in range(node_faults.ROWS * 2):
         storage_error(10**7 + number, "a")
-    assert told.recorder.flush(60.0)
-    assert len(queries.checkpoints(told.history, told.job.id)) == len(rows) + node_faults.ROWS
-    assert len([one for one in told.job_events if "the agent of a sends more" in one]) == 1
+    assert recorded.recorder.flush(60.0)
+    assert len(queries.checkpoints(recorded.history, recorded.job.id)) == len(rows) + node_faults.ROWS
+    assert len([one for one in recorded.job_events if "the agent of a sends more" in one]) == 1
 
 
-def test_steps_have_a_budget_of_their_own(told: Recorded) -> None:
+def test_steps_have_a_budget_of_their_own(recorded: Recorded) -> None:
     """An event log of days is within it; faster steps than any training makes are not."""
-    told.hearing._steps = NodeEventBudget("steps", 60, 1000, told.run.log.record_event)
-    told.steps(*((step, 0.5) for step in range(1, 3001)))
-    assert 1000 <= len(told.curve()) <= 1010
-    assert any("more steps than" in one for one in told.job_events)
+    recorded.hearing._steps = NodeEventBudget("steps", 60, 1000, recorded.run.log.record_event)
+    recorded.steps(*((step, 0.5) for step in range(1, 3001)))
+    assert 1000 <= len(recorded.curve()) <= 1010
+    assert any("more steps than" in one for one in recorded.job_events)
     assert node_faults.STEPS_AT_ONCE * 30 > 2 * MAX_BYTES, (
         "a step takes that many bytes of an event log at least, of which there are two files"
     )

@@ -55,88 +55,90 @@ class Recorded:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[Recorded]:
+def recorded(tmp_path: Path) -> Iterator[Recorded]:
     """Return the controller of a job in its first generation."""
     with bare_controller(tmp_path, MEMBERSHIP) as controller:
         yield Recorded(controller)
 
 
-def test_the_step_that_all_resume_from_keeps_the_loss_of_the_rank_that_computed_it(told: Recorded) -> None:
+def test_the_step_that_all_resume_from_keeps_the_loss_of_the_rank_that_computed_it(recorded: Recorded) -> None:
     """The process that took rank 0 has another rank's loss of that step, which is not computed again."""
-    told.steps((1, 0.5), (2, 0.25))
-    told.begin(2)
-    told.receives("resumed", step=2)
-    told.steps((2, 0.75), (3, 0.125))
-    assert told.curve() == [(1, 0.5), (2, 0.25), (3, 0.125)]
-    assert told.twice() == 0
+    recorded.steps((1, 0.5), (2, 0.25))
+    recorded.begin(2)
+    recorded.receives("resumed", step=2)
+    recorded.steps((2, 0.75), (3, 0.125))
+    assert recorded.curve() == [(1, 0.5), (2, 0.25), (3, 0.125)]
+    assert recorded.twice() == 0
 
 
-def test_a_step_that_rank_0_could_not_report_is_recorded_from_its_successor(told: Recorded) -> None:
+def test_a_step_that_rank_0_could_not_report_is_recorded_from_its_successor(recorded: Recorded) -> None:
     """The history has no gap where rank 0 died before its report; also after a rollback from a later step."""
-    told.steps((1, 0.5), (2, 0.25), (3, 0.2))
-    told.begin(2)
-    told.receives("resumed", step=1)
-    told.steps((2, 0.3))
-    told.begin(3)
-    told.receives("resumed", step=3)
-    told.steps((3, 0.75), (4, 0.1))
-    assert told.curve() == [(1, 0.5), (2, 0.3), (3, 0.75), (4, 0.1)]
+    recorded.steps((1, 0.5), (2, 0.25), (3, 0.2))
+    recorded.begin(2)
+    recorded.receives("resumed", step=1)
+    recorded.steps((2, 0.3))
+    recorded.begin(3)
+    recorded.receives("resumed", step=3)
+    recorded.steps((3, 0.75), (4, 0.1))
+    assert recorded.curve() == [(1, 0.5), (2, 0.3), (3, 0.75), (4, 0.1)]
 
 
-def test_a_step_that_is_computed_again_replaces_the_first(told: Recorded) -> None:
+def test_a_step_that_is_computed_again_replaces_the_first(recorded: Recorded) -> None:
     """After a rollback the newer loss is the job's."""
-    told.steps((1, 0.5), (2, 0.25))
-    told.begin(2)
-    told.receives("resumed", step=1)
-    told.steps((2, 0.2))
-    assert told.curve() == [(1, 0.5), (2, 0.2)]
-    assert told.twice() == 1
+    recorded.steps((1, 0.5), (2, 0.25))
+    recorded.begin(2)
+    recorded.receives("resumed", step=1)
+    recorded.steps((2, 0.2))
+    assert recorded.curve() == [(1, 0.5), (2, 0.2)]
+    assert recorded.twice() == 1
 
 
-def test_replayed_events_add_nothing_when_a_controller_reattaches(told: Recorded) -> None:
+def test_replayed_events_add_nothing_when_a_controller_reattaches(recorded: Recorded) -> None:
     """Agents replay events of past generations too."""
-    told.steps((1, 0.5), (2, 0.25))
-    told.begin(3)
-    told.hearing.remember(2, {1: 0, 2: 2})
-    told.receives("steps", 1, steps=[[1, 1.0, 0.1, 0.5], [2, 1.0, 0.1, 0.25]])
-    told.receives("steps", 2, steps=[[2, 1.0, 0.1, 0.75], [3, 1.0, 0.1, 0.125]])
-    assert told.curve() == [(1, 0.5), (2, 0.25), (3, 0.125)]
+    recorded.steps((1, 0.5), (2, 0.25))
+    recorded.begin(3)
+    recorded.hearing.remember(2, {1: 0, 2: 2})
+    recorded.receives("steps", 1, steps=[[1, 1.0, 0.1, 0.5], [2, 1.0, 0.1, 0.25]])
+    recorded.receives("steps", 2, steps=[[2, 1.0, 0.1, 0.75], [3, 1.0, 0.1, 0.125]])
+    assert recorded.curve() == [(1, 0.5), (2, 0.25), (3, 0.125)]
 
 
-def test_events_that_a_killed_agent_did_not_deliver_come_from_the_next_one(told: Recorded) -> None:
+def test_events_that_a_killed_agent_did_not_deliver_come_from_the_next_one(recorded: Recorded) -> None:
     """Of any generation, and each step once."""
-    told.steps((1, 1.0), (2, 2.0))
+    recorded.steps((1, 1.0), (2, 2.0))
     first = {"event": "steps", "generation": 1, "at": 2.0, "steps": [[step, 1.0, 0.1, float(step)] for step in (1, 2, 3)]}
     saved = {"event": "saved", "generation": 1, "rank": 0, "at": 2.5, "step": 3, "path": "c/3", "seconds": 0.1, "size": 9}
-    told.receives("replay", events=[first, saved])
-    assert told.curve() == [(1, 1.0), (2, 2.0), (3, 3.0)]
-    assert [one.step for one in queries.checkpoints(told.history, told.job.id)] == [3]
-    told.begin(2)
+    recorded.receives("replay", events=[first, saved])
+    assert recorded.curve() == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert [one.step for one in queries.checkpoints(recorded.history, recorded.job.id)] == [3]
+    recorded.begin(2)
     late = {**first, "steps": [[step, 1.0, 0.1, float(step)] for step in (3, 4)]}
-    told.receives("replay", events=[late, {**first, "generation": 3}, {"event": "steps"}])
-    assert told.curve() == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
-    assert told.twice() == 0
+    recorded.receives("replay", events=[late, {**first, "generation": 3}, {"event": "steps"}])
+    assert recorded.curve() == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+    assert recorded.twice() == 0
 
 
-def test_replicas_that_are_behind_on_many_nodes_are_one_event(told: Recorded) -> None:
+def test_replicas_that_are_behind_on_many_nodes_are_one_event(recorded: Recorded) -> None:
     """A moment after the first, with the nodes; later ones are recorded separately."""
     for node in ("b", "a", "b"):
-        told.receives("storage_error", node=node, kind="replica-behind", path=f"/memory/{node}", why="10 snapshots were left out", step=30)
+        recorded.receives(
+            "storage_error", node=node, kind="replica-behind", path=f"/memory/{node}", why="10 snapshots were left out", step=30
+        )
     for now in (100.0, 100.0 + GATHERED / 2):
-        told.hearing.poll(now)
-        assert told.job_events == []
-    told.hearing.poll(100.0 + GATHERED)
-    told.hearing.poll(200.0)
-    (record_event,) = told.job_events
+        recorded.hearing.poll(now)
+        assert recorded.job_events == []
+    recorded.hearing.poll(100.0 + GATHERED)
+    recorded.hearing.poll(200.0)
+    (record_event,) = recorded.job_events
     assert ": a, b: 10 snapshots were left out. Cure: " in record_event
-    told.receives("storage_error", node="a", kind="checkpoint-late", path="/ckpt/3", why="late", step=30)
-    assert len(told.job_events) == 2, "whatever else is wrong is told at once"
+    recorded.receives("storage_error", node="a", kind="checkpoint-late", path="/ckpt/3", why="late", step=30)
+    assert len(recorded.job_events) == 2, "whatever else is wrong is recorded at once"
 
 
 @pytest.mark.parametrize(("kind", "lines"), [("local", 1), ("ssh", 2)])
-def test_the_nodes_of_one_machine_cause_one_event(told: Recorded, kind: str, lines: int) -> None:
+def test_the_nodes_of_one_machine_cause_one_event(recorded: Recorded, kind: str, lines: int) -> None:
     """Both report the same load: every fault is recorded, one is reported; two machines have a line each."""
-    told.hearing.cluster_kind = kind
+    recorded.hearing.cluster_kind = kind
     for number, node in enumerate(MEMBERSHIP):
         facts: dict[str, Any] = {
             "kind": "host-overloaded",
@@ -144,19 +146,19 @@ def test_the_nodes_of_one_machine_cause_one_event(told: Recorded, kind: str, lin
             "quote": "load 9 on 2 processors",
             "source": f"host check on {node}",
         }
-        told.receives("node.fault", node=node, seen_at=float(number), **facts)
-    assert told.recorder.flush(10.0)
-    assert [one.node for one in queries.faults(told.history, told.job.id)] == ["a", "b"]
-    where = [line.partition(":")[0] for line in told.job_events]
+        recorded.receives("node.fault", node=node, seen_at=float(number), **facts)
+    assert recorded.recorder.flush(10.0)
+    assert [one.node for one in queries.faults(recorded.history, recorded.job.id)] == ["a", "b"]
+    where = [line.partition(":")[0] for line in recorded.job_events]
     assert where == (["a, b (one machine)"] if lines == 1 else ["a", "b"])
 
 
 @pytest.mark.parametrize(("cluster", "at", "lines"), [("c", 100.0 + REPEATED, 0), ("c", 101.0 + REPEATED, 1), ("d", 101.0, 1)])
-def test_a_busy_machine_is_reported_by_the_first_job_only(told: Recorded, cluster: str, at: float, lines: int) -> None:
+def test_a_busy_machine_is_reported_by_the_first_job_only(recorded: Recorded, cluster: str, at: float, lines: int) -> None:
     """A user who repeats a script need not read it each time; another cluster, or a quarter of an hour, makes it news again."""
-    told.recorder.add(models.Job(id="before", name="b", spec={}, cluster={"name": "c"}, directory="/b", at=0.0))
-    told.recorder.add(a_fault("before", kind="host-overloaded", at=100.0))
-    assert told.recorder.flush(10.0)
-    told.hearing.log.cluster = cluster
-    told.receives("node.fault", seen_at=at, kind="host-overloaded", part="processors", quote="load 9", source="host check")
-    assert len(told.job_events) == lines
+    recorded.recorder.add(models.Job(id="before", name="b", spec={}, cluster={"name": "c"}, directory="/b", at=0.0))
+    recorded.recorder.add(a_fault("before", kind="host-overloaded", at=100.0))
+    assert recorded.recorder.flush(10.0)
+    recorded.hearing.log.cluster = cluster
+    recorded.receives("node.fault", seen_at=at, kind="host-overloaded", part="processors", quote="load 9", source="host check")
+    assert len(recorded.job_events) == lines

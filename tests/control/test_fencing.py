@@ -53,32 +53,32 @@ class Controller:
 
 
 @pytest.fixture
-def flows(tmp_path: Path) -> Iterator[tuple[Controller, Controller]]:
+def controllers(tmp_path: Path) -> Iterator[tuple[Controller, Controller]]:
     """Return two controllers; nothing of theirs outlives the test."""
     made = Controller(tmp_path, 1), Controller(tmp_path, 2)
     yield made
-    for flow in made:
-        flow.close()
+    for controller in made:
+        controller.close()
     last = Controller(tmp_path, 0)
     last.nodes.fence(NODE)
     last.close()
 
 
-def worker_of(flow: Controller) -> int:
+def worker_of(controller: Controller) -> int:
     """Start a worker, and return its pid."""
-    client = flow.fleet.bring_up(NODE)
+    client = controller.fleet.bring_up(NODE)
     client.send_command("start", generation=1, membership={NODE: [0]}, workers=[{"rank": 0, "environment": {}}])
-    while (event := flow.fleet.event_queue.get(timeout=60)[1])["event"] != "worker.started":
+    while (event := controller.fleet.event_queue.get(timeout=60)[1])["event"] != "worker.started":
         pass
     return int(event["pid"])
 
 
 @pytest.mark.parametrize("send_command", ["fence", "wipe"])
 def test_an_action_that_waited_in_a_connection_during_a_take_over_is_refused(
-    flows: tuple[Controller, Controller], send_command: str
+    controllers: tuple[Controller, Controller], send_command: str
 ) -> None:
     """It was sent in time and is read after the take-over, as after a cut of the network."""
-    first, second = flows
+    first, second = controllers
     pid = worker_of(first)
     (node_proxy,) = [pipe.child for pipe in first.reach.pipes]
     place = store_folders.memstore_of(mark_of(second.nodes.folder(NODE)), "job")
@@ -96,9 +96,9 @@ def test_an_action_that_waited_in_a_connection_during_a_take_over_is_refused(
     store_folders.wipe(place)
 
 
-def test_the_newest_epoch_outlives_the_agents_that_knew_it(flows: tuple[Controller, Controller]) -> None:
+def test_the_newest_epoch_outlives_the_agents_that_knew_it(controllers: tuple[Controller, Controller]) -> None:
     """A late controller ends, starts and wipes nothing on a node whose agents have died since, nor does it accept a new one as its own."""
-    first, second = flows
+    first, second = controllers
     worker_of(first)
     second.fleet.reattach(NODE)
     assert second.nodes.fence(NODE), "as if all had died of itself"
@@ -114,9 +114,9 @@ def test_the_newest_epoch_outlives_the_agents_that_knew_it(flows: tuple[Controll
     worker_of(second)
 
 
-def test_an_action_after_its_deadline_is_not_begun(flows: tuple[Controller, Controller], tmp_path: Path) -> None:
+def test_an_action_after_its_deadline_is_not_begun(controllers: tuple[Controller, Controller], tmp_path: Path) -> None:
     """The node may know no other controller yet; the sender's lease may be lost all the same."""
-    first, _ = flows
+    first, _ = controllers
     pid = worker_of(first)
 
     def late() -> FencingToken:
@@ -135,10 +135,10 @@ def test_an_action_after_its_deadline_is_not_begun(flows: tuple[Controller, Cont
 
 
 def test_a_controller_with_an_unconfirmed_lease_does_not_bypass_agents(
-    flows: tuple[Controller, Controller], monkeypatch: pytest.MonkeyPatch
+    controllers: tuple[Controller, Controller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One agent's answer confirms it; one that knows a newer controller denies it; without any it stays unconfirmed."""
-    first, second = flows
+    first, second = controllers
     monkeypatch.setattr(fleets, "CONFIRM_SECONDS", 0.3)
     sure = first.fleet.lease_until
     first.fleet.lease_until = lambda: 0.0
@@ -227,7 +227,7 @@ def test_a_proxy_that_reports_ever_newer_epochs_is_a_failed_node(tmp_path: Path)
     class Lying(LocalNodes):
         def fence(self, node: str, job: str | None = None, confirm: Confirm | None = None) -> list[int]:
             assert confirm is not None
-            raise Superseded(node, "a newer flow steers this job", confirm().epoch + 1)
+            raise Superseded(node, "a newer controller steers this job", confirm().epoch + 1)
 
     fleet, asked = AgentPool(Lying("c", tmp_path, 1), PLAN, epoch=1), list[int]()
 

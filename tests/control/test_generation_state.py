@@ -15,7 +15,7 @@ from holdfast.protocol import Message
 BEAT = {"age": 0.0, "step": None, "managed": True, "section": None, "section_limit": None, "process": "S", "wait": "", "output_age": None}
 
 
-def told(board: GenerationState, name: str, now: float, **facts: Any) -> None:
+def send(board: GenerationState, name: str, now: float, **facts: Any) -> None:
     """Change the state by an event of generation 1, from all nodes that it is about."""
     for node, here in board.membership.items():
         own = {name: one for name, one in facts.get("ranks", {}).items() if int(name) in here}
@@ -27,19 +27,19 @@ def told(board: GenerationState, name: str, now: float, **facts: Any) -> None:
 def test_step_times_do_not_apply_to_a_rank_before_its_first_step() -> None:
     """Rank 0 has finished its steps before rank 1, whose node has just come up, has a process: that is no hang."""
     board = GenerationState(1, {"a": [0], "b": [1]})
-    told(board, "worker.started", 10.0, rank=0, pid=100)
-    told(board, "heartbeats", 10.0, ranks={"0": BEAT, "1": BEAT | {"managed": False}})
-    told(board, "worker.stepped", 10.1, rank=0, step=1, until=9)
-    told(board, "steps", 10.2, steps=[(1, 10.1, 0.1, 0.5), (2, 10.2, 0.1, 0.5)])
+    send(board, "worker.started", 10.0, rank=0, pid=100)
+    send(board, "heartbeats", 10.0, ranks={"0": BEAT, "1": BEAT | {"managed": False}})
+    send(board, "worker.stepped", 10.1, rank=0, step=1, until=9)
+    send(board, "steps", 10.2, steps=[(1, 10.1, 0.1, 0.5), (2, 10.2, 0.1, 0.5)])
     seen = board.progress(10.3, steps_expected=True)
     assert seen is not None
     assert seen.step_seconds == ()
-    told(board, "worker.started", 13.0, rank=1, pid=101)
-    told(board, "resumed", 13.0, rank=1, step=0)
+    send(board, "worker.started", 13.0, rank=1, pid=101)
+    send(board, "resumed", 13.0, rank=1, step=0)
     seen = board.progress(13.1, steps_expected=True)
     assert seen is not None
     assert seen.step_seconds == ()
-    told(board, "worker.stepped", 13.2, rank=1, step=1, until=9)
+    send(board, "worker.stepped", 13.2, rank=1, step=1, until=9)
     seen = board.progress(13.3, steps_expected=True)
     assert seen is not None
     assert seen.step_seconds == (0.1, 0.1)
@@ -51,13 +51,13 @@ def test_a_rank_without_heartbeats_does_not_hide_a_stall_and_is_the_first_suspec
     adopted, started = GenerationState(1, {"a": [0], "b": [1]}), GenerationState(1, {"a": [0], "b": [1]})
     adopted.unseen = {1}
     for board in (adopted, started):
-        told(board, "worker.started", 10.0, rank=0, pid=100)
+        send(board, "worker.started", 10.0, rank=0, pid=100)
         beat_of_a(board, 10.0, age=0.0)
-    told(adopted, "worker.stepped", 10.1, rank=0, step=1, until=9)
-    told(adopted, "steps", 10.2, steps=[(1, 10.1, 0.1, 0.5), (2, 10.2, 0.1, 0.5)])
+    send(adopted, "worker.stepped", 10.1, rank=0, step=1, until=9)
+    send(adopted, "steps", 10.2, steps=[(1, 10.1, 0.1, 0.5), (2, 10.2, 0.1, 0.5)])
     for board, later, kind in ((adopted, 20.0, "job-hang"), (started, 80.0, "job-never-stepped")):
         beat_of_a(board, later, age=0.0)
-        assert faults_of(board, later, limits) == [], "the rank that is heard of gets on"
+        assert faults_of(board, later, limits) == [], "the other rank makes progress"
         beat_of_a(board, later + 70.0, age=70.0)
         (fault,) = faults_of(board, later + 70.0, limits)
         assert (fault.kind, fault.node, fault.rank) == (kind, "b", 1)
@@ -81,13 +81,13 @@ def faults_of(board: GenerationState, now: float, limits: HangLimits) -> list[Fa
 def test_with_heartbeats_ranks_without_steps_are_not_awaited() -> None:
     """Many scripts report on rank 0 only. The step that they resumed from follows from the first step and the distance of two."""
     before = GenerationState(1, {"a": [0], "b": [1]})
-    told(before, "steps", 9.0, steps=[(step, 9.0, 0.1, None) for step in (10, 20, 30)])
+    send(before, "steps", 9.0, steps=[(step, 9.0, 0.1, None) for step in (10, 20, 30)])
     assert before.stride() == 10
     board = GenerationState(2, {"a": [0], "b": [1]})
     for rank in (0, 1):
-        told(board, "worker.started", 10.0, generation=2, rank=rank, pid=100 + rank)
+        send(board, "worker.started", 10.0, generation=2, rank=rank, pid=100 + rank)
     assert not board.all_stepped()
-    told(board, "worker.stepped", 12.0, generation=2, rank=0, step=20, until=None, heartbeat=True)
+    send(board, "worker.stepped", 12.0, generation=2, rank=0, step=20, until=None, heartbeat=True)
     assert board.all_stepped()
     assert (board.first_step_at(), board.resumed_step(), board.resumed_from_step(before)) == (12.0, None, 10)
     seen = board.progress(12.1, steps_expected=True)
@@ -100,19 +100,19 @@ def test_the_exit_of_a_rank_is_a_sign_of_progress() -> None:
     limits = HangLimits(output_silence=30.0, end_grace=60.0)
     board = GenerationState(1, {"a": [0], "b": [1]})
     for rank, pid in ((0, 100), (1, 101)):
-        told(board, "worker.started", 10.0, rank=rank, pid=pid)
+        send(board, "worker.started", 10.0, rank=rank, pid=pid)
     silent = BEAT | {"managed": False, "output_age": 0.0, "printed": False}
-    told(board, "heartbeats", 11.0, ranks={"0": silent, "1": silent})
+    send(board, "heartbeats", 11.0, ranks={"0": silent, "1": silent})
     assert board.startup() is None
     seen = board.progress(60.0, steps_expected=False)
     assert seen is not None
     assert (seen.printed, see([seen], limits)) == (False, []), "it may still be loading"
-    told(board, "heartbeats", 70.0, ranks={"0": silent | {"printed": True}, "1": silent | {"output_age": 60.0}})
+    send(board, "heartbeats", 70.0, ranks={"0": silent | {"printed": True}, "1": silent | {"output_age": 60.0}})
     assert board.startup() == 60.0
     end = {"step": None, "ended": 80.0, "code": 0, "signal": None, "finished": True, "ordered": False, "raised": None}
-    told(board, "worker.exited", 80.0, rank=0, oom=None, oom_blind=None, output="", **end)
+    send(board, "worker.exited", 80.0, rank=0, oom=None, oom_blind=None, output="", **end)
     for later, kinds in ((139.0, []), (141.0, ["job-end-stuck"])):
-        told(board, "heartbeats", later, ranks={"1": silent | {"output_age": later - 10.0}})
+        send(board, "heartbeats", later, ranks={"1": silent | {"output_age": later - 10.0}})
         seen = board.progress(later, steps_expected=False)
         assert seen is not None
         assert (seen.ended, seen.since_end, seen.output_age) == ((0,), later - 80.0, later - 80.0)
@@ -121,7 +121,7 @@ def test_the_exit_of_a_rank_is_a_sign_of_progress() -> None:
 
 def quiet_for(board: GenerationState, now: float, quiet: float) -> None:
     """Have both ranks make no progress for so long."""
-    told(board, "heartbeats", now, ranks={"0": BEAT | {"age": quiet}, "1": BEAT | {"age": quiet}})
+    send(board, "heartbeats", now, ranks={"0": BEAT | {"age": quiet}, "1": BEAT | {"age": quiet}})
 
 
 def test_a_pause_is_reported_once_and_extends_the_limit_for_later_ones() -> None:
@@ -129,9 +129,9 @@ def test_a_pause_is_reported_once_and_extends_the_limit_for_later_ones() -> None
     board, limits, words = GenerationState(1, {"a": [0], "b": [1]}), HangLimits(), list[str]()
     pauses = Pauses(words.append)
     for rank, pid in ((0, 100), (1, 101)):
-        told(board, "worker.started", 0.0, rank=rank, pid=pid)
-        told(board, "worker.stepped", 1.0, rank=rank, step=1, until=9)
-    told(board, "steps", 1.0, steps=[(1, 1.0, 0.1, 0.5), (2, 1.1, 0.1, 0.5)])
+        send(board, "worker.started", 0.0, rank=rank, pid=pid)
+        send(board, "worker.stepped", 1.0, rank=rank, step=1, until=9)
+    send(board, "steps", 1.0, steps=[(1, 1.0, 0.1, 0.5), (2, 1.1, 0.1, 0.5)])
 
     def poll(quiet: float, at: float) -> None:
         quiet_for(board, at, quiet)

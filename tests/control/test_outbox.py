@@ -132,7 +132,7 @@ def test_no_signature_opens_another_job_or_table() -> None:
         (added(a_step("j2", 1)), own, "adds a row to another job"),
         (added(a_job(id="j1")), own, "no rows of the table 'job'"),
         (amended(models.Lease, "j1", {"epoch": 9}), own, "no rows of the table 'lease'"),
-        (amended(models.ApprovalRequest, "q", {"by": "me"}), own, "no rows of the table 'question'"),
+        (amended(models.ApprovalRequest, "q", {"by": "me"}), own, "no rows of the table 'approval_request'"),
     ):
         with pytest.raises(Forged, match=why):
             opened(row, by)
@@ -159,7 +159,7 @@ def test_rows_that_are_settled_are_refused(stage: Stage) -> None:
     kept = (stage.nodes.folder("node-0") / "outbox.jsonl").read_text()
     assert stage.collect(settled=False) == 1
     stage.put(*map(json.loads, kept.splitlines()))
-    assert stage.collect() == 1, "the flow before did not live to say that it was settled"
+    assert stage.collect() == 1, "the last controller died before it recorded them as settled"
     stage.put(*map(json.loads, kept.splitlines()))
     assert stage.collect() == 0
 
@@ -172,4 +172,4 @@ def test_the_rows_of_one_agent_are_limited(stage: Stage, monkeypatch: pytest.Mon
     stage.put(*[junk] * 2**13)
     assert stage.collect() == 1
     assert "exceeds" in stage.job_events[0]
-    assert not (stage.nodes.folder("node-0") / "outbox.jsonl").exists(), "it was told to forget them"
+    assert not (stage.nodes.folder("node-0") / "outbox.jsonl").exists(), "its outbox was cleared"

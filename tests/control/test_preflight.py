@@ -42,7 +42,7 @@ def test_an_unhealthy_node_comes_last_with_its_reason(history: History) -> None:
     assert preflight.by_preference(["node-0", "node-1", "node-2", "node-3"]) == ["node-1", "node-2", "node-3", "node-0"]
     assert preflight.objection("node-0") == "unhealthy: gpu-off-bus: Xid 79"
     assert preflight.news(["node-0", "node-1"]) == {"unhealthy: gpu-off-bus: Xid 79": ["node-0"]}
-    assert preflight.news(["node-0", "node-1"]) == {}, "told once"
+    assert preflight.news(["node-0", "node-1"]) == {}, "reported once"
 
 
 def test_an_old_assessment_does_not_count(history: History) -> None:

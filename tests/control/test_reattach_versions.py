@@ -44,7 +44,7 @@ def test_a_controller_of_another_version_is_refused_and_the_workers_continue(
         other.close()
         with pytest.raises(VersionMismatch) as refused:
             refuse_another_version("gpt", {"w0": NodeLost("w0", "gone"), "w1": about.value})
-        for words in ("protocol 1", f"the controller {spoken}", "on w1", "It trains on", "holdfast stop gpt"):
+        for words in ("protocol 1", f"the controller {spoken}", "on w1", "Training continues", "holdfast stop gpt"):
             assert words in str(refused.value)
         assert is_alive(pid, None)
         own.ok("ping")  # the newer epoch of who was refused deposes nobody

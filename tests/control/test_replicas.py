@@ -18,17 +18,17 @@ from tests.waiting import wait_until
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[AgentPool]:
+def agents(tmp_path: Path) -> Iterator[AgentPool]:
     """Return a pool whose nodes are known and not reached."""
-    fleet = AgentPool(LocalNodes("here", tmp_path, 3), {"job": "job"}, epoch=1)
-    fleet.memory = {"node-0": ("127.0.0.1", 1000), "node-1": ("127.0.0.1", 1001)}
-    yield fleet
-    fleet.close(end=False)
+    agents = AgentPool(LocalNodes("here", tmp_path, 3), {"job": "job"}, epoch=1)
+    agents.memory = {"node-0": ("127.0.0.1", 1000), "node-1": ("127.0.0.1", 1001)}
+    yield agents
+    agents.close(end=False)
 
 
-def test_a_problem_is_reported_once_until_it_is_over(fleet: AgentPool) -> None:
+def test_a_problem_is_reported_once_until_it_is_over(agents: AgentPool) -> None:
     """A replica node is called by its name."""
-    replicas, now = Replicas(fleet, MemoryPlan()), time.time()
+    replicas, now = Replicas(agents, MemoryPlan()), time.time()
     lost = {"event": "replica.lost", "at": now + 1, "peer": "127.0.0.1:1001", "why": "refused"}
     evidence, words = replicas.note_problem("node-0", ReplicaLost.of(lost))
     assert evidence is not None
@@ -41,9 +41,9 @@ def test_a_problem_is_reported_once_until_it_is_over(fleet: AgentPool) -> None:
     assert replicas.note_problem("node-0", ReplicaLost.of({**lost, "at": now + 5}))[0] is not None
 
 
-def test_a_recorded_problem_is_not_reported_again(fleet: AgentPool) -> None:
+def test_a_recorded_problem_is_not_reported_again(agents: AgentPool) -> None:
     """A controller that reattaches receives the event logs from before its time."""
-    replicas, before = Replicas(fleet, MemoryPlan()), time.time() - 10
+    replicas, before = Replicas(agents, MemoryPlan()), time.time() - 10
     replicas.remember([("replica-lost", "node-0", before), ("worker-sigkill", "node-1", before)])
     assert replicas.note_problem("node-0", ReplicaLost.of({"event": "replica.lost", "at": before, "peer": "x", "why": "refused"})) == (
         None,
@@ -56,9 +56,9 @@ def test_a_recorded_problem_is_not_reported_again(fleet: AgentPool) -> None:
     )
 
 
-def test_nodes_without_a_memory_store_are_all_recorded_and_one_is_reported(fleet: AgentPool) -> None:
+def test_nodes_without_a_memory_store_are_all_recorded_and_one_is_reported(agents: AgentPool) -> None:
     """A cluster of containers without /dev/shm is one event."""
-    replicas = Replicas(fleet, MemoryPlan())
+    replicas = Replicas(agents, MemoryPlan())
     found = [
         replicas.note_problem(f"node-{number}", MemstoreUnavailable.of({"event": "memstore.unavailable", "at": 1.0, "why": "no /dev/shm"}))
         for number in range(3)
@@ -67,13 +67,13 @@ def test_nodes_without_a_memory_store_are_all_recorded_and_one_is_reported(fleet
     assert [bool(words) for _, words in found] == [True, False, False]
 
 
-def test_workers_get_the_address_of_their_own_server_and_those_of_nodes_without_ranks(fleet: AgentPool) -> None:
+def test_workers_get_the_address_of_their_own_server_and_those_of_nodes_without_ranks(agents: AgentPool) -> None:
     """Members exchange theirs; so each of thousands gets no more than each of two."""
-    replicas, first, second = Replicas(fleet, MemoryPlan()), '"node-0": ["127.0.0.1", 1000]', '"node-1": ["127.0.0.1", 1001]'
+    replicas, first, second = Replicas(agents, MemoryPlan()), '"node-0": ["127.0.0.1", 1000]', '"node-1": ["127.0.0.1", 1001]'
     assert replicas.environments({"node-0"}, ["node-0"])["node-0"] == {"HOLDFAST_MEMORY_SERVERS": f"{{{first}, {second}}}"}
     assert replicas.environments({"node-0", "node-1"}, ["node-0"])["node-0"] == {"HOLDFAST_MEMORY_SERVERS": f"{{{first}}}"}
     assert replicas.environments({"node-0"}, [None])[None] == {"HOLDFAST_MEMORY_SERVERS": f"{{{second}}}"}
-    fleet.memory.clear()
+    agents.memory.clear()
     assert replicas.environments({"node-0"}, ["node-0"])["node-0"] == {}
 
 
@@ -83,11 +83,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentPool]:
     folder = tmp_path_factory.mktemp("n")
     how = {"warm": False, "python": sys.executable, "preload": [], "argv": ["true"], "directory": str(folder), "log_directory": str(folder)}
     plan = {"job": "job", "lease": 60.0, **how, "environment": {"HOLDFAST_TOKEN": "secret"}, "memory": {"limit": None}}
-    fleet = AgentPool(LocalNodes("pair", folder, 2), plan, epoch=1)
-    for node in fleet.source.names():
-        fleet.bring_up(node)
-    yield fleet
-    fleet.close(end=True)
+    agents = AgentPool(LocalNodes("pair", folder, 2), plan, epoch=1)
+    for node in agents.source.names():
+        agents.bring_up(node)
+    yield agents
+    agents.close(end=True)
 
 
 def test_a_node_without_a_replica_node_is_reported_once_and_gets_the_next_one(pair: AgentPool) -> None:

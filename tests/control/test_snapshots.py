@@ -23,7 +23,7 @@ def beat(at_step: int | None, replica: int | None = None, **snapshot: Any) -> di
     return {**BEAT, "step": at_step, "replica": replica, "snapshot": snapshot}
 
 
-def told(board: GenerationState, now: float, ranks: dict[int, dict[str, Any]]) -> GenerationState:
+def send(board: GenerationState, now: float, ranks: dict[int, dict[str, Any]]) -> GenerationState:
     """Change the state by the heartbeats of its ranks, from the node of each."""
     for node, here in board.membership.items():
         own = {str(rank): one for rank, one in ranks.items() if rank in here}
@@ -50,11 +50,11 @@ def recorder(history: History, tmp_path: Path) -> Iterator[Recorder]:
 def test_the_newest_snapshot_is_the_one_that_all_ranks_have(board: GenerationState) -> None:
     """As long as one of them has none, there is none; its staleness is that of the rank which is furthest behind."""
     assert row_of(board, "job", 1.0, {}) is None
-    told(board, 1.0, {0: beat(11, 10, step=10, age=0.2, every=1, size=100, **COST), 1: beat(11, size=0)})
+    send(board, 1.0, {0: beat(11, 10, step=10, age=0.2, every=1, size=100, **COST), 1: beat(11, size=0)})
     row = row_of(board, "job", 1.0, {})
     assert row is not None
     assert (row.step, row.age_steps, row.age_s, row.replica_step, row.interval_steps) == (None, None, None, None, 1)
-    told(board, 2.0, {0: beat(12, 10, step=11, age=0.2, every=1, size=100, **COST), 1: beat(11, 9, step=9, age=0.7, size=50, **COST)})
+    send(board, 2.0, {0: beat(12, 10, step=11, age=0.2, every=1, size=100, **COST), 1: beat(11, 9, step=9, age=0.7, size=50, **COST)})
     row = row_of(board, "job", 9.0, {1: 4, 2: 1})
     assert row is not None
     assert (row.generation, row.at, row.step, row.age_steps, row.age_s, row.replica_step) == (3, 2.0, 9, 2, 0.7, 9)
@@ -65,14 +65,14 @@ def test_the_newest_snapshot_is_the_one_that_all_ranks_have(board: GenerationSta
 
 def test_an_old_report_of_a_lost_rank_adds_no_staleness(board: GenerationState) -> None:
     """Its last report is a few steps old; how far it was behind itself then is what counts."""
-    told(board, 1.0, {0: beat(5, step=4, age=0.1), 1: beat(5, step=4, age=0.1)})
-    told(board, 2.0, {0: beat(9, step=8, age=0.1)})
+    send(board, 1.0, {0: beat(5, step=4, age=0.1), 1: beat(5, step=4, age=0.1)})
+    send(board, 2.0, {0: beat(9, step=8, age=0.1)})
     assert snapshot_age(board) == 1
 
 
 def test_the_reason_why_ranks_take_no_snapshots_is_kept(board: GenerationState) -> None:
     """As the ranks report it."""
-    told(board, 1.0, {0: beat(5, why="no optimizer"), 1: beat(5, why="no optimizer")})
+    send(board, 1.0, {0: beat(5, why="no optimizer"), 1: beat(5, why="no optimizer")})
     row = row_of(board, "job", 1.0, {})
     assert row is not None
     assert (row.step, row.reason, row.overlapped, row.cost) == (None, "no optimizer", None, None)
@@ -83,16 +83,16 @@ def test_the_history_has_one_row_a_generation_with_the_newest_report(board: Gene
     keeps = SnapshotStats(recorder, "job")
     keeps.poll(board, 0.0, training=True)
     for step in (7, 8, 9):
-        told(board, float(step), {rank: beat(step, step=step - 1, age=0.1, **COST) for rank in (0, 1)})
+        send(board, float(step), {rank: beat(step, step=step - 1, age=0.1, **COST) for rank in (0, 1)})
         keeps.poll(board, float(step), training=step < 9)
     assert recorder.flush(10)
     (row,) = queries.snapshots(history, "job")
     assert (row.generation, row.at, row.step, row.age_steps, row.ages) == (3, 9.0, 8, 1, {"1": 2})
     later = SnapshotStats(recorder, "job")
     later.reattach(row)
-    told(board, 12.0, {rank: beat(12, step=9, age=0.4) for rank in (0, 1)})
+    send(board, 12.0, {rank: beat(12, step=9, age=0.4) for rank in (0, 1)})
     later.poll(board, 12.0, training=True)
-    following = told(GenerationState(4, {"a": [0, 1]}), 13.0, {rank: beat(13, step=12, age=0.1) for rank in (0, 1)})
+    following = send(GenerationState(4, {"a": [0, 1]}), 13.0, {rank: beat(13, step=12, age=0.1) for rank in (0, 1)})
     later.poll(following, 13.0, training=True)
     assert recorder.flush(10)
     assert [(one.generation, one.step, one.ages) for one in queries.snapshots(history, "job")] == [
@@ -106,7 +106,7 @@ def test_the_history_has_one_row_a_generation_with_the_newest_report(board: Gene
 
 def test_an_agent_of_an_older_version_reports_no_snapshots(board: GenerationState) -> None:
     """Its heartbeats have no such fields."""
-    told(board, 1.0, {rank: {**BEAT, "step": 5} for rank in (0, 1)})
+    send(board, 1.0, {rank: {**BEAT, "step": 5} for rank in (0, 1)})
     assert snapshot_age(board) is None
     assert row_of(board, "job", 1.0, {}) is None
 

@@ -41,7 +41,7 @@ def test_a_standby_without_the_key_reports_that_before_it_is_needed(
     cluster = cluster_of(fields)
     job = a_job(spec=spec.model_dump(mode="json"), cluster=cluster.model_dump(mode="json"), directory=str(tmp_path))
     lease = acquire(history, job, holder="the flow of another host")
-    why = r"key .* cannot be used: there is no such file\. Mend `key`"
+    why = r"key .* cannot be used: there is no such file\. Correct `key`"
     with pytest.raises(UnusableFile, match=why), control_job(spec, LocalCluster(), standby=True):
         pass
     with history.session() as session:
@@ -49,7 +49,7 @@ def test_a_standby_without_the_key_reports_that_before_it_is_needed(
     assert present is not None
     assert present.epoch == lease.epoch, "it had taken the job"
     status("gpt", follow=False, as_json=False)
-    assert "cannot steer: the private key" in capsys.readouterr().out
+    assert "the private key" in capsys.readouterr().out
     with history.session() as session:
         session.add_all(StandbyHeartbeat(job="gpt", host=host, pid=1, at=at) for host, at in (("b", time.time()), ("c", job.at - 600)))
     status("gpt", follow=False, as_json=True)
@@ -72,10 +72,10 @@ def test_a_standby_that_reaches_no_node_either_requests_nothing_and_yields(
     job = a_job(spec=spec.model_dump(mode="json"), cluster=cluster.model_dump(mode="json"), directory=str(tmp_path))
     lease = acquire(history, job, holder="the flow of another host")
     standby = StandbyController(history, spec, BackupPrerequisites(), wanted=cluster)
-    deaf = threading.Event()
-    deaf.set()
-    with LeaseRenewer(history, lease, lambda _taker: None, deaf.is_set):
-        wait_until(lambda: getattr(holder_of(history, job.id), "deaf", False), seconds=20)
+    cut_off = threading.Event()
+    cut_off.set()
+    with LeaseRenewer(history, lease, lambda _taker: None, cut_off.is_set):
+        wait_until(lambda: getattr(holder_of(history, job.id), "partitioned", False), seconds=20)
 
         def reconnecting() -> bool:
             assert standby.turn() is None
@@ -83,8 +83,8 @@ def test_a_standby_that_reaches_no_node_either_requests_nothing_and_yields(
 
         wait_until(reconnecting, seconds=60)
         assert queries.pending_requests(history, job.id) == []
-        deaf.clear()
-        wait_until(lambda: not getattr(holder_of(history, job.id), "deaf", True), seconds=20)
+        cut_off.clear()
+        wait_until(lambda: not getattr(holder_of(history, job.id), "partitioned", True), seconds=20)
     assert standby.prerequisites.is_ready(cluster), "it is the search alone that keeps it back"
     assert standby.poll() is None
     assert holder_of(history, job.id) is None

@@ -19,97 +19,99 @@ Open = Callable[..., WatchedPolicy]
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Open]:
     """Return a function that opens the watched policy of a job that names a file, whose folder is another one."""
-    books: list[WatchedPolicy] = []
+    files: list[WatchedPolicy] = []
 
     def begin(text: str | None, **fields: object) -> WatchedPolicy:
         file = tmp_path / "mine.yaml"
         if text is not None:
             file.write_text(text)
         job = TrainingJob.model_validate({"name": "a", "script": "b.py", "policy": str(file), **fields})
-        books.append(WatchedPolicy(job, tmp_path / "job"))
-        return books[-1]
+        files.append(WatchedPolicy(job, tmp_path / "job"))
+        return files[-1]
 
     yield begin
-    for book in books:
-        book.close()
+    for watched in files:
+        watched.close()
 
 
-def message_with(book: WatchedPolicy, words: str) -> str:
+def message_with(watched: WatchedPolicy, words: str) -> str:
     """Wait for a message with these *words*; return it."""
-    heard: list[str] = []
+    messages: list[str] = []
 
-    def told() -> bool:
-        heard.extend(book.news())
-        return any(words in one for one in heard)
+    def received() -> bool:
+        messages.extend(watched.news())
+        return any(words in one for one in messages)
 
-    wait_until(told, seconds=60, explain=lambda: str(heard))
-    (found,) = (one for one in heard if words in one)
+    wait_until(received, seconds=60, explain=lambda: str(messages))
+    (found,) = (one for one in messages if words in one)
     return found
 
 
 def test_a_changed_policy_file_is_in_force_at_the_next_check(opened: Open, tmp_path: Path) -> None:
     """With the job's own settings before it, and a message about the changes."""
-    book = opened("budget: {in_place: 1}\n", budget={"fruitless": 9})
-    assert (book.present.budget.in_place, book.present.budget.fruitless) == (1, 9)
+    watched = opened("budget: {in_place: 1}\n", budget={"fruitless": 9})
+    assert (watched.present.budget.in_place, watched.present.budget.fruitless) == (1, 9)
     (tmp_path / "mine.yaml").write_text("budget: {in_place: 2, fruitless: 4}\nactions: [shrink]\n")
-    told = message_with(book, "has changed")
-    assert "actions: shrink (was: retry-step, take-over" in told
-    assert "budget.in_place: 2 (was: 1)" in told
-    assert "fruitless" not in told
-    assert (book.present.budget.in_place, book.present.budget.fruitless) == (2, 9)
+    message = message_with(watched, "has changed")
+    assert "actions: shrink (was: retry-step, take-over" in message
+    assert "budget.in_place: 2 (was: 1)" in message
+    assert "fruitless" not in message
+    assert (watched.present.budget.in_place, watched.present.budget.fruitless) == (2, 9)
 
 
 def test_a_decision_has_the_file_checked(opened: Open, tmp_path: Path) -> None:
     """It need not wait for the next second."""
-    book = opened("budget: {in_place: 1}\n")
+    watched = opened("budget: {in_place: 1}\n")
     hopes = 0
     for number in range(2, 22):
         (tmp_path / "mine.yaml").write_text(f"budget: {{in_place: {number}}}\n# {'x' * number}\n")
-        book.check_now()
-        hopes += book.present.budget.in_place == number
+        watched.check_now()
+        hopes += watched.present.budget.in_place == number
     assert hopes > 0
-    wait_until(lambda: book.present.budget.in_place == 21, seconds=60)
+    wait_until(lambda: watched.present.budget.in_place == 21, seconds=60)
 
 
 def test_a_bad_policy_file_is_reported_once_and_changes_nothing(opened: Open, tmp_path: Path) -> None:
     """Until it is usable again."""
-    book, file = opened("budget: {in_place: 1}\n"), tmp_path / "mine.yaml"
-    before = book.present
+    watched, file = opened("budget: {in_place: 1}\n"), tmp_path / "mine.yaml"
+    before = watched.present
     file.write_text("recommended_actions: {gpu-of-bus: evict}\n")
-    told = message_with(book, "stays in force")
-    assert f"{file}: 1 problem(s): recommended_actions.gpu-of-bus: line 1: no fault kind is called so. Did you mean 'gpu-off-bus'?" in told
+    message = message_with(watched, "stays in force")
+    assert (
+        f"{file}: 1 problem(s): recommended_actions.gpu-of-bus: line 1: no fault kind has this name. Did you mean 'gpu-off-bus'?" in message
+    )
     for _ in range(5):
-        book.check_now()
-    assert (book.present, book.news()) == (before, [])
+        watched.check_now()
+    assert (watched.present, watched.news()) == (before, [])
     file.write_text("budget: {in_place: 1}\n")
-    assert "is usable again" in message_with(book, "is usable again")
-    assert book.present == before
+    assert "is usable again" in message_with(watched, "is usable again")
+    assert watched.present == before
     file.unlink()
-    assert "does not exist" in message_with(book, "stays in force")
-    assert book.present == before
+    assert "does not exist" in message_with(watched, "stays in force")
+    assert watched.present == before
 
 
 def test_a_controller_that_finds_a_bad_file_continues_with_the_last_policy_in_force(opened: Open, tmp_path: Path) -> None:
     """The job's folder has a copy of the last usable one."""
     opened("budget: {in_place: 7}\n").close()
-    book = opened("budget: {in_plac: 8}\n")
-    assert (book.present.budget.in_place, book.present.name) == (7, str(tmp_path / "mine.yaml"))
-    assert "The policy that was in force before stays in force" in message_with(book, "in_plac")
+    watched = opened("budget: {in_plac: 8}\n")
+    assert (watched.present.budget.in_place, watched.present.name) == (7, str(tmp_path / "mine.yaml"))
+    assert "The policy that was in force before stays in force" in message_with(watched, "in_plac")
 
 
 def test_without_any_usable_file_the_default_policy_is_in_force(opened: Open) -> None:
     """A controller does not refuse to reattach to a job that trains; it reports which policy decides."""
-    book = opened("nonsense: 1\n")
-    assert book.present.order == NAMED["balanced"].order
-    assert "Policy 'balanced' is in force until the file is corrected" in message_with(book, "nonsense")
+    watched = opened("nonsense: 1\n")
+    assert watched.present.order == NAMED["balanced"].order
+    assert "Policy 'balanced' is in force until the file is corrected" in message_with(watched, "nonsense")
 
 
 def test_a_named_policy_needs_no_file(tmp_path: Path) -> None:
     """Nothing is watched, and a check costs nothing."""
-    book = WatchedPolicy(TrainingJob.model_validate({"name": "a", "script": "b.py", "policy": "patient"}), tmp_path)
-    book.check_now()
-    assert (book.present, book.news()) == (NAMED["patient"], [])
-    book.close()
+    watched = WatchedPolicy(TrainingJob.model_validate({"name": "a", "script": "b.py", "policy": "patient"}), tmp_path)
+    watched.check_now()
+    assert (watched.present, watched.news()) == (NAMED["patient"], [])
+    watched.close()
 
 
 PLAIN = "name: c\nnodes: 3\n"
@@ -121,54 +123,54 @@ def followed(tmp_path: Path) -> Iterator[tuple[ClusterFile, Path]]:
     """Return the watched file of a cluster of three nodes, and its path."""
     file = tmp_path / "cluster.yaml"
     file.write_text(PLAIN)
-    book = ClusterFile(load_cluster(file))
-    yield book, file
-    book.close()
+    watched = ClusterFile(load_cluster(file))
+    yield watched, file
+    watched.close()
 
 
-def messages_until(book: ClusterFile, words: str) -> list[str]:
+def messages_until(watched: ClusterFile, words: str) -> list[str]:
     """Wait for a message with these *words*; return all messages."""
-    heard: list[str] = []
+    messages: list[str] = []
 
-    def told() -> bool:
-        heard.extend(book.news())
-        return any(words in one for one in heard)
+    def received() -> bool:
+        messages.extend(watched.news())
+        return any(words in one for one in messages)
 
-    wait_until(told, seconds=15, explain=lambda: str(heard))
-    return heard
+    wait_until(received, seconds=15, explain=lambda: str(messages))
+    return messages
 
 
 def test_windows_and_notices_apply_to_running_jobs_and_other_fields_to_later_ones(followed: tuple[ClusterFile, Path]) -> None:
     """Each change is reported with the previous value."""
-    book, file = followed
+    watched, file = followed
     file.write_text("name: c\nnodes: 5\nnotice: {file: /run/leaving}\n" + WINDOW)
-    told = "\n".join(messages_until(book, "jobs submitted later"))
-    assert "has changed; from now on: maintenance: new switch of node-1 from 2030-01-01 22:00" in told
-    assert "for 2 h 00 min (was: none); notice" in told
-    assert "also changes nodes: that applies to jobs submitted later" in told
-    (window,) = book.present.windows
+    message = "\n".join(messages_until(watched, "jobs submitted later"))
+    assert "has changed; from now on: maintenance: new switch of node-1 from 2030-01-01 22:00" in message
+    assert "for 2 h 00 min (was: none); notice" in message
+    assert "also changes nodes: that applies to jobs submitted later" in message
+    (window,) = watched.present.windows
     assert window.nodes == {"node-1"}
-    assert isinstance(book.present, LocalCluster)
-    assert (book.present.notice.file, len(book.present.names)) == ("/run/leaving", 3)
+    assert isinstance(watched.present, LocalCluster)
+    assert (watched.present.notice.file, len(watched.present.names)) == ("/run/leaving", 3)
 
 
 def test_a_bad_cluster_file_is_reported_with_field_and_cure_and_changes_nothing(followed: tuple[ClusterFile, Path]) -> None:
     """Until it is usable again; a missing file counts as bad."""
-    book, file = followed
+    watched, file = followed
     file.write_text(PLAIN + WINDOW)
-    messages_until(book, "has changed")
-    present = book.present
+    messages_until(watched, "has changed")
+    present = watched.present
     file.write_text(PLAIN + WINDOW.replace("node-1", "node-7"))
-    (told,) = messages_until(book, "stay in force")
-    assert f"cluster file {file}: 1 problem(s): maintenance[0].nodes:" in told
-    assert "the cluster has no node 'node-7'. Name nodes of the cluster, such as node-0" in told
-    assert book.present is present
+    (message,) = messages_until(watched, "stay in force")
+    assert f"cluster file {file}: 1 problem(s): maintenance[0].nodes:" in message
+    assert "the cluster has no node 'node-7'. Name nodes of the cluster, such as node-0" in message
+    assert watched.present is present
     file.unlink()
-    (told,) = messages_until(book, "stay in force")
-    assert "file: does not exist" in told
+    (message,) = messages_until(watched, "stay in force")
+    assert "file: does not exist" in message
     file.write_text(PLAIN + WINDOW)
-    messages_until(book, "is usable again")
-    assert book.present.maintenance == present.maintenance
+    messages_until(watched, "is usable again")
+    assert watched.present.maintenance == present.maintenance
 
 
 def test_the_cluster_in_a_job_file_is_read_from_there(tmp_path: Path) -> None:
@@ -177,10 +179,10 @@ def test_the_cluster_in_a_job_file_is_read_from_there(tmp_path: Path) -> None:
     file.write_text("name: gpt\nscript: train.py\ncluster: {nodes: 3}\n")
     _, cluster = load_job(file)
     assert cluster is not None
-    book = ClusterFile(cluster)
+    watched = ClusterFile(cluster)
     try:
         file.write_text("name: NONE\nscript: 3\ncluster:\n  nodes: 3\n  maintenance: [{begins: 2030-01-01 22:00}]\n")
-        messages_until(book, "maintenance of all nodes from")
-        assert len(book.present.windows) == 1
+        messages_until(watched, "maintenance of all nodes from")
+        assert len(watched.present.windows) == 1
     finally:
-        book.close()
+        watched.close()
