@@ -100,6 +100,6 @@ def test_a_closed_pool_starts_no_agent(cluster: LocalCluster, tmp_path: Path) ->
     spec = TrainingJob(name="freed", command=["true"])
     fleet = AgentPool(open_cluster(cluster), {"job": "1", "name": spec.name}, epoch=1)
     fleet.close(end=False)
-    with pytest.raises(AgentDisconnected, match="node-0 is gone: this controller has closed its connections"):
+    with pytest.raises(AgentDisconnected, match="node-0 is disconnected: this controller has closed its connections"):
         fleet.bring_up("node-0")
     assert not (tmp_path / "node-0").exists()

@@ -79,7 +79,7 @@ def test_a_job_is_taken_once(history: History) -> None:
 def test_two_submissions_of_one_name_are_one_job(history: History) -> None:
     """Started at the same moment, each with a row of its own: the second is refused. Another name is free."""
     acquire(history, a_job("gpt"), holder="one")
-    with pytest.raises(JobAlreadyRunning, match="'gpt' is already running, held by one"):
+    with pytest.raises(JobAlreadyRunning, match="'gpt' is already running, controlled by one"):
         acquire(history, a_job("gpt"), holder="two")
     assert len(queries.jobs(history, "gpt")) == 1
     assert acquire(history, a_job("bert"), holder="two").epoch == 1
