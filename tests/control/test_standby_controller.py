@@ -41,7 +41,7 @@ def test_a_standby_without_the_key_reports_that_before_it_is_needed(
     cluster = cluster_of(fields)
     job = a_job(spec=spec.model_dump(mode="json"), cluster=cluster.model_dump(mode="json"), directory=str(tmp_path))
     lease = acquire(history, job, holder="the flow of another host")
-    why = r"key .* cannot be used: there is no such file\. Mend `key`"
+    why = r"key .* cannot be used: there is no such file\. Correct `key`"
     with pytest.raises(UnusableFile, match=why), control_job(spec, LocalCluster(), standby=True):
         pass
     with history.session() as session:
