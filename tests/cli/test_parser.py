@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -43,6 +46,24 @@ def test_every_command_has_json_output(name: str) -> None:
     below = isinstance(command, click.Group) and not command.invoke_without_command
     for one in command.commands.values() if below and isinstance(command, click.Group) else [command]:
         assert any("--json" in option.opts for option in one.params), one.name
+
+
+def declared(group: click.Group) -> Iterator[click.Command]:
+    """Yield every command that runs a function of `holdfast.cli.commands`."""
+    for one in group.commands.values():
+        if one.callback is not None and "target" in inspect.getclosurevars(one.callback).nonlocals:
+            yield one
+        if isinstance(one, click.Group):
+            yield from declared(one)
+
+
+@pytest.mark.parametrize("command", list(declared(app)), ids=lambda command: command.name)
+def test_every_command_runs_a_function_that_takes_its_parameters(command: click.Command) -> None:
+    """The function is imported by name when the command runs."""
+    assert command.callback is not None
+    module, _, name = inspect.getclosurevars(command.callback).nonlocals["target"].partition(".")
+    function = getattr(importlib.import_module(f"holdfast.cli.commands.{module}"), name)
+    inspect.signature(function).bind(**{one.name: None for one in command.params if one.expose_value})
 
 
 def test_help_and_version_need_no_more_than_click(holdfast: Command) -> None:

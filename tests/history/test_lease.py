@@ -70,7 +70,7 @@ def test_a_job_is_taken_once(history: History) -> None:
     job = a_job()
     lease = acquire(history, job, holder="flow brave-otter")
     assert (lease.epoch, lease.pid) == (1, os.getpid())
-    with pytest.raises(JobAlreadyRunning, match=rf"held by flow brave-otter \(pid {os.getpid()} on "):
+    with pytest.raises(JobAlreadyRunning, match=rf"controlled by flow brave-otter \(pid {os.getpid()} on "):
         acquire(history, job, holder="flow two")
     assert holder_of(history, job.id) == lease
     assert [one.id for one in queries.jobs(history)] == [job.id]
@@ -79,7 +79,7 @@ def test_a_job_is_taken_once(history: History) -> None:
 def test_two_submissions_of_one_name_are_one_job(history: History) -> None:
     """Started at the same moment, each with a row of its own: the second is refused. Another name is free."""
     acquire(history, a_job("gpt"), holder="one")
-    with pytest.raises(JobAlreadyRunning, match="'gpt' is already running, held by one"):
+    with pytest.raises(JobAlreadyRunning, match="'gpt' is already running, controlled by one"):
         acquire(history, a_job("gpt"), holder="two")
     assert len(queries.jobs(history, "gpt")) == 1
     assert acquire(history, a_job("bert"), holder="two").epoch == 1
@@ -240,7 +240,7 @@ def test_a_holder_on_another_host_is_replaced_only_after_its_expiry(history: His
     """From here nobody can see whether it lives."""
     job = a_job()
     forge(history, job.id, pid=2**22 + 1, expires_at=time.time() + 1.0)
-    with pytest.raises(JobAlreadyRunning, match=r"held by elsewhere .* on far"):
+    with pytest.raises(JobAlreadyRunning, match=r"controlled by elsewhere .* on far"):
         acquire_when_free(history, job, holder="me", seconds=0.3)
     assert acquire_when_free(history, job, holder="me", seconds=30).epoch == 8
     assert row_of(history, job.id).host == this_host()

@@ -207,7 +207,7 @@ def test_more_nodes_than_there_are_is_refused_with_the_cure(stage: Stage) -> Non
     """Nothing is started, nothing is left."""
     play = stage.play("many", nodes={"wanted": 9, "ranks": 1})
     assert play.ends() == 1
-    assert "wants 9 node(s) but cluster 'stage' has 3 free" in play.reason()
+    assert "needs 9 node(s), but cluster 'stage' has 3 free" in play.reason()
 
 
 def test_a_stop_ends_the_workers_gently(stage: Stage) -> None:

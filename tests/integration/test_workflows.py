@@ -181,9 +181,9 @@ EXPECTED = {
     "probe": ("TooFewHealthyNodes", "cluster 'blocks' has 1 healthy node(s), and 2 are required: node-1 unreachable"),
     "capacity": ("CapacityTimeout", "after 100 ms cluster 'blocks' has 1 free node(s) of the 2 required (node-1: unreachable"),
     "training": ("FailedRun", "ZeroDivisionError: division by zero"),
-    "checkpoint": ("NoCheckpoint", "job 'block-ok' has no whole checkpoint in "),
+    "checkpoint": ("NoCheckpoint", "job 'block-ok' has no complete checkpoint in "),
     "unknown": ("UnknownJob", "no job 'block-never' in the history"),
-    "evaluation": ("NoCheckpoint", "job 'block-ok' has no whole checkpoint in "),
+    "evaluation": ("NoCheckpoint", "job 'block-ok' has no complete checkpoint in "),
 }
 
 

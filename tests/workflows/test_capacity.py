@@ -82,7 +82,7 @@ def test_more_nodes_than_the_cluster_has_are_refused_at_once(history: History) -
 def test_a_slurm_cluster_is_refused_in_words() -> None:
     """Its own queue waits."""
     cluster = cluster_of({"kind": "slurm", "name": "hpc"})
-    with pytest.raises(AllocationRequired, match="waiting for free nodes is not to be had for cluster 'hpc'"), open_capacity_check(cluster):
+    with pytest.raises(AllocationRequired, match="waiting for free nodes is not available for cluster 'hpc'"), open_capacity_check(cluster):
         pytest.fail("nothing to wait for")
 
 

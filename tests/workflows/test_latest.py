@@ -40,6 +40,6 @@ def test_a_job_without_a_whole_checkpoint_is_named_with_the_folder(save: Save, t
     folder = tmp_path / "checkpoints"
     if made:
         cut(biggest(save(folder, 50)))
-    with pytest.raises(NoCheckpoint, match=f"^job 'gpt' has no whole checkpoint in {folder}") as raised:
+    with pytest.raises(NoCheckpoint, match=f"^job 'gpt' has no complete checkpoint in {folder}") as raised:
         latest(folder, "gpt")
     assert ("step 50 is torn" in str(raised.value)) is made
