@@ -14,7 +14,7 @@ import platform
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from detectors.log_heuristics import TROUBLE
 from detectors.signatures import SIGNATURES
@@ -32,18 +32,11 @@ _APPROXIMATE: Final = ("(?!", "(?=", "(?<!", "(?<=", "(?P=")
 """What Hyperscan can only match approximately."""
 
 
-class Matcher(Protocol):
-    """Finds candidates."""
-
-    def candidates(self, block: bytes) -> Mapping[int, Collection[int]]:
-        """Return the numbers of the signatures that may match, for each line of *block* (by its index) that has any."""
-
-
 class NaiveMatcher:
     """Returns every signature as a candidate on every line."""
 
     def candidates(self, block: bytes) -> Mapping[int, Collection[int]]:
-        """Return all lines with all numbers, and `HEAD` where a traceback begins."""
+        """Return the numbers of the signatures that may match, for each line of *block* (by its index); `HEAD` where a traceback begins."""
         every = set(range(HEAD))
         head = _HEAD.replace("\\", "").encode()
         return {index: every | {HEAD} if head in line else every for index, line in enumerate(block.split(b"\n"))}
@@ -56,7 +49,7 @@ class HyperscanMatcher:
         self._database = database
 
     def candidates(self, block: bytes) -> Mapping[int, Collection[int]]:
-        """Return the candidates of *block*."""
+        """Return the numbers of the signatures that may match, for each line of *block* (by its index) that has any."""
         events: list[int] = []  # the end of a match and its signature in one number, as a flood makes millions of them
         keep = events.append
         self._database.scan(block, match_event_handler=lambda number, _begin, end, _flags, _context: keep(end << _BITS | number))
@@ -75,6 +68,9 @@ class HyperscanMatcher:
                 found[line] = current = []
             current.append(event & _NUMBER)
         return found
+
+
+Matcher = NaiveMatcher | HyperscanMatcher
 
 
 @functools.cache

@@ -21,9 +21,7 @@ from detectors.codec import packed
 from detectors.evidence import Unknown
 from holdfast.probe.readers import files, gpus, host, kernel, network, services, storage
 
-Reader = Callable[[Path], Any]
-
-SOURCES: Final[Mapping[str, Reader]] = {
+SOURCES: Final[Mapping[str, Callable[[Path], Any]]] = {
     "gpus": gpus.read_gpus,
     "kernel": kernel.read_kernel,
     "network": network.read_network,

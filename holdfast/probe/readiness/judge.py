@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from holdfast.probe.readiness.findings import Baseline, Facts, Found, ReadinessFinding, ReadinessState, blind, gpus_of, minor
@@ -26,17 +27,20 @@ BOOTSTRAP: Final = "`holdfast nodes bootstrap CLUSTER_FILE` installs it"
 INTERPRETER: Final = "the interpreter that `python` of the cluster or the job names"
 GPUS_FIELD: Final = "`gpus` of the cluster file"
 
+Check = Callable[[Facts, Baseline], Found]
+
 
 def judge(facts: Sequence[Facts], *, gpus: Mapping[str, int] | None = None, snapshots: bool = False) -> list[ReadinessFinding]:
     """Return the findings of each node, check by check, in the order of *facts*; *gpus* are the numbers in the cluster file."""
     usual = Baseline(facts, gpus or {})
+    checks: dict[str, tuple[str, Check]] = {**CHECKS, "memory": ("probe", partial(_memory, snapshots=snapshots))}
     found = []
     for one in facts:
         if one.unreachable:
             state, text, cure = ReadinessState.MISSING, one.unreachable, one.cure
             found.append(ReadinessFinding(node=one.node, check="login", state=state, message=text, cure=cure))
             continue
-        for name, (source, check) in {**CHECKS, "memory": ("probe", _with_snapshots if snapshots else _without_snapshots)}.items():
+        for name, (source, check) in checks.items():
             why = blind(getattr(one, source)) if source else ""
             for state, text, cure in [(ReadinessState.UNKNOWN, why, "")] if why else check(one, usual):
                 found.append(ReadinessFinding(node=one.node, check=name, state=state, message=text, cure=cure))
@@ -93,8 +97,8 @@ def _disk(one: Facts, _usual: Baseline) -> Found:
         yield ReadinessState.OK, text, ""
 
 
-def _memory(one: Facts, worst: ReadinessState) -> Found:
-    shm = (one.probe or {})["shm"]
+def _memory(one: Facts, _usual: Baseline, *, snapshots: bool) -> Found:
+    shm, worst = (one.probe or {})["shm"], ReadinessState.MISSING if snapshots else ReadinessState.DEGRADED
     if shm is None:
         yield worst, f"{MEMORY} is no file system in memory: snapshots cannot be stored", "Mount a tmpfs there"
     elif shm["total"] < SHM_MIN:
@@ -105,14 +109,6 @@ def _memory(one: Facts, worst: ReadinessState) -> Found:
         yield ReadinessState.DEGRADED, text, f"See `ls -l {MEMORY}`, and remove what is not used"
     else:
         yield ReadinessState.OK, f"{_size(shm['free'])} free in {MEMORY}", ""
-
-
-def _with_snapshots(one: Facts, _usual: Baseline) -> Found:
-    return _memory(one, ReadinessState.MISSING)
-
-
-def _without_snapshots(one: Facts, _usual: Baseline) -> Found:
-    return _memory(one, ReadinessState.DEGRADED)
 
 
 def _limits(one: Facts, _usual: Baseline) -> Found:
@@ -277,7 +273,7 @@ def _no_usable_gpu(one: Facts, wanted: int, source: str) -> tuple[ReadinessState
     return ReadinessState.MISSING, f"no GPU can be used, {what}: {why}", cure
 
 
-CHECKS: Final[Mapping[str, tuple[str, Callable[[Facts, Baseline], Found]]]] = {
+CHECKS: Final[Mapping[str, tuple[str, Check]]] = {
     "python": ("probe", _python),
     "holdfast": ("environment", _holdfast),
     "torch": ("", _torch),
