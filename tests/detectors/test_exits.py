@@ -178,7 +178,7 @@ def test_a_kernel_log_that_could_not_be_read_is_said_and_nothing_made_of_it() ->
     """Blind is neither an out-of-memory kill nor the proof that there was none."""
     fault = the_fault(an_end(signal=9, oom=Unknown("/dev/kmsg: Operation not permitted")))
     assert fault.kind == "worker-sigkill"
-    assert "whether memory ran out is not known: /dev/kmsg: Operation not permitted" in fault.quote
+    assert "whether memory ran out is unknown: /dev/kmsg: Operation not permitted" in fault.quote
 
 
 def test_only_a_kill_can_be_for_want_of_memory() -> None:
