@@ -74,7 +74,7 @@ _CHECKPOINT_KINDS: Final[tuple[Row, ...]] = (
         "replica-behind",
         "Snapshots are skipped: replicating one takes longer than the snapshot interval",
         RecommendedAction.MONITOR,
-        "give the node an idle core, or raise `checkpoint.memory.bandwidth` or `checkpoint.memory.every`; else a lost node costs more steps",
+        "give the node an idle core, or raise `checkpoint.memory.bandwidth` or `checkpoint.memory.every`; else lost nodes cost more steps",
     ),
     (
         "snapshot-no-memory",
