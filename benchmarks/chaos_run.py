@@ -171,7 +171,7 @@ class ChaosRun:
         )
         try:
             if calm.ends(600.0) != 0 or calm.incidents():
-                raise Broken(f"the undisturbed run did not go undisturbed, state {calm.state()}\n{calm.logs()}")
+                raise Broken(f"the undisturbed run failed, state {calm.state()}\n{calm.logs()}")
             curves = [{row.step: row.loss for row in queries.curve(one.history, one.row.id)} for one in (job, calm)]
             noted = [losses(one) for one in (job, calm)]
         finally:

@@ -82,7 +82,7 @@ class ControlChaos:
         self._ends(job)
         job.close()
         if queries.incidents(self.history, job.row.id):
-            raise Broken("the undisturbed run did not go undisturbed")
+            raise Broken("the undisturbed run failed")
         return job
 
     def _ends(self, job: HostsJob) -> None:
