@@ -104,7 +104,7 @@ def test_ranks_that_have_voted_wait_for_those_that_have_not() -> None:
     assert "the vote on the step" in finding.quote
 
 
-def test_several_that_did_not_arrive_are_all_told() -> None:
+def test_all_missing_ranks_are_reported() -> None:
     """One is accused, the others are named."""
     late = status(member(all=811))
     finding = explain(ranks(WAITS, late, late))
@@ -152,7 +152,7 @@ def test_a_collective_that_all_have_come_to_is_held_by_what_lies_between() -> No
     assert the_fault(quiet(fresh, fresh, fresh)).kind == "job-hang"
 
 
-def test_without_counted_operations_the_stack_tells_who_waits() -> None:
+def test_without_counted_operations_the_stack_shows_who_waits() -> None:
     """Groups of torch's own: all but one are inside of a collective."""
     inside = RankStatus(waits="collective", place="train.py:40 in step")
     fault = the_fault(quiet(inside, RankStatus(place="train.py:31 in load"), inside))
