@@ -22,7 +22,7 @@ NODES: Final = {"wanted": 3, "least": 2, "ranks": 1, "spare": 5, "standbys": 0}
 REPLACED: Final = 3
 """Spares that replace a node one by one; the other two are for a replacement that fails."""
 IN_FORCE: Final = "holds from the next decision on"
-"""What the flow says of a policy file that it has read anew."""
+"""What the flow says of a policy file that it has reread."""
 QUIET: Final = 3
 """Steps without a fault before the next one."""
 GENEROUS: Final = (

@@ -1,7 +1,7 @@
-"""A training job that suffers random real faults, and what is left of its promises in the end.
+"""A training job with random real faults, and which guarantees it keeps.
 
 A DDP job of three ranks on four local nodes with managed groups, a standby, snapshots in memory with replicas, and checkpoints. It is
-compared with the same job first_sigterm_ignored, to the same last step.
+compared with the same job undisturbed, to the same last step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ POLICY: Final = (
 
 
 class Broken(Exception):
-    """A promise that was not kept."""
+    """A broken guarantee."""
 
 
 class ChaosRun:
@@ -60,7 +60,7 @@ class ChaosRun:
         """Faults that have happened."""
 
     def play(self) -> dict[str, Any]:
-        """Break a job, let it end, train the same first_sigterm_ignored, and say what came of it."""
+        """Break a job, let it end, train the same undisturbed, and say what came of it."""
         broken, begin = self.place / "chaos", time.monotonic()
         broken.mkdir(parents=True)
         (broken / "policy.yaml").write_text(POLICY)
@@ -94,7 +94,7 @@ class ChaosRun:
     # -- the run ------------------------------------------------------------------------------------------------------
 
     def wreak(self, havoc: Havoc) -> None:
-        """Have all the faults happen: every kind in turn, each round in an order of its own."""
+        """Inject all faults: every kind in turn, each round in random order."""
         job, bag = havoc.job, list[str]()
         job.until(lambda: job.chaos.step() > 0 and job.at_work(), "the first step", seconds=180)
         job.goes_on(2 * SAVE_EVERY)
@@ -160,7 +160,7 @@ class ChaosRun:
         }
 
     def compare(self, job: Steered, last: int) -> dict[str, Any]:
-        """Train the same first_sigterm_ignored, and compare every loss and the parameters."""
+        """Train the same undisturbed, and compare every loss and the parameters."""
         calm = self.start(
             self.place / "calm",
             *["--steps", str(last)],
@@ -171,7 +171,7 @@ class ChaosRun:
         )
         try:
             if calm.ends(600.0) != 0 or calm.incidents():
-                raise Broken(f"the first_sigterm_ignored run did not go first_sigterm_ignored, state {calm.state()}\n{calm.logs()}")
+                raise Broken(f"the undisturbed run failed, state {calm.state()}\n{calm.logs()}")
             curves = [{row.step: row.loss for row in queries.curve(one.history, one.row.id)} for one in (job, calm)]
             noted = [losses(one) for one in (job, calm)]
         finally:
@@ -240,7 +240,7 @@ def median(values: list[float]) -> float | None:
 
 
 def promises(found: dict[str, Any]) -> dict[str, int]:
-    """Return how often each promise was broken."""
+    """Return how often each guarantee was broken."""
     return {
         "committed steps lost": found["steps_lost"] + found["losses_differ"],
         "parameters that differ": 0 if found["bit_equal"] else 1,

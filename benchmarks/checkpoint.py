@@ -1,8 +1,8 @@
-"""What it costs to keep the state at every step, and what it gains when it is needed.
+"""The cost of a snapshot at every step, and its benefit in a recovery.
 
 - ``0.25``, ``0.5``, ``2.0``: ours in idle windows, beside `torch.save` and `torch.distributed.checkpoint.async_save`, with a state whose
   copy takes that share of a step's idle time. Two stages of a pipeline (1F1B, real matrices), each pinned to one core, so that a stage's
-  bubble is idle time and not another rank's processor time. Modes take turns in blocks of steps, in an order drawn anew for every round.
+  bubble is idle time and not another rank's CPU time. Modes take turns in blocks of steps, in an order drawn anew for every round.
   All modes write to memory, so that no disk is measured.
 - ``stages``: the same for 4 and 8 stages whose compute is a timed sleep, and their step beside a model of it (pipeline_model.py).
 - ``saturated``: four ranks of DDP that share fewer cores, which have no idle time: torchrun, managed groups alone, and snapshots at their
@@ -265,7 +265,7 @@ def resumes(place: Path, megabytes: int, faults: int, environment: dict[str, str
 
 
 def in_turns(place: Path, rounds: int) -> list[Line]:
-    """Measure jobs that take turns on saturated cores: how much longer their steps are, and how much more processor time they take."""
+    """Measure jobs that take turns on saturated cores: how much longer their steps are, and how much more CPU time they take."""
     found, told = saturated.rounds(place, rounds)
     own = [one["slowed"] / one["trained"] for one in told]
     facts = {"snapshots_every": told[0]["every"], "told_overhead": round(max(own), 5), "measured": told[0]["measured"]}
@@ -282,7 +282,7 @@ def in_turns(place: Path, rounds: int) -> list[Line]:
 
 
 def checksums(rounds: int, megabytes: int = 64) -> list[Line]:
-    """Measure the checksum of a snapshot in one thread, by its processor time."""
+    """Measure the checksum of a snapshot in one thread, by its CPU time."""
     source = torch.randint(0, 256, (megabytes * SLICE_BYTES,), dtype=torch.uint8)
     copy = torch.empty_like(source)
 

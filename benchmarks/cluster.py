@@ -1,4 +1,4 @@
-"""What clusters of many hosts cost and how soon they recover.
+"""Cost and recovery time of clusters of many hosts.
 
     python -m benchmarks.cluster --json FILE [--only NAME ...] [--rounds N] [--keep FOLDER]
 

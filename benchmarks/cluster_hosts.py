@@ -63,7 +63,7 @@ def faults(folder: Path, environment: dict[str, str], rounds: int) -> Iterator[L
 
 @contextmanager
 def running(rack: Rack, place: Path, environment: dict[str, str], launches: list[float], **given: Any) -> Iterator[HostJob]:  # noqa: ANN401 (fields of a job)
-    """Give a job that trains, its standby parked; stop it afterwards."""
+    """Yield a job that trains, its standby parked; stop it afterwards."""
     job = HostJob(rack, place, environment, **given)
     try:
         begun = time.time()

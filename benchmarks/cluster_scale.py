@@ -1,4 +1,4 @@
-"""The control plane at scale: what thousands of agents cost a flow, and how soon it answers when many of their nodes are lost at once.
+"""The control plane at scale: the cost of thousands of agents for a flow, and its response time when many nodes are lost at once.
 
 All times have the simulated agents' own work in them, which a second core does; what counts as CPU is the flow's process alone.
 
@@ -6,7 +6,7 @@ All times have the simulated agents' own work in them, which a second core does;
 - ``cores for the beats``: what the flow uses while all goes well, and how many beats that is.
 - ``N of M nodes lost at once``: the nodes' power is taken in one moment. ``to orders`` ends when the last agent that is left has carried
   out what wakes its ranks; ``to the decision`` is what finding the root and asking the policy took; the CPU is that of the whole incident,
-  all that thousands of ranks say when their groups break and are built anew included, less what beats cost in that time.
+  all that thousands of ranks say when their groups break and are rebuilt included, less what beats cost in that time.
 - ``growth``: the same for one node of 16 and one of 4,096. Orders go to every node and every rank tells of its way back, so the cost of an
   incident in all grows with the nodes; what must not grow is what a decision takes, and what each node adds.
 - ``orders``: what is sent in all to start a generation of 4,096 nodes, against what it would be if every agent were told of all ranks.

@@ -1,4 +1,4 @@
-"""Jobs on real hosts over SSH whose control plane is killed, part by part and in pairs, and what is left of their promises."""
+"""Jobs on real hosts over SSH with parts of their control plane killed, and which guarantees they keep."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AWAY: Final = 4.0
 
 
 class Broken(Exception):
-    """A promise that was not kept."""
+    """A broken guarantee."""
 
 
 class ControlChaos:
@@ -82,7 +82,7 @@ class ControlChaos:
         self._ends(job)
         job.close()
         if queries.incidents(self.history, job.row.id):
-            raise Broken("the first_sigterm_ignored run did not go first_sigterm_ignored")
+            raise Broken("the undisturbed run failed")
         return job
 
     def _ends(self, job: HostsJob) -> None:
@@ -172,7 +172,7 @@ class ControlChaos:
     # -- what came of it ----------------------------------------------------------------------------------------------
 
     def _judged(self, job: HostsJob, calm: HostsJob) -> dict[str, Any]:
-        """Return which promises were broken, and what happened."""
+        """Return which guarantees were broken, and what happened."""
         row, broken = job.row, list[str]()
         every = set(range(1, STEPS + 1))
         if result(job.place) is None or result(job.place) != result(calm.place):
@@ -225,7 +225,7 @@ def state_at(job: HostsJob, at: float) -> str:
 
 
 def told(rounds: list[dict[str, Any]], seed: int) -> dict[str, Any]:
-    """Return the line of the chaos: how many rounds kept all promises."""
+    """Return the line of the chaos: how many rounds kept all guarantees."""
     bad = [one for one in rounds if one["broken"]]
     parts = Counter(one["parts"] for one in rounds)
     states = Counter(one.get("in_state", "") for one in rounds)

@@ -1,4 +1,4 @@
-"""Jobs whose control plane is broken on purpose: on nodes that are folders of this machine, or on hosts that are reached over SSH."""
+"""Jobs with faults injected into their control plane: on nodes that are folders of this machine, or on hosts that are reached over SSH."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class HostsJob(Job):
         return Path(shutil.copy(super().script(), self.place))
 
     def kill_rank(self, dice: random.Random) -> bool:
-        """End some rank by SIGKILL, as its agent says where it is; tell whether there was one."""
+        """Kill some rank, as its agent says where it is; tell whether there was one."""
         ranks = self.chaos.ranks()
         if not ranks:
             return False

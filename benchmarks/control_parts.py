@@ -37,7 +37,7 @@ SERVER_SECONDS: Final = 180.0
 
 @dataclass
 class Program:
-    """A program that is started anew after it was killed."""
+    """A program that is restarted after it was killed."""
 
     argv: list[str]
     environment: dict[str, str]
@@ -47,7 +47,7 @@ class Program:
 
     @property
     def log(self) -> Path:
-        """Return where its words go."""
+        """Return the path of its log."""
         return self.place / f"{self.name}.log"
 
     def begin(self) -> None:
@@ -68,7 +68,7 @@ class Program:
         return self.process is not None and self.process.poll() is None
 
     def kill(self) -> None:
-        """End its whole process group by SIGKILL."""
+        """Kill its process group."""
         if self.process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -118,7 +118,7 @@ class Plane:
         self.server = Program(argv, self.environment | own, place, "prefect-server")
 
     def begin(self) -> None:
-        """See to it that the Prefect server runs, as a service manager does, and wait until it and its database can be used."""
+        """Start the Prefect server if it is down, as a service manager does, and wait until it and its database are usable."""
 
         def serves() -> bool:
             if not self.server.lives():  # it ends where its database is away when it starts
@@ -163,7 +163,7 @@ class Plane:
             subprocess.run(command, cwd=ROOT, env=self.environment, check=True, stdin=subprocess.DEVNULL, capture_output=True)
 
     def submit(self, described: dict[str, Any]) -> None:
-        """Have some worker run the job, as soon as the server can be reached."""
+        """Have a worker run the job as soon as the server is reachable."""
         job, standby = TrainingJob.model_validate(described["job"]), bool(described.get("standby"))
         parameters = parameters_of(job, described["cluster"], standby=standby)
 
@@ -192,7 +192,7 @@ class Plane:
 
 @contextmanager
 def plane(place: Path) -> Iterator[Plane]:
-    """Give PostgreSQL and a Prefect server on it."""
+    """Yield PostgreSQL and a Prefect server on it."""
     made = Plane(place)
     try:
         made.begin()
@@ -207,5 +207,5 @@ def idle(worker: Program) -> bool:
 
 
 def nap(seconds: float) -> None:
-    """Let time pass, which is part of a fault."""
+    """Sleep, as part of a fault."""
     time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Whether jobs keep their promises while their control plane is being killed, part by part and in pairs, and how soon a standby takes over.
+"""Whether jobs keep their guarantees while parts of their control plane are killed, and how soon a standby takes over.
 
     python -m benchmarks.control_plane --json FILE [--rounds 100] [--takeovers 10] [--seed S] [--only KEY ...]
 
@@ -9,7 +9,7 @@ standby. These hosts are process groups with homes and, as root, host names of t
   Nodes are groups of processes of this machine.
 - ``chaos``: each round is one job of two ranks on three hosts, one of them spare, with SSH servers in a network of their own (needs root;
   see `tests/hosts/`). Its flow, worker, Prefect server, PostgreSQL, an agent or an sshd is killed, alone or in pairs, while it trains or at
-  some moment of a recovery. Promised, or the exit status is 1: it ends with the losses and parameters of an first_sigterm_ignored run, bit for bit;
+  some moment of a recovery. Promised, or the exit status is 1: it ends with the losses and parameters of an undisturbed run, bit for bit;
   each step, and each move, incident and decision is on record; no process, memory, spilled row or lease is left over.
 """
 
@@ -97,7 +97,7 @@ def together(text: str) -> tuple[str, ...]:
 
 
 def main() -> int:
-    """Measure, print, and write; return 1 when a promise was broken."""
+    """Measure, print, and write; return 1 when a guarantee was broken."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, one object a line")
     parser.add_argument("--rounds", type=int, default=100, help="jobs whose control plane is killed")

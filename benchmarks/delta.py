@@ -1,9 +1,9 @@
-"""What a change of one rank costs when only its groups are built anew, against building all anew: 4 to 32 ranks.
+"""Cost of a change of one rank if only its groups are rebuilt, compared to rebuilding all: 4 to 32 ranks.
 
 A pipeline x data mesh with next to no computation; the lost rank goes to a warm standby. The clock starts at the order and ends with the
 last rank's first new step, less the work of a steady one. All ranks share this machine's cores, so that work which a cluster does
 on all its machines at once is done here one rank after the other: a pause that grows with the ranks grows by that too. ``work`` is the
-processor time that a rank spent, the median over the ranks.
+CPU time that a rank spent, the median over the ranks.
 
 Ways: ``ours``, which builds the groups with the new rank in it, and the group of all ranks later when nothing uses it; ``world``, the
 same for a script that does use it; ``all``, which builds every group of every rank anew.
@@ -75,7 +75,7 @@ def _change(job: Driver, way: str, rank: int) -> dict[str, Any]:
 
 
 def work_of(before: list[Done], after: list[Done]) -> float:
-    """Return the processor time that a rank spent from its last step to the first new one, less that of a step."""
+    """Return the CPU time that a rank spent from its last step to the first new one, less that of a step."""
     first = next(one for one in after if one.step > before[-1].step)
     return first.work - before[-1].work - (before[-1].work - before[0].work) / (len(before) - 1)
 

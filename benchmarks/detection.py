@@ -1,4 +1,4 @@
-"""How long after a fault the flow knows of it, what watching costs, and whether anything is told of a job that is well.
+"""Detection latency of faults, the cost of monitoring, and false alarms for a healthy job.
 
     python -m benchmarks.detection --json detection.jsonl [--rounds N] [--clean SECONDS] [--only KEY ...]
 
@@ -97,7 +97,7 @@ class Bench:
 
     @contextmanager
     def job(self, name: str, **how: Any) -> Iterator[Job]:  # noqa: ANN401 (fields of a job)
-        """Give a job that trains."""
+        """Yield a job that trains."""
         environment = {**self._environment, **how.pop("environment", {})}
         fields = {"args": ARGUMENTS, "nodes": NODES, **how}
         job = Job(self._folder / name, environment, stock=False, **fields)
@@ -110,7 +110,7 @@ class Bench:
     # -- processes ----------------------------------------------------------------------------------------------------
 
     def processes(self, keys: set[str]) -> None:
-        """Break ranks and nodes of one job, in turns."""
+        """Break ranks and nodes of one job, alternately."""
         acts: dict[str, Callable[[Job], float]] = {"exit": kill, "stopped": stop, "hang": hang, "node-cut": freeze}
         wanted = {key: act for key, act in acts.items() if key in keys}
         seen: dict[str, list[float]] = {key: [] for key in wanted}
@@ -134,7 +134,7 @@ class Bench:
     # -- nodes --------------------------------------------------------------------------------------------------------
 
     def nodes(self, keys: set[str]) -> None:
-        """Have the kernel and the GPUs' driver tell of faults."""
+        """Report faults in the kernel log and by the GPU driver."""
         library = stand_in(self._folder / "nvml") if "nvml" in keys else None
         events, state = self._folder / "events", self._folder / "state"
         events.touch()
@@ -151,7 +151,7 @@ class Bench:
                 self.tell("nvml", found, GOALS["nvml"], simulated="libnvidia-ml.so.1; pynvml is real")
 
     def counter(self, rounds: int = 3) -> None:
-        """Have an interface count broken frames."""
+        """Increase an interface's counter of corrupt frames."""
         root = self._folder / "root"
         nic = root / "sys/class/net/eth0"
         files = {"device/vendor": "0x15b3", "flags": "0x1003", "operstate": "up", "carrier": "1", "carrier_down_count": "1"}
@@ -202,7 +202,7 @@ class Bench:
         self.tell("false-alarms", [float(len(alarms))], 0.0, seconds=round(took), kinds=kinds, status=dict(status))
 
     def sweep(self) -> None:
-        """Look at many nodes, in a process of its own: what counts there is its processor time."""
+        """Read many nodes, in a separate process to measure its CPU time."""
         place = self._folder / "sweep.jsonl"
         subprocess.run([sys.executable, "-m", "benchmarks.sweep", "--json", str(place)], check=True)
         for line in place.read_text().splitlines():
@@ -237,28 +237,28 @@ def a_log(unhealthy: int) -> bytes:
 
 
 def kill(job: Job) -> float:
-    """End a rank by SIGKILL."""
+    """Kill a rank."""
     pid, at = job.pids()[1], steps.now()
     os.kill(pid, signal.SIGKILL)
     return at
 
 
 def stop(job: Job) -> float:
-    """Have a rank stand still."""
+    """Stop a rank."""
     pid, at = job.pids()[1], steps.now()
     os.kill(pid, signal.SIGSTOP)
     return at
 
 
 def hang(job: Job) -> float:
-    """Have a rank wait for ever at its next step; return when it began to."""
+    """Hang a rank at its next step; return when that began."""
     (job.place / "hanging-1").unlink(missing_ok=True)
     (job.place / "hang-1").touch()
     return float(wait_for(lambda: (job.place / "hanging-1").exists() and (job.place / "hanging-1").read_text(), "the hang"))
 
 
 def freeze(job: Job) -> float:
-    """Have everything on a node stand still, its agent first: it must not tell of the others."""
+    """Stop everything on a node, its agent first, so that it does not report the others."""
     node = job.placed(1).node
     pids = sorted(marked(NODE_MARK, job.mark(node)), key=lambda pid: b"holdfast.agent" not in command(pid))
     at = steps.now()
@@ -299,7 +299,7 @@ def log_xid(number: int) -> float:
 
 
 def happen(events: Path, xid: int) -> float:
-    """Have an Xid happen on the first GPU."""
+    """Report an Xid of the first GPU."""
     at = time.time()
     with events.open("a") as file:
         file.write(f"0 {xid}\n")
@@ -307,7 +307,7 @@ def happen(events: Path, xid: int) -> float:
 
 
 def fill(disk: Path) -> float:
-    """Leave no room on *disk*."""
+    """Use up the space on *disk*."""
     with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(1 << 16))
@@ -329,7 +329,7 @@ def stand_in(folder: Path) -> Path:
 
 
 def command(pid: int) -> bytes:
-    """Return the command line of a process; nothing when it is gone."""
+    """Return the command line of a process; empty if it ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
@@ -348,7 +348,7 @@ def watched(job: Job) -> bool:
 
 
 def cpu_of(pids: list[int]) -> float:
-    """Return the seconds of processor that *pids* have taken, with those of children that have ended."""
+    """Return the CPU seconds that *pids* have taken, with those of children that have ended."""
     total = 0.0
     for pid in pids:
         with suppress(OSError):

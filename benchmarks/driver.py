@@ -1,4 +1,4 @@
-"""Flow and agent in one, as small as can be: for benchmarks of what happens inside the workers.
+"""A minimal flow and agent in one, for benchmarks of the workers.
 
 Ranks are real processes, forked from the warm starter that agents use; what is left out is the flow's detection and decision, so the
 clock of these benchmarks starts at the order. Everything a worker hears is what the flow would have told it.
@@ -171,7 +171,7 @@ class Driver:
         return steps.read(self.place, self.ranks)
 
     def run(self, more: int, what: str = "steps") -> None:
-        """Wait for so many more steps of every rank."""
+        """Wait for that many more steps of every rank."""
         until = steps.newest(self.done()) + more
         self._await(lambda: steps.newest(self.done()) >= until, what)
 

@@ -1,4 +1,4 @@
-"""The floor: torch alone, ranks that are all there and only have to build a new gloo group and give the state to one of them.
+"""The lower bound: torch alone, with live ranks that only build a new gloo group and send the state to one of them.
 
 No detection, no decision, no process to start, nothing to agree on: no recovery can be faster.
 """

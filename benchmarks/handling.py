@@ -1,4 +1,4 @@
-"""How soon faults are answered, action by action, and whether a job that suffers hundreds of them keeps its promises.
+"""Recovery time of each action, and whether a job with hundreds of faults keeps its guarantees.
 
     python -m benchmarks.handling --json FILE [--rounds N] [--only KEY ...] [--faults 200] [--seed S] [--kinds KIND ...]
 
@@ -11,7 +11,7 @@ Real jobs under a real flow, Prefect server and agents, on a local cluster: node
 - ``shrink``, ``grow``: the same in the processes that live, from the injection, and by how much the step with a newcomer comes later;
   this for jobs whose steps take next to nothing, and for such as rest 50 and 200 ms in each.
 - ``chaos``: a job of three ranks on four nodes with managed groups, a standby, replicated snapshots and checkpoints suffers random faults
-  (havoc.py has the kinds). Promised, or the exit status is 1: every step has the loss, and the end the parameters, of an first_sigterm_ignored run,
+  (havoc.py has the kinds). Promised, or the exit status is 1: every step has the loss, and the end the parameters, of an undisturbed run,
   bit for bit; no node is isolated, as none has a fault of its own; no process and no memory is left; every incident ends well.
 """
 
@@ -97,7 +97,7 @@ def widths(folder: Path, environment: dict[str, str], rounds: int, keys: set[str
 
 
 def chaos(folder: Path, environment: dict[str, str], given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Break a job again and again, and judge what is left: how long training stood still, and a line for each promise."""
+    """Break a job again and again, and judge what is left: how long training stood still, and a line for each guarantee."""
     run = ChaosRun(folder / "chaos", environment, given.faults, given.seed, given.kinds)
     try:
         found = run.play()
@@ -111,7 +111,7 @@ def chaos(folder: Path, environment: dict[str, str], given: argparse.Namespace) 
 
 
 def main() -> int:
-    """Measure, print, and write; return 1 when a promise was broken."""
+    """Measure, print, and write; return 1 when a guarantee was broken."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, one object a line")
     parser.add_argument("--rounds", type=int, default=3, help="jobs that come to every action")

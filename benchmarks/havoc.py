@@ -1,4 +1,4 @@
-"""Random real faults for one job on a local cluster: each is done, and seen to have happened, before it counts."""
+"""Random real faults for one job on a local cluster; each counts only once it has been observed."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ DISK_BYTES: Final = 8 << 20
 
 
 class NotPossible(Exception):
-    """There is nothing to break in this way now."""
+    """No target for this kind of fault now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A fault that happened."""
+    """An injected fault."""
 
     kind: str
     at: float
@@ -43,7 +43,7 @@ class Done:
 
 @dataclass
 class Havoc:
-    """Breaks one job, by the dice of a seed."""
+    """Injects random faults into one job, by a seed."""
 
     job: Steered
     dice: random.Random
@@ -51,12 +51,12 @@ class Havoc:
     """The checkpoints have a small file system to themselves, which may be filled."""
     done: list[Done] = field(default_factory=list)
     impossible: Counter[str] = field(default_factory=Counter)
-    """How often there was nothing to break in this way, by kind."""
+    """Number of times without a target, by kind."""
     awaited: int = 0
     """Faults that were kept back until all ranks trained."""
 
     def wreak(self, kind: str) -> bool:
-        """Have a fault of *kind* happen; tell whether that was possible now."""
+        """Inject a fault of *kind*; return whether that was possible."""
         at = time.time()
         try:
             what = KINDS[kind](self)
@@ -103,7 +103,7 @@ class Havoc:
 
     @contextmanager
     def stopped(self, pids: list[int]) -> Iterator[None]:
-        """Have processes stand still meanwhile; those that are still there go on."""
+        """Stop processes meanwhile, then continue those that still exist."""
         try:
             for pid in pids:
                 with suppress(ProcessLookupError):
@@ -126,7 +126,7 @@ class Havoc:
 
 
 def command(pid: int) -> bytes:
-    """Return the command line of a process; nothing when it is gone."""
+    """Return the command line of a process; empty if it ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
@@ -147,7 +147,7 @@ def by_signal(number: signal.Signals) -> Callable[[Havoc], str]:
 
 
 def stop(havoc: Havoc) -> str:
-    """Have a rank stand still, for good."""
+    """Stop a rank permanently."""
     one = havoc.a_rank()
     havoc.signal_to(one.pid, signal.SIGSTOP, lambda _: state_of(one.pid) in "TZ?")
     return f"rank {one.rank} on {one.node}"
@@ -213,7 +213,7 @@ def in_a_step(statements: str) -> Callable[[Havoc], str]:
 
 
 def power_off(havoc: Havoc) -> str:
-    """Take a node away, and let it come back empty some time later."""
+    """Remove a node, and bring it back empty some time later."""
     node, pid = havoc.an_agent()
     started = started_at(pid)
     havoc.job.nodes.power_off(node)
@@ -232,7 +232,7 @@ def kill_agent(havoc: Havoc) -> str:
 
 
 def stall_agent(havoc: Havoc) -> str:
-    """Have a node's agent stand still for a while, shorter than counts as silence; training goes on through it."""
+    """Stop a node's agent for less than the timeout of agents; training continues meanwhile."""
     node, pid = havoc.an_agent()
     with havoc.stopped([pid]):
         time.sleep(1.5)
@@ -240,7 +240,7 @@ def stall_agent(havoc: Havoc) -> str:
 
 
 def cut_node(havoc: Havoc) -> str:
-    """Have everything on a node stand still, as if it were cut off, and go on after it has been given up."""
+    """Stop everything on a node, as if its network were cut, and continue after it was given up."""
     node, agent = havoc.an_agent()
     others = [pid for pid in marked(NODE_MARK, havoc.job.mark(node)) if pid != agent]
     with havoc.stopped([agent, *others]):
@@ -274,7 +274,7 @@ def kill_standby(havoc: Havoc) -> str:
 
 
 def kill_flow(havoc: Havoc) -> str:
-    """End the flow by SIGKILL, and start another one."""
+    """Kill the flow, and start another one."""
     havoc.job.kill_flow()
     away = havoc.dice.uniform(0.0, 2.0)
     time.sleep(away)
@@ -294,7 +294,7 @@ def kill_flow_and_rank(havoc: Havoc) -> str:
 
 
 def newest_of_two(havoc: Havoc) -> Path:
-    """Return the newest whole checkpoint; there is another one."""
+    """Return the newest complete checkpoint; there is another one."""
     whole = [one for one in manifest.candidates(havoc.job.checkpoints) if manifest.looks_complete(one)]
     if len(whole) < 2:  # noqa: PLR2004 (the last one is left alone: nobody could go back to another)
         raise NotPossible
@@ -326,7 +326,7 @@ def remove_checkpoint(havoc: Havoc) -> str:
 
 
 def fill_disk(havoc: Havoc) -> str:
-    """Leave no room for checkpoints for a while."""
+    """Use up the space for checkpoints for a while."""
     if not havoc.own_disk:
         raise NotPossible
     filler = havoc.job.checkpoints / "filler"
@@ -369,4 +369,4 @@ KINDS: Final[dict[str, Callable[[Havoc], str]]] = {
     "checkpoint-file-removed": remove_checkpoint,
     "disk-full": fill_disk,
 }
-"""Every kind of fault, and what does it."""
+"""Each kind of fault with its injector."""

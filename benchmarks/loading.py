@@ -1,4 +1,4 @@
-"""How long a rank's new process takes to load its state: from its node's memory, from another node's, and from disk.
+"""Time for a rank's new process to load its state: from its node's memory, from another node's, and from disk.
 
 One rank trains some steps with everything on: snapshots in its node's memory store, which the memory server sends to a second node's, and a
 checkpoint on disk. Then new processes come, one after the other, in an order drawn anew for every round; each is a real session that finds

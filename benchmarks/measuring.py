@@ -1,4 +1,4 @@
-"""What the benchmarks share: waiting, one Prefect server for all rounds, and how a figure is written down."""
+"""Shared by the benchmarks: waiting, one Prefect server for all rounds, and the format of results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE: Final = 180.0
 
 
 def wait_for(condition: Callable[[], Any], what: str, *, every: float = 0.002, seconds: float = PATIENCE) -> Any:  # noqa: ANN401 (whatever the condition returns)
-    """Return the first true answer of *condition*; fail loudly, a benchmark that hangs measures nothing."""
+    """Return the first true result of *condition*; raise TimeoutError after *seconds*."""
     until = time.monotonic() + seconds
     while not (answer := condition()):
         if time.monotonic() > until:
@@ -28,7 +28,7 @@ def wait_for(condition: Callable[[], Any], what: str, *, every: float = 0.002, s
 
 @contextmanager
 def prefect(place: Path) -> Iterator[dict[str, str]]:
-    """Give the environment of a Prefect server that serves all rounds."""
+    """Yield the environment of a Prefect server that serves all rounds."""
     server = TemporaryServer(place / "prefect", "server.log", {**os.environ, "PYTHONPATH": str(ROOT)})
     try:
         server.wait()
@@ -38,7 +38,7 @@ def prefect(place: Path) -> Iterator[dict[str, str]]:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Return median, P99 (the worst one, where there are fewer than a hundred), number and range of *values*."""
+    """Return median, P99 (the maximum for fewer than a hundred values), number and range of *values*."""
     ordered = sorted(values)
     if not ordered:
         return {"median": None, "p99": None, "n": 0}
@@ -51,6 +51,6 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def figure(values: Sequence[float], goal: Any, goals_met: dict[str, bool], **details: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
-    """Return what a key of the result holds: the spread of *values*, the goals, and whether each was met."""
+    """Return one entry of the results: the spread of *values*, the goals, and whether each was met."""
     met = bool(values) and all(goals_met.values())
     return {**spread(values), "goal": goal, "met": met, "goals_met": goals_met, **details}

@@ -35,7 +35,7 @@ class MemoryNode:
         self._control.sendall(encode({"replicate": [list(home.address)], "bandwidth": None, "ranks": self._ranks}))
 
     def holds(self, step: int) -> None:
-        """Wait until a whole snapshot of *step* lies here."""
+        """Wait until a complete snapshot of *step* lies here."""
         wait_for(
             lambda: step in {one.step for one in shared_memory.labels(self.memstore).values()}, f"step {step} on {self.name}", every=0.05
         )

@@ -1,4 +1,4 @@
-"""What a managed group costs each call: the same gloo backend called directly and through `ManagedGroup`, in turns.
+"""Overhead of a managed group per call: the same gloo backend called directly and through `ManagedGroup`, alternately.
 
 One member, so that nothing is waited for: what is left is the call itself. Nothing is simulated.
 
@@ -74,7 +74,7 @@ def measure(rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, tell, and write."""
+    """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here")
     parser.add_argument("--rounds", type=int, default=31)

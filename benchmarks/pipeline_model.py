@@ -1,4 +1,4 @@
-"""How long a step of a pipeline takes, worked out from what its single operations cost: torch's 1F1B schedule over gloo, stage by stage.
+"""Step time of a pipeline, computed from the cost of its single operations: torch's 1F1B schedule over gloo, stage by stage.
 
 The schedule's own order is followed: which sends and receives it issues together, and where it waits for them. A message is there *hop*
 seconds after both its ends have asked for it, as gloo has it: a send ends no sooner than its receive was posted. Processors are not

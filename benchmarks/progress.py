@@ -1,4 +1,4 @@
-"""What looking at progress costs a rank: noting each operation, measuring each step, and comparing copies of the parameters.
+"""Overhead of progress tracking in a rank: recording each operation, measuring each step, and comparing copies of the parameters.
 
 Real tensors and a real training loop on this machine, one process; whatever is compared takes turns.
 

@@ -1,4 +1,4 @@
-"""The benchmarks' training script as a job under a real flow and real agents: what breaks it, what moves it, and what that cost."""
+"""The benchmarks' training script as a job under a real flow and real agents: faults, migrations, and their cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUIET: Final = 5
 
 
 def steady(lines: list[Done]) -> float:
-    """Return the median of a rank's last first_sigterm_ignored steps."""
+    """Return the median of a rank's last undisturbed steps."""
     return statistics.median(gap for _, gap in gaps(lines)[-QUIET + 1 :])
 
 
@@ -98,7 +98,7 @@ class Job:
         return steps.read(self.place, self._ranks)
 
     def run(self, more: int) -> None:
-        """Wait for so many more steps of every rank."""
+        """Wait for that many more steps of every rank."""
         until = steps.newest(self.done()) + more
         self.until(lambda: steps.newest(self.done()) >= until, f"step {until}")
 
@@ -132,7 +132,7 @@ class Job:
         return mark_of(self._nodes.folder(node))
 
     def settle(self) -> None:
-        """Wait until training runs with a parked standby, and some steps have gone by that nothing disturbed."""
+        """Wait until training runs with a parked standby, and some steps have gone by without disturbance."""
         standby = 1 if self._waits else 0
         self.until(lambda: self._state() == "RUNNING" and self._chaos.parked() >= standby, "a job that runs, and its standby")
         self.run(QUIET)
@@ -168,7 +168,7 @@ class Job:
         return rows[0] if rows and rows[0].closed_at else None
 
     def _usual_peaks(self, pids: dict[int, int]) -> dict[int, int]:
-        """Return each process's peak over some steps that nothing disturbs, and let it begin anew."""
+        """Return each process's peak over some steps without disturbance, and reset it."""
         for pid in pids.values():
             forget_peak(pid)
         self.run(2)
@@ -207,7 +207,7 @@ class Job:
         return at
 
     def take_node(self) -> float:
-        """Take the whole node of rank 0 away, for good; return when that happened."""
+        """Take the whole node of rank 0 away, permanently; return when that happened."""
         return self._chaos.power_off(0)[0]
 
     def lose(self, how: Callable[[], float]) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class Job:
 
 
 def peak(pid: int) -> int:
-    """Return the most memory (KiB) that a process has held since `forget_peak`; 0 when it is gone."""
+    """Return the most memory (KiB) that a process has held since `forget_peak`; 0 if it ended."""
     with suppress(OSError, StopIteration):
         line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1])
@@ -241,7 +241,7 @@ def peak(pid: int) -> int:
 
 
 def forget_peak(pid: int) -> None:
-    """Let the peak of a process begin anew; see proc_pid_clear_refs(5)."""
+    """Reset the memory peak of a process; see proc_pid_clear_refs(5)."""
     with suppress(OSError):
         Path(f"/proc/{pid}/clear_refs").write_text("5")
 

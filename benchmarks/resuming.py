@@ -1,4 +1,4 @@
-"""What a fault costs under a real flow and real agents, by where the state is when nobody living has it: steps lost, seconds to resume.
+"""Cost of a fault under a real flow and real agents, by the source of the state if no live rank has it: steps lost, seconds to resume.
 
 - ``memory``: all ranks are killed at once; new processes on the same nodes go on from their nodes' memory.
 - ``replica``: the node of rank 0 is taken away with its memory; a process on a spare node takes the copy in another node's memory.
@@ -35,7 +35,7 @@ class Resumes:
         self._megabytes, self._faults = megabytes, faults
 
     def all(self) -> list[dict[str, Any]]:
-        """Break every job as often as is wanted; return what each fault cost."""
+        """Break every job as often as requested; return what each fault cost."""
         return [told for source in SOURCES for told in self._job(source)]
 
     def _job(self, source: str) -> list[dict[str, Any]]:

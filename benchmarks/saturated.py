@@ -30,10 +30,10 @@ WARM: Final = 4
 JOBS: Final = ("torchrun", "managed", "snapshots")
 KINDS: Final = (*JOBS, "without")
 """``without``: the job that takes snapshots, with these turned off for the block. Two jobs differ by more than what is measured here, for
-how memory happens to lie costs some percent of the processor time; so what snapshots take is measured within one.
+how memory happens to lie costs some percent of the CPU time; so what snapshots take is measured within one.
 """
 FIGURES: Final = ("seconds", "mean", "processor")
-"""Of a step: median and mean by the clock, and the processor time of all ranks together."""
+"""Of a step: median and mean by the clock, and the CPU time of all ranks together."""
 
 
 class Turns:
@@ -63,7 +63,7 @@ class Turns:
     def figures(self) -> dict[str, float]:
         """Return `FIGURES` of the newest block, the slowest rank counting in each step; the first carries what was before.
 
-        What others do on the machine hardly changes the processor time.
+        What others do on the machine hardly changes the CPU time.
         """
         slowest = [float(max(steps)) for steps in zip(*(one["steps"] for one in self.last()), strict=True)]
         used = float(sum(one["cpu"] for one in self.last()) / len(slowest))

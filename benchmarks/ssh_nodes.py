@@ -1,4 +1,4 @@
-"""Simulated nodes: one process that speaks SSH on as many addresses of this machine as are asked for, and tells recorded looks.
+"""Simulated nodes: one process that speaks SSH on as many addresses of this machine as are asked for, and returns recorded readings.
 
     python -m benchmarks.ssh_nodes FOLDER COUNT
 

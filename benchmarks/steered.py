@@ -58,7 +58,7 @@ class Steered(Watched):
             self.flow = subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 
     def kill_flow(self) -> None:
-        """End the flow by SIGKILL."""
+        """Kill the flow."""
         self.flow.kill()
         self.flow.wait()
 
@@ -80,12 +80,12 @@ class Steered(Watched):
         return not parked or self.chaos.parked() >= parked
 
     def goes_on(self, steps: int, *, parked: int = 0, seconds: float = 120.0) -> None:
-        """Wait until the job has made so many more steps, and is at work."""
+        """Wait until the job has made that many more steps, and is at work."""
         until = self.chaos.step() + steps
         self.until(lambda: self.is_steered() and self.at_work(parked) and self.chaos.step() >= until, f"step {until}", seconds=seconds)
 
     def is_steered(self) -> bool:
-        """Say that a flow runs; raise `FlowEnded` when it has ended by itself."""
+        """Check that the flow runs; raise `FlowEnded` if it has ended by itself."""
         if self.flow.poll() is None:
             return True
         raise FlowEnded(f"the flow ended with status {self.flow.returncode}, state {self.state()}\n{self.logs()}")

@@ -23,7 +23,7 @@ class Done:
     seconds: float
     """How long the step took."""
     work: float
-    """The processor time that the process had spent by then."""
+    """The CPU time that the process had spent by then."""
 
 
 class StepNotes:

@@ -196,7 +196,7 @@ def memory(taken: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, tell, and write."""
+    """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
     parser.add_argument("--rounds", type=int, default=2, help="rounds of everything; each takes about five minutes")

@@ -50,7 +50,7 @@ poison = 1.0
 
 
 def work(seconds: float) -> None:
-    """Compute for *seconds* of processor time or wall time, whichever is over first."""
+    """Compute for *seconds* of CPU time or wall time, whichever is over first."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         sum(range(1000))

@@ -87,6 +87,6 @@ def newest(job: Steered) -> models.Generation:
 
 
 def steps(job: Steered, count: int) -> None:
-    """Wait for so many more steps."""
+    """Wait for that many more steps."""
     until = job.chaos.step() + count
     job.until(lambda: job.chaos.step() >= until, f"step {until}")

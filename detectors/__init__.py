@@ -1,1 +1,1 @@
-"""What went wrong: the fault catalogue, detectors from evidence to faults, and the diagnosis. Pure: no clock, no I/O."""
+"""Fault catalogue, detectors that turn evidence into faults, and the diagnosis. Pure: no clock, no I/O."""

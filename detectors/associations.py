@@ -1,4 +1,4 @@
-"""Associated faults, as the catalogue has them: which kinds explain which, from `associations.toml`.
+"""Associated faults: which kinds explain which, from `associations.toml`.
 
 The tables speak of families (components, areas, levels, blames) and name kinds where a family is too coarse; groups give either a name.
 The rules were drawn from the associated-fault tables of vendors (an Xid of NVIDIA names those that lead to it and follow from it:
@@ -22,7 +22,7 @@ _FIELDS: Final = frozenset({"kinds", "components", "areas", "recommended_actions
 
 
 class Scope(StrEnum):
-    """Where an effect is to be looked for, seen from its cause."""
+    """Where to look for an effect, relative to its cause."""
 
     RANK = "rank"
     DEVICE = "device"
@@ -32,7 +32,7 @@ class Scope(StrEnum):
 
 
 class BadAssociation(ValueError):
-    """A table of associated faults that cannot be used as it is."""
+    """An invalid table of associated faults."""
 
     def __init__(self, place: str, reason: str, cure: str) -> None:
         super().__init__(place, reason, cure)
@@ -44,7 +44,7 @@ class BadAssociation(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """By what a family takes a kind."""
+    """The attributes by which a family selects fault kinds."""
 
     id: str
     component: str
@@ -55,7 +55,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Some kinds: those named, those of the families given (all that is given must hold), and those of other families."""
+    """A set of fault kinds: by name, by attributes (all given ones must match), and of other families."""
 
     kinds: frozenset[str] = frozenset()
     components: frozenset[str] = frozenset()
@@ -66,7 +66,7 @@ class Family:
     but: frozenset[str] = frozenset()
 
     def takes(self, one: Traits) -> bool:
-        """Tell whether *one* belongs to it."""
+        """Tell whether *one* belongs to the family."""
         if one.id in self.but:
             return False
         return one.id in self.kinds or self._fits(one) or any(group.takes(one) for group in self.groups)
@@ -90,28 +90,28 @@ class Association:
     effect: Family
     scope: Scope
     before: float
-    """Seconds by which the effect may be seen before its cause."""
+    """Seconds by which the effect may be observed before its cause."""
     after: float
     """Seconds for which effects may follow."""
     strength: float
-    """How surely the effect follows when the cause is there: 0 to 1."""
+    """Probability of the effect given the cause: 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Faults of one family on several nodes within seconds are one fault of what the nodes share."""
+    """Faults of one family on several nodes within seconds are one fault of a shared component."""
 
     kind: str
     of: Family
     nodes: int
     share: float
-    """Of the nodes that hold ranks, at least."""
+    """Minimum fraction of the nodes with ranks."""
     window: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """Faults of one family that come again and again on one device, and on no other node, are the device's."""
+    """Faults of one family that repeat on one device, and on no other node, are the device's."""
 
     kind: str
     of: Family
@@ -121,7 +121,7 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accused:
-    """Several ranks whose faults name one peer accuse it."""
+    """Faults of several ranks that name one peer blame it."""
 
     kind: str
     of: Family
@@ -130,20 +130,20 @@ class Accused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """Faults of one family are the script's when they follow the step and not the node."""
+    """Faults of one family are the script's if they follow the step and not the node."""
 
     of: Family
     together: int | Literal["all"]
     """On how many nodes at once, or on all of them."""
     again: bool
-    """Also when the same came before at the same step on another node."""
+    """Also if it happened before at the same step on another node."""
     reason: str
-    """In words, where those of the failure itself are not enough."""
+    """The explanation, if that of the failure itself is not enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settle:
-    """How many seconds to wait for more evidence when a fault of the family is the root so far; None: as long as silence takes."""
+    """Seconds to wait for more evidence if the root so far is of the family; None: the time until an agent counts as unreachable."""
 
     of: Family
     all: float
@@ -166,15 +166,15 @@ class Associations:
     script: tuple[Script, ...]
     settle: tuple[Settle, ...]
     vague: frozenset[str]
-    """Kinds of what workers say that tell no more than that something is wrong."""
+    """Kinds of worker output without a specific cause."""
     restates: Mapping[str, Family]
-    """How a worker ended to the kinds of words that say the same once more."""
+    """Exit kinds, each with the kinds of output that only restate it."""
     named: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Each table to the kinds that it names, for a test to look up."""
+    """The kinds that each table names, for a test."""
 
 
 def load(place: Path = PLACE) -> Associations:
-    """Read the tables at *place*; BadAssociation names the table that cannot be used, why, and what to do."""
+    """Read the tables at *place*; raise BadAssociation with the invalid table, the reason and what to do."""
     try:
         table = tomllib.loads(place.read_text())
     except tomllib.TOMLDecodeError as error:
@@ -206,7 +206,7 @@ def load(place: Path = PLACE) -> Associations:
 
 
 class _RowReader:
-    """Reads rows; remembers every kind they name."""
+    """Reads rows and collects the kinds that they name."""
 
     def __init__(self, file: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
         self._file, self._groups, self._made = file, groups, dict[str, Family]()
@@ -223,7 +223,7 @@ class _RowReader:
         return self._made[name]
 
     def family(self, row: Mapping[str, Any], where: str, beside: tuple[str, ...] = ()) -> Family:
-        """Return the family that *row* describes; *beside* are fields of it that say something else."""
+        """Return the family that *row* describes; *beside* are its other fields."""
         told = {name: value for name, value in row.items() if name not in beside}
         if unknown := sorted(told.keys() - _FIELDS):
             raise BadAssociation(
@@ -244,7 +244,7 @@ class _RowReader:
         return Family(groups=groups, **{name: frozenset(value) for name, value in told.items()})
 
     def association(self, row: Mapping[str, Any]) -> Association:
-        """Return one rule of what explains what."""
+        """Return a rule of which kind explains which."""
         where = f"explains {row.get('name', '?')!r}"
         rest = {name: value for name, value in row.items() if name not in ("cause", "effect", "scope")}
         return Association(
@@ -288,28 +288,28 @@ def between(cause: str, effect: str) -> tuple[Association, ...]:
 
 @cache
 def script_rule(kind: str) -> Script | None:
-    """Return what has to hold for failures of *kind* to be the script's; None: they never are."""
+    """Return the rule by which failures of *kind* are the script's; None: they never are."""
     return next((rule for rule in ASSOCIATIONS.script if rule.of.takes(traits_of(kind))), None)
 
 
 @cache
 def settle_rule(kind: str) -> Settle | None:
-    """Return how long a root of *kind* waits for more evidence; None: it speaks for itself."""
+    """Return how long to wait for more evidence if the root is of *kind*; None: not at all."""
     return next((rule for rule in ASSOCIATIONS.settle if rule.of.takes(traits_of(kind))), None)
 
 
 def follows_step(kind: str) -> bool:
-    """Tell whether failures of *kind* can be the user's code; a signal, a lost node, a full disk or a dead service never is."""
+    """Tell whether failures of *kind* can be the user code's; those by a signal, a lost node, a full disk or a dead service cannot."""
     rule = script_rule(kind)
     return rule is not None and rule.again
 
 
 def is_secondary(kind: str) -> bool:
-    """Tell whether faults of *kind* tell of a loss, and not of its cause."""
+    """Tell whether faults of *kind* are secondary: effects of a loss, not its cause."""
     return belongs(kind, "echo") or belongs(kind, "blamed")
 
 
 def usual_weight(kind: str, component: str, recommended_action: str, blame: str) -> int:
-    """Return how near the root of an incident a kind of this family usually is; 50 where no family says so."""
+    """Return how close to the root cause kinds of this family usually are; 50 if no family defines it."""
     one = Traits(id=kind, component=component, area=AREAS[component], recommended_action=recommended_action, blame=blame)
     return next((weight for family, weight in ASSOCIATIONS.weights if family.takes(one)), 50)

@@ -1,4 +1,4 @@
-"""Faults of checkpoints and of in-memory snapshots, as workers and agents report them. Training continues through all of them."""
+"""Faults of checkpoints and in-memory snapshots that workers and agents report. Training continues during all of them."""
 
 from __future__ import annotations
 
@@ -36,57 +36,57 @@ def _define(rows: Iterable[Row], *, component: str, source: str, reports: Callab
 _CHECKPOINT_KINDS: Final[tuple[Row, ...]] = (
     (
         "checkpoint-corrupt",
-        "A checkpoint's bytes are not those that were written",
+        "A checkpoint is corrupt",
         RecommendedAction.MONITOR,
-        "take the one before; check the storage: a flipped bit is found by checksum only",
+        "use the previous one; check the storage: only a checksum finds a flipped bit",
     ),
     (
         "checkpoint-torn",
         "A checkpoint is incomplete",
         RecommendedAction.RECORD,
-        "take the one before; something ended in the middle of a copy or a removal",
+        "use the previous one; a copy or a removal was interrupted",
     ),
     (
         "checkpoint-disk-full",
         "A checkpoint could not be written: no space left",
         RecommendedAction.MONITOR,
-        "free space or lower `checkpoint.keep`; training goes on and the next save tries again",
+        "free space or lower `checkpoint.keep`; training continues and the next save tries again",
     ),
     (
         "checkpoint-read-only",
-        "A checkpoint could not be written: the place is read-only or forbidden",
+        "A checkpoint could not be written: the directory is read-only or forbidden",
         RecommendedAction.MONITOR,
-        "mend the mount or the permissions; training goes on and the next save tries again",
+        "fix the mount or the permissions; training continues and the next save tries again",
     ),
     (
         "checkpoint-write-failed",
         "A checkpoint could not be written",
         RecommendedAction.MONITOR,
-        "see the reason; training goes on and the next save tries again",
+        "see the reason; training continues and the next save tries again",
     ),
     (
         "checkpoint-late",
-        "A checkpoint is left out: the one before is still being written",
+        "A checkpoint is skipped: the previous one is still being written",
         RecommendedAction.MONITOR,
-        "make checkpoints rarer (`checkpoint.every`), or the storage faster; training does not wait for it",
+        "save less often (`checkpoint.every`), or use faster storage; training does not wait for it",
     ),
     (
         "replica-behind",
-        "Snapshots are left out: replicas do not reach the other node as fast as snapshots are taken",
+        "Snapshots are skipped: replicating one takes longer than the snapshot interval",
         RecommendedAction.MONITOR,
-        "give the node an idle core, or raise `checkpoint.memory.bandwidth` or `checkpoint.memory.every`; a lost node costs more steps",
+        "give the node an idle core, or raise `checkpoint.memory.bandwidth` or `checkpoint.memory.every`; else lost nodes cost more steps",
     ),
     (
         "snapshot-no-memory",
         "A rank has no snapshots in memory: there is no room for them",
         RecommendedAction.MONITOR,
-        "raise `checkpoint.memory.limit` or free memory; training goes on, and it is tried again every 100 steps",
+        "raise `checkpoint.memory.limit` or free memory; training continues, with a new attempt every 100 steps",
     ),
     (
         "snapshot-spoiled",
-        "A snapshot in a node's memory was not as it was written, and was not used",
+        "A snapshot in a node's memory is corrupt, and was not used",
         RecommendedAction.MONITOR,
-        "the one before was used; look at the node's memory: a flipped bit is found by checksum only",
+        "the previous one was used; check the node's memory: only a checksum finds a flipped bit",
     ),
 )
 
@@ -97,13 +97,13 @@ _KNOWN: Final = _define(
     reports=lambda name: CheckpointFailure(node="n0", rank=0, at=0.0, kind=name, path="/ckpt/step-00000100", why="sample", step=100),
 )
 
-UNKNOWN_TROUBLE: Final = "checkpoint-write-failed"
+WRITE_FAILED: Final = "checkpoint-write-failed"
 
 
-def see_trouble(seen: CheckpointFailure, _limits: HangLimits) -> Fault:
-    """Name a checkpoint's trouble; a word we do not know is a failed write, never nothing."""
+def see_checkpoint_failure(seen: CheckpointFailure, _limits: HangLimits) -> Fault:
+    """Report a checkpoint failure; an unknown kind counts as a failed write."""
     return Fault(
-        kind=seen.kind if seen.kind in _KNOWN else UNKNOWN_TROUBLE,
+        kind=seen.kind if seen.kind in _KNOWN else WRITE_FAILED,
         at=seen.at,
         node=seen.node,
         rank=seen.rank,
@@ -116,7 +116,7 @@ def see_trouble(seen: CheckpointFailure, _limits: HangLimits) -> Fault:
 _MEMSTORE_KINDS: Final[tuple[Row, ...]] = (
     (
         "memory-none",
-        "A node keeps no state in memory",
+        "A node keeps no snapshots in memory",
         RecommendedAction.RECORD,
         "give it a memory file system at /dev/shm (in a container: `--shm-size`), or set `checkpoint.memory.every: 0` to do without",
     ),

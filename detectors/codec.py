@@ -1,4 +1,4 @@
-"""Dataclasses as JSON and back: what a node or the history says travels as text, and is believed only in the shape that it should have.
+"""Dataclasses to JSON and back, with validation of what nodes and the history contain.
 
 The fields are read off the dataclass, so that one which it gains is kept from then on, and has its default in what was written before. A
 `dict` becomes an object; any other `Mapping` a list of pairs, which keeps its order in every database. ``Annotated[T, check]`` gives each
@@ -21,32 +21,32 @@ from detectors.evidence import Unknown
 BLIND: Final = "blind"
 """The only key of an object that stands for `Unknown`."""
 WORDS: Final = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-"""Numbers that strict JSON has no form for, as the history writes them."""
+"""Numbers that strict JSON cannot represent, as the history writes them."""
 _PLAIN: Final = frozenset({str, int, float, bool, types.NoneType})
 
 T = TypeVar("T")
 
 
 class MalformedData(ValueError):
-    """What should be a dataclass has another shape."""
+    """JSON data that does not match its dataclass."""
 
 
 class Pool(Generic[T]):
-    """Values of one dataclass that are written once and referred to by number: what was one object is one object again."""
+    """Values of one dataclass that are written once and referred to by number, so that shared objects stay shared."""
 
     def __init__(self, kind: type[T], values: Iterable[T] = ()) -> None:
         self.kind, self.values = kind, list(values)
         self._numbers = {id(value): number for number, value in enumerate(self.values)}
 
     def number(self, value: T) -> int:
-        """Return the number of *value*; a new one is kept."""
+        """Return the number of *value*; add it if it is new."""
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self.values)
             self.values.append(value)
         return self._numbers[id(value)]
 
     def value(self, number: Any) -> T:  # noqa: ANN401 (any JSON)
-        """Return the value with that *number*; raise `MalformedData` where there is none."""
+        """Return the value with that *number*; raise `MalformedData` if there is none."""
         if type(number) is not int or not 0 <= number < len(self.values):
             raise MalformedData(f": {str(number)[:60]!r} is the number of no {self.kind.__name__}")
         return self.values[number]
@@ -56,7 +56,7 @@ Make = Callable[[Any, Pool[Any] | None], Any]
 
 
 def packed(value: Any, pool: Pool[Any] | None = None) -> Any:  # noqa: ANN401, C901, PLR0911 (anything; a line for each kind)
-    """Return *value*, made of dataclasses, as what JSON can hold; those of the *pool* by their numbers."""
+    """Return *value*, made of dataclasses, as JSON values; those of the *pool* by their numbers."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -90,13 +90,13 @@ def packed_fields(value: Any, pool: Pool[Any] | None = None) -> dict[str, Any]: 
 
 @cache
 def _shape(kind: Any) -> tuple[tuple[str, bool], ...]:  # noqa: ANN401 (any dataclass)
-    """Return the fields that *kind* is made with, and whether each is written as pairs."""
+    """Return the init fields of *kind*, and whether each is written as pairs."""
     hints = typing.get_type_hints(kind)
     return tuple((field.name, typing.get_origin(hints[field.name]) is Mapping) for field in dataclasses.fields(kind) if field.init)
 
 
 def unpacked(kind: type[T], value: Any, where: str = "", pool: Pool[Any] | None = None) -> T:  # noqa: ANN401 (any JSON)
-    """Return the *kind* that *value* holds; raise `MalformedData` when it is anything else.
+    """Return *value* as a *kind*; raise `MalformedData` if it does not match.
 
     Fields that *kind* does not have are left out: whoever wrote them may know more.
     """
@@ -109,7 +109,7 @@ def unpacked(kind: type[T], value: Any, where: str = "", pool: Pool[Any] | None 
 
 @cache
 def _maker(kind: Any) -> Make:  # noqa: ANN401, PLR0911 (a line for each kind)
-    """Return what makes a *kind* out of JSON. Made once a kind: to work out its annotations takes longer than all the rest."""
+    """Return the decoder of *kind*, cached, as resolving annotations takes longer than all the rest."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return _checked(*inner)
@@ -193,7 +193,7 @@ def _dict_of(inner: tuple[Any, ...], whole: Any) -> Make:  # noqa: ANN401
 
 
 def _key(kind: Any) -> Make:  # noqa: ANN401
-    """Return what makes the key of an object: JSON writes every one as text."""
+    """Return the decoder of object keys, which JSON writes as text."""
     if kind is not int:
         return _maker(kind)
 
@@ -246,7 +246,7 @@ def _plain(kind: Any) -> Make:  # noqa: ANN401
 
 
 def _within(path: str, make: Make, value: Any, pool: Pool[Any] | None) -> Any:  # noqa: ANN401
-    """Make what *value* holds; a complaint names the *path* to it."""
+    """Decode *value*; an error names the *path* to it."""
     try:
         return make(value, pool)
     except MalformedData as error:

@@ -1,4 +1,4 @@
-"""What grew on a node between two looks, of all that counts errors: the story behind an incident, whether or not any limit was passed."""
+"""Error counters of a node that grew between two readings: context for an incident, whether or not a threshold was exceeded."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from detectors.readings import NodeReading
 COUNTS_ERRORS: Final = re.compile(
     r"err|drop|discard|crc|replay|retr|timeout|fail|lost|overrun|missed|corrected|violation|down|recover|throttl|oom|retired|bit|symbol"
 )
-"""Names of counters that a healthy device leaves alone; those of traffic and of work done grow all the time."""
+"""Names of error counters; counters of traffic and work grow all the time."""
 
 
 def grown_errors(before: NodeReading, now: NodeReading) -> dict[str, int]:
-    """Return what counts errors and grew from *before* to *now*, by place (`network.nics[eth0].counters.rx_crc_errors`) and by how much."""
+    """Return the growth of error counters from *before* to *now*, by path (`network.nics[eth0].counters.rx_crc_errors`)."""
     return dict(sorted(_walk(before, now, "")))
 
 
@@ -37,7 +37,7 @@ def _walk(before: Any, now: Any, where: str) -> Iterator[tuple[str, int]]:  # no
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 (any evidence)
-    """Yield what *value* is made of, each with its place in it."""
+    """Yield the parts of *value*, each with its path."""
     if dataclasses.is_dataclass(value):
         yield from ((f".{field.name}", getattr(value, field.name)) for field in dataclasses.fields(value))
     elif isinstance(value, dict):

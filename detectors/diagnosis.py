@@ -14,7 +14,7 @@ from typing import Any, Final
 from detectors.associations import ASSOCIATIONS, follows_step, script_rule, settle_rule
 from detectors.catalogue import CATALOGUE_ACTIONS, Blame, Fault, RecommendedAction, RecommendedActions, fault_kind
 from detectors.causes import NEGLIGIBLE, Candidate, candidates, device_of, explained
-from detectors.checkpoint import see_memory, see_trouble
+from detectors.checkpoint import see_checkpoint_failure, see_memory
 from detectors.correlation import inferred
 from detectors.evidence import (
     AgentUnreachable,
@@ -44,15 +44,15 @@ from detectors.evidence import (
     WorkerStop,
 )
 from detectors.gpu_readings import XidEvent
-from detectors.groups import see_broken, see_take_over
+from detectors.groups import see_group_failure, see_replace_ranks_failure
 from detectors.health import see_growth, see_reading
-from detectors.losses import see_bad_loss, see_copies, see_losses, see_same_state
-from detectors.node import see_leaving, see_severed, see_silence, see_word
+from detectors.losses import see_frozen_parameters, see_losses, see_non_finite_loss, see_replica_digests
+from detectors.node import see_agent_unreachable, see_leaving, see_partition, see_scheduler_state
 from detectors.process import see_exit, see_start, see_stop
 from detectors.progress import see_cut_short, see_overrun, see_progress
 from detectors.readings import CounterGrowth, NodeReading, Reading
 from detectors.sources import source_of
-from detectors.stragglers import see_paces, see_step_times
+from detectors.stragglers import see_step_breakdowns, see_step_times
 from detectors.xids import see_xid
 
 _BROKEN = WorkerException(type="ValueError", message="bad shape", traceback='File "train.py", line 3, in <module>')
@@ -100,27 +100,27 @@ def _see_line(seen: LogLine, limits: HangLimits) -> Fault | None:
 DETECTORS: Final[dict[type, Callable[[Any, HangLimits], Fault | list[Fault] | None]]] = {
     WorkerExit: see_exit,
     WorkerStop: see_stop,
-    AgentUnreachable: see_silence,
-    NodePartitioned: see_severed,
+    AgentUnreachable: see_agent_unreachable,
+    NodePartitioned: see_partition,
     Progress: see_progress,
-    CheckpointFailure: see_trouble,
+    CheckpointFailure: see_checkpoint_failure,
     MemstoreFailure: see_memory,
     StartFailure: see_start,
     InterruptedRecovery: see_cut_short,
     NodeLeaving: see_leaving,
-    SchedulerNodeState: see_word,
+    SchedulerNodeState: see_scheduler_state,
     RecoveryTimeout: see_overrun,
-    GroupFailure: see_broken,
-    ReplaceRanksFailure: see_take_over,
+    GroupFailure: see_group_failure,
+    ReplaceRanksFailure: see_replace_ranks_failure,
     NodeReading: see_reading,
     CounterGrowth: see_growth,
     XidEvent: see_xid,
-    NonFiniteLoss: see_bad_loss,
+    NonFiniteLoss: see_non_finite_loss,
     LossHistory: see_losses,
     StepTimes: see_step_times,
-    StepBreakdowns: see_paces,
-    ReplicaDigests: see_copies,
-    FrozenParameters: see_same_state,
+    StepBreakdowns: see_step_breakdowns,
+    ReplicaDigests: see_replica_digests,
+    FrozenParameters: see_frozen_parameters,
     LogLine: _see_line,
 }
 """Type of evidence to its detector."""

@@ -70,7 +70,7 @@ OFF_BUS: Final = _define(
     id="gpu-off-bus",
     title="A GPU no longer answers on its bus",
     recommended_action=RecommendedAction.EVICT,
-    action="replace the node; a reboot or a power cycle may bring the GPU back, and it has to prove itself before it is used",
+    action="replace the node; a reboot or a power cycle may bring the GPU back; test it before it is used",
     reference="https://docs.nvidia.com/deploy/xid-errors/",
     unhealthy=_seen(failed=15),
     healthy=_seen(failed=0),
@@ -78,18 +78,18 @@ OFF_BUS: Final = _define(
 )
 RESET_REQUIRED: Final = _define(
     id="gpu-reset-required",
-    title="The driver asks for a reset of a GPU or its node",
+    title="The driver requests a reset of a GPU or its node",
     recommended_action=RecommendedAction.RESET_GPU,
-    action="move the ranks off, reset the GPU (or reboot, as it asks) and test it before it is used",
+    action="move the ranks away, reset the GPU (or reboot, as requested) and test it before it is used",
     unhealthy=_seen(recovery_action=1),
     healthy=_seen(recovery_action=0),
     weight=92,
 )
 UNUSABLE: Final = _define(
     id="gpu-unusable",
-    title="NVML cannot be started or a GPU not be opened, for a reason of the node's own",
+    title="NVML cannot be initialized or a GPU cannot be opened, because of the node",
     recommended_action=RecommendedAction.EVICT,
-    action="replace the node and look at the kernel's log; a reboot often helps",
+    action="replace the node and check the kernel log; a reboot often helps",
     unhealthy=Sample(_node(failed=999, gpus=Unknown("nvmlInit: Unknown Error"))),
     healthy=Sample(_node(gpus=Unknown("nvmlInit: NVML Shared Library Not Found"))),
     weight=91,
@@ -99,26 +99,26 @@ DRIVER_MISSING: Final = _define(
     title="A node has GPUs, and the NVIDIA driver is not loaded",
     recommended_action=RecommendedAction.EVICT,
     blame=Blame.NODE,
-    action="load the driver (`modprobe nvidia`) or reboot; see why it was not loaded",
+    action="load the driver (`modprobe nvidia`) or reboot; find out why it was not loaded",
     unhealthy=Sample(_node(failed=9, gpus=Unknown("nvmlInit: Driver Not Loaded"))),
     healthy=Sample(_node(failed=9, on_bus=(), gpus=Unknown("nvmlInit: Driver Not Loaded"))),
     weight=91,
 )
 DRIVER_MISMATCH: Final = _define(
     id="driver-mismatch",
-    title="The NVIDIA library and the loaded kernel module are of different versions",
+    title="The NVIDIA library and the loaded kernel module have different versions",
     recommended_action=RecommendedAction.EVICT,
     blame=Blame.NODE,
-    action="reboot, or unload and load the module: an update was installed beside a running driver",
+    action="reboot, or reload the module: an update was installed while the driver was loaded",
     unhealthy=Sample(_node(failed=18, gpus=Unknown("nvmlInit: Driver/library version mismatch"))),
     healthy=Sample(_node(module_version="550.54.15", driver_version="550.54.15", gpus=())),
     weight=91,
 )
 ECC: Final = _define(
     id="gpu-ecc-uncorrectable",
-    title="A GPU's memory lost data that its error correction could not restore",
+    title="A GPU has uncorrectable memory errors",
     recommended_action=RecommendedAction.RESET_GPU,
-    action="restart the ranks on another GPU, reset this one, and replace it when it comes again",
+    action="restart the ranks on another GPU, reset this one, and replace it if it happens again",
     reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
     unhealthy=_seen(ecc=_ecc(volatile=1, aggregate=1)),
     healthy=_seen(ecc=_ecc(volatile=0, aggregate=4)),
@@ -126,7 +126,7 @@ ECC: Final = _define(
 )
 REMAP_PENDING: Final = _define(
     id="gpu-row-remap-pending",
-    title="A GPU has broken memory that is replaced at its next reset",
+    title="A GPU has a memory row to remap at its next reset",
     recommended_action=RecommendedAction.DRAIN,
     action="reset the GPU at the next pause",
     reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
@@ -135,9 +135,9 @@ REMAP_PENDING: Final = _define(
 )
 REMAP_FAILED: Final = _define(
     id="gpu-row-remap-failed",
-    title="A GPU has broken memory and nothing left to replace it",
+    title="A GPU could not remap a broken memory row",
     recommended_action=RecommendedAction.EVICT,
-    action="take the GPU out of service and have it replaced: this is a condition of its warranty",
+    action="take the GPU out of service and have it replaced under warranty",
     reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
     unhealthy=_seen(rows=_rows(failed=True)),
     healthy=_seen(rows=_rows()),
@@ -145,7 +145,7 @@ REMAP_FAILED: Final = _define(
 )
 PAGES: Final = _define(
     id="gpu-pages-retired",
-    title="A GPU has retired as many memory pages as it can, or waits for a reset to retire more",
+    title="A GPU has retired too many memory pages, or needs a reset to retire more",
     recommended_action=RecommendedAction.DRAIN,
     action="reset the GPU if pages are pending; have it replaced if its list is full",
     reference="https://docs.nvidia.com/deploy/dynamic-page-retirement/",
@@ -154,15 +154,15 @@ PAGES: Final = _define(
 )
 THROTTLE: Final = _define(
     id="gpu-thermal-throttle",
-    title="A GPU slows itself down for heat",
+    title="A GPU throttles because of heat",
     recommended_action=RecommendedAction.MONITOR,
-    action="check cooling and the air around; its ranks hold all others up",
+    action="check cooling and room temperature; its ranks slow down all others",
     unhealthy=_seen(clocks=_clocks(0x40)),
     healthy=_seen(clocks=_clocks(0x04)),
 )
 POWER_BRAKE: Final = _define(
     id="gpu-power-brake",
-    title="A GPU is slowed down from outside for want of power",
+    title="A GPU is slowed down by an external power brake",
     recommended_action=RecommendedAction.MONITOR,
     blame=Blame.NODE,
     action="check power supplies and the rack's power",
@@ -171,7 +171,7 @@ POWER_BRAKE: Final = _define(
 )
 SLOWDOWN: Final = _define(
     id="gpu-slowdown",
-    title="A GPU's hardware holds its clocks down and does not say for what",
+    title="A GPU's hardware slows its clocks down without a stated reason",
     recommended_action=RecommendedAction.MONITOR,
     action="check cables, power and temperature; replace the node if it lasts",
     unhealthy=_seen(clocks=_clocks(0x08)),
@@ -179,16 +179,16 @@ SLOWDOWN: Final = _define(
 )
 POWER_CAPPED: Final = _define(
     id="gpu-power-capped",
-    title="A GPU may draw less power than its board was made for",
+    title="A GPU's power limit is below its default",
     recommended_action=RecommendedAction.MONITOR,
     blame=Blame.NODE,
-    action="restore the limit (`nvidia-smi -pl`), unless somebody set it on purpose on all nodes",
+    action="restore the limit (`nvidia-smi -pl`), unless it was set on purpose on all nodes",
     unhealthy=_seen(power=_power(450_000)),
     healthy=_seen(power=_power(700_000)),
 )
 NVLINK_DOWN: Final = _define(
     id="nvlink-down",
-    title="An NVLink of a GPU in an NVSwitch fabric is down, or one that was up",
+    title="An NVLink of a GPU in an NVSwitch fabric is down, or went down",
     recommended_action=RecommendedAction.EVICT,
     action="replace the node; restart the fabric manager, reset all GPUs of the node",
     unhealthy=_seen(links=_links(second=False), fabric=Fabric(state=3, status=0)),
@@ -197,25 +197,25 @@ NVLINK_DOWN: Final = _define(
 )
 NVLINK_ERRORS: Final = _define(
     id="nvlink-errors",
-    title="An NVLink had to send again or to recover",
+    title="An NVLink had replays or recoveries",
     recommended_action=RecommendedAction.MONITOR,
-    action="watch; replace the node when it goes on",
+    action="monitor; replace the node if it continues",
     unhealthy=Sample(_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=4)))),
     healthy=Sample(_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=3)))),
 )
 PCIE: Final = _define(
     id="pcie-degraded",
-    title="A GPU's PCIe link runs with fewer lanes or slower than GPU and host can",
+    title="A GPU's PCIe link has fewer lanes or a lower speed than GPU and host support",
     recommended_action=RecommendedAction.MONITOR,
-    action="reseat the card or its cable; replace the node when it stays",
+    action="reseat the card or its cable; replace the node if it stays",
     unhealthy=_seen(pcie=_pcie(width=8)),
     healthy=_seen(pcie=_pcie(width=16)),
 )
 REPLAYS: Final = _define(
     id="pcie-replays",
-    title="A GPU's PCIe link sends packets again and again",
+    title="A GPU's PCIe link has many replays",
     recommended_action=RecommendedAction.MONITOR,
-    action="watch; reseat the card or its cable when it goes on",
+    action="monitor; reseat the card or its cable if it continues",
     unhealthy=Sample(_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=120)))),
     healthy=Sample(_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=102)))),
 )
@@ -224,7 +224,7 @@ FABRIC: Final = _define(
     title="A GPU has not joined the NVSwitch fabric of its node",
     recommended_action=RecommendedAction.EVICT,
     blame=Blame.NODE,
-    action="start the fabric manager; reset the GPUs or reboot when that does not help",
+    action="start the fabric manager; reset the GPUs or reboot if that does not help",
     reference="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
     unhealthy=_seen(fabric=Fabric(state=2, status=0)),
     healthy=_seen(fabric=Fabric(state=3, status=0)),
@@ -232,10 +232,10 @@ FABRIC: Final = _define(
 )
 STRANGER: Final = _define(
     id="gpu-stranger",
-    title="A process that belongs to no job computes on a GPU of a job",
+    title="A foreign process computes on a GPU of a job",
     recommended_action=RecommendedAction.MONITOR,
     blame=Blame.PROCESS,
-    action="find its owner and end it: it takes memory and time from the job",
+    action="find its owner and end it: it takes memory and compute time from the job",
     unhealthy=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30))),
     healthy=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30, job=_DARK))),
 )
@@ -265,7 +265,7 @@ ASKED_FOR: Final = {
 
 
 def judge_gpus(pair: ReadingPair[GpuReading]) -> Iterator[FaultFinding]:
-    """Yield what is wrong with a node's driver and GPUs."""
+    """Yield faults of a node's driver and GPUs."""
     yield from _check_driver(pair.now)
     before = {} if pair.before is None or isinstance(pair.before.gpus, Unknown) else {_name(gpu): gpu for gpu in pair.before.gpus}
     if isinstance(pair.now.gpus, Unknown):
@@ -297,7 +297,7 @@ def _check_driver(now: GpuReading) -> Iterator[FaultFinding]:
 
 
 def _check_whole(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
-    """Judge whether a GPU can be used at all."""
+    """Check whether a GPU is usable."""
     gpu, name = pair.now, _name(pair.now)
     if gpu.failed == NVML_GPU_LOST:
         yield FaultFinding(kind=OFF_BUS.id, part=name, quote=f"{name}: NVML says that it is lost")
@@ -312,7 +312,7 @@ def _check_whole(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
 
 
 def _check_ecc(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
-    """Judge errors since the driver was loaded, or since the look before."""
+    """Check errors since the driver was loaded, or since the previous reading."""
     ecc, name = pair.now.ecc, _name(pair.now)
     if isinstance(ecc, Unknown):
         return
@@ -344,7 +344,7 @@ def _check_pages(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
 
 
 def _check_clocks(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
-    """Judge heat, and what holds the clocks down."""
+    """Check temperature and the reasons for reduced clocks."""
     gpu, name = pair.now, _name(pair.now)
     reasons = 0 if isinstance(gpu.clocks, Unknown) or isinstance(gpu.clocks.reasons, Unknown) else gpu.clocks.reasons
     hot = [words for bit, words in THERMAL.items() if reasons & bit]
@@ -359,7 +359,7 @@ def _check_clocks(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
 
 
 def _reached(value: int | Unknown, limit: int | Unknown) -> bool:
-    """Say whether *value* is at *limit*; drivers that no longer tell a limit may say 0."""
+    """Tell whether *value* reaches *limit*; drivers that no longer report a limit may return 0."""
     return not isinstance(value, Unknown) and not isinstance(limit, Unknown) and 0 < limit <= value
 
 
@@ -406,7 +406,7 @@ def _link_errors(pair: ReadingPair[Gpu], was: NvLink, link: NvLink) -> str:
 
 
 def _check_bus(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
-    """Judge the PCIe link. An idle GPU may slow it down to save power, but never gives lanes up."""
+    """Check the PCIe link. An idle GPU may lower its speed to save power, but never its width."""
     gpu, name = pair.now, _name(pair.now)
     if isinstance(gpu.pcie, Unknown):
         return

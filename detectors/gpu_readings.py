@@ -1,4 +1,4 @@
-"""What one look finds of a node's GPUs; as `readings`, it travels to nodes that have nothing of ours."""
+"""GPU part of a node reading; like `readings`, it is sent to nodes without Holdfast."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from detectors.evidence import NOT_REQUESTED, Number, Unknown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ecc:
-    """Memory errors of a GPU: *volatile* since its driver was loaded, *aggregate* in its life."""
+    """Memory errors of a GPU: *volatile* since its driver was loaded, *aggregate* over its lifetime."""
 
     volatile_corrected: Number
     volatile_uncorrected: Number
@@ -19,16 +19,16 @@ class Ecc:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemappedRows:
-    """Memory rows that a GPU (Ampere and newer) has replaced by spare ones."""
+    """Memory rows that a GPU (Ampere and newer) has remapped to spare ones."""
 
     corrected: int
     """Because of corrected errors."""
     uncorrected: int
     """Because of uncorrected errors."""
     pending: bool
-    """A row waits for a reset to be replaced."""
+    """A row needs a reset to be remapped."""
     failed: bool
-    """A row could not be replaced, ever."""
+    """A row could not be remapped."""
     banks_without_spares: Number = NOT_REQUESTED
 
 
@@ -57,13 +57,13 @@ class Power:
 
     draw: Number
     limit: Number
-    """The limit that holds now."""
+    """The current limit."""
     default_limit: Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """Clocks of a GPU in MHz, and what holds them down."""
+    """Clocks of a GPU in MHz, and the reasons for lower ones."""
 
     sm: Number
     sm_most: Number
@@ -80,7 +80,7 @@ class Pcie:
 
     generation: Number
     generation_most: Number
-    """What GPU and host can do together."""
+    """The maximum that GPU and host support."""
     width: Number
     """Lanes."""
     width_most: Number
@@ -101,10 +101,10 @@ class NvLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """A GPU's place in an NVSwitch fabric, in NVML's words."""
+    """A GPU's registration in an NVSwitch fabric, in NVML's terms."""
 
     state: int
-    """0 has none, 1 not started, 2 in progress, 3 completed."""
+    """0 unsupported, 1 not started, 2 in progress, 3 completed."""
     status: int
     """NVML's return code of the registration, once completed."""
 
@@ -117,7 +117,7 @@ class GpuProcess:
     memory: Number
     """Bytes."""
     job: str | Unknown = ""
-    """The job of Holdfast that it belongs to; empty for a stranger."""
+    """The Holdfast job that it belongs to; empty for a foreign process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +130,9 @@ class Gpu:
     uuid: str | Unknown = NOT_REQUESTED
     name: str | Unknown = NOT_REQUESTED
     failed: int = 0
-    """The return code by which NVML said that the device as a whole cannot be used; 0 is fine."""
+    """NVML's return code if the whole device is unusable; else 0."""
     recovery_action: Number = NOT_REQUESTED
-    """What the driver asks for: NVML_GPU_RECOVERY_ACTION_*."""
+    """The recovery action that the driver requests: NVML_GPU_RECOVERY_ACTION_*."""
     ecc_on: bool | Unknown = NOT_REQUESTED
     ecc: Ecc | Unknown = NOT_REQUESTED
     rows: RemappedRows | Unknown = NOT_REQUESTED
@@ -141,7 +141,7 @@ class Gpu:
     power: Power | Unknown = NOT_REQUESTED
     clocks: Clocks | Unknown = NOT_REQUESTED
     utilization: Number = NOT_REQUESTED
-    """Percent of the last moments in which something ran."""
+    """Percentage of recent time in which a kernel ran."""
     memory_used: Number = NOT_REQUESTED
     """Bytes."""
     pcie: Pcie | Unknown = NOT_REQUESTED
@@ -156,12 +156,12 @@ class GpuReading:
     """All NVIDIA GPUs of a node."""
 
     on_bus: tuple[str, ...] | Unknown
-    """PCI addresses of all that the kernel knows on its bus, whatever NVML says."""
+    """PCI addresses of all NVIDIA GPUs that the kernel found."""
     module_version: str | Unknown = NOT_REQUESTED
-    """Version of the kernel module that is loaded."""
+    """Version of the loaded kernel module."""
     driver_version: str | Unknown = NOT_REQUESTED
     failed: int = 0
-    """NVML's return code when it could not be started for a reason that is the node's; 0 is fine."""
+    """NVML's return code if it could not be initialized because of the node; else 0."""
     gpus: tuple[Gpu, ...] | Unknown = NOT_REQUESTED
 
 
@@ -177,7 +177,7 @@ class Xid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidEvent:
-    """An Xid of a GPU of *node*, told as it happened."""
+    """An Xid of a GPU of *node*, as an event."""
 
     node: str
     at: float

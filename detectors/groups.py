@@ -1,4 +1,4 @@
-"""Faults told by workers that live: a process group that broke, a generation that they cannot join."""
+"""Faults that live workers report: a broken process group, a generation that they cannot join."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from detectors.exceptions import FINISHED
 
 GROUP_BROKEN: Final = fault_kind(
     id="group-broken",
-    title="A process group broke while its ranks live, or before anything else was heard of the one that is lost",
+    title="A process group broke while its ranks are alive, or before another sign of the lost rank",
     component="communication",
     source="worker's report",
     recommended_action=RecommendedAction.RETRY_STEP,
     blame=Blame.NETWORK,
-    action="build the groups anew between the ranks that live and do the step again; replace ranks that do not live",
+    action="rebuild the groups between live ranks and retry the step; replace lost ranks",
     reference="https://docs.pytorch.org/docs/stable/distributed.html",
     unhealthy=Sample(GroupFailure(node="n0", rank=0, at=0.0, why="Connection closed by peer", group="0", step=7)),
     healthy=FINISHED,
@@ -23,25 +23,25 @@ GROUP_BROKEN: Final = fault_kind(
 )
 TAKE_OVER_FAILED: Final = fault_kind(
     id="take-over-failed",
-    title="Somebody who has a part in a take-over cannot carry it out",
+    title="A participant of a take-over cannot carry it out",
     component="job",
     source="worker's report, agent's answer",
     recommended_action=RecommendedAction.RESTART,
     blame=Blame.NONE,
     action="the next action is tried at once",
-    unhealthy=Sample(ReplaceRanksFailure(node="n0", rank=0, at=0.0, why="no rank holds a whole copy of the state")),
+    unhealthy=Sample(ReplaceRanksFailure(node="n0", rank=0, at=0.0, why="no rank holds a complete copy of the state")),
     healthy=FINISHED,
     weight=15,
 )
 
 
-def see_broken(seen: GroupFailure, _limits: HangLimits) -> Fault:
-    """Name a group that broke; whose doing it was, other evidence has to say."""
+def see_group_failure(seen: GroupFailure, _limits: HangLimits) -> Fault:
+    """Report a broken process group; the cause needs other evidence."""
     quote = f"process group {seen.group or '?'} broke: {seen.why}"[:500]
     return Fault(kind=GROUP_BROKEN.id, at=seen.at, node=seen.node, rank=seen.rank, step=seen.step, quote=quote, signature=GROUP_BROKEN.id)
 
 
-def see_take_over(seen: ReplaceRanksFailure, _limits: HangLimits) -> Fault:
-    """Name a take-over that failed. Nobody is to blame for it: what it was to answer has been diagnosed before."""
+def see_replace_ranks_failure(seen: ReplaceRanksFailure, _limits: HangLimits) -> Fault:
+    """Report a failed take-over. It blames no node, as the fault that it answers is already diagnosed."""
     who = f"rank {seen.rank} on {seen.node}" if seen.rank is not None else f"the agent of {seen.node}"
     return Fault(kind=TAKE_OVER_FAILED.id, at=seen.at, quote=f"{who} cannot take part: {seen.why}"[:500], signature=TAKE_OVER_FAILED.id)

@@ -1,4 +1,4 @@
-"""From looks at a node to its faults: one look tells what is wrong now, two tell what went wrong between them."""
+"""Node readings to faults: one reading shows current faults, two show what happened between them."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ JUDGES: Final[Mapping[str, Callable[[ReadingPair[Any]], Iterator[FaultFinding]]]
     "services": judge_services,
     "processes": judge_processes,
 }
-"""Who judges which part of a `NodeReading`; the kernel's log is judged line by line."""
+"""The check of each part of a `NodeReading`; the kernel log is matched line by line."""
 _INSTRUMENTS: Final = {"gpus": "NVML", "network": "interface counters", "storage": "storage check", "processes": "process table"}
-"""What a part is read by, where its own name does not say it."""
+"""The source of a part, if its name does not say it."""
 
 
 def judge(now: NodeReading, before: NodeReading | None = None, limits: Thresholds = THRESHOLDS) -> list[Fault]:
-    """Return the faults that a look shows, with what changed since the look *before* if there was one."""
+    """Return the faults of a reading, and of the changes since the reading *before* if there is one."""
     return [_fault(finding, now, source) for source, finding in fault_findings(now, before, limits)]
 
 
 def fault_findings(now: NodeReading, before: NodeReading | None = None, limits: Thresholds = THRESHOLDS) -> list[tuple[str, FaultFinding]]:
-    """Return what `judge` makes faults of: one sighting of each kind and part, with what it was read by."""
+    """Return the findings behind `judge`: one per kind and part, with its source."""
     again = before is not None and _boot(before) == _boot(now)
     rebooted = before is not None and None not in {_boot(before), _boot(now)} and not again
-    earlier = before if again or not rebooted else None  # counters of another boot tell nothing of this one
+    earlier = before if again or not rebooted else None  # counters of another boot mean nothing for this one
     seen: list[tuple[str, FaultFinding]] = []
     if rebooted:
-        seen.append(("host check", FaultFinding(kind=REBOOTED.id, part="node", quote="its kernel has another boot id than before")))
+        seen.append(("host check", FaultFinding(kind=REBOOTED.id, part="node", quote="its boot id changed")))
     for name, judged in JUDGES.items():
         part, old = getattr(now, name), getattr(earlier, name, None)
         if not isinstance(part, Unknown):
@@ -50,7 +50,7 @@ def fault_findings(now: NodeReading, before: NodeReading | None = None, limits: 
             seen += [(_INSTRUMENTS.get(name, f"{name} check"), finding) for finding in judged(pair)]
     seen += [("kernel log", finding) for finding in _told(now, earlier, limits)]
     first: dict[tuple[str, str], tuple[str, FaultFinding]] = {}
-    for source, finding in seen:  # NVML and the kernel's log tell of one fault each in its own words
+    for source, finding in seen:  # NVML and the kernel log report one fault in different words
         first.setdefault((finding.kind, finding.part), (source, finding))
     return list(first.values())
 
@@ -67,7 +67,7 @@ def _boot(reading: NodeReading) -> str | None:
 
 
 def _told(now: NodeReading, before: NodeReading | None, limits: Thresholds) -> Iterator[FaultFinding]:
-    """Judge the lines of the kernel's log that are new."""
+    """Match the new lines of the kernel log."""
     lines = list(_new_lines(now, before, limits))
     if not lines:
         return
@@ -77,7 +77,7 @@ def _told(now: NodeReading, before: NodeReading | None, limits: Thresholds) -> I
 
 
 def _new_lines(now: NodeReading, before: NodeReading | None, limits: Thresholds) -> Iterator[KernelLine]:
-    """Yield what was logged since the look before; without one, what is recent by the node's uptime, if that is known."""
+    """Yield the lines since the previous reading; without one, the recent lines by the node's uptime, if known."""
     if isinstance(now.kernel, Unknown):
         return
     if before is not None and isinstance(before.kernel, KernelReading):
@@ -89,17 +89,17 @@ def _new_lines(now: NodeReading, before: NodeReading | None, limits: Thresholds)
 
 
 def see_reading(seen: NodeReading, _limits: HangLimits) -> list[Fault]:
-    """Name what one look at a node shows."""
+    """Return the faults of one reading."""
     return judge(seen)
 
 
 def see_growth(seen: CounterGrowth, _limits: HangLimits) -> list[Fault]:
-    """Name what two looks at a node show."""
+    """Return the faults of two readings."""
     return judge(seen.now, seen.before)
 
 
 def unknown_signals(evidence: Any, where: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401 (any evidence)
-    """Yield what could not be seen in *evidence*, and why; what nobody asked for is no blind spot."""
+    """Yield the unknown values in *evidence*, with the reason; values that were not requested do not count."""
     if isinstance(evidence, Unknown):
         if evidence != NOT_REQUESTED:
             yield where, evidence.why
@@ -112,6 +112,6 @@ def unknown_signals(evidence: Any, where: str = "") -> Iterator[tuple[str, str]]
 
 
 def label(item: Any, number: int) -> str:  # noqa: ANN401
-    """Return by what a person knows one of several: its name, where it has one."""
+    """Return the label of an item: its name, if it has one."""
     names = (getattr(item, name, None) for name in ("path", "name", "index", "device"))
     return str(next((name for name in names if isinstance(name, str | int)), number))

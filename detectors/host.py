@@ -19,7 +19,7 @@ from detectors.readings import (
     ProcessReading,
     ServiceReading,
     ServiceState,
-    Stuck,
+    StuckProcess,
 )
 
 _GB: Final = 10**9
@@ -60,7 +60,7 @@ def _clock(*, synchronized: bool, offset: float) -> Sample:
 
 
 def _process(state: str, *, at: float, pid: int = 10, switches: int = 500) -> NodeReading:
-    stuck = Stuck(pid=pid, name="python", state=state, age=at + 5.0, wait="nvidia_ioctl", switches=switches)
+    stuck = StuckProcess(pid=pid, name="python", state=state, age=at + 5.0, wait="nvidia_ioctl", switches=switches)
     return NodeReading(node="n0", at=at, processes=ProcessReading(count=300, stuck=(stuck,)))
 
 
@@ -81,8 +81,8 @@ _EDAC: Final = "https://docs.kernel.org/driver-api/edac.html"
 
 REBOOTED: Final = _define(
     id="node-rebooted",
-    title="A node was started anew since the look before",
-    action="ask who did it; without an answer look at the kernel's log of the boot before and at the power",
+    title="A node rebooted since the previous reading",
+    action="find out who rebooted it; otherwise check the kernel log of the previous boot and the power supply",
     reference="https://man7.org/linux/man-pages/man4/random.4.html",
     unhealthy=_hour_later(boot="b"),
     healthy=_hour_later(),
@@ -90,8 +90,8 @@ REBOOTED: Final = _define(
 )
 MEMORY: Final = _define(
     id="memory-pressure",
-    title="A node has next to no memory left, or work stands still for want of it",
-    action="find what takes it; lower the job's memory or its data loaders",
+    title="A node has almost no memory left, or stalls for lack of memory",
+    action="find what uses it; reduce the job's memory or its data loaders",
     reference="https://docs.kernel.org/accounting/psi.html",
     unhealthy=_now(memory_available=5 * _GB),
     healthy=_now(memory_available=60 * _GB, memory_pressure=Pressure(some_60s=40.0, full_60s=10.0)),
@@ -99,14 +99,14 @@ MEMORY: Final = _define(
 OOM: Final = _define(
     id="host-oom-kill",
     title="The kernel killed processes because memory ran out",
-    action="see the kernel's log for whom; find what takes the memory",
+    action="see the kernel log for which process; find what uses the memory",
     reference="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
     unhealthy=_hour_later(oom_kills=3),
     healthy=_hour_later(oom_kills=2),
 )
 MEMORY_LOST: Final = _define(
     id="memory-ecc-uncorrectable",
-    title="A node's memory lost data that its error correction could not restore",
+    title="A node has uncorrectable memory errors",
     recommended_action=RecommendedAction.EVICT,
     action="replace the node, and the memory module that the log names",
     reference=_EDAC,
@@ -116,7 +116,7 @@ MEMORY_LOST: Final = _define(
 )
 MEMORY_WORN: Final = _define(
     id="memory-ecc-corrected",
-    title="A node's memory needs its error correction very often",
+    title="A node has many corrected memory errors",
     action="plan to replace the memory module that the log names",
     reference=_EDAC,
     unhealthy=_hour_later(memory_errors_corrected=5000),
@@ -124,78 +124,78 @@ MEMORY_WORN: Final = _define(
 )
 THROTTLED: Final = _define(
     id="cpu-throttled",
-    title="A node's processors slow down for heat",
-    action="check cooling; its ranks hold all others up",
+    title="A node's processors throttle because of heat",
+    action="check cooling; its ranks slow down all others",
     reference="https://docs.kernel.org/admin-guide/abi-testing-files.html#abi-file-testing-sysfs-devices-system-cpu",
     unhealthy=_hour_later(throttled=4000),
     healthy=_hour_later(throttled=41),
 )
 LOAD: Final = _define(
     id="host-overloaded",
-    title="Many more processes want a processor than there are",
-    action="find what does not belong there; lower the number of data loaders",
+    title="A node has many more runnable processes than processors",
+    action="find foreign processes; reduce the number of data loaders",
     reference=_PROC,
     unhealthy=_now(load_5m=400.0),
     healthy=_now(load_5m=120.0),
 )
 FILES: Final = _define(
     id="files-exhausted",
-    title="A node can open next to no more files",
-    action="find who holds them open (`lsof`), or raise `fs.file-max`",
+    title="A node is close to its limit of open files",
+    action="find what keeps them open (`lsof`), or raise `fs.file-max`",
     reference="https://docs.kernel.org/admin-guide/sysctl/fs.html",
     unhealthy=_now(files_open=990_000),
     healthy=_now(files_open=500_000),
 )
 CLOCK_SOURCE: Final = _define(
     id="clock-source-slow",
-    title="The kernel gave up its fast clock, and every look at the time is slow",
-    action="see the kernel's log for why; reboot, replace the node if it comes again",
+    title="The kernel stopped using its fast clock source, so reading the time is slow",
+    action="see the kernel log for why; reboot, replace the node if it happens again",
     reference="https://docs.kernel.org/timers/timekeeping.html",
     unhealthy=_now(clock_source="hpet"),
     healthy=_now(clock_source="kvm-clock"),
 )
 CLOCK: Final = _define(
     id="clock-offset",
-    title="A node's clock is wrong by more than its log can bear",
+    title="A node's clock is too far off to order log lines of different nodes",
     source="adjtimex",
-    action="see whether its time service reaches a server",
+    action="check whether its time service reaches a server",
     reference="https://man7.org/linux/man-pages/man2/adjtimex.2.html",
     unhealthy=_clock(synchronized=True, offset=4.2),
     healthy=_clock(synchronized=True, offset=0.002),
 )
 CLOCK_ALONE: Final = _define(
     id="clock-unsynchronized",
-    title="Nobody keeps a node's clock",
+    title="A node's clock is not synchronized",
     source="adjtimex",
     recommended_action=RecommendedAction.RECORD,
-    action="run a time service (chronyd); on a virtual machine its host may keep it unseen",
+    action="run a time service (chronyd); on a virtual machine the host may do it",
     reference="https://man7.org/linux/man-pages/man2/adjtimex.2.html",
     unhealthy=_clock(synchronized=False, offset=0.0),
     healthy=_clock(synchronized=True, offset=0.0),
 )
 STUCK: Final = _define(
     id="process-stuck",
-    title="A process has waited in the kernel, where no signal reaches it, from one look to the next",
-    action="see what it waits for: a dead server, a disk, a GPU; only that can let go of it, or a reboot",
+    title="A process stayed in uninterruptible sleep between two readings",
+    action="find what it waits for: a dead server, a disk, a GPU; only that or a reboot can end it",
     reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
     unhealthy=_minute_later("D"),
     healthy=_minute_later("D", switches=900),
 )
 ZOMBIE: Final = _define(
     id="process-zombie",
-    title="A process has ended and its parent did not take note from one look to the next",
+    title="A process stayed a zombie between two readings",
     recommended_action=RecommendedAction.RECORD,
     blame=Blame.PROCESS,
-    action="end its parent; where that is process 1, what runs there reaps nobody: start the container with an init (`--init`)",
+    action="end its parent; if that is process 1, it does not reap children: start the container with an init (`--init`)",
     reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
     unhealthy=_minute_later("Z"),
     healthy=_minute_later("Z", pid=11),
 )
 SERVICE: Final = _define(
     id="service-down",
-    title="A service that a node needs does not run",
+    title="A service that a node needs is not running",
     source="processes",
-    action="start it; see its log for why it ended",
+    action="start it; see its log for why it stopped",
     reference="https://docs.nvidia.com/datacenter/tesla/",
     unhealthy=_service(needed=True),
     healthy=_service(needed=False),
@@ -205,7 +205,7 @@ SLOW_CLOCKS: Final = frozenset({"hpet", "acpi_pm", "jiffies", "refined-jiffies",
 
 
 def judge_host(pair: ReadingPair[HostReading]) -> Iterator[FaultFinding]:
-    """Yield what is wrong with a node's processors, memory and life."""
+    """Yield faults of a node's processors, memory and uptime."""
     now, limits = pair.now, pair.limits
     yield from _memory(now, pair)
     if (
@@ -252,7 +252,7 @@ def _grown(pair: ReadingPair[HostReading], before: HostReading) -> Iterator[Faul
 
 
 def judge_clock(pair: ReadingPair[ClockReading]) -> Iterator[FaultFinding]:
-    """Yield what is wrong with a node's clock."""
+    """Yield faults of a node's clock."""
     if not pair.now.synchronized:
         yield FaultFinding(kind=CLOCK_ALONE.id, part="clock", quote="the kernel says that its clock is not synchronized")
     elif above(abs(pair.now.offset), pair.limits.clock_offset):
@@ -260,7 +260,7 @@ def judge_clock(pair: ReadingPair[ClockReading]) -> Iterator[FaultFinding]:
 
 
 def judge_processes(pair: ReadingPair[ProcessReading]) -> Iterator[FaultFinding]:
-    """Yield processes that have ended, or waited for one and the same thing, since the look before."""
+    """Yield processes that were zombies, or blocked in one wait, since the previous reading."""
     old = {one.pid: one for one in pair.before.stuck} if pair.before is not None else {}
     for one in pair.now.stuck:
         was = old.get(one.pid)

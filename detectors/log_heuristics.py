@@ -1,8 +1,8 @@
-"""Lines that no signature knows, judged by their words: who speaks, and whether it tells of trouble.
+"""Heuristic for log lines without a signature: which component wrote the line, and whether its words report a problem.
 
-Sceptical on purpose. Words such as *error* stand in names of files, in counts of zero and in retries that went well, so these are taken
-out first; what is left is a fault when it speaks of trouble and of nothing that calms, and when a device, the kernel or a logger's own
-level stands behind it.
+Deliberately strict. Words such as *error* occur in file names, in counts of zero and in successful retries, so these are removed
+first; the rest is a fault if it has words of failure and none of success, and if a device, the kernel or the log level of the line
+confirms it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from detectors.evidence import LogLine, Sample
 
 
 def _any_of(words: str) -> str:
-    """Return an expression for any of *words*, whole; a dot stands for a blank."""
+    """Return an expression that matches any of *words* as whole words; a dot stands for a space."""
     return rf"(?i)\b(?:{'|'.join(words.split())})\b"
 
 
@@ -27,7 +27,7 @@ TROUBLE: Final = _any_of(r"""
     mismatch poison\w* read-only not.ready giving.up gave.up no.space out.of.memory is.down went.down link.down unavailable
     deadlock\w* wedged unplugged offlined degraded exhausted expired interrupted illegal rejected rejecting unexpected\w*
 """)
-"""Words of trouble. A matcher looks for them first: a line without any is not looked at again."""
+"""Words of failure. A matcher checks them first: a line without any is skipped."""
 
 _GRAVE: Final = re.compile(
     _any_of(r"""
@@ -44,7 +44,7 @@ _NOT_YET: Final = re.compile(
     r"|enable\w*|establish\w*|allow\w*|ignor\w+|ready|connect\w*)",
     re.ASCII,
 )
-"""What would calm if it were so."""
+"""Negated words of success."""
 _WELL_AGAIN: Final = re.compile(
     _any_of(r"""
     succe\w+ passed recovered resolved restored cleared healthy subsided deactivated came.up back.online harmless ignor\w+
@@ -52,7 +52,7 @@ _WELL_AGAIN: Final = re.compile(
 """),
     re.ASCII,
 )
-"""What calms whoever says it."""
+"""Words of success that always rule out a fault."""
 _CALM: Final = re.compile(
     _any_of(r"""
     retrying will.retry expected optional deprecated corrected correctable not.(?:supported|available|present|found) unsupported using
@@ -60,7 +60,7 @@ _CALM: Final = re.compile(
 """),
     re.ASCII,
 )
-"""What calms unless a logger calls it trouble."""
+"""Words that rule out a fault unless the log level is error."""
 _AT_EASE: Final = re.compile(
     _any_of(r"""
     completed? ok okay enabled initiali[sz]ed registered loaded started starting finished handler reporting is.active ready reachable
@@ -69,7 +69,7 @@ _AT_EASE: Final = re.compile(
 """),
     re.ASCII,
 )
-"""What calms where trouble is no more than mentioned."""
+"""Words that rule out a fault unless there are grave words or the log level is error."""
 _PLAIN: Final = re.compile(
     _any_of("""
     errors? failures? fail(?:s|ed|ing)? faults? timed?[ -]?out timeouts? hang stuck stall(?:ed|s)? abort\\w* exception overflow\\w* broken
@@ -77,7 +77,7 @@ _PLAIN: Final = re.compile(
 """),
     re.ASCII,
 )
-"""Words that the kernel uses for trouble alone; others, such as *missing*, it uses for what it lives with."""
+"""Words that the kernel uses only for failures; others, such as *missing*, it also uses for harmless conditions."""
 _LOUD: Final = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL|CRIT|EMERG|ALERT|SEVERE|PANIC)\b|\*ERROR\*|\[[EF]\d{4}\b|\[[EF] "
     r"|(?:^|\s)[EF]\d{4} |(?:^|[\]:\d] +)(?i:(?:fatal )?error|fatal|critical):(?! *[-+]?\d)|(?i:^fatal error\b)"
@@ -86,11 +86,11 @@ _LOUD: Final = re.compile(
     r"|\blevel=(?:error|fatal|crit\w*|panic)\b|^<[0-3]>|^\w+ *: ?(?:emerg|alert|crit|err) *:",
     re.ASCII,
 )
-"""A logger's own word for trouble."""
+"""Log level of error or above."""
 _MILD: Final = re.compile(r"\b(?:WARNING|WARN|NOTICE)\b|\[W\d|(?:^|\s)W\d{4} |\blevel=warn|(?:^|[\]:] )[Ww]arning: ", re.ASCII)
-"""A logger's own word for what it can live with."""
+"""Log level of warning or notice."""
 _LEVEL: Final = re.compile(r"^\w+ *: ?(?:emerg|alert|crit|err|warn|notice|info|debug) *: ", re.ASCII)
-"""Facility and level in front of a line, as `dmesg --decode` writes them."""
+"""Facility and level at the start of a line, as `dmesg --decode` writes them."""
 _KERNEL: Final = re.compile(r"^(?:<\d>)?\[ *\d+\.\d+\]|\bkernel: |^\w+ *: ?(?:emerg|alert|crit|err|warn) *:", re.ASCII)
 _DRIVER: Final = re.compile(
     r"(?:\S+ +){0,3}?(?:nvrm|nvidia\S*|amdgpu|i915|xe|habanalabs|edac|mce|pcieport|pci|acpi|dmar|ipmi_\w+|thermal|cpu\d+|nvme\d*n?\d*"
@@ -100,10 +100,10 @@ _DRIVER: Final = re.compile(
     r"|\S*\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b",
     re.IGNORECASE | re.ASCII,
 )
-"""A driver or a device speaks, though nothing in front says that it is the kernel's log."""
+"""A line of a driver or device without a kernel prefix."""
 
 _ENDLESS: Final = re.compile(r"(\S{256})\S+")
-"""What has no blank for so long is no word; it would cost the expressions below the square of its length."""
+"""Long runs without a space: no words, and quadratic time in the expressions below."""
 
 _BAD: Final = r"(?:error|fail|fault|exception|abort|fatal|crash)"
 _NAMES: Final = re.compile(
@@ -111,7 +111,7 @@ _NAMES: Final = re.compile(
     r"|\w+\.(?:py|log|csv|json|txt|so|cc?|cpp|h|sh|tar|gz)\b",
     re.IGNORECASE | re.ASCII,
 )
-"""Paths, addresses, names of files, identifiers and options: what they are called says nothing."""
+"""Paths, addresses, file names, identifiers and options, whose words mean nothing."""
 _THINGS: Final = r"(?:errors?|failures?|faults?|timeouts?|exceptions?|err|bad|corrupt\w*|missing|lost|dropped|issues?|retries)"
 _ZERO: Final = re.compile(
     rf"\b(?:0|no|zero|without(?: any)?|never)\s+(?:\w+\s+)?{_THINGS}\b"
@@ -123,17 +123,17 @@ _WELL: Final = Sample(LogLine(text="step 100 | loss 2.31 | grad_norm 0.9 | lr 3.
 _Row = tuple[str, str, str, Blame, str]
 
 
-def _enter(row: _Row) -> str:
-    """Enter one kind for what has no signature (id, title, component, blame, sample), and return its id."""
+def _define(row: _Row) -> str:
+    """Define a fault kind for lines without a signature (id, title, component, blame, sample); return its id."""
     name, title, component, blame, unhealthy = row
     fault_kind(
         id=name,
         title=title,
         component=component,
-        source="any log, by its words",
+        source="any log, by a heuristic about its words",
         recommended_action=RecommendedAction.MONITOR,
         blame=blame,
-        action="read the lines around it; when it comes often, write a signature for it (`holdfast faults unknown --draft`)",
+        action="read the surrounding lines; if it happens often, write a signature for it (`holdfast faults unknown --draft`)",
         unhealthy=Sample(LogLine(text=unhealthy)),
         healthy=_WELL,
         weight=30,
@@ -141,10 +141,10 @@ def _enter(row: _Row) -> str:
     return name
 
 
-UNKNOWN: Final = _enter(
+UNKNOWN: Final = _define(
     (
         "unknown",
-        "A failure that nothing in the catalogue knows",
+        "A failure that is not in the catalogue",
         "worker",
         Blame.NONE,
         "ERROR: widget 12 exploded, giving up",
@@ -154,7 +154,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
     (
         (
             "gpu-other",
-            "A GPU or accelerator is told of with trouble that has no signature",
+            "A GPU or accelerator: a log line reports a problem that has no signature",
             "accelerator",
             Blame.GPU,
             "cambricon 0000:5d:00.0: MLU command queue 3 lost, card dead",
@@ -167,7 +167,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
     (
         (
             "disk-other",
-            "A disk is told of with trouble that has no signature",
+            "A disk: a log line reports a problem that has no signature",
             "disk",
             Blame.STORAGE,
             "drbd res0: disk detached after local I/O failed, disk lost",
@@ -181,7 +181,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
     (
         (
             "storage-other",
-            "Storage is told of with trouble that has no signature",
+            "Storage: a log line reports a problem that has no signature",
             "storage",
             Blame.STORAGE,
             "orangefs: storage volume 3 went down, giving up",
@@ -195,7 +195,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
     (
         (
             "network-other",
-            "The network is told of with trouble that has no signature",
+            "The network: a log line reports a problem that has no signature",
             "network",
             Blame.NETWORK,
             "lldpad[811]: bridge br0 peer is dead, link lost",
@@ -211,7 +211,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
     (
         (
             "hardware-other",
-            "The host's hardware is told of with trouble that has no signature",
+            "The host's hardware: a log line reports a problem that has no signature",
             "board",
             Blame.NODE,
             "tpm tpm0: hardware malfunction, device died",
@@ -226,7 +226,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
     (
         (
             "host-other",
-            "The host's own software is told of with trouble that has no signature",
+            "The host's own software: a log line reports a problem that has no signature",
             "service",
             Blame.NODE,
             "auditd[811]: daemon died, giving up",
@@ -240,7 +240,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
     (
         (
             "training-other",
-            "The training is told of with trouble that has no signature",
+            "The training: a log line reports a problem that has no signature",
             "worker",
             Blame.PROCESS,
             "deepspeed: worker 3 crashed, training aborted",
@@ -251,18 +251,18 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
         """,
     ),
 )
-"""Who may be in trouble, those that are told apart most surely first; and by which words each is known."""
+"""Components with the words that identify them, the most specific first."""
 
-_SPEAKERS: Final = tuple((_enter(row), re.compile(_any_of(words), re.ASCII)) for row, words in _SUBJECTS)
+_SPEAKERS: Final = tuple((_define(row), re.compile(_any_of(words), re.ASCII)) for row, words in _SUBJECTS)
 _SOFT: Final = frozenset({"network-other", "host-other", "training-other"})
-"""Whose words stand in what any program says: a program's warning of them is no fault."""
+"""Components whose words any program may use, so a warning is no fault."""
 _TROUBLE: Final = re.compile(TROUBLE, re.ASCII)
 OTHERS: Final = frozenset({UNKNOWN, *(name for name, _ in _SPEAKERS)})
-"""Kinds that say only that something is the matter."""
+"""Fault kinds without a specific cause."""
 
 
-def look(text: str) -> str | None:
-    """Return the kind of fault that the words of *text* tell of, if they do."""
+def kind_by_words(text: str) -> str | None:
+    """Return the fault kind by the words of *text*; None if they report no problem."""
     text = _ENDLESS.sub(r"\1", text)
     said = _ZERO.sub(" ", _NAMES.sub(" ", _LEVEL.sub("", text)))
     if not _TROUBLE.search(said):

@@ -10,7 +10,7 @@ from typing import Final
 
 from detectors.catalogue import Fault
 from detectors.evidence import HangLimits, LogLine
-from detectors.log_heuristics import look
+from detectors.log_heuristics import kind_by_words
 from detectors.signatures import SIGNATURES
 
 LONGEST: Final = 16384
@@ -34,7 +34,7 @@ def judge(text: str, candidates: Iterable[int] = _ALL, *, words: bool = True) ->
         signature = SIGNATURES[number]
         if found := signature.regex.search(text):
             return signature.kind_of(found)
-    return look(text) if words else None
+    return kind_by_words(text) if words else None
 
 
 def see_line(seen: LogLine, _limits: HangLimits) -> Fault | None:

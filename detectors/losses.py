@@ -1,4 +1,4 @@
-"""Faults that the loss tells of: it is no number, it jumps, or it stands still to the bit while steps go on."""
+"""Faults of the loss: NaN or infinite, a spike, bitwise constant while training continues, or replicas that differ."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from detectors.evidence import FrozenParameters, HangLimits, LossHistory, NonFin
 from detectors.robust_stats import jitter
 
 WINDOW: Final = 64
-"""Losses before a jump that it is compared with."""
+"""Number of losses before a spike to compare it with."""
 NEAR: Final = 16
-"""Newest of them that tell where the loss is now: it falls meanwhile."""
+"""Number of newest losses for the current median, as the loss decreases over time."""
 LEAST: Final = 24
-"""Fewer say nothing about what is usual."""
+"""Minimum number of losses for a comparison."""
 PERSIST: Final = 3
-"""Steps in a row that must be as high: a single odd batch is no spike."""
+"""Minimum number of consecutive high losses: one odd batch is no spike."""
 DEVIATIONS: Final = 8.0
-"""Standard deviations of the noise that a spike lies above the median (ours)."""
+"""Minimum distance of a spike above the median, in standard deviations of the noise (our choice)."""
 RISE: Final = 0.3
-"""Share of the median's size that a spike lies above it at least: a loss that hardly moves has hardly any noise (ours)."""
+"""Minimum distance of a spike above the median, as a fraction of the median, for losses with little noise (our choice)."""
 FROZEN: Final = 64
-"""Steps in a row with one loss to the bit, after which nothing can be learnt any more (ours)."""
+"""Consecutive steps with a bitwise equal loss that mean that the model no longer learns (our choice)."""
 USUAL_RUNS: Final = 4
-"""A loss that is reported every n-th step stands still in between: so many times the longest such run so far is still usual (ours)."""
+"""A loss that is logged every n-th step repeats in between: a run must be this many times the longest run so far (our choice)."""
 GONE: Final = 3
-"""Losses in a row that are no numbers, after which none will be one any more: the parameters have become none (ours)."""
+"""Consecutive non-finite losses that mean that the parameters themselves are non-finite (our choice)."""
 MAJORITY: Final = 3
-"""Copies that it takes to say which one is wrong."""
+"""Minimum number of replicas to tell which one is wrong."""
 CHECKS: Final = 3
-"""Checks in a row with the same parameters to the bit."""
+"""Consecutive checks with bitwise equal parameters."""
 
 
-def see_bad_loss(seen: NonFiniteLoss, _limits: HangLimits) -> Fault:
-    """Tell of a loss that is no number, at once."""
+def see_non_finite_loss(seen: NonFiniteLoss, _limits: HangLimits) -> Fault:
+    """Report a non-finite loss immediately."""
     quote = f"the loss of rank {seen.rank} is {seen.loss} at step {seen.step}" + (", on this rank alone" if seen.alone else "")
     quote += f"; {seen.good}" if seen.good else ""
     return Fault(
@@ -53,22 +53,22 @@ def see_bad_loss(seen: NonFiniteLoss, _limits: HangLimits) -> Fault:
 
 
 def see_losses(seen: LossHistory, _limits: HangLimits) -> list[Fault]:
-    """Return what the newest losses tell of."""
+    """Return the faults in the newest losses."""
     return [fault for fault in (_lost(seen), _spike(seen), _frozen(seen)) if fault is not None]
 
 
 def _lost(seen: LossHistory) -> Fault | None:
-    """Look at whether the newest losses are no numbers, after some that were: then the parameters are none either."""
+    """Detect that the newest losses are non-finite after finite ones: then so are the parameters."""
     bad = len(seen.losses) - max((place + 1 for place, (_, loss) in enumerate(seen.losses) if isfinite(loss)), default=len(seen.losses))
     if bad < GONE:
         return None
     (good, loss), (first, _) = seen.losses[-bad - 1], seen.losses[-bad]
-    quote = f"the loss has been no number for {bad} steps in a row, since step {first}; at step {good} it was {loss:.6g}"
+    quote = f"the loss has been NaN or infinite for {bad} steps in a row, since step {first}; at step {good} it was {loss:.6g}"
     return Fault(kind=LOST.id, at=seen.at, step=first, quote=quote, signature=f"{LOST.id} since step {first}")
 
 
 def _spike(seen: LossHistory) -> Fault | None:
-    """Look at whether the newest losses all lie far above what the ones before were like."""
+    """Detect that all newest losses are far above the earlier ones."""
     finite = [(step, loss) for step, loss in seen.losses if isfinite(loss)]
     high, usual = finite[-PERSIST:], [loss for _, loss in finite[-PERSIST - WINDOW : -PERSIST]]
     if len(usual) < LEAST:
@@ -83,9 +83,9 @@ def _spike(seen: LossHistory) -> Fault | None:
 
 
 def _frozen(seen: LossHistory) -> Fault | None:
-    """Look at whether the newest losses are one value to the bit, and never were for nearly as long before."""
+    """Detect that the newest losses are bitwise equal, for much longer than ever before."""
     runs = [(value, [step for step, _ in some]) for value, some in groupby(seen.losses, key=lambda one: one[1])]
-    if len(runs) < 2 or not isfinite(runs[-1][0]):  # noqa: PLR2004 (a loss that never changed was never one)
+    if len(runs) < 2 or not isfinite(runs[-1][0]):  # noqa: PLR2004 (a loss that never changed is a constant)
         return None
     (value, steps), before = runs[-1], runs[:-1]
     longest = max(len(some) for _, some in before)
@@ -95,8 +95,8 @@ def _frozen(seen: LossHistory) -> Fault | None:
     return Fault(kind=ZOMBIE.id, at=seen.at, step=steps[0], quote=quote, signature=f"{ZOMBIE.id} since step {steps[0]}")
 
 
-def see_same_state(seen: FrozenParameters, _limits: HangLimits) -> Fault | None:
-    """Tell of a rank whose optimizer changes nothing."""
+def see_frozen_parameters(seen: FrozenParameters, _limits: HangLimits) -> Fault | None:
+    """Report a rank whose optimizer does not change the parameters."""
     if len(seen.steps) < CHECKS:
         return None
     return Fault(
@@ -118,22 +118,22 @@ _define = partial(
 )
 NOT_FINITE: Final = _define(
     id="loss-not-finite",
-    title="The loss or its gradient is no number any more",
+    title="The loss or its gradient is NaN or infinite",
     component="user code",
     source="losses that ranks report",
-    action="go back to the checkpoint that is named; look at the data and the learning rate; suspect a GPU when one rank alone has it",
+    action="roll back to the named checkpoint; check the data and the learning rate; suspect a GPU if only one rank is affected",
     unhealthy=Sample(NonFiniteLoss(node="n1", rank=1, at=0.0, step=4102, loss=float("nan"))),
     weight=30,
     confused_with=("loss-spike", "gradient-nan-one-rank"),
 )
 LOST: Final = _define(
     id="loss-lost",
-    title="The loss is no number any more, and does not become one again: the parameters are spoiled",
+    title="The loss stays NaN or infinite: the parameters are corrupted",
     component="user code",
     source="losses that rank 0 reports",
     recommended_action=RecommendedAction.RESTART,
-    action="look at the batch and the gradient of the step that is named, and at the learning rate; the job goes back by itself, and "
-    "stops when that brings nothing",
+    action="check the batch and the gradient of the named step, and the learning rate; the job rolls back automatically, and "
+    "stops if that does not help",
     unhealthy=Sample(LossHistory(at=0.0, losses=(*_FALLING, *((step, float("nan")) for step in range(91, 95))))),
     healthy=Sample(LossHistory(at=0.0, losses=(*_FALLING, (91, float("nan")), (92, 2.1)))),
     weight=45,
@@ -144,17 +144,17 @@ SPIKE: Final = _define(
     title="The loss jumped",
     component="performance",
     source="losses that rank 0 reports",
-    action="watch; go back to an earlier checkpoint when it does not come down",
+    action="monitor; roll back to an earlier checkpoint if it does not decrease",
     unhealthy=Sample(LossHistory(at=0.0, losses=(*_FALLING, *((step, 6.9) for step in range(91, 94))))),
     weight=25,
     confused_with=("loss-not-finite",),
 )
 ZOMBIE: Final = _define(
     id="job-zombie",
-    title="Steps go on and nothing is learnt: the loss, or every parameter, stays the same to the bit",
+    title="Training continues without progress: the loss, or every parameter, stays bitwise equal",
     component="job",
     source="losses and digests of parameters that ranks report",
-    action="look at what the optimizer was given, at the learning rate, and at whether the data still changes",
+    action="check the parameters passed to the optimizer, the learning rate, and whether the data still changes",
     unhealthy=Sample(LossHistory(at=0.0, losses=(*_FALLING, *((step, 2.1) for step in range(91, 160))))),
     weight=28,
     confused_with=("job-hang",),
@@ -164,41 +164,42 @@ ZOMBIE: Final = _define(
 # -- replicas that differ -------------------------------------------------------------------------------------------------
 
 
-def see_copies(seen: ReplicaDigests, _limits: HangLimits) -> list[Fault]:
-    """Name the ranks whose parameters differ from those of most copies; where there is no majority, say only that they differ."""
+def see_replica_digests(seen: ReplicaDigests, _limits: HangLimits) -> list[Fault]:
+    """Report the ranks whose parameters differ from the majority of replicas; without a majority only that they differ."""
     counts = Counter(seen.digests.values())
     if len(counts) < 2:  # noqa: PLR2004 (all agree)
         return []
     (usual, most), every = counts.most_common(1)[0], len(seen.digests)
-    liars = sorted(rank for rank, digest in seen.digests.items() if digest != usual)
+    wrong = sorted(rank for rank, digest in seen.digests.items() if digest != usual)
     if every < MAJORITY or 2 * most <= every:
         return [_differ(seen, len(counts))]
-    return [_liar(seen, rank, usual, most) for rank in liars]
+    return [_corrupt(seen, rank, usual, most) for rank in wrong]
 
 
 def _differ(seen: ReplicaDigests, kinds: int) -> Fault:
     ranks = ", ".join(map(str, sorted(seen.digests)))
-    quote = f"after step {seen.step} the copies of the parameters on ranks {ranks} are of {kinds} kinds{_tensor(seen, *_two(seen))}"
-    quote += f"; no majority says which is right{_before(seen)}"
+    quote = f"after step {seen.step} the copies of the parameters on ranks {ranks} are of {kinds} kinds"
+    quote += _tensor(seen, *_differing_pair(seen))
+    quote += f"; no majority says which is right{_last_equal(seen)}"
     return Fault(kind=DIFFER.id, at=seen.at, step=seen.step, quote=quote, signature=DIFFER.id)
 
 
-def _two(seen: ReplicaDigests) -> tuple[int, int]:
+def _differing_pair(seen: ReplicaDigests) -> tuple[int, int]:
     """Return two ranks that differ."""
     first = min(seen.digests)
     return first, min(rank for rank, digest in seen.digests.items() if digest != seen.digests[first])
 
 
-def _liar(seen: ReplicaDigests, rank: int, usual: str, most: int) -> Fault:
-    node, honest = seen.nodes[rank], min(one for one, digest in seen.digests.items() if digest == usual)
+def _corrupt(seen: ReplicaDigests, rank: int, usual: str, most: int) -> Fault:
+    node, correct = seen.nodes[rank], min(one for one, digest in seen.digests.items() if digest == usual)
     quote = f"after step {seen.step} rank {rank} on {node} has other parameters than its {most} equal copies"
-    quote += _tensor(seen, rank, honest) + _before(seen)
+    quote += _tensor(seen, rank, correct) + _last_equal(seen)
     signature = f"{CORRUPT.id} rank {rank}"
     return Fault(kind=CORRUPT.id, at=seen.at, node=node, rank=rank, step=seen.step, quote=quote, signature=signature)
 
 
 def _tensor(seen: ReplicaDigests, one: int, other: int) -> str:
-    """Name the first tensor in which two ranks differ."""
+    """Return the first tensor in which two ranks differ."""
     mine, theirs = seen.sums.get(one, {}), seen.sums.get(other, {})
     wrong = [name for name in mine if name in theirs and mine[name] != theirs[name]]
     if not wrong:
@@ -206,8 +207,8 @@ def _tensor(seen: ReplicaDigests, one: int, other: int) -> str:
     return f", first in '{wrong[0]}'" + (f" and in {len(wrong) - 1} more of {len(mine)} tensors" if len(wrong) > 1 else "")
 
 
-def _before(seen: ReplicaDigests) -> str:
-    """Say until when they were equal, and what there is to go back to."""
+def _last_equal(seen: ReplicaDigests) -> str:
+    """Return the last step at which they were equal, and the checkpoint to roll back to."""
     if seen.equal_at is None:
         return ""
     return f"; they were equal after step {seen.equal_at}" + (f", {seen.good}" if seen.good else "")
@@ -220,12 +221,12 @@ def _sample(*digests: str) -> Sample:
 
 CORRUPT: Final = fault_kind(
     id="silent-corruption",
-    title="The same step gave another result on the same rank, or copies of a state differ",
+    title="A repeated step gave a different result on the same rank, or replicas of a state differ",
     component="gpu",
     source="digests of parameters that ranks report",
     recommended_action=RecommendedAction.EVICT,
     blame=Blame.GPU,
-    action="take the GPU out; go back to a checkpoint before the difference",
+    action="remove the GPU; roll back to a checkpoint before the difference",
     unhealthy=_sample("a1", "a1", "b2"),
     healthy=_sample("a1", "a1", "a1"),
     weight=85,
@@ -233,12 +234,12 @@ CORRUPT: Final = fault_kind(
 )
 DIFFER: Final = fault_kind(
     id="copies-differ",
-    title="Copies of a state differ, and no majority says which is right",
+    title="Replicas of a state differ, without a majority to tell which is right",
     component="job",
     source="digests of parameters that ranks report",
     recommended_action=RecommendedAction.MONITOR,
     blame=Blame.GPU,
-    action="stop the job, run it from the checkpoint before the difference with more copies or on other nodes, and compare",
+    action="stop the job, run it from the checkpoint before the difference with more replicas or on other nodes, and compare",
     unhealthy=_sample("a1", "b2"),
     healthy=_sample("a1", "a1"),
     weight=70,

@@ -49,24 +49,24 @@ _STATISTICS: Final = "https://docs.kernel.org/networking/statistics.html"
 
 NIC_DOWN: Final = _define(
     id="nic-link-down",
-    title="A network interface is switched on and has no link",
-    action="check cable, module and switch port; switch the interface off if it is not used",
+    title="A network interface is enabled and has no link",
+    action="check cable, module and switch port; disable the interface if it is not used",
     reference="https://docs.kernel.org/networking/operstates.html",
     unhealthy=Sample(_look(nic={"state": "down", "carrier": False})),
     healthy=Sample(_look(nic={"wanted_up": False, "state": "down", "carrier": Unknown("Invalid argument")})),
 )
 NIC_FLAPPED: Final = _define(
     id="nic-link-flapped",
-    title="A network interface lost its link since the look before",
-    action="watch; change cable or module when it comes again",
+    title="A network interface lost its link since the previous reading",
+    action="monitor; replace cable or module if it happens again",
     reference=_STATISTICS,
     unhealthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 91, "link_down_events_phy": 3}}),
     healthy=_hour_later(),
 )
 NIC_ERRORS: Final = _define(
     id="nic-errors",
-    title="A network interface receives broken frames",
-    action="change cable or module",
+    title="A network interface receives corrupt frames",
+    action="replace cable or module",
     reference=_STATISTICS,
     unhealthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 1240, "link_down_events_phy": 2}}),
     healthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 93, "link_down_events_phy": 2}}),
@@ -82,31 +82,31 @@ IB_DOWN: Final = _define(
 IB_SLOW: Final = _define(
     id="ib-rate-low",
     title="An InfiniBand port runs slower than before",
-    action="reseat or change the cable; replace the node when it stays",
+    action="reseat or replace the cable; replace the node if it stays",
     reference=_COUNTERS,
     unhealthy=_hour_later(port={"rate": 100.0}),
     healthy=_hour_later(port={"rate": 400.0}),
 )
 IB_FLAPPED: Final = _define(
     id="ib-link-flapped",
-    title="An InfiniBand link went down or had to be trained anew since the look before",
-    action="watch; change the cable when it comes again",
+    title="An InfiniBand link went down or was retrained since the previous reading",
+    action="monitor; replace the cable if it happens again",
     reference=_COUNTERS,
     unhealthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 4, "link_error_recovery": 0, "port_rcv_errors": 2}}),
     healthy=_hour_later(),
 )
 IB_SYMBOLS: Final = _define(
     id="ib-symbol-errors",
-    title="An InfiniBand link has more broken symbols than its kind may have",
-    action="clean or change the cable",
+    title="An InfiniBand link has a high symbol error rate",
+    action="clean or replace the cable",
     reference=_COUNTERS,
     unhealthy=_hour_later(port={"counters": {"symbol_error": 547, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
     healthy=_hour_later(port={"counters": {"symbol_error": 87, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
 )
 IB_ERRORS: Final = _define(
     id="ib-port-errors",
-    title="An InfiniBand port receives broken packets",
-    action="watch; change the cable when it goes on",
+    title="An InfiniBand port receives corrupt packets",
+    action="monitor; replace the cable if it continues",
     reference=_COUNTERS,
     unhealthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 882}}),
     healthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 12}}),
@@ -120,7 +120,7 @@ _IB_BROKEN: Final = ("port_rcv_errors", "local_link_integrity_errors", "excessiv
 
 
 def judge_network(pair: ReadingPair[NetworkReading]) -> Iterator[FaultFinding]:
-    """Yield what is wrong with a node's network."""
+    """Yield faults of a node's network."""
     before = pair.before
     if not isinstance(pair.now.nics, Unknown):
         old_nics = {} if before is None or isinstance(before.nics, Unknown) else {nic.name: nic for nic in before.nics}
@@ -167,7 +167,7 @@ def _port(pair: ReadingPair[IbPort]) -> Iterator[FaultFinding]:
 
 
 def _rates(pair: ReadingPair[IbPort], name: str, old: IbPort) -> Iterator[FaultFinding]:
-    """Judge errors of which a good link has some."""
+    """Check errors by their rate, as a good link has some."""
     symbols = growths(old.counters, pair.now.counters, ["symbol_error"])
     if pair.rate(sum(symbols.values()), HOUR) > pair.limits.ib_symbol_errors_per_hour:
         yield FaultFinding(kind=IB_SYMBOLS.id, part=name, quote=f"{name}: {listed(symbols)} in {pair.seconds:.0f} s")

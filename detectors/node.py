@@ -15,7 +15,7 @@ AGENT_LOST: Final = _define(
     id="agent-lost",
     title="An agent died, but its node still answers",
     component="agent",
-    source="agent connection, second look at the node",
+    source="agent connection, second check of the node",
     recommended_action=RecommendedAction.RESTART,
     blame=Blame.PROCESS,
     action="start a new agent on the node and restart the workers, which died with the old one",
@@ -25,8 +25,8 @@ AGENT_LOST: Final = _define(
 )
 NODE_LOST: Final = _define(
     id="node-lost",
-    title="A whole node is gone: neither its agent nor the node answers",
-    source="agent connection, second look at the node",
+    title="A node is lost: neither its agent nor the node answers",
+    source="agent connection, second check of the node",
     action="replace the node by a spare and restart the workers",
     unhealthy=Sample(AgentUnreachable(node="n0", at=0.0, why=_GONE, node_answers=False)),
     healthy=Sample(AgentUnreachable(node="n0", at=0.0, why="", node_answers=False)),
@@ -34,36 +34,36 @@ NODE_LOST: Final = _define(
 )
 NODE_UNKNOWN: Final = _define(
     id="node-unknown",
-    title="An agent is gone and nobody could look whether its node lives",
+    title="An agent is lost and its node could not be checked",
     source="agent connection",
-    action="treat the node as lost: its workers cannot be reached",
+    action="treat the node as lost: its workers are unreachable",
     unhealthy=Sample(AgentUnreachable(node="n0", at=0.0, why=_GONE, node_answers=Unknown("the probe could not run"))),
     healthy=Sample(AgentUnreachable(node="n0", at=0.0, why="", node_answers=Unknown("the probe could not run"))),
     weight=97,
 )
 NODE_LEAVING: Final = _define(
     id="node-leaving",
-    title="A node is about to be taken away, and ranks are still on it",
+    title="A node will be taken away while ranks are still on it",
     source="drains, maintenance windows and notices",
-    action="save what the ranks have and go on without the node: nothing is held against it",
+    action="save the state of the ranks and continue without the node: it is not faulty",
     unhealthy=Sample(NodeLeaving(node="n0", at=0.0, why="drained by ann@desk until 18:00: new fan; no other node is free")),
     healthy=Sample(NodeLeaving(node="n0", at=0.0, why="")),
     weight=90,
 )
 NODE_SEVERED: Final = _define(
     id="node-severed",
-    title="A node answers, and other nodes do not reach it while they reach each other",
-    source="connections tried between nodes",
-    action="replace the node by a spare; look at its interface for training traffic, its cable and the rules of its firewall",
+    title="A node answers, but other nodes cannot reach it while they reach each other",
+    source="test connections between nodes",
+    action="replace the node by a spare; check its interface for training traffic, its cable and its firewall rules",
     unhealthy=Sample(NodePartitioned(node="n0", at=0.0, peers=("n1", "n2"), why="timed out after 1 s")),
     healthy=Sample(NodePartitioned(node="n0", at=0.0, peers=(), why="")),
     weight=98,
 )
 NODE_APART: Final = _define(
     id="node-apart",
-    title="Two nodes answer and do not reach each other: they cannot train together",
-    source="connections tried between nodes",
-    action="look at what is between the two, routes, switch and firewalls; the job goes on without one of them until they meet",
+    title="Two nodes answer but cannot reach each other, so they cannot train together",
+    source="test connections between nodes",
+    action="check the routes, switches and firewalls between the two; the job continues without one of them until they reach each other",
     unhealthy=Sample(NodePartitioned(node="n0", at=0.0, peers=("n1",), why="timed out after 1 s", alone=False)),
     healthy=Sample(NodePartitioned(node="n0", at=0.0, peers=(), why="", alone=False)),
     weight=97,
@@ -71,8 +71,8 @@ NODE_APART: Final = _define(
 )
 
 
-def see_severed(seen: NodePartitioned, _limits: HangLimits) -> Fault | None:
-    """Name a node that is cut off from its peers, or from some of them; None where none was tried in vain."""
+def see_partition(seen: NodePartitioned, _limits: HangLimits) -> Fault | None:
+    """Report a node that cannot reach some or all of its peers; None if it reaches all."""
     if not seen.peers:
         return None
     entry, answers = (NODE_SEVERED, "it answers here") if seen.alone else (NODE_APART, "all answer here")
@@ -81,14 +81,14 @@ def see_severed(seen: NodePartitioned, _limits: HangLimits) -> Fault | None:
 
 
 def see_leaving(seen: NodeLeaving, _limits: HangLimits) -> Fault | None:
-    """Name a node whose time is up."""
+    """Report a node that must be left."""
     if not seen.why:
         return None
     return Fault(kind=NODE_LEAVING.id, at=seen.at, node=seen.node, step=seen.step, quote=seen.why, signature=NODE_LEAVING.id)
 
 
-def see_silence(seen: AgentUnreachable, _limits: HangLimits) -> Fault | None:
-    """Name what an agent's silence means, by a second look at its node; None while the agent speaks."""
+def see_agent_unreachable(seen: AgentUnreachable, _limits: HangLimits) -> Fault | None:
+    """Report an unreachable agent, by a second check of its node; None while the agent answers."""
     if not seen.why:
         return None
     if isinstance(seen.node_answers, Unknown):
@@ -102,18 +102,18 @@ def see_silence(seen: AgentUnreachable, _limits: HangLimits) -> Fault | None:
 
 
 DEAD: Final = frozenset({"DOWN", "NOT_RESPONDING", "ERROR", "FAIL", "INVALID", "INVALID_REG", "POWERED_DOWN", "POWERING_DOWN"})
-"""States in which the scheduler does not count on a node."""
+"""States in which the scheduler considers a node unusable."""
 LEAVING: Final = frozenset({"DRAIN", "DRAINING", "DRAINED", "FAILING", "REBOOT_REQUESTED", "REBOOT_ISSUED"})
-"""States in which it gives a node to no further job."""
+"""States in which it assigns no further job to a node."""
 
 NODE_DOWN: Final = fault_kind(
     id="scheduler-node-down",
-    title="The scheduler does not count on a node any more",
+    title="The scheduler considers a node down",
     component="scheduler",
-    source="states of nodes, as Slurm has them",
+    source="node states in Slurm",
     recommended_action=RecommendedAction.MONITOR,
     blame=Blame.NODE,
-    action="look at the node and at slurmd on it: its part of the allocation is gone, or will be in a moment",
+    action="check the node and its slurmd: its part of the allocation is lost, or soon will be",
     reference="https://slurm.schedmd.com/scontrol.html",
     unhealthy=Sample(SchedulerNodeState(node="n0", at=0.0, states=("DOWN", "NOT_RESPONDING"), reason="Not responding")),
     healthy=Sample(SchedulerNodeState(node="n0", at=0.0, states=("ALLOCATED",))),
@@ -121,12 +121,12 @@ NODE_DOWN: Final = fault_kind(
 )
 NODE_DRAINED: Final = fault_kind(
     id="scheduler-node-drained",
-    title="Somebody has the scheduler give a node to no further job",
+    title="A node was drained in the scheduler",
     component="scheduler",
-    source="states of nodes, as Slurm has them",
+    source="node states in Slurm",
     recommended_action=RecommendedAction.RECORD,
     blame=Blame.NODE,
-    action="leave the node when that interrupts nobody: who drained it wants to have it",
+    action="leave the node when that does not interrupt training",
     reference="https://slurm.schedmd.com/scontrol.html",
     unhealthy=Sample(SchedulerNodeState(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud")),
     healthy=Sample(
@@ -136,8 +136,8 @@ NODE_DRAINED: Final = fault_kind(
 )
 
 
-def see_word(seen: SchedulerNodeState, _limits: HangLimits) -> Fault | None:
-    """Name what the scheduler holds against a node; nothing where it is we who told it."""
+def see_scheduler_state(seen: SchedulerNodeState, _limits: HangLimits) -> Fault | None:
+    """Report a node that the scheduler considers down or drained, unless Holdfast drained it."""
     states = frozenset(seen.states)
     entry = NODE_DOWN if states & DEAD else NODE_DRAINED if states & LEAVING and not seen.ours else None
     if entry is None:

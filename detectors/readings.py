@@ -1,7 +1,7 @@
-"""What one look at a node finds: of its GPUs, kernel log, network, storage, host. A part that could not be read is `Unknown`.
+"""Readings of one node: GPUs, kernel log, network, storage, host. A part that could not be read is `Unknown`.
 
-Standard library only and free of other modules than `evidence`: a node without Holdfast gets this file with the program that fills it in.
-Counters are as the node has them, ever growing; what grew between two looks is for the judges. Units stand in each field's docstring.
+Imports only the standard library, `evidence` and `gpu_readings`: nodes without Holdfast get this file with the program that reads them.
+Counters are the raw, ever growing values; the checks compare two readings. Units are in each field's docstring.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from detectors.evidence import NOT_REQUESTED, Number, Unknown
 from detectors.gpu_readings import GpuReading, XidEvent
 
 Counters = dict[str, int]
-"""Counter to value; what the node does not have is not in it."""
+"""Counter name to value, only those that the node has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelLine:
-    """One record of the kernel's log."""
+    """One record of the kernel log."""
 
     sequence: int
     microseconds: int
-    """Since the kernel started."""
+    """Time since the kernel started."""
     level: int
     """0 emergency to 7 debug."""
     text: str
@@ -29,7 +29,7 @@ class KernelLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelReading:
-    """The newest warnings and errors of the kernel's log, oldest first."""
+    """The newest warnings and errors of the kernel log, oldest first."""
 
     lines: tuple[KernelLine, ...]
     lost: int = 0
@@ -38,20 +38,20 @@ class KernelReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nic:
-    """One network interface with hardware behind it."""
+    """One physical network interface."""
 
     name: str
     wanted_up: bool | Unknown
-    """The administrator has it switched on."""
+    """Enabled by the administrator."""
     state: str | Unknown
-    """The kernel's word: up, down, lowerlayerdown, dormant, unknown."""
+    """The kernel's state: up, down, lowerlayerdown, dormant, unknown."""
     carrier: bool | Unknown
     speed: Number
     """Mbit/s; -1 is unknown."""
     counters: Counters | Unknown
-    """The kernel's own counters."""
+    """Generic counters of the kernel."""
     driver_counters: Counters | Unknown
-    """What its driver counts beside (`ethtool -S`)."""
+    """Additional counters of its driver (`ethtool -S`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,37 +81,37 @@ class NetworkReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """One mounted file system that keeps files."""
+    """One mounted file system."""
 
     path: str
     kind: str
-    """Its type, `ext4`, `nfs4`, `tmpfs`."""
+    """File system type: `ext4`, `nfs4`, `tmpfs`."""
     source: str
     options: tuple[str, ...]
-    """As they were asked for; `ro` among them is somebody's wish."""
+    """Options of the mount; `ro` here was requested."""
     own_options: tuple[str, ...]
-    """Of the file system itself; `ro` or `emergency_ro` only here is the kernel's doing."""
+    """Options of the file system; `ro` or `emergency_ro` only here was set by the kernel."""
     failed: int = 0
-    """The error (errno) by which it said that nothing on it can be reached; 0 is fine."""
+    """The errno if the file system is inaccessible; else 0."""
     size: Number = NOT_REQUESTED
     """Bytes."""
     free: Number = NOT_REQUESTED
-    """Bytes that an ordinary user may still write."""
+    """Bytes available to unprivileged users."""
     inodes: Number = NOT_REQUESTED
-    """0 where the file system does not count them."""
+    """0 if the file system does not count them."""
     inodes_free: Number = NOT_REQUESTED
     errors: Number = NOT_REQUESTED
-    """Damage that the file system itself has met since it was last checked; only ext4 counts it."""
+    """Errors that the file system found since its last check; only ext4 counts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """One block device, as the kernel counts what it does."""
+    """One block device."""
 
     name: str
     read_only: bool | Unknown
     counters: Counters | Unknown
-    """`reads`, `read_ms`, `writes`, `write_ms`: requests, and milliseconds over all of them."""
+    """`reads`, `read_ms`, `writes`, `write_ms`: requests, and their total milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class StorageReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
-    """Share of time in which work stood still for want of a resource, in percent (PSI)."""
+    """Percentage of time in which tasks stalled for lack of a resource (PSI)."""
 
     some_60s: float
     full_60s: float
@@ -132,10 +132,10 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReading:
-    """Processors, memory and life of a node."""
+    """Processors, memory and uptime of a node."""
 
     boot: str | Unknown
-    """The kernel's id of this boot: another one means that the node was started anew."""
+    """The kernel's boot id, which changes at each reboot."""
     uptime: float | Unknown
     """Seconds."""
     processors: Number
@@ -150,24 +150,24 @@ class HostReading:
     """Of all memory controllers (EDAC)."""
     memory_errors_uncorrected: Number
     throttled: Number
-    """How often cores or packages were slowed down for heat, in all."""
+    """Total thermal throttling events of cores and packages."""
     clock_source: str | Unknown
     clock_sources: tuple[str, ...] | Unknown
-    """All that the kernel would take."""
+    """Clock sources available to the kernel."""
     files_open: Number
     files_most: Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockReading:
-    """What the kernel knows about its own clock (`adjtimex`)."""
+    """State of the kernel's clock (`adjtimex`)."""
 
     synchronized: bool
-    """Somebody keeps it in step with the world."""
+    """Synchronized by a time service."""
     offset: float
-    """Seconds that are still to be made up for."""
+    """Remaining correction in seconds."""
     worst: float
-    """Seconds by which it may be wrong at most."""
+    """Maximum error in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,10 +176,10 @@ class ServiceState:
 
     name: str
     present: bool
-    """Its program is installed, or it is running."""
+    """Installed or running."""
     running: bool | Unknown
     needed: bool
-    """What the node is made of asks for it."""
+    """Required by the node's hardware."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,33 +190,33 @@ class ServiceReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stuck:
-    """A process that is not as it should be."""
+class StuckProcess:
+    """A blocked or zombie process."""
 
     pid: int
     name: str
     state: str
-    """`D`: waits without listening to signals; `Z`: ended, and its parent does not care."""
+    """`D`: uninterruptible sleep; `Z`: zombie."""
     age: float
     """Seconds since it was started."""
     wait: str | Unknown = NOT_REQUESTED
     """The kernel function in which it waits."""
     parent: int = 0
     switches: Number = NOT_REQUESTED
-    """How often it gave its processor up so far: as long as that stays the same it has been waiting for one thing."""
+    """Number of context switches so far: unchanged as long as it is in one wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReading:
-    """Processes of a node that wait without listening to signals, or ended unnoticed."""
+    """Processes of a node in uninterruptible sleep, and zombies."""
 
     count: int
-    stuck: tuple[Stuck, ...]
+    stuck: tuple[StuckProcess, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReading:
-    """One look at a node: every part is there, or says why not."""
+    """One reading of a node; missing parts have a reason."""
 
     node: str
     at: float
@@ -233,11 +233,11 @@ class NodeReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterGrowth:
-    """Two looks at one node: what counters did between them can be told."""
+    """Two readings of one node, to compare counters."""
 
     before: NodeReading
     now: NodeReading
 
 
 Reading = NodeReading | CounterGrowth | XidEvent
-"""Evidence about a node as a whole, beside that of jobs (`evidence.Evidence`)."""
+"""Evidence about a node, in addition to that of jobs (`evidence.Evidence`)."""

@@ -46,7 +46,7 @@ _define = partial(
 
 FULL: Final = _define(
     id="disk-full",
-    title="A file system has next to no space, or no inodes, left",
+    title="A file system has almost no space or inodes left",
     action="free space; lower `checkpoint.keep` where it holds checkpoints",
     reference="https://man7.org/linux/man-pages/man3/statvfs.3.html",
     unhealthy=Sample(_look(free=100 * _GB)),
@@ -54,51 +54,51 @@ FULL: Final = _define(
 )
 READ_ONLY: Final = _define(
     id="filesystem-read-only",
-    title="A file system that was to be written to takes no writes",
+    title="A file system became read-only",
     recommended_action=RecommendedAction.DRAIN,
-    action="see the kernel's log for the damage that it met; check the file system, then mount it anew",
+    action="see the kernel log for the damage; check the file system, then remount it",
     reference="https://man7.org/linux/man-pages/man5/ext4.5.html",
     unhealthy=Sample(_look(own_options=("ro", "errors=remount-ro"))),
     healthy=Sample(_look(options=("ro",), own_options=("ro",))),
 )
 BROKEN: Final = _define(
     id="filesystem-unreachable",
-    title="A mounted file system says that nothing on it can be reached",
-    action="mount it anew; look at its server or its disk",
+    title="A mounted file system is inaccessible",
+    action="remount it; check its server or its disk",
     reference="https://man7.org/linux/man-pages/man3/errno.3.html",
     unhealthy=Sample(_look(failed=116, size=Unknown("Stale file handle"), free=Unknown("Stale file handle"))),
     healthy=Sample(_look(size=Unknown("no answer within 10 s"), free=Unknown("no answer within 10 s"))),
 )
 IO_ERRORS: Final = _define(
     id="io-errors",
-    title="A disk or file system met errors that it could not mend",
-    source="kernel log, ext4's count",
-    action="save what is on it, check the disk (`smartctl -a`) and replace it",
+    title="A disk or file system has uncorrectable errors",
+    source="kernel log, ext4's error counter",
+    action="back it up, check the disk (`smartctl -a`) and replace it",
     reference="https://docs.kernel.org/admin-guide/ext4.html",
     unhealthy=Sample(_look(errors=2)),
     healthy=Sample(_look(errors=0)),
 )
 SLOW: Final = _define(
     id="disk-slow",
-    title="A disk takes very long for each request",
-    action="see who keeps it busy; check the disk",
+    title="A disk has a very high latency",
+    action="find what keeps it busy; check the disk",
     reference="https://docs.kernel.org/block/stat.html",
     unhealthy=_minute_later(writes=1200, write_ms=203_000),
     healthy=_minute_later(writes=1200, write_ms=4000),
 )
 
 NO_WRITES: Final = frozenset({"ro", "emergency_ro", "shutdown"})
-"""A file system's own options when it takes no writes; ext4 has words of its own for that since Linux 6.15."""
+"""Options of a file system that became read-only; ext4 has its own option for that since Linux 6.15."""
 KERNEL_LINE: Final = re.compile(
     r"(?:critical (?:medium|target) error|I/O error), dev (?P<a>[\w-]+)|Buffer I/O error on dev (?P<b>[\w-]+)"
     r"|EXT4-fs error \(device (?P<c>[\w-]+)\)"
     r"|XFS \((?P<d>[\w-]+)\): .*(?:corruption|I/O error|log I/O error)|BTRFS (?:error|critical) \(device (?P<e>[\w-]+)"
 )
-"""What the kernel's block layer and file systems write about errors that reach whoever reads or writes."""
+"""Messages of the kernel's block layer and file systems about errors that reach the reader or writer."""
 
 
 def judge_storage(pair: ReadingPair[StorageReading]) -> Iterator[FaultFinding]:
-    """Yield what is wrong with a node's file systems and disks."""
+    """Yield faults of a node's file systems and disks."""
     before = pair.before
     if not isinstance(pair.now.mounts, Unknown):
         old_mounts = {} if before is None or isinstance(before.mounts, Unknown) else {mount.path: mount for mount in before.mounts}

@@ -1,8 +1,8 @@
-"""Faults of speed: one rank that holds the others up, links that do, data that does, or a job that has become slower than it was.
+"""Performance faults: one slow rank, slow links, slow data loading, or a job that became slower.
 
-Ranks are compared with those that do the same work, by medians over blocks of steps and over ranks, for long enough that neither one slow
-step nor a busy moment counts. A rank computes slowly when its own work takes long *and* its peers wait for it; the links are slow when all
-wait for long although nobody's own work takes longer than it did.
+Ranks are compared with peers that do the same work, by medians over blocks of steps and over ranks, long enough to ignore single slow
+steps. A rank is slow if its own work takes long *and* its peers wait for it; the links are slow if all ranks wait although no rank's own
+work takes longer than before.
 """
 
 from __future__ import annotations
@@ -17,36 +17,35 @@ from detectors.evidence import HangLimits, Sample, StepBreakdown, StepBreakdowns
 from detectors.robust_stats import middle, quantile
 
 LONG: Final = 8
-"""Newest blocks of steps that must all agree."""
+"""Number of newest blocks of steps that must all agree."""
 SLOWER: Final = 1.3
-"""A rank's own work takes so many times as long as its peers' (ours; Greyhound and the MegaScale report start at about 1.1 on GPUs that do
-nothing else)."""
+"""Minimum ratio of a rank's own work to its peers' (our choice; Greyhound and the MegaScale report use about 1.1 on dedicated GPUs)."""
 TALK: Final = 2.0
-"""Communication takes so many times as long as it did (ours)."""
+"""Minimum ratio of the communication time to the earlier one (our choice)."""
 NOTICEABLE: Final = 0.1
-"""Share of a step that is lost to it at least: less is not worth a word (ours)."""
+"""Minimum fraction of the step time that is lost (our choice)."""
 WAITED_FOR: Final = 0.5
-"""Share of a straggler's excess that its peers wait at least: if they do not, it holds nobody up (ours)."""
+"""Minimum fraction of a straggler's excess that its peers wait; otherwise it does not slow them down (our choice)."""
 DATA: Final = 0.3
-"""Share of a step that waits for data (ours)."""
+"""Minimum fraction of a step that waits for data (our choice)."""
 
 WARM: Final = 8
-"""Steps of a generation that say nothing about its speed."""
+"""Warm-up steps of a generation to ignore."""
 BASE: Final = 64
-"""Steps after the warm-up that a job is compared with."""
+"""Number of steps after the warm-up that are the baseline."""
 RECENT: Final = 96
-"""Newest steps that are compared with them: more than it takes to name a straggler, which says more."""
+"""Number of newest steps to compare: more than a straggler needs, as that is the more specific fault."""
 DROP: Final = 1.3
-"""So many times as long as they did (ours)."""
+"""Minimum ratio of the step time to the baseline (our choice)."""
 MOST: Final = 0.75
 NEARLY_ALL: Final = 0.85
-"""So large a share of the newest steps lies above `MOST` of the earlier ones (ours)."""
+"""Minimum fraction of the newest steps above the `MOST` quantile of the baseline (our choice)."""
 NOISES: Final = 4.0
-"""Deviations of the earlier steps that the newest median lies above theirs (ours)."""
+"""Minimum distance of the newest median above the baseline, in deviations of the baseline (our choice)."""
 
 
-def see_paces(seen: StepBreakdowns, _limits: HangLimits) -> list[Fault]:
-    """Return what holds the job up now."""
+def see_step_breakdowns(seen: StepBreakdowns, _limits: HangLimits) -> list[Fault]:
+    """Return the slow ranks, else slow links and slow data loading."""
     if not settled(seen):
         return []
     now = {rank: some[-LONG:] for rank, some in seen.blocks.items()}
@@ -55,7 +54,7 @@ def see_paces(seen: StepBreakdowns, _limits: HangLimits) -> list[Fault]:
 
 
 def see_step_times(seen: StepTimes, _limits: HangLimits) -> Fault | None:
-    """Tell when the job has been slower than it was for long."""
+    """Report a job that became slower for long."""
     times = [seconds for _, seconds in seen.steps]
     base, recent = times[:BASE], times[-RECENT:]
     if len(times) < BASE + RECENT:
@@ -73,9 +72,9 @@ def see_step_times(seen: StepTimes, _limits: HangLimits) -> Fault | None:
 
 
 def cost_of(seen: StepBreakdowns, rank: int) -> tuple[float, float] | None:
-    """Return the seconds of a step now, and those of it that the others wait for *rank* (medians); nothing where nobody can tell."""
+    """Return the current step time in seconds, and the part that the others wait for *rank* (medians); None if unknown."""
     now = {other: some[-LONG:] for other, some in seen.blocks.items() if some}
-    if rank not in now or len(now) < 2:  # noqa: PLR2004 (one waits for nobody)
+    if rank not in now or len(now) < 2:  # noqa: PLR2004 (a single rank has no peers)
         return None
     rest = [some for other, some in now.items() if other != rank]
     peers = [other for role in seen.roles if rank in role for other in role if other != rank and other in now]
@@ -88,12 +87,12 @@ def cost_of(seen: StepBreakdowns, rank: int) -> tuple[float, float] | None:
 
 
 def settled(seen: StepBreakdowns) -> bool:
-    """Tell whether every rank has told of so many steps that its pace can be judged."""
+    """Tell whether every rank has reported enough steps."""
     return bool(seen.blocks) and all(len(some) >= LONG for some in seen.blocks.values())
 
 
 def cost_of_links(seen: StepBreakdowns) -> float:
-    """Return the seconds of a step that communication takes longer than it did (the least that any rank waits, medians)."""
+    """Return the increase of the communication time per step in seconds (the minimum over ranks, medians)."""
     if not settled(seen) or any(len(seen.first.get(rank, ())) < LONG for rank in seen.blocks):
         return 0.0
     before, now = _talk(seen.first), _talk({rank: some[-LONG:] for rank, some in seen.blocks.items()})
@@ -101,7 +100,7 @@ def cost_of_links(seen: StepBreakdowns) -> float:
 
 
 def _talk(blocks: Mapping[int, Sequence[StepBreakdown]]) -> float:
-    """Return what the rank that waits least waits: it comes last, so that is the time of the transfer itself."""
+    """Return the minimum communication time over ranks: the last rank waits for nobody, so it is the time of the transfer itself."""
     return min(median([pace.talk for pace in some]) for some in blocks.values())
 
 
@@ -111,12 +110,12 @@ _Now = Mapping[int, Sequence[StepBreakdown]]
 
 
 def _slow_ranks(seen: StepBreakdowns, now: _Now) -> Iterator[Fault]:
-    """Yield the ranks whose own work takes longer than that of those that do the same, or than their own did, and who are waited for."""
+    """Yield the ranks whose own work takes longer than their peers', or than before, and for which the others wait."""
     step = median([_step(some) for some in now.values()])
     for rank, some in now.items():
         peers = [other for role in seen.roles if rank in role for other in role if other != rank and other in now]
         usual, words = _usual(seen, rank, peers)
-        if usual is None or sum(pace.own > SLOWER * usual for pace in some) < len(some) - 1:  # one block may be spared
+        if usual is None or sum(pace.own > SLOWER * usual for pace in some) < len(some) - 1:  # one block may be an exception
             continue
         own = median([pace.own for pace in some])
         excess = own - usual
@@ -130,7 +129,7 @@ def _slow_ranks(seen: StepBreakdowns, now: _Now) -> Iterator[Fault]:
 
 
 def _usual(seen: StepBreakdowns, rank: int, peers: Sequence[int]) -> tuple[float | None, str]:
-    """Return how long the own work of *rank* should take: as that of its *peers*; without any, as it did, scaled as all others' changed."""
+    """Return the expected own work time of *rank*: that of its *peers*; without any, its earlier one, scaled by the others' change."""
     if peers:
         usual = median([median([pace.own for pace in seen.blocks[peer][-LONG:]]) for peer in peers])
         return usual, f"that of its {len(peers)} peer(s) {usual:.3g} s"
@@ -144,18 +143,15 @@ def _usual(seen: StepBreakdowns, rank: int, peers: Sequence[int]) -> tuple[float
         if other != rank and other in seen.blocks and len(there) >= LONG
     ]
     usual = before * max(1.0, median(changes) if changes else 1.0)
-    return usual, f"it took {before:.3g} s, and nobody else does the same work"
+    return usual, f"it took {before:.3g} s, and no other rank does the same work"
 
 
 # -- links and data -----------------------------------------------------------------------------------------------------
 
 
 def _slow_links(seen: StepBreakdowns, now: _Now) -> Iterator[Fault]:
-    """Tell when all ranks wait for longer than they did although nobody's own work takes longer: what is left is what lies between them.
-
-    The rank that waits least came last: what it waits is the time of the transfer itself.
-    """
-    if len(now) < 2 or any(len(seen.first.get(rank, ())) < LONG for rank in now):  # noqa: PLR2004 (one has no links)
+    """Report slow links: all ranks wait longer than before although no rank's own work takes longer."""
+    if len(now) < 2 or any(len(seen.first.get(rank, ())) < LONG for rank in now):  # noqa: PLR2004 (a single rank has no links)
         return
     before, least = _talk({rank: seen.first[rank] for rank in now}), _talk(now)
     step = median([_step(some) for some in now.values()])
@@ -171,7 +167,7 @@ def _slow_links(seen: StepBreakdowns, now: _Now) -> Iterator[Fault]:
 
 
 def _slow_data(seen: StepBreakdowns, now: _Now) -> Iterator[Fault]:
-    """Tell of ranks that wait for their data."""
+    """Report ranks that wait for their data."""
     shares = {rank: median([pace.data / max(1e-9, pace.own + pace.talk + pace.data) for pace in some]) for rank, some in now.items()}
     late = {rank: share for rank, share in shares.items() if share >= DATA}
     if not late:
@@ -219,30 +215,30 @@ _WELL: Final = _sample((0.31, 0.05, 0.0), (0.30, 0.06, 0.0), (0.32, 0.05, 0.0))
 _define = partial(fault_kind, component="performance", recommended_action=RecommendedAction.MONITOR, healthy=_WELL)
 COMPUTE: Final = _define(
     id="straggler-gpu",
-    title="One rank computes slower than its peers",
-    source="times of own work and of waiting that ranks report",
+    title="One rank computes more slowly than its peers",
+    source="compute and communication times that ranks report",
     blame=Blame.GPU,
-    action="look at the clocks and temperature of its GPU, and at what else runs there; move it (`checks.straggler: migrate`)",
+    action="check the clocks and temperature of its GPU, and what else runs there; migrate it (`checks.straggler: migrate`)",
     unhealthy=_sample((0.31, 0.25, 0.0), (0.52, 0.04, 0.0), (0.30, 0.26, 0.0)),
     weight=30,
     confused_with=("straggler-network", "straggler-host", "step-slow"),
 )
 HOST: Final = _define(
     id="straggler-host",
-    title="One node loads data slower than its peers",
-    source="times of waiting for data that ranks report",
+    title="One node loads data more slowly than its peers",
+    source="data loading times that ranks report",
     blame=Blame.NODE,
-    action="look at the storage and the processors of the node",
+    action="check the storage and the processors of the node",
     unhealthy=_sample((0.30, 0.25, 0.0), (0.30, 0.04, 0.25), (0.30, 0.25, 0.0)),
     weight=28,
     confused_with=("data-stall", "straggler-gpu"),
 )
 LINKS: Final = _define(
     id="straggler-network",
-    title="Communication takes longer than it did, or than elsewhere",
-    source="times of own work and of waiting that ranks report",
+    title="Communication takes longer than before, or than elsewhere",
+    source="compute and communication times that ranks report",
     blame=Blame.NETWORK,
-    action="look at the links between the nodes: rates, errors, other traffic",
+    action="check the links between the nodes: rates, errors, other traffic",
     unhealthy=_sample((0.30, 0.25, 0.0), (0.31, 0.24, 0.0), (0.30, 0.25, 0.0)),
     weight=30,
     confused_with=("straggler-gpu", "step-slow"),
@@ -250,19 +246,19 @@ LINKS: Final = _define(
 STALL: Final = _define(
     id="data-stall",
     title="Training waits for its data",
-    source="times of waiting for data that ranks report",
+    source="data loading times that ranks report",
     blame=Blame.STORAGE,
-    action="look at the storage and at the number of loader workers",
+    action="check the storage and the number of loader workers",
     unhealthy=_sample((0.30, 0.05, 0.25), (0.31, 0.04, 0.25), (0.30, 0.05, 0.24)),
     weight=26,
     confused_with=("straggler-host",),
 )
 DROPPED: Final = _define(
     id="step-slow",
-    title="Steps take longer than they did",
-    source="times of steps that rank 0 reports",
+    title="Steps take longer than before",
+    source="step times that rank 0 reports",
     blame=Blame.PROCESS,
-    action="look for the rank or node that differs from its peers, and at what the script does since then",
+    action="look for the rank or node that differs from its peers, and for changes in the script's work since then",
     unhealthy=Sample(StepTimes(at=0.0, steps=tuple((step, 0.3 if step < 80 else 0.45) for step in range(9, 190)))),  # noqa: PLR2004
     healthy=Sample(StepTimes(at=0.0, steps=tuple((step, 0.3 + 0.01 * (step % 7)) for step in range(9, 190)))),
     weight=20,

@@ -153,11 +153,11 @@ def test_no_module_imports_against_the_arrows() -> None:
         ("holdfast/runtime/session.py", "import numpy", "numpy"),
         ("holdfast/runtime/session.py", "from holdfast.log import note", "holdfast.log"),
         ("holdfast/cli/main.py", "if TYPE_CHECKING:\n    from prefect import Flow", "prefect"),
-        ("holdfast/spec/__init__.py", "from tasks import launch", "tasks"),
+        ("holdfast/spec/__init__.py", "from tasks import training_job", "tasks"),
         ("holdfast/protocol.py", "from holdfast.spec import job", "holdfast.spec"),
         ("detectors/process.py", "from policies import escalation", "policies.escalation"),
         ("policies/escalation.py", "import holdfast.errors", "holdfast.errors"),
-        ("tasks/launch.py", "from flows import training_job", "flows"),
+        ("tasks/training_job.py", "from flows import training_job", "flows"),
         ("flows/training_job.py", "import torch", "torch"),
         ("flows/training_job.py", "from holdfast.workflows import training_job", "holdfast.workflows"),
         ("holdfast/cli/main.py", "import holdfast.workflows", "holdfast.workflows"),
@@ -179,8 +179,8 @@ def test_an_import_against_an_arrow_is_refused(tmp_path: Path, module: str, text
     [
         ("holdfast/agent/node.py", "import os\nfrom holdfast import log, protocol\nfrom detectors import node\nfrom . import node"),
         ("holdfast/runtime/session.py", "import torch.distributed\nfrom holdfast.protocol import connect"),
-        ("holdfast/workflows/__init__.py", "from flows import training_job\nfrom tasks import launch\nfrom prefect import flow"),
-        ("tasks/launch.py", "from prefect import task\nfrom holdfast.spec import job\nfrom policies.escalation import decide"),
+        ("holdfast/workflows/__init__.py", "from flows import training_job\nfrom tasks import training_job\nfrom prefect import flow"),
+        ("tasks/training_job.py", "from prefect import task\nfrom holdfast.spec import job\nfrom policies.escalation import decide"),
     ],
 )
 def test_an_import_along_the_arrows_is_let_through(tmp_path: Path, module: str, text: str) -> None:

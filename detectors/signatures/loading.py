@@ -1,4 +1,4 @@
-"""From the tables of signatures to expressions that match and kinds in the catalogue."""
+"""Load signature tables: compile their expressions and define their fault kinds."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FILES: Final = (
     "progress", "counters", "infiniband", "nccl", "pytorch", "cuda", "ethernet", "containers", "nvme", "disks", "file_systems",
     "network_fs", "kernel", "limits", "services", "schedulers", "data", "processes", "python",
 )  # fmt: skip
-"""The tables, those that speak first in front: what a device or a library says of itself before what any program may say."""
+"""The tables in order of precedence: specific devices and libraries before general programs."""
 
 REACH: Final = 1024
-"""Characters that an expression's ``.*`` bridges at most: without an end, what repeats its beginning costs the square of its length."""
+"""Maximum length that ``.*`` in an expression matches: unbounded, repeated beginnings cost quadratic time."""
 REACHES: Final = 256
-"""The same where an expression has several: what repeats all of its beginnings costs the product of their reaches."""
+"""The same for an expression with several, as the cost is the product of their lengths."""
 _GAP: Final = re.compile(r"(?P<kept>\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\.(?P<times>[*+])", re.DOTALL)
-"""An escape or a set of characters, to be left alone; or a dot that is repeated without an end."""
+"""An escape or a character set, to keep; or an unbounded repeated dot."""
 
 _SHARED: Final = frozenset(
     {"component", "source", "reference", "recommended_action", "blame", "action", "healthy", "confused_with", "weight"}
@@ -38,7 +38,7 @@ _NEEDED: Final = ("component", "source", "reference", "recommended_action", "bla
 
 
 class BadSignature(ValueError):
-    """A table of signatures that cannot be used as it is."""
+    """An invalid signature table."""
 
     def __init__(self, place: str, reason: str, cure: str) -> None:
         super().__init__(place, reason, cure)
@@ -50,24 +50,24 @@ class BadSignature(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """One expression, and the kind that a line is of which it matches."""
+    """One expression, with the kind of the lines that it matches."""
 
     pattern: str
     place: str = ""
-    """The table it stands in."""
+    """The table that defines it."""
     kind: str | None = None
-    """None: no fault, or as *keys* say."""
+    """None: no fault, or by *keys*."""
     keys: Mapping[str, str] = field(default_factory=dict)
     quiet: frozenset[str] = frozenset()
     least: int = 1
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
-        """The expression, compiled when it is first needed."""
+        """The expression, compiled at first use."""
         return re.compile(bounded(self.pattern), re.ASCII)
 
     def kind_of(self, found: re.Match[str]) -> str | None:
-        """Return the kind of what was *found*; None: the line is known, and no fault."""
+        """Return the kind of a match; None: the line is known and no fault."""
         groups = found.groupdict()
         if (key := groups.get("key")) is not None:
             key = key.strip()
@@ -78,7 +78,7 @@ class Signature:
 
 
 def bounded(pattern: str) -> str:
-    """Return *pattern* with an end to how far each repeated dot reaches, so that its cost grows with a line's length and no faster."""
+    """Return *pattern* with bounds on each repeated dot, so that its cost is linear in the line length."""
 
     def with_an_end(found: re.Match[str]) -> str:
         return found[0] if found["kept"] else f".{{{int(found['times'] == '+')},{reach}}}"
@@ -88,12 +88,12 @@ def bounded(pattern: str) -> str:
 
 
 def load(folder: Path = HERE, files: tuple[str, ...] = FILES, enter: Callable[[FaultKind], object] = register) -> tuple[Signature, ...]:
-    """Read the tables of *files* in *folder*, hand their kinds to *enter*, and return their signatures in order."""
+    """Read the tables of *files* in *folder*, define their kinds with *enter*, and return their signatures in order."""
     return tuple(signature for name in files for signature in _of_file(folder / f"{name}.toml", enter))
 
 
 def check(signature: Signature) -> None:
-    """Refuse an expression that cannot be compiled: a second of work for all, which is the tests' and no program's."""
+    """Raise for an expression that cannot be compiled. Takes a second, so only tests call it."""
     try:
         re.compile(bounded(signature.pattern), re.ASCII)
     except re.error as error:
@@ -122,7 +122,7 @@ def _of_file(path: Path, enter: Callable[[FaultKind], object]) -> Iterator[Signa
 
 
 def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place: str) -> FaultKind:
-    """Return one kind as the catalogue holds it."""
+    """Return one fault kind for the catalogue."""
     _refuse_unknown(place, row, _OF_KIND)
     missing = [word for word in _NEEDED if not all_of_it.get(word)]
     if missing:

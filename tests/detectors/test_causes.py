@@ -58,7 +58,7 @@ def test_most_kinds_explain_something_or_follow_from_something() -> None:
         ('clock_slack = "soon"\nsame_clock = 1.0\nown = 80', "could not convert"),
     ],
 )
-def test_a_table_that_cannot_be_used_says_where_why_and_what_to_do(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_table_is_rejected_with_location_reason_and_remedy(tmp_path: Path, text: str, words: str) -> None:
     """Whoever adds a row reads this."""
     place = tmp_path / "mine.toml"
     place.write_text(text)
@@ -136,7 +136,7 @@ def test_a_multitude_of_echoes_is_one_line_of_the_verdict_and_no_burden() -> Non
         ("2026-03-01 12:30:01 nothing is named", ""),
     ],
 )
-def test_the_device_is_read_from_the_words(text: str, device: str) -> None:
+def test_the_device_is_parsed_from_the_text(text: str, device: str) -> None:
     """In one form, however it is written; a time of day is none."""
     assert device_of(a_fault("gpu-off-bus", quote=text)) == device
 
@@ -153,7 +153,7 @@ def test_the_device_is_read_from_the_words(text: str, device: str) -> None:
         ("waiting for peer review of 3 documents", set()),
     ],
 )
-def test_whom_a_fault_accuses_is_read_from_its_words(text: str, peers: set[str]) -> None:
+def test_the_blamed_peer_is_parsed_from_the_text(text: str, peers: set[str]) -> None:
     """Hosts, addresses and ranks; *by peer* alone names nobody."""
     assert peers_in(text) == peers
 
@@ -167,7 +167,7 @@ def test_one_that_is_accused_by_its_own_node_alone_is_not() -> None:
     assert "peer-blamed" not in {fault.kind for fault in diagnose(see(told, HangLimits()), (), 8).secondary_failures}
 
 
-def test_last_words_are_judged_and_name_their_source() -> None:
+def test_last_output_is_matched_with_its_source() -> None:
     """The exception that the runtime reported, or the lines that the worker printed; with what makes two of them the same."""
     reported = an_error("n0", 0, type="torch.AcceleratorError", message="CUDA error: an illegal memory access was encountered", line=9)
     printed = an_end("n1", 1, signal=6, output="step 7\nCUDA error: uncorrectable ECC error encountered\nwhat a pity")
@@ -177,7 +177,7 @@ def test_last_words_are_judged_and_name_their_source() -> None:
     assert (second.kind, second.source, second.node) == ("cuda-uncorrectable-ecc", "worker output of rank 1", "n1")
 
 
-def test_words_that_restate_the_end_or_say_nothing_are_left_out() -> None:
+def test_output_that_restates_the_exit_or_is_unspecific_is_omitted() -> None:
     """Out of memory is out of memory; and training prints much."""
     assert said([an_error(type="torch.OutOfMemoryError", message="CUDA out of memory. Tried to allocate 2 GiB")]) == []
     assert said([an_error(type="RuntimeError", message="Connection closed by peer [127.0.0.1]:4711 (gloo)", peer_lost=True)]) == []
@@ -185,7 +185,7 @@ def test_words_that_restate_the_end_or_say_nothing_are_left_out() -> None:
     assert said([an_end(code=0, finished=True, output="CUDA error: an illegal memory access was encountered")]) == []
 
 
-def test_each_kind_is_told_once_a_node() -> None:
+def test_each_kind_is_reported_once_per_node() -> None:
     """Eight ranks that say the same are one witness."""
     message = "CUDA error: an illegal memory access was encountered"
     told = said([an_error(f"n{rank // 8}", rank, at=rank / 10, type="RuntimeError", message=message) for rank in range(16)])

@@ -107,7 +107,7 @@ def test_another_form_is_refused_by_its_place(name: str, value: Any, where: str)
         unpacked(Whole, {**packed(WHOLE), name: value})
 
 
-def test_numbers_that_strict_json_lacks_come_back_from_their_words() -> None:
+def test_nan_and_infinity_round_trip_as_strings() -> None:
     """The history writes them so; no other word is a number."""
     assert unpacked(Whole, {"part": {"name": ""}, "seen": "-Infinity"}).seen == float("-inf")
     with pytest.raises(MalformedData):

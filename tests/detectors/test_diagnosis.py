@@ -306,7 +306,7 @@ def test_a_users_error_shows_the_traceback_of_the_first_that_failed() -> None:
     assert root.entry.recommended_action == "user-error"
 
 
-def test_a_second_cause_is_told_as_such_and_an_echo_is_only_counted() -> None:
+def test_a_second_cause_is_named_and_a_secondary_fault_only_counted() -> None:
     """One kill does not follow from another."""
     reason = diagnose(seen(a_killed("n0", 0, at=0.1), a_killed("n1", 2, at=0.2), an_echo("n0", 1), an_echo("n1", 3))).reason
     assert reason.endswith("; also worker-sigkill of rank 2 on n1; 2 secondary failures")
@@ -335,7 +335,7 @@ def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:
         ("a command that no node has", "it cannot be run on any node of the job (n0, n1)"),
     ],
 )
-def test_a_users_error_says_what_makes_it_one(scene: str, words: str) -> None:
+def test_a_user_error_states_the_evidence(scene: str, words: str) -> None:
     """A person who doubts it can check."""
     assert words in SCENES[scene].verdict().reason
 
@@ -370,7 +370,7 @@ def test_an_echo_waits_as_long_as_the_job_lets_an_agent_be_silent() -> None:
     assert evidence_wait_seconds(seen(an_echo("n1"), an_echo("n0")), 2, silence=20.0) == CAUSE_SECONDS
 
 
-def test_a_fault_of_no_node_is_no_word_from_one() -> None:
+def test_a_fault_without_a_node_is_no_sign_of_life() -> None:
     """The job as a whole does not speak for a node that has said nothing."""
     faults = [*seen(an_error("n0", 0)), Fault(kind="recovery-overrun", at=0.0)]
     assert evidence_wait_seconds(faults, 2) == TWINS_SECONDS

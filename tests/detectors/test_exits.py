@@ -32,12 +32,12 @@ def test_status_0_before_the_last_step_is_a_fault() -> None:
     assert "None" not in the_fault(an_end(code=0, step=None)).quote
 
 
-def test_a_good_word_does_not_make_a_bad_status_good() -> None:
+def test_a_finished_report_does_not_hide_a_bad_status() -> None:
     """What came after the last step may have been the save."""
     assert the_fault(an_end(code=1, finished=True)).kind == "worker-exit-code"
 
 
-def test_an_end_that_nobody_knows_is_not_a_good_one() -> None:
+def test_an_unknown_exit_is_no_success() -> None:
     """Neither status nor signal: it is not taken for done."""
     assert the_fault(an_end(finished=True)).kind == "worker-exit-code"
 
@@ -105,7 +105,7 @@ def test_a_watchdogs_abort_is_an_echo() -> None:
         ({"type": "OSError", "errno": errno.ECONNRESET, "peer_lost": True}, "worker-peer-lost"),
     ],
 )
-def test_an_exception_is_told_by_what_it_speaks_against(facts: dict[str, Any], kind: str) -> None:
+def test_the_kind_of_an_exception_depends_on_its_subject(facts: dict[str, Any], kind: str) -> None:
     """The disk, the network and the memory of a GPU are nobody's typing error."""
     assert the_fault(an_error(**facts)).kind == kind
 
@@ -124,13 +124,13 @@ def test_an_exception_without_a_traceback_is_still_one() -> None:
     assert (fault.signature, fault.detail) == ("ValueError at ?", "the tail")
 
 
-def test_two_failures_of_one_type_are_told_apart_by_the_innermost_place() -> None:
+def test_failures_of_one_type_differ_by_the_innermost_location() -> None:
     """Messages hold numbers that differ from rank to rank; places do not."""
     assert the_fault(an_error(message="shape 3")).signature == the_fault(an_error(message="shape 4")).signature
     assert the_fault(an_error(line=3)).signature != the_fault(an_error(line=4)).signature
 
 
-def test_a_status_without_a_reason_quotes_the_last_words() -> None:
+def test_an_exit_status_without_a_reason_quotes_the_last_output() -> None:
     """A command that prints why it ends says it in the verdict."""
     assert the_fault(an_end(code=2, output="usage: train.py\ntrain.py: error: no such argument\n\n")).quote.endswith("no such argument")
     assert the_fault(an_end(code=2, output="\x1b[2J\0\x07")).quote == "exited with status 2"
@@ -161,7 +161,7 @@ def test_a_traceback_beats_the_shells_reading() -> None:
 LINE = "Out of memory: Killed process 4711 (python)"
 
 
-def test_a_kill_for_want_of_memory_is_told_by_the_kernels_words() -> None:
+def test_an_out_of_memory_kill_is_identified_by_the_kernel_log() -> None:
     """The line itself is the quote."""
     fault = the_fault(an_end(signal=9, oom=LINE))
     assert (fault.kind, fault.quote) == ("worker-oom-killed", LINE)
@@ -174,11 +174,11 @@ def test_a_kill_with_no_trace_in_the_kernels_log_is_a_kill_from_outside() -> Non
     assert "memory" not in fault.quote
 
 
-def test_a_kernel_log_that_could_not_be_read_is_said_and_nothing_made_of_it() -> None:
+def test_an_unreadable_kernel_log_is_reported_as_unknown() -> None:
     """Blind is neither an out-of-memory kill nor the proof that there was none."""
     fault = the_fault(an_end(signal=9, oom=Unknown("/dev/kmsg: Operation not permitted")))
     assert fault.kind == "worker-sigkill"
-    assert "whether memory ran out is not known: /dev/kmsg: Operation not permitted" in fault.quote
+    assert "whether memory ran out is unknown: /dev/kmsg: Operation not permitted" in fault.quote
 
 
 def test_only_a_kill_can_be_for_want_of_memory() -> None:
@@ -206,7 +206,7 @@ def test_a_stopped_worker_is_a_fault_from_its_grace_on(seconds: float, kinds: li
         (None, "start refused: [Errno 12] Cannot allocate memory", "worker-start-failed"),
     ],
 )
-def test_a_command_that_cannot_run_is_told_from_a_node_that_cannot_start_it(number: int | None, why: str, kind: str) -> None:
+def test_a_broken_command_differs_from_a_node_that_cannot_start_it(number: int | None, why: str, kind: str) -> None:
     """One is mended in the job or in a mount, the other by leaving the node."""
     fault = the_fault(StartFailure(node="n0", at=1.0, why=why, errno=number))
     assert (fault.kind, fault.quote, fault.subject) == (kind, why, "node n0")

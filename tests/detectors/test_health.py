@@ -77,7 +77,7 @@ def test_a_few_errors_in_a_short_time_make_no_rate(seconds: float, growth: int, 
     assert ReadingPair(now=None, seconds=seconds, limits=THRESHOLDS).rate(growth, HOUR) == rate
 
 
-def test_what_was_not_seen_is_told_by_its_place() -> None:
+def test_unknown_values_are_reported_by_path() -> None:
     """What nobody asked for is no blind spot."""
     gpus = GpuReading(on_bus=(), driver_version=DARK, gpus=(Gpu(index=3, bus="0000:18:00.0", rows=DARK, heat=NOT_REQUESTED),))
     assert list(unknown_signals(NodeReading(node="n0", at=0.0, gpus=gpus, clock=DARK))) == [

@@ -45,7 +45,7 @@ def run(*tail: float, steps: int = 100, seed: int = 1) -> LossHistory:
     return LossHistory(at=9.0, losses=tuple(enumerate(whole, 1)))
 
 
-def test_a_spike_that_stays_is_told_with_its_first_step() -> None:
+def test_a_lasting_spike_is_reported_with_its_first_step() -> None:
     """Three steps in a row; one or two may be an odd batch."""
     assert seen(run(9.0, 9.5)) == []
     fault = the_fault(run(9.0, 9.5, 8.7))
@@ -79,7 +79,7 @@ def test_a_loss_frozen_to_the_bit_is_a_zombie() -> None:
     assert "2.25 to the bit for 64 steps, since step 101" in fault.quote
 
 
-def test_a_loss_that_always_came_in_runs_must_stand_for_much_longer() -> None:
+def test_a_loss_with_usual_runs_needs_a_much_longer_run() -> None:
     """Reported every 20 steps: 64 in a row may come, 80 never did."""
     curve = [3.0 - (step // 20) * 0.01 for step in range(200)]
     assert seen(LossHistory(at=0.0, losses=tuple(enumerate([*curve, *[1.0] * 79])))) == []
@@ -87,7 +87,7 @@ def test_a_loss_that_always_came_in_runs_must_stand_for_much_longer() -> None:
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_no_number_is_told_with_rank_and_step(loss: float) -> None:
+def test_a_non_finite_loss_is_reported_with_rank_and_step(loss: float) -> None:
     """And with what there is to go back to."""
     fault = the_fault(
         NonFiniteLoss(node="n1", rank=3, at=5.0, step=77, loss=loss, alone=True, good="the newest checkpoint is that of step 50")

@@ -129,7 +129,7 @@ def test_a_long_section_before_the_first_step_is_not_held_against_it() -> None:
     assert seen(status(5.0, 5.0, steps=(), since_start=2400.0)) == []
 
 
-def test_nothing_is_said_while_nothing_is_known() -> None:
+def test_no_fault_without_data() -> None:
     """No living rank, no judgement."""
     assert seen(Progress(at=0.0, ranks={}, since_start=1e6)) == []
 
@@ -167,7 +167,7 @@ RECORDED = {
 
 
 @pytest.mark.parametrize("ages", RECORDED.values(), ids=list(RECORDED))
-def test_a_pause_of_a_hundred_steps_is_told_of_and_no_fault(ages: tuple[float, ...]) -> None:
+def test_a_pause_of_a_hundred_steps_is_reported_but_no_fault(ages: tuple[float, ...]) -> None:
     """Nobody declared it: the job is given minutes, whatever the ranks that wait say of the one that does not come."""
     for status_requested in (False, True):
         quiet = replace(status(*ages), status_requested=status_requested)

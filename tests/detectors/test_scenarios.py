@@ -79,7 +79,7 @@ def test_the_root_is_the_one_that_a_person_would_name(name: str) -> None:
 
 
 @scenarios
-def test_what_follows_is_told_from_what_does_not(name: str) -> None:
+def test_secondary_faults_are_distinguished_from_independent_ones(name: str) -> None:
     """The echoes are explained by the root; a second cause, and noise, are not."""
     scene, first = SCENARIOS[name], assess_health(name, faults_of(name)).candidates[0]
     follow = {fault.kind for fault in (*first.explains, *first.evidence)}

@@ -216,7 +216,7 @@ OWN = [
 
 
 @pytest.mark.parametrize(("name", "message", "lost"), [(*one, True) for one in LOST] + [(*one, False) for one in OWN])
-def test_a_lost_peer_is_told_from_an_error_of_ones_own(name: str, message: str, lost: bool) -> None:  # noqa: FBT001
+def test_a_lost_peer_is_distinguished_from_an_own_error(name: str, message: str, lost: bool) -> None:  # noqa: FBT001
     """By type and words together: a user's own broken download is no peer."""
     assert is_lost_peer(name, message) is lost
     output = PLAIN.replace("ValueError: bad shape", f"{name}: {message}")
@@ -270,7 +270,7 @@ def test_an_error_of_the_workers_own_gpu_is_no_echo_whoever_else_was_lost(device
         ("std::runtime_error", f"not torch's: {GLOO}", False),
     ],
 )
-def test_a_watchdogs_abort_is_told_from_an_abort_of_ones_own(thrown: str, words: str, lost: bool) -> None:  # noqa: FBT001
+def test_a_watchdog_abort_is_distinguished_from_an_own_abort(thrown: str, words: str, lost: bool) -> None:  # noqa: FBT001
     """NCCL gives up its process when a peer is gone."""
     output = f"step 9\nterminate called after throwing an instance of '{thrown}'\n  what():  {words}\n"
     assert aborted_for_lost_peer(output) is lost

@@ -50,7 +50,7 @@ def flip(checkpoint: Path) -> None:
 
 
 def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_job_to_the_one_before(stage: Stage, alone: Callable[..., None]) -> None:
-    """`torch.load` would take it without a word; the job ends with the parameters of an first_sigterm_ignored run all the same, to the bit."""
+    """`torch.load` would take it without a word; the job ends with the parameters of an undisturbed run all the same, to the bit."""
     nodes, folder = {"wanted": 2, "ranks": 1}, stage.home / "ckpt"
     plan = {"every": 5, "keep": 4, "directory": str(folder), "memory": {"every": 0}}  # with state in memory no checkpoint would be needed
     args = ["--steps", "40", "--stock-groups", *SMALL]  # with managed groups no checkpoint would be needed

@@ -32,7 +32,7 @@ RACKS = {"node-0": "left", "node-1": "left", "node-2": "right", "node-3": "right
 
 
 @pytest.fixture(scope="module")
-def first_sigterm_ignored(alone: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def undisturbed(alone: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Give what two ranks of the sharded example end with when nothing disturbs them."""
     place = tmp_path_factory.mktemp("u") / "result.json"
     alone(EXAMPLES / "fsdp2.py", *SMALL, "--steps", STEPS, "--result", place)
@@ -49,7 +49,7 @@ def gated(stage: Stage, name: str, *gates: int, spare: int = 1, **checkpoint: An
         script=str(Path(__file__).with_name("gated.py")),
         args=args,
         nodes={"wanted": 2, "ranks": 1, "spare": spare, "standbys": 0},
-        environment={"OMP_NUM_THREADS": "1"},  # as the first_sigterm_ignored run
+        environment={"OMP_NUM_THREADS": "1"},  # as the undisturbed run
         checkpoint={**ALWAYS, **checkpoint},
         limits={"hang_least": "60s"},  # a gate is no hang
     )
@@ -145,7 +145,7 @@ def on_record(play: Play) -> Snapshots | None:
     return row if row is not None and row.generation > 1 and row.replica_step is not None and row.trained_s > 0 else None
 
 
-def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, first_sigterm_ignored: dict[str, Any]) -> None:
+def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Shards that lived on the lost node alone come from their replica; what all processes held comes from the memory of their nodes."""
     play = gated(stage, "broken", 21, 45, 60)
     play.steps_to(20)
@@ -178,14 +178,14 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, first_s
     assert lost(play) >= 0, play.log()
     assert (play.incidents()[1].resumed_step or 0) >= there, play.log()
     assert play.ends() == 0, play.log()
-    assert result(stage, "broken") == first_sigterm_ignored
+    assert result(stage, "broken") == undisturbed
     assert not list((stage.home / "jobs" / "broken" / "checkpoints").glob("step-*"))
     assert stage.kept() == []
 
 
 def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage, alone: Callable[..., None]) -> None:
     """There is no vote and nobody stays: new processes find the newest step that all have whole, position and generators with it."""
-    script, first_sigterm_ignored = Path(__file__).with_name("copies.py"), stage.home / "first_sigterm_ignored.json"
+    script, undisturbed = Path(__file__).with_name("copies.py"), stage.home / "undisturbed.json"
     args = ["100", str(stage.home / "broken.json")]
     play = stage.play("broken", script=str(script), args=args, nodes={"wanted": 2, "ranks": 1}, checkpoint=ALWAYS)
     play.steps_to(30)
@@ -193,11 +193,11 @@ def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage, alon
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
     assert 0 <= lost(play) <= 2, play.log()
     assert play.ends() == 0, play.log()
-    alone(script, 100, first_sigterm_ignored, 0)
-    assert json.loads(first_sigterm_ignored.read_text()) == result(stage, "broken")
+    alone(script, 100, undisturbed, 0)
+    assert json.loads(undisturbed.read_text()) == result(stage, "broken")
 
 
-def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, first_sigterm_ignored: dict[str, Any]) -> None:
+def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """A node is lost together with the one that has its replica, then all nodes that hold anything: each time to the newest checkpoint."""
     stage.widen(RACKS)
     play = gated(stage, "disk", 26, 46, spare=2, every=10)
@@ -229,11 +229,11 @@ def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, first_sigterm_
     assert play.incidents()[1].resumed_step == newest, play.log()
     assert lost(play) == 45 - newest
     assert play.ends() == 0, play.log()
-    assert result(stage, "disk") == first_sigterm_ignored
+    assert result(stage, "disk") == undisturbed
     assert stage.kept() == []
 
 
-def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, first_sigterm_ignored: dict[str, Any]) -> None:
+def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Training goes on as if nothing had been; soon the node that lost its replica can be lost itself, for a step at most."""
     stage.widen(RACKS)
     play = gated(stage, "replica", 21, 41, spare=2)
@@ -258,11 +258,11 @@ def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, first_sigterm
     assert (one.action, one.facts and one.facts["source"]) == ("take-over", "memory"), play.log()
     assert play.pids()[1] == before[1]
     assert play.ends() == 0, play.log()
-    assert result(stage, "replica") == first_sigterm_ignored
+    assert result(stage, "replica") == undisturbed
     assert stage.kept() == []
 
 
-def test_replicas_that_lag_cost_steps_and_not_the_job(stage: Stage, first_sigterm_ignored: dict[str, Any]) -> None:
+def test_replicas_that_lag_cost_steps_and_not_the_job(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Snapshots wait for them, so that those who live still have the step that is the newest replica of the lost node."""
     memory = {**ALWAYS["memory"], "bandwidth": "200KB"}
     play = gated(stage, "lags", 41, memory=memory)
@@ -277,4 +277,4 @@ def test_replicas_that_lag_cost_steps_and_not_the_job(stage: Stage, first_sigter
     assert (one.action, one.facts and one.facts["source"]) == ("take-over", "memory"), play.log()
     assert lost(play) >= 40 - whole[-1], play.log()
     assert play.ends() == 0, play.log()
-    assert result(stage, "lags") == first_sigterm_ignored
+    assert result(stage, "lags") == undisturbed

@@ -76,7 +76,7 @@ def test_who_does_not_come_and_who_comes_to_the_wrong_place_are_named_and_replac
     loss = the_fault(play, "loss-not-finite")
     assert (loss.rank, loss.incident_id, loss.recommended_action) == (0, None, "monitor")
     assert f"the loss of rank 0 is nan at step {loss.step}, on this rank alone" in loss.evidence["quote"]
-    assert any("The loss or its gradient is no number" in one.text for one in queries.job_events(stage.history, play.job.id))
+    assert any("The loss or its gradient is NaN or infinite" in one.text for one in queries.job_events(stage.history, play.job.id))
     assert play.kinds()[2:] in ([], ["loss-lost"]), "the loss that stays none is an incident of its own"
 
 

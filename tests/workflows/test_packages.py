@@ -18,7 +18,7 @@ from holdfast.workflows import probe_cluster, training_job
 from tasks.clean import clean
 assert (prepare(), clean()) == ("prepared", "cleaned")
 assert training_job.name == "training-job"
-import flows.training_job, tasks.launch
+import flows.training_job, tasks.training_job
 """
 
 
@@ -62,7 +62,7 @@ def test_a_project_with_flows_and_tasks_of_its_own_uses_both(tmp_path: Path, ins
 def test_a_module_with_the_full_name_of_one_of_ours_is_refused_in_words(tmp_path: Path, installed: Path) -> None:
     """The error names the file to rename."""
     project(tmp_path, packages=True)
-    (tmp_path / "tasks" / "launch.py").write_text("")
-    done = python("import tasks.launch\nimport holdfast.workflows\n", tmp_path, installed)
+    (tmp_path / "tasks" / "training_job.py").write_text("")
+    done = python("import tasks.training_job\nimport holdfast.workflows\n", tmp_path, installed)
     assert done.returncode == 1
-    assert f"ImportError: {tmp_path}/tasks/launch.py was imported as `tasks.launch`" in done.stderr
+    assert f"ImportError: {tmp_path}/tasks/training_job.py was imported as `tasks.training_job`" in done.stderr

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from detectors.evidence import Unknown
-from detectors.readings import ProcessReading, ServiceReading, ServiceState, Stuck
+from detectors.readings import ProcessReading, ServiceReading, ServiceState, StuckProcess
 from holdfast.probe.readers import files
 from holdfast.probe.readers.gpus import NVIDIA, pci_class
 
@@ -76,7 +76,7 @@ def read_processes(root: Path = Path("/")) -> ProcessReading:
         if one.state == "D" or (one.state == "Z" and not _is_ours(one.parent, root)):
             place = root / "proc" / str(one.pid)
             stuck.append(
-                Stuck(
+                StuckProcess(
                     pid=one.pid,
                     name=one.name,
                     state=one.state,

@@ -1,4 +1,4 @@
-"""Who holds the others up: every way in which ranks can stand, and what is said of it."""
+"""Hang analysis: which rank blocks the others, for every combination of positions."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ STEADY = (0.3,) * 8
 
 
 def work(number: int, name: str = "allreduce", *, way: str = "", size: int = 64, seconds: float = 4.2) -> PendingOperation:
-    """Return an operation in work."""
+    """Return a pending operation."""
     return PendingOperation(way=way, number=number, name=name, size=size, kind="float32", seconds=seconds)
 
 
 def member(*pending: PendingOperation, ranks: tuple[int, ...] = (0, 1, 2), name: str = "dp", **counts: Any) -> GroupProgress:
-    """Return how far a rank is in a group: as far as what it has in work, unless *counts* (``all``, ``to_1``, ``from_1``) say more."""
+    """Return a rank's progress in a group: up to its pending operations, or as *counts* (``all``, ``to_1``, ``from_1``) say."""
     told = {"all": "", **{f"to_{rank}": f"send>{rank}" for rank in range(4)}, **{f"from_{rank}": f"recv<{rank}" for rank in range(4)}}
     begun = {one.way: one.number for one in pending} | {told[way]: number for way, number in counts.items()}
     return GroupProgress(name=name, ranks=ranks, counts=begun, pending=pending)
 
 
 def status(*groups: GroupProgress, waits: str = "", place: str = "train.py:31 in load") -> RankStatus:
-    """Return where a rank stands."""
+    """Return a rank's status."""
     return RankStatus(waits=waits, seconds=4.2 if waits else 0.0, groups=groups, place=place)
 
 
@@ -104,7 +104,7 @@ def test_ranks_that_have_voted_wait_for_those_that_have_not() -> None:
     assert "the vote on the step" in finding.quote
 
 
-def test_several_that_did_not_arrive_are_all_told() -> None:
+def test_all_missing_ranks_are_reported() -> None:
     """One is accused, the others are named."""
     late = status(member(all=811))
     finding = explain(ranks(WAITS, late, late))
@@ -152,7 +152,7 @@ def test_a_collective_that_all_have_come_to_is_held_by_what_lies_between() -> No
     assert the_fault(quiet(fresh, fresh, fresh)).kind == "job-hang"
 
 
-def test_without_counted_operations_the_stack_tells_who_waits() -> None:
+def test_without_counted_operations_the_stack_shows_who_waits() -> None:
     """Groups of torch's own: all but one are inside of a collective."""
     inside = RankStatus(waits="collective", place="train.py:40 in step")
     fault = the_fault(quiet(inside, RankStatus(place="train.py:31 in load"), inside))

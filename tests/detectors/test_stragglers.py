@@ -101,7 +101,7 @@ def test_a_straggler_from_the_first_step_is_named_by_its_peers() -> None:
     assert "its computing is slow, not its links" in fault.quote
 
 
-def test_a_rank_that_nobody_waits_for_holds_nobody_up() -> None:
+def test_a_rank_without_waiting_peers_is_no_straggler() -> None:
     """The last stage has more to do, and the others have as much to wait for elsewhere."""
     paces = {0: StepBreakdown(own=0.3, talk=0.02), 1: StepBreakdown(own=0.42, talk=0.3), 2: StepBreakdown(own=0.3, talk=0.02)}
     blocks = {rank: (pace,) * 9 for rank, pace in paces.items()}
@@ -116,7 +116,7 @@ def test_a_few_slow_steps_are_no_straggler() -> None:
     assert seen(job.paces()) == []
 
 
-def test_slow_links_are_told_from_slow_computing() -> None:
+def test_slow_links_are_distinguished_from_slow_computation() -> None:
     """All wait for longer, the last one to come too, and nobody works longer."""
     job = Job(dict.fromkeys(range(4), 0.3), **COPIES).go(20)  # type: ignore[arg-type]
     job.talk = dict.fromkeys(job.talk, 0.2)
@@ -133,14 +133,14 @@ def test_a_job_whose_batches_grew_has_no_slow_links() -> None:
 
 
 @pytest.mark.parametrize(("late", "kind"), [((0, 1, 2, 3), "data-stall"), ((2, 3), "straggler-host")])
-def test_waiting_for_data_is_told_by_whom_it_befalls(late: tuple[int, ...], kind: str) -> None:
+def test_slow_data_loading_is_attributed_to_node_or_storage(late: tuple[int, ...], kind: str) -> None:
     """All ranks: the storage. The ranks of one node: that node."""
     job = Job(dict.fromkeys(range(4), 0.3), **COPIES).go(12)  # type: ignore[arg-type]
     job.data |= dict.fromkeys(late, 0.3)
     assert the_fault(job.go(10).paces()).kind == kind
 
 
-def test_a_job_that_became_slower_for_long_is_told() -> None:
+def test_a_lasting_slowdown_is_reported() -> None:
     """All ranks alike, so nobody is a straggler."""
     job = Job(dict.fromkeys(range(4), 0.3), **COPIES).go(20)  # type: ignore[arg-type]
     job.work = dict.fromkeys(range(4), 0.5)

@@ -40,7 +40,7 @@ def test_two_copies_only_say_that_they_differ() -> None:
 
 
 @pytest.mark.parametrize("digests", ["abc", "aabb", "aabc", "abcd"])
-def test_without_more_than_half_nobody_is_accused(digests: str) -> None:
+def test_without_a_majority_no_rank_is_blamed(digests: str) -> None:
     """Copies that all go their own way are not the fault of some of them."""
     assert the_fault(copies(*digests)).kind == "copies-differ"
 

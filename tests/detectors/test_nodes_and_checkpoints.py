@@ -17,7 +17,7 @@ from tests.detectors.evidence_of import a_silence, seen, the_fault
         (Unknown("the probe timed out"), "node-unknown", RecommendedAction.EVICT),
     ],
 )
-def test_a_second_look_tells_a_dead_agent_from_a_dead_node(
+def test_a_second_check_distinguishes_a_lost_agent_from_a_lost_node(
     answers: bool | Unknown,  # noqa: FBT001
     kind: str,
     recommended_action: RecommendedAction,
@@ -57,7 +57,7 @@ def test_a_checkpoints_trouble_keeps_its_name_and_never_stops_the_job(kind: str)
 
 
 @pytest.mark.parametrize("word", ["checkpoint-melted", "", "job-hang", "worker-sigkill"])
-def test_a_word_we_do_not_know_is_a_failed_write_and_never_nothing(word: str) -> None:
+def test_an_unknown_checkpoint_failure_is_a_failed_write(word: str) -> None:
     """Nor may a worker speak of anything but checkpoints here."""
     fault = the_fault(trouble(word))
     assert fault.kind == "checkpoint-write-failed"
