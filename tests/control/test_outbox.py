@@ -132,7 +132,7 @@ def test_no_signature_opens_another_job_or_table() -> None:
         (added(a_step("j2", 1)), own, "adds a row to another job"),
         (added(a_job(id="j1")), own, "no rows of the table 'job'"),
         (amended(models.Lease, "j1", {"epoch": 9}), own, "no rows of the table 'lease'"),
-        (amended(models.ApprovalRequest, "q", {"by": "me"}), own, "no rows of the table 'question'"),
+        (amended(models.ApprovalRequest, "q", {"by": "me"}), own, "no rows of the table 'approval_request'"),
     ):
         with pytest.raises(Forged, match=why):
             opened(row, by)

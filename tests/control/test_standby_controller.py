@@ -72,10 +72,10 @@ def test_a_standby_that_reaches_no_node_either_requests_nothing_and_yields(
     job = a_job(spec=spec.model_dump(mode="json"), cluster=cluster.model_dump(mode="json"), directory=str(tmp_path))
     lease = acquire(history, job, holder="the flow of another host")
     standby = StandbyController(history, spec, BackupPrerequisites(), wanted=cluster)
-    deaf = threading.Event()
-    deaf.set()
-    with LeaseRenewer(history, lease, lambda _taker: None, deaf.is_set):
-        wait_until(lambda: getattr(holder_of(history, job.id), "deaf", False), seconds=20)
+    partitioned = threading.Event()
+    partitioned.set()
+    with LeaseRenewer(history, lease, lambda _taker: None, partitioned.is_set):
+        wait_until(lambda: getattr(holder_of(history, job.id), "partitioned", False), seconds=20)
 
         def reconnecting() -> bool:
             assert standby.turn() is None
@@ -83,8 +83,8 @@ def test_a_standby_that_reaches_no_node_either_requests_nothing_and_yields(
 
         wait_until(reconnecting, seconds=60)
         assert queries.pending_requests(history, job.id) == []
-        deaf.clear()
-        wait_until(lambda: not getattr(holder_of(history, job.id), "deaf", True), seconds=20)
+        partitioned.clear()
+        wait_until(lambda: not getattr(holder_of(history, job.id), "partitioned", True), seconds=20)
     assert standby.prerequisites.is_ready(cluster), "it is the search alone that keeps it back"
     assert standby.poll() is None
     assert holder_of(history, job.id) is None
