@@ -178,5 +178,5 @@ def test_what_was_decided_about_slow_ranks_is_asked_again(history: History) -> N
     assert (same.straggler_decisions, same.slow, list(same.unreadable.values())) == (2, [], [1])
     (other,) = replay(history, "patient").slow
     assert (other.decided, other.would, other.rank, other.job) == ("move", "stay", 1, "gpt")
-    assert "left there, as a move has to bring 10 min at least" in other.reason
+    assert "left there, as a migration must" in other.reason
     assert replay(history, "patient", since=5.5).slow == []
