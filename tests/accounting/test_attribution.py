@@ -39,7 +39,7 @@ def test_the_time_of_a_suspension_is_in_no_account() -> None:
     assert seconds(ledger)[TimeCategory.SPARE] == 110.0 - 2.0 - 88.0
 
 
-def test_an_incident_is_told_by_phase_and_its_rollback_is_its_own() -> None:
+def test_an_incident_is_booked_by_phase_and_its_rollback_separately() -> None:
     """Fault at 15.5 in the eleventh step; back to step 6; the first new step is done at 20."""
     steps = [*run_of(1, 1, 10, 5.0), *run_of(2, 7, 12, 19.0)]
     phases = {"detect": 0.5, "isolate": 1.0, "reschedule": 1.5, "warm-up": 1.5}
@@ -232,7 +232,7 @@ def timelines(draw: st.DrawFn) -> JobTimeline:
 
 @settings(max_examples=40)
 @given(timelines(), st.one_of(st.none(), st.floats(0.0, 50.0)))
-def test_the_parts_add_up_to_the_whole_whatever_happened(timeline: JobTimeline, since: float | None) -> None:
+def test_the_parts_add_up_to_the_total_whatever_happened(timeline: JobTimeline, since: float | None) -> None:
     """To the microsecond, of the job's time; and nothing is negative."""
     begin = timeline.begin if since is None else max(timeline.begin, us(since))
     ledger = attribute(timeline, since=None if since is None else us(since))
@@ -242,7 +242,7 @@ def test_the_parts_add_up_to_the_whole_whatever_happened(timeline: JobTimeline, 
 
 @settings(max_examples=40)
 @given(timelines(), st.floats(0.0, 45.0))
-def test_what_came_since_is_a_part_of_the_whole(timeline: JobTimeline, cut: float) -> None:
+def test_a_later_part_is_a_part_of_the_total(timeline: JobTimeline, cut: float) -> None:
     """Use by use, phase by phase, incident by incident; snapshots are a share of what they are taken from, rounded once."""
     whole, since = attribute(timeline), attribute(timeline, since=us(cut))
     for account, amount in since.booked.items():

@@ -40,7 +40,7 @@ def test_a_file_is_shown_with_what_differs_from_its_base(here: Command, tmp_path
     """Rules, recommended actions and numbers that differ are marked, and listed with their previous values."""
     (tmp_path / "mine.yaml").write_text(MINE)
     marked = {line[1:].strip() for line in here("policy", "show", "mine.yaml").stdout.splitlines() if line.lstrip().startswith("*")}
-    assert any("LeaveWhenRecurring: have a node leave, while there are spares, at its incident number 2" in line for line in marked)
+    assert any("LeaveWhenRecurring: replace a node, if there are spares, at its incident number 2" in line for line in marked)
     assert any("gpu-off-bus" in line and "restart (was: evict)" in line for line in marked)
     told = json.loads(here("policy", "show", "mine.yaml", "--json").stdout)
     assert told["differs"] == [

@@ -12,16 +12,16 @@ import pytest
 from holdfast.history.store import History
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
-from tests.report import told
+from tests.report import profile_files
 from tests.report.test_layout import recorded
 
-HEADS = ("RANK  NODE    STEP", "RANK  KIND       WINDOWS", "RANK  TAKEN  GIVEN UP")
+HEADS = ("RANK  NODE    STEP", "RANK  KIND       WAITS", "RANK  TAKEN  ABANDONED")
 
 
 @pytest.fixture
 def job(book: History, tmp_path: Path) -> Author:
     """Give a job whose checkpoints lie in ``checkpoints``."""
-    author = Author(book, "gpt", told.BEGAN - 100)
+    author = Author(book, "gpt", profile_files.BEGAN - 100)
     author.job.spec = {"name": "gpt", "script": "x.py", "directory": str(tmp_path), "checkpoint": {"directory": "checkpoints"}}
     with book.session() as session:
         session.merge(author.job)
@@ -31,8 +31,8 @@ def job(book: History, tmp_path: Path) -> Author:
 @pytest.fixture
 def files(job: Author, tmp_path: Path) -> list[dict[str, Any]]:
     """Write the profiles of the ranks of its pipeline."""
-    found = told.pipeline_files(recorded("interleaved", 4, 8))
-    told.write(tmp_path / "checkpoints", *found)
+    found = profile_files.pipeline_files(recorded("interleaved", 4, 8))
+    profile_files.write(tmp_path / "checkpoints", *found)
     return found
 
 
@@ -76,7 +76,7 @@ def test_a_picture_is_drawn(ending: str, here: Command, files: list[dict[str, An
 
 def test_many_ranks_are_not_all_printed(here: Command, job: Author, tmp_path: Path) -> None:
     """The first ones are, and how many are not."""
-    told.write(tmp_path / "checkpoints", *(told.rank_file(rank, 100) for rank in range(100)))
+    profile_files.write(tmp_path / "checkpoints", *(profile_files.rank_file(rank, 100) for rank in range(100)))
     text = here("profile").stdout
     assert len(text.splitlines()) < 180
     assert text.count("and 76 ranks more") == 3
@@ -84,7 +84,7 @@ def test_many_ranks_are_not_all_printed(here: Command, job: Author, tmp_path: Pa
 
 def test_skipped_files_are_reported_with_the_result(here: Command, files: list[dict[str, Any]], tmp_path: Path) -> None:
     """A later world of two: the notes go to stderr."""
-    told.write(tmp_path / "checkpoints", told.rank_file(0, 2, generation=2, time=told.BEGAN + 50))
+    profile_files.write(tmp_path / "checkpoints", profile_files.rank_file(0, 2, generation=2, time=profile_files.BEGAN + 50))
     done = here("profile", "gpt")
     assert "1 rank of 2" in done.stdout
     assert done.stderr.splitlines() == [
@@ -104,10 +104,10 @@ def test_without_a_profile_the_cure_is_named(here: Command, job: Author) -> None
 def test_a_spec_of_another_version_uses_the_default_folder(here: Command, book: History, holdfast_home: Path) -> None:
     """Its checkpoints lie where those lie that name no place."""
     Author(book, "odd", time.time())
-    told.write(holdfast_home / "jobs" / "odd" / "checkpoints", told.rank_file(0, 1))
+    profile_files.write(holdfast_home / "jobs" / "odd" / "checkpoints", profile_files.rank_file(0, 1))
     done = here("profile", "odd")
     assert done.returncode == 0
-    assert "of an earlier run" in done.stderr or time.time() < told.BEGAN
+    assert "of an earlier run" in done.stderr or time.time() < profile_files.BEGAN
 
 
 @pytest.mark.parametrize("name", ["p.pdf", "p", "p.html.gz"])

@@ -72,9 +72,9 @@ def test_a_standby_that_reaches_no_node_either_requests_nothing_and_yields(
     job = a_job(spec=spec.model_dump(mode="json"), cluster=cluster.model_dump(mode="json"), directory=str(tmp_path))
     lease = acquire(history, job, holder="the flow of another host")
     standby = StandbyController(history, spec, BackupPrerequisites(), wanted=cluster)
-    cut_off = threading.Event()
-    cut_off.set()
-    with LeaseRenewer(history, lease, lambda _taker: None, cut_off.is_set):
+    partitioned = threading.Event()
+    partitioned.set()
+    with LeaseRenewer(history, lease, lambda _taker: None, partitioned.is_set):
         wait_until(lambda: getattr(holder_of(history, job.id), "partitioned", False), seconds=20)
 
         def reconnecting() -> bool:
@@ -83,7 +83,7 @@ def test_a_standby_that_reaches_no_node_either_requests_nothing_and_yields(
 
         wait_until(reconnecting, seconds=60)
         assert queries.pending_requests(history, job.id) == []
-        cut_off.clear()
+        partitioned.clear()
         wait_until(lambda: not getattr(holder_of(history, job.id), "partitioned", True), seconds=20)
     assert standby.prerequisites.is_ready(cluster), "it is the search alone that keeps it back"
     assert standby.poll() is None

@@ -42,7 +42,7 @@ def test_an_unknown_job_is_answered_with_names_that_come_close(history: History)
 @pytest.mark.parametrize(
     ("states", "live"), [([], True), (["LAUNCHING"], True), (["RUNNING", "FAILED"], False), (["FAILED", "SOMETHING"], True)]
 )
-def test_a_job_lives_until_its_newest_move_is_an_end(history: History, states: list[str], live: bool) -> None:  # noqa: FBT001
+def test_a_job_is_live_until_its_newest_transition_is_terminal(history: History, states: list[str], live: bool) -> None:  # noqa: FBT001
     """A word that we do not know is never an end."""
     write(history, a_job("gpt", id="j1"))
     for state in states:
@@ -107,7 +107,7 @@ def test_faults_decisions_and_phases_are_found_by_job_or_incident(history: Histo
     assert len(queries.phases(history, job_id="1")) == 3
 
 
-def test_generations_requests_remarks_and_checkpoints_are_the_jobs_own(history: History) -> None:
+def test_generations_requests_events_and_checkpoints_are_the_jobs_own(history: History) -> None:
     """Another job's are not seen."""
     for job in ("1", "2"):
         write(history, *(Generation(job_id=job, number=n, at=1.0, world_size=2) for n in (2, 1)))
@@ -123,7 +123,7 @@ def test_generations_requests_remarks_and_checkpoints_are_the_jobs_own(history: 
     assert queries.checkpoints(history, "1") == []
 
 
-def test_the_standing_of_a_node_is_its_newest_move(history: History) -> None:
+def test_the_status_of_a_node_is_its_newest_change(history: History) -> None:
     """One row a node, of that cluster alone."""
     said = [("c", "n0", "healthy"), ("c", "n1", "healthy"), ("c", "n0", "lost"), ("d", "n0", "excluded")]
     for cluster, node, status in said:

@@ -51,7 +51,7 @@ def ignore(_: str) -> None:
 
 
 @pytest.fixture
-def keeper_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LeaseRenewer]]:
+def renewer_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LeaseRenewer]]:
     """Give a maker of keepers in a hurry, released at the end."""
     monkeypatch.setattr("holdfast.history.lease.RENEW_SECONDS", 0.05)
     made: list[LeaseRenewer] = []
@@ -61,11 +61,11 @@ def keeper_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LeaseRe
         return made[-1]
 
     yield make
-    for keeper in made:
-        keeper.release()
+    for renewer in made:
+        renewer.release()
 
 
-def test_a_job_is_taken_once(history: History) -> None:
+def test_a_lease_is_acquired_once(history: History) -> None:
     """The second flow is refused with the name of the first."""
     job = a_job()
     lease = acquire(history, job, holder="flow brave-otter")
@@ -85,13 +85,13 @@ def test_two_submissions_of_one_name_are_one_job(history: History) -> None:
     assert acquire(history, a_job("bert"), holder="two").epoch == 1
 
 
-def test_the_epoch_grows_by_one_at_every_change_of_hands(history: History, keeper_of: Callable[..., LeaseRenewer]) -> None:
+def test_the_epoch_grows_by_one_at_every_change_of_hands(history: History, renewer_of: Callable[..., LeaseRenewer]) -> None:
     """Released, expired or dead: the row stays and counts on."""
     job = a_job()
     for epoch in range(1, 4):
         lease = acquire(history, job, holder=f"flow {epoch}")
         assert lease.epoch == epoch
-        keeper_of(history, lease).release()
+        renewer_of(history, lease).release()
         assert holder_of(history, job.id) is None
     forge(history, job.id, epoch=10, expires_at=time.time() - 0.001)
     assert acquire(history, job, holder="later").epoch == 11
@@ -143,7 +143,7 @@ def test_a_killed_holder_is_replaced_at_once_on_its_host(history_url: str, child
     history.close()
 
 
-def test_a_holder_that_nobody_buried_is_dead(history_url: str, child: StartChild) -> None:
+def test_a_zombie_holder_is_dead(history_url: str, child: StartChild) -> None:
     """A zombie has a pid and a start time, and steers nothing."""
     history = History.open(history_url)
     job = a_job()
@@ -154,7 +154,7 @@ def test_a_holder_that_nobody_buried_is_dead(history_url: str, child: StartChild
     history.close()
 
 
-def test_a_process_that_got_the_dead_holders_pid_is_not_the_holder(history: History) -> None:
+def test_a_process_with_the_pid_of_a_dead_holder_is_not_the_holder(history: History) -> None:
     """Pids come back; the start time does not."""
     job = a_job()
     mine = started_at(os.getpid())
@@ -191,44 +191,44 @@ def test_a_holder_that_proc_hides_is_not_dead() -> None:
     assert done.stdout.split() == ["True", "False", "True"], done.stderr
 
 
-def test_a_lease_is_not_thought_good_after_the_machine_was_suspended(
-    history: History, keeper_of: Callable[..., LeaseRenewer], monkeypatch: pytest.MonkeyPatch
+def test_a_lease_is_not_valid_after_the_machine_was_suspended(
+    history: History, renewer_of: Callable[..., LeaseRenewer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock that counts goes on meanwhile: others have had all that time to take it."""
     monkeypatch.setattr("holdfast.history.lease.LEASE_SECONDS", 600.0)
-    keeper = keeper_of(history, acquire(history, a_job(), holder="me"))
-    assert boot_time() < keeper.good_until < boot_time() + 600.0
-    keeper.release()
+    renewer = renewer_of(history, acquire(history, a_job(), holder="me"))
+    assert boot_time() < renewer.good_until < boot_time() + 600.0
+    renewer.release()
     clock = time.clock_gettime
     monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + (3600.0 if which == time.CLOCK_BOOTTIME else 0.0))
-    assert boot_time() > keeper.good_until
+    assert boot_time() > renewer.good_until
 
 
-def test_a_flow_rises_above_the_epochs_that_agents_remember(history: History, keeper_of: Callable[..., LeaseRenewer]) -> None:
+def test_a_controller_raises_its_epoch_above_those_of_agents(history: History, renewer_of: Callable[..., LeaseRenewer]) -> None:
     """As after a backup was restored: it keeps its lease, under a greater number; who has lost it gets none."""
     job, lost = a_job(), list[str]()
-    keeper = keeper_of(history, acquire(history, job, holder="me"), lost.append)
-    assert keeper.raise_epoch(41).epoch == 42
+    renewer = renewer_of(history, acquire(history, job, holder="me"), lost.append)
+    assert renewer.raise_epoch(41).epoch == 42
     assert row_of(history, job.id).epoch == 42
     until = row_of(history, job.id).expires_at
     wait_until(lambda: row_of(history, job.id).expires_at > until, seconds=60)
     assert lost == []
     forge(history, job.id, epoch=43)
     with pytest.raises(LeaseLost, match="went to elsewhere"):
-        keeper.raise_epoch(99)
+        renewer.raise_epoch(99)
     assert row_of(history, job.id).epoch == 43
-    keeper.release()
+    renewer.release()
     assert row_of(history, job.id).expires_at > time.time(), "it was not its own to give back"
 
 
-def test_the_key_of_a_jobs_rows_is_made_once_and_its_own(history: History, keeper_of: Callable[..., LeaseRenewer]) -> None:
+def test_the_key_of_a_jobs_rows_is_made_once_and_its_own(history: History, renewer_of: Callable[..., LeaseRenewer]) -> None:
     """Each flow of a job has that of the one before, and up to where its rows are settled; renewals keep both."""
     job, other = a_job("one"), a_job("two")
     first = acquire(history, job, holder="first")
-    keeper = keeper_of(history, first)
-    keeper.settle(17)
+    renewer = renewer_of(history, first)
+    renewer.settle(17)
     wait_until(lambda: row_of(history, job.id).settled_row == 17, seconds=60)
-    keeper.release()
+    renewer.release()
     second = acquire(history, job, holder="second")
     assert len(first.outbox_key) == 64
     assert (second.outbox_key, second.settled_epoch, second.settled_row) == (first.outbox_key, 1, 17)
@@ -246,7 +246,7 @@ def test_a_holder_on_another_host_is_replaced_only_after_its_expiry(history: His
     assert row_of(history, job.id).host == this_host()
 
 
-def test_a_keeper_renews_and_releases(history_url: str, child: StartChild) -> None:
+def test_a_renewer_renews_and_releases(history_url: str, child: StartChild) -> None:
     """For longer than a lease lasts, and no longer than it is wanted."""
     history = History.open(history_url)
     job = a_job()
@@ -260,28 +260,28 @@ def test_a_keeper_renews_and_releases(history_url: str, child: StartChild) -> No
     history.close()
 
 
-def test_a_keeper_notices_that_it_was_taken_over(history: History, keeper_of: Callable[..., LeaseRenewer]) -> None:
+def test_a_renewer_notices_a_lost_lease(history: History, renewer_of: Callable[..., LeaseRenewer]) -> None:
     """A flow that slept too long stops control_job; its release does not hurt the new holder."""
     job = a_job()
     lost: list[str] = []
-    keeper = keeper_of(history, acquire(history, job, holder="me"), lost.append)
+    renewer = renewer_of(history, acquire(history, job, holder="me"), lost.append)
     forge(history, job.id, epoch=2)
     wait_until(lambda: lost, seconds=30)
     assert lost == ["elsewhere (pid 1 on far)"]
-    keeper.release()
+    renewer.release()
     assert lost == ["elsewhere (pid 1 on far)"]
     present = holder_of(history, job.id)
     assert present is not None
     assert (present.epoch, present.holder) == (2, "elsewhere")
 
 
-def test_an_expired_lease_that_nobody_took_is_still_ours(history: History, keeper_of: Callable[..., LeaseRenewer]) -> None:
+def test_an_expired_lease_that_nobody_took_is_still_ours(history: History, renewer_of: Callable[..., LeaseRenewer]) -> None:
     """So is one whose row went away with a database restored from yesterday."""
     job = a_job()
     lost: list[str] = []
     lease = acquire(history, job, holder="me")
     forge(history, job.id, **{**lease.model_dump(exclude={"job_id"}), "expires_at": 1.0})
-    keeper_of(history, lease, lost.append)
+    renewer_of(history, lease, lost.append)
     wait_until(lambda: row_of(history, job.id).expires_at > time.time(), seconds=30)
     with history.session(immediate=True) as session:
         session.delete(session.get(Lease, job.id))
@@ -291,14 +291,14 @@ def test_an_expired_lease_that_nobody_took_is_still_ours(history: History, keepe
     assert not lost
 
 
-def test_a_database_that_is_away_is_no_lost_lease(
-    postgres: PostgresServer, keeper_of: Callable[..., LeaseRenewer], caplog: pytest.LogCaptureFixture
+def test_an_unreachable_database_loses_no_lease(
+    postgres: PostgresServer, renewer_of: Callable[..., LeaseRenewer], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server is killed and started again: the keeper goes on, and has said so once."""
+    """The server is killed and started again: the renewer goes on, and has said so once."""
     history = History.open(postgres.fresh_url())
     job = a_job()
     lost: list[str] = []
-    keeper = keeper_of(history, acquire(history, job, holder="me"), lost.append)
+    renewer = renewer_of(history, acquire(history, job, holder="me"), lost.append)
     postgres.stop()
     try:
         wait_until(lambda: "lease.history-unreachable" in caplog.text, seconds=30)
@@ -306,39 +306,39 @@ def test_a_database_that_is_away_is_no_lost_lease(
         postgres.start()
     before = row_of(history, job.id).expires_at
     wait_until(lambda: row_of(history, job.id).expires_at > before, seconds=30)
-    keeper.release()
+    renewer.release()
     assert not lost
     assert caplog.text.count("lease.history-unreachable") == 1
     assert acquire(history, job, holder="next").epoch == 2
     history.close()
 
 
-def test_a_lease_can_be_released_when_the_database_is_gone(postgres: PostgresServer, keeper_of: Callable[..., LeaseRenewer]) -> None:
+def test_a_lease_can_be_released_without_a_database(postgres: PostgresServer, renewer_of: Callable[..., LeaseRenewer]) -> None:
     """The end of a flow must not hang on its history."""
     history = History.open(postgres.fresh_url())
-    keeper = keeper_of(history, acquire(history, a_job(), holder="me"))
+    renewer = renewer_of(history, acquire(history, a_job(), holder="me"))
     postgres.stop()
     try:
-        keeper.release()
+        renewer.release()
     finally:
         postgres.start()
     history.close()
 
 
-def test_a_failing_callback_is_told_and_ends_the_keeper(
-    history: History, keeper_of: Callable[..., LeaseRenewer], caplog: pytest.LogCaptureFixture
+def test_a_failing_callback_is_logged_and_ends_the_renewer(
+    history: History, renewer_of: Callable[..., LeaseRenewer], caplog: pytest.LogCaptureFixture
 ) -> None:
     """And one that releases in the callback does not wait for itself."""
     job = a_job()
 
     def fail(_: str) -> None:
-        keeper.release()
+        renewer.release()
         raise ZeroDivisionError
 
-    keeper = keeper_of(history, acquire(history, job, holder="me"), fail)
+    renewer = renewer_of(history, acquire(history, job, holder="me"), fail)
     forge(history, job.id, epoch=2)
     wait_until(lambda: "lease.on-lost-failed" in caplog.text, seconds=30)
-    wait_until(lambda: not keeper._thread.is_alive(), seconds=30)
+    wait_until(lambda: not renewer._thread.is_alive(), seconds=30)
 
 
 def test_threads_of_one_process_do_not_share_a_lease(history: History) -> None:

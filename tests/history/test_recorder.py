@@ -188,7 +188,7 @@ def test_what_waits_for_the_database_is_safe_before_the_flow_ends(
     assert [one.step for one in queries.steps(impatient, "j1")] == [1, 2, 3]
 
 
-def test_a_disk_that_is_full_is_told_of_and_loses_nothing(
+def test_a_full_disk_is_logged_and_loses_nothing(
     impatient: History, history_url: str, outbox_path: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The rows wait in memory, and are written when the database is back."""
@@ -202,7 +202,7 @@ def test_a_disk_that_is_full_is_told_of_and_loses_nothing(
         wait_until(lambda: queries.steps(impatient, "j1"), seconds=60)
 
 
-def test_who_was_overtaken_writes_no_more(history: History, outbox_path: Path) -> None:
+def test_a_deposed_controller_writes_no_more(history: History, outbox_path: Path) -> None:
     """Neither what it still had to write, nor what it left on its disk: that is set aside, but for what was seen."""
     first = acquire(history, a_job(id="j1"), holder="first")
     with recording(history, outbox_path) as recorder:
@@ -222,7 +222,7 @@ def test_who_was_overtaken_writes_no_more(history: History, outbox_path: Path) -
     assert all("a newer controller" in one["reason"] for one in aside)
 
 
-def test_absorbing_while_the_database_is_away_keeps_the_file(postgres: PostgresServer, outbox_path: Path) -> None:
+def test_absorbing_without_a_database_keeps_the_file(postgres: PostgresServer, outbox_path: Path) -> None:
     """It is absorbed the next time."""
     history = History.open(postgres.fresh_url())
     recorder = Recorder(history, outbox_path)
@@ -238,7 +238,7 @@ def test_absorbing_while_the_database_is_away_keeps_the_file(postgres: PostgresS
     history.close()
 
 
-def test_a_row_that_the_database_refuses_does_not_hold_up_the_others(history: History, outbox_path: Path) -> None:
+def test_a_rejected_row_does_not_block_the_others(history: History, outbox_path: Path) -> None:
     """It is set aside with the reason: nothing is lost, and nothing waits for ever."""
     with recording(history, outbox_path) as recorder:
         recorder.add(a_job(id="j1"))
@@ -255,7 +255,7 @@ def test_a_row_that_the_database_refuses_does_not_hold_up_the_others(history: Hi
     assert all(line["reason"] for line in lines)
 
 
-def test_what_is_no_row_is_logged_and_never_raised(history: History, outbox_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_row_is_logged_and_never_raised(history: History, outbox_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A bug in the recording must not end a recovery."""
     with recording(history, outbox_path) as recorder:
         recorder.add("no row")  # type: ignore[arg-type]
@@ -267,7 +267,7 @@ def test_what_is_no_row_is_logged_and_never_raised(history: History, outbox_path
     assert len(queries.jobs(history)) == 1
 
 
-def test_a_spill_file_torn_by_a_crash_gives_what_it_holds(history: History, outbox_path: Path) -> None:
+def test_an_outbox_torn_by_a_crash_is_absorbed_as_far_as_readable(history: History, outbox_path: Path) -> None:
     """The torn line, and lines that are no changes, are kept beside it; a later spill begins on a line of its own."""
     recorder = Recorder(history, outbox_path)
     recorder.close(0)
@@ -282,7 +282,7 @@ def test_a_spill_file_torn_by_a_crash_gives_what_it_holds(history: History, outb
     assert not outbox_path.exists()
 
 
-def test_a_spill_that_cannot_be_written_goes_to_the_log(history: History, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outbox_that_cannot_be_written_goes_to_the_log(history: History, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The last place left; closing does not raise."""
     (tmp_path / "file").touch()
     recorder = Recorder(history, tmp_path / "file" / "outbox_path")
@@ -319,6 +319,6 @@ records = st.builds(
 
 @given(records)
 @settings(max_examples=50)
-def test_a_change_is_the_same_after_a_spill(change: RowChange) -> None:
+def test_a_change_is_the_same_after_the_outbox(change: RowChange) -> None:
     """Through JSON and back."""
     assert RowChange.from_record(json.loads(json.dumps(change.as_record()))) == change

@@ -17,27 +17,27 @@ from holdfast.report import profile_text as words
 from holdfast.report import write_profile
 from holdfast.report.pages.schedule import KINDS, MOST_LANES, copies, work
 from holdfast.report.profiles import JobProfile, read
-from tests.report import told
+from tests.report import profile_files
 from tests.report.parsed import Page
 from tests.report.test_layout import recorded
 from tests.report.test_report_colours import APART, SIGHT, THEMES, distance
 
-INTERLEAVED = told.pipeline_files(recorded("interleaved", 2, 4))
-ONE = told.pipeline_files([[["send", 1], ["recv", 1]], [["recv", 0], ["send", 0]]])
-DDP = [told.placed(rank, 4, range(4)) for rank in range(4)]
-FSDP2 = [told.placed(rank, 4, [rank], sharded=True) for rank in range(4)]
-HSDP = [told.placed(rank, 4, [rank % 2, rank % 2 + 2], sharded=True) for rank in range(4)]
+INTERLEAVED = profile_files.pipeline_files(recorded("interleaved", 2, 4))
+ONE = profile_files.pipeline_files([[["send", 1], ["recv", 1]], [["recv", 0], ["send", 0]]])
+DDP = [profile_files.placed(rank, 4, range(4)) for rank in range(4)]
+FSDP2 = [profile_files.placed(rank, 4, [rank], sharded=True) for rank in range(4)]
+HSDP = [profile_files.placed(rank, 4, [rank % 2, rank % 2 + 2], sharded=True) for rank in range(4)]
 
 
 def profile_of(tmp_path: Path, *files: dict[str, Any], since: float = 0.0) -> JobProfile:
     """Write *files* and read them."""
-    return read(told.write(tmp_path / "checkpoints", *files), "gpt", since=since)
+    return read(profile_files.write(tmp_path / "checkpoints", *files), "gpt", since=since)
 
 
 @pytest.fixture
 def four(tmp_path: Path) -> JobProfile:
     """Give the profile of a pipeline of four ranks on two nodes."""
-    return profile_of(tmp_path, *told.pipeline_files(recorded("1f1b", 4, 8)))
+    return profile_of(tmp_path, *profile_files.pipeline_files(recorded("1f1b", 4, 8)))
 
 
 def test_figures_of_a_rank(four: JobProfile) -> None:
@@ -66,8 +66,8 @@ def test_a_step_is_work_between_waits(four: JobProfile) -> None:
 
 def test_only_the_newest_world_counts(tmp_path: Path) -> None:
     """What a larger world and an older generation left behind is named, and left aside."""
-    old = [told.rank_file(rank, 8, time=told.BEGAN - 100) for rank in range(3, 8)]
-    new = [told.rank_file(rank, 4, generation=2) for rank in range(3)]
+    old = [profile_files.rank_file(rank, 8, time=profile_files.BEGAN - 100) for rank in range(3, 8)]
+    new = [profile_files.rank_file(rank, 4, generation=2) for rank in range(3)]
     found = profile_of(tmp_path, *old, *new)
     assert (found.world, found.generation, [one.rank for one in found.ranks]) == (4, 2, [0, 1, 2])
     assert found.notes == ["not reported yet in generation 2: rank 3", "5 files of other generations or world sizes ignored"]
@@ -75,26 +75,28 @@ def test_only_the_newest_world_counts(tmp_path: Path) -> None:
 
 def test_an_earlier_run_is_said_to_be_one(tmp_path: Path) -> None:
     """The folder of checkpoints outlives a run."""
-    found = profile_of(tmp_path, told.rank_file(0, 1), since=told.BEGAN + 100)
+    found = profile_of(tmp_path, profile_files.rank_file(0, 1), since=profile_files.BEGAN + 100)
     assert "of an earlier run" in found.notes[0]
 
 
 def test_clocks_that_differ_are_not_trusted(tmp_path: Path) -> None:
     """Nodes an hour apart are drawn from their own begins; so are ranks that tell of different steps."""
-    found = profile_of(tmp_path, *(told.rank_file(rank, 4, began=told.BEGAN + 3600 * (rank // 2) + 0.001 * rank) for rank in range(4)))
+    found = profile_of(
+        tmp_path, *(profile_files.rank_file(rank, 4, began=profile_files.BEGAN + 3600 * (rank // 2) + 0.001 * rank) for rank in range(4))
+    )
     assert found.starts == pytest.approx({0: 0, 1: 0.001, 2: 0, 3: 0.001}, abs=1e-6)
     assert "clocks differ" in found.notes[0]
-    found = profile_of(tmp_path, *(told.rank_file(rank, 4, step=100 + rank) for rank in range(4)))
+    found = profile_of(tmp_path, *(profile_files.rank_file(rank, 4, step=100 + rank) for rank in range(4)))
     assert set(found.starts.values()) == {0}
     assert "steps 100 to 103" in found.notes[0]
-    found = profile_of(tmp_path, *(told.rank_file(rank, 2, began=told.BEGAN + 60 * rank) for rank in range(2)))
+    found = profile_of(tmp_path, *(profile_files.rank_file(rank, 2, began=profile_files.BEGAN + 60 * rank) for rank in range(2)))
     assert set(found.starts.values()) == {0}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', '{"format": 2}', '"x"'])
 def test_a_file_that_is_none_is_named(content: str, tmp_path: Path) -> None:
     """Beside others it is a note; alone it is no profile."""
-    folder = told.write(tmp_path / "c", told.rank_file(0, 2))
+    folder = profile_files.write(tmp_path / "c", profile_files.rank_file(0, 2))
     (folder / "profile" / "rank-00001.json").write_text(content)
     found = read(folder, "gpt")
     assert [one.rank for one in found.ranks] == [0]
@@ -118,7 +120,7 @@ def test_without_files_the_cure_is_named(tmp_path: Path) -> None:
         (DDP, ["4 ranks in parallel", "replicated on 4 ranks"]),
         (FSDP2, ["FSDP2: sharded over 4 ranks, each shard on 1 rank"]),
         (HSDP, ["HSDP: sharded over 2 ranks, each shard on 2 ranks"]),
-        ([told.placed(0, 1, [0])], ["one rank: no data parallelism", "on one rank"]),
+        ([profile_files.placed(0, 1, [0])], ["one rank: no data parallelism", "on one rank"]),
     ],
     ids=["interleaved", "one micro-batch", "DDP", "FSDP2", "HSDP", "alone"],
 )
@@ -178,7 +180,7 @@ def test_the_picture_alone(ending: str, four: JobProfile, tmp_path: Path) -> Non
 def test_many_ranks_and_many_waits_stay_small(tmp_path: Path) -> None:
     """Two thousand waits on each of a hundred ranks: the first ranks are drawn, and what nobody can see is not."""
     waits = [[place * 1e-4, place * 1e-4 + 6e-5, "data", place + 1] for place in range(2000)]
-    found = profile_of(tmp_path, *(told.rank_file(rank, 100, timeline=waits) for rank in range(100)))
+    found = profile_of(tmp_path, *(profile_files.rank_file(rank, 100, timeline=waits) for rank in range(100)))
     page = write_profile(found, "gpt", tmp_path / "p.html")
     assert page.stat().st_size < 12_000_000
     assert f"{100 - MOST_LANES} are not" in page.read_text()
@@ -192,7 +194,7 @@ def test_a_place_that_cannot_be_written_is_told(four: JobProfile) -> None:
 
 def test_an_unknown_kind_of_wait_is_drawn_as_a_collective(tmp_path: Path) -> None:
     """A newer runtime may have written it."""
-    found = profile_of(tmp_path, told.rank_file(0, 1, timeline=[[0.0, 0.1, "tea", 1]], copies=[], plan=None))
+    found = profile_of(tmp_path, profile_files.rank_file(0, 1, timeline=[[0.0, 0.1, "tea", 1]], copies=[], plan=None))
     assert work(found.ranks[0], 0.0)[0].text == KINDS["collective"][1]
     assert "no plan yet" in " ".join(words.snapshot_interval(found))
     assert json.dumps(words.record(found))

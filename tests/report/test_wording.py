@@ -24,7 +24,7 @@ from holdfast.report.case import evidence_of
         (3599.6, "1 h 00 min"), (7260, "2 h 01 min"), (86399.9, "1 d 00 h"), (90_000, "1 d 01 h"), (-2, "−2.00 s"),  # noqa: RUF001 (a minus)
     ],
 )  # fmt: skip
-def test_a_duration_is_said_in_the_unit_a_person_would_choose(seconds: float | None, words: str) -> None:
+def test_a_duration_has_the_unit_a_person_would_choose(seconds: float | None, words: str) -> None:
     """Never more digits than anybody reads."""
     assert wording.duration(seconds) == words
 
@@ -42,12 +42,12 @@ def test_a_share_is_all_of_it_only_when_it_is(part: float | None, words: str) ->
     ("number", "words"),
     [(None, wording.NOTHING), (0, "0 B"), (999, "999 B"), (13_654_021, "13.7 MB"), (2 * 10**12, "2 TB"), (10**16, "10,000 TB")],
 )
-def test_a_size_is_said_in_three_digits(number: int | None, words: str) -> None:
+def test_a_size_has_three_digits(number: int | None, words: str) -> None:
     """In decimal units, as disks are sold."""
     assert wording.size(number) == words
 
 
-def test_what_a_takeover_did_is_said_in_sentences() -> None:
+def test_what_a_recovery_did_is_described_in_sentences() -> None:
     """Groups, state, phases, and what the warm-up had not foreseen; nothing of a recovery that was none."""
     facts = {
         "source": "live", "seconds": {"meet": 0.012, "groups": 0.02, "load": 0.1, "step": 0.0},
@@ -105,7 +105,7 @@ def test_clipped_text_keeps_both_ends_and_says_how_much_is_missing(text: str, li
         assert f"{len(text) - limit:,} characters left out" in short
 
 
-def test_evidence_is_shown_in_its_order_and_without_what_says_nothing() -> None:
+def test_evidence_is_shown_in_order_and_without_empty_values() -> None:
     """Short values stand in a line, tracebacks and lists of lines in a block."""
     evidence = {
         "quote": "gone",
@@ -143,19 +143,19 @@ def test_a_fault_in_one_line_has_no_two_full_stops() -> None:
         (3, {"width": 0}, "3 ranks"),
     ],
 )
-def test_missing_ranks_are_said_beside_those_that_are_there(size: int, facts: dict[str, object] | None, words: str) -> None:
+def test_missing_ranks_are_counted_with_the_present_ones(size: int, facts: dict[str, object] | None, words: str) -> None:
     """Whoever reads the width of a job sees at once that it is not its full one."""
     assert wording.rank_count(size, facts) == words
 
 
-def test_ranks_that_go_on_in_their_process_are_counted_not_named() -> None:
+def test_ranks_that_keep_their_process_are_counted_not_named() -> None:
     """Rank 0 alone is one of them."""
     assert wording.kept_ranks({"kept": [0]}) == ", 1 of them in the same process as before"
     assert wording.kept_ranks({"kept": [3, 5, 7]}) == ", 3 of them in the same process as before"
     assert wording.kept_ranks({"kept": []}) == wording.kept_ranks(None) == ""
 
 
-def test_an_incident_is_one_line_when_it_begins_and_one_when_it_is_over() -> None:
+def test_an_incident_is_one_line_when_it_opens_and_one_when_it_closes() -> None:
     """With what was done and what it cost; one that was given up claims no recovery."""
     one = Incident(
         job_id="j", number=2, kind="worker-sigkill", subject="rank 1 on node-1", fault_at=10.0, detected_at=10.012, generation_before=1

@@ -22,7 +22,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(VALUES)
-def test_whatever_is_cleaned_can_be_held_and_stays_so(value: Any) -> None:
+def test_cleaned_values_can_be_stored_and_do_not_change_again(value: Any) -> None:
     """It is strict JSON of texts that every database takes; cleaned again it is the same, as a copy."""
     cleaned = clean(value)
     text = json.dumps(cleaned, allow_nan=False, ensure_ascii=False)
@@ -42,12 +42,12 @@ def test_whatever_is_cleaned_can_be_held_and_stays_so(value: Any) -> None:
         ({1: {2}, "what": ValueError("no")}, {"1": [2], "what": "no"}),
     ],
 )
-def test_each_kind_of_value_is_made_what_json_has_for_it(value: Any, cleaned: Any) -> None:
+def test_each_kind_of_value_becomes_json(value: Any, cleaned: Any) -> None:
     """Sequences become lists; what is no JSON becomes its text; numbers that JSON does not know become words."""
     assert clean(value) == cleaned
 
 
-def test_what_is_cleaned_is_a_copy() -> None:
+def test_a_cleaned_value_is_a_copy() -> None:
     """What its owner does to it later does not change what waits to be written."""
     value = {"ranks": [1, 2]}
     cleaned = clean(value)

@@ -46,7 +46,7 @@ def out(at: float, seen: float | None = None) -> Callable[[Node, QuarantineLimit
     return lambda node, ward: acts.quarantine(node, word(PROGRAM, at, seen), ward)
 
 
-class WardsOnRecord(Wards):
+class RecordedCordons(Wards):
     """The same words, kept in a real history."""
 
     def __init__(self) -> None:
@@ -88,11 +88,11 @@ class WardsOnRecord(Wards):
         self.rows = rows
 
 
-WardsOnRecord.TestCase.settings = settings(max_examples=5, stateful_step_count=20, deadline=None)
-TestWardsOnRecord = WardsOnRecord.TestCase
+RecordedCordons.TestCase.settings = settings(max_examples=5, stateful_step_count=20, deadline=None)
+TestRecordedCordons = RecordedCordons.TestCase
 
 
-def test_a_hold_is_kept_with_all_that_belongs_to_it(history: History) -> None:
+def test_a_cordon_is_stored_with_all_its_fields(history: History) -> None:
     """Owner, reason, evidence, number, begin and end outlive the process; so does what lifted it."""
     done = apply(history, PLACE, "n1", out(100.0), now=100.0)
     assert isinstance(done, CordonChanged)
@@ -115,7 +115,7 @@ def test_a_hold_is_kept_with_all_that_belongs_to_it(history: History) -> None:
     assert again.node.holds[0].until == 220.0 + 2 * Rules().cool, "it is counted, and stays out for longer"
 
 
-def test_a_burn_in_that_ran_out_is_not_the_one_that_runs(history: History) -> None:
+def test_an_expired_burn_in_is_not_the_running_one(history: History) -> None:
     """Its number is not given again, whatever was forgotten in between."""
     apply(history, PLACE, "n1", out(100.0), now=100.0)
     first = apply(history, PLACE, "n1", lambda node, _: acts.begin_burn_in(node, word(PROGRAM, 110.0), 1, seconds=10.0), now=110.0)
@@ -142,7 +142,7 @@ def test_a_burn_in_that_ran_out_is_not_the_one_that_runs(history: History) -> No
     assert [one.event for one in service_moves(history, "c", "n1")] == ["quarantined", "tested", "untried", "tested", "passed"]
 
 
-def test_a_persons_hold_that_ran_out_leaves_the_node_to_a_burn_in(history: History) -> None:
+def test_a_persons_cordon_that_expired_needs_a_burn_in(history: History) -> None:
     """A reader sees it at once; it is written with the next word."""
     apply(history, PLACE, "n1", lambda node, _: acts.hold(node, word(ANN, 100.0), until=150.0), now=100.0)
     assert record.nodes(history, PLACE, now=149.0)["n1"].state is NodeState.HELD
@@ -154,7 +154,7 @@ def test_a_persons_hold_that_ran_out_leaves_the_node_to_a_burn_in(history: Histo
     assert [one.kind for one in record.history_of(history, "c", "n1")] == [CordonKind.PERSON, CordonKind.UNTESTED, CordonKind.PERSON]
 
 
-def test_only_nodes_of_the_cluster_count_for_the_share(history: History) -> None:
+def test_only_nodes_of_the_cluster_count_for_the_limit(history: History) -> None:
     """One that is no longer in its file isolates nothing; another cluster's are not looked at."""
     apply(history, CordonTable(cluster="c", names=["gone"], rules=Rules()), "gone", out(100.0), now=100.0)
     apply(history, CordonTable(cluster="d", names=["n0"], rules=Rules()), "n0", out(100.0), now=100.0)
@@ -164,7 +164,7 @@ def test_only_nodes_of_the_cluster_count_for_the_share(history: History) -> None
     assert record.nodes(history, PLACE, now=104.0).keys() == {"gone", "n0", "n1"}
 
 
-def test_two_processes_that_speak_at_once_give_no_number_twice_and_keep_the_share(
+def test_concurrent_processes_use_no_number_twice_and_keep_the_limit(
     history_url: str, history: History, child: Callable[..., Child]
 ) -> None:
     """Each takes out, takes back and holds as fast as it can; the record is as if they had taken turns."""

@@ -22,7 +22,7 @@ def swept(history: History, node: str, at: float, reading: NodeReading | None) -
     return told
 
 
-def test_what_a_sweep_found_is_known_to_the_next(history: History) -> None:
+def test_a_sweep_is_known_to_the_next_one(history: History) -> None:
     """Verdicts and readings come back as they were; a node that was not seen keeps its last reading. Changes stay, one row each."""
     reading = NodeReading(node="a", at=5.0, clock=ClockReading(synchronized=True, offset=0.25, worst=0.5))
     assert latest_health(history, "c") == {}
@@ -40,7 +40,7 @@ def test_what_a_sweep_found_is_known_to_the_next(history: History) -> None:
 
 
 @pytest.mark.parametrize("damage", [{"health": {"status": 5}}, {"reading": "%"}, {"reading": "aGVsbG8="}])
-def test_what_cannot_be_understood_is_begun_anew(history: History, damage: dict[str, object]) -> None:
+def test_unreadable_samples_are_ignored(history: History, damage: dict[str, object]) -> None:
     """A newer version may have written it."""
     swept(history, "a", 10.0, NodeReading(node="a", at=5.0))
     with history.session() as session:

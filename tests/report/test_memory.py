@@ -55,7 +55,7 @@ def a_fault(kind: str, generation: int = 2) -> FaultRecord:
         (a_row(at=40.0, age_steps=3), None, {}, "step 57, 3 steps (38 ms) old, as reported 1 min 00 s ago; also on another node"),
     ],
 )
-def test_the_newest_snapshot_is_said_with_its_age_and_whether_another_node_has_it(
+def test_the_newest_snapshot_is_shown_with_its_age_and_replicas(
     row: Snapshots, fault: FaultRecord | None, spec: dict[str, Any], words: str
 ) -> None:
     """A word that is old is called so."""
@@ -74,14 +74,14 @@ def test_the_newest_snapshot_is_said_with_its_age_and_whether_another_node_has_i
         (None, None, {"checkpoint": "what another version wrote"}, True, ""),
     ],
 )
-def test_why_there_is_none_is_said_where_it_is_known(
+def test_why_there_is_no_snapshot_is_shown_if_known(
     row: Snapshots | None, fault: FaultRecord | None, spec: dict[str, Any], *, ended: bool, words: str
 ) -> None:
     """Of a job of the time before snapshots nothing is said."""
     assert memory.why_none(row, fault, spec, ended=ended) == words
 
 
-def test_the_upkeep_is_that_of_all_generations_together() -> None:
+def test_the_overhead_is_that_of_all_generations_together() -> None:
     """Seconds are added up before they are divided; the cadence is the newest."""
     rows = [
         a_row(ages={"1": 3}),
@@ -94,7 +94,7 @@ def test_the_upkeep_is_that_of_all_generations_together() -> None:
     assert memory.typical_age(a_row()) == ""
 
 
-def test_where_a_recovery_took_its_state_from_is_said() -> None:
+def test_the_source_of_the_state_of_a_recovery_is_shown() -> None:
     """Living ranks, memory, replicas in it, or a checkpoint; nothing of what older versions did not record."""
     assert wording.source(None) == wording.source({"snapshot_age": 1}) == ""
     assert wording.source({"source": "live"}) == "surviving ranks"
