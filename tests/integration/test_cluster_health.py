@@ -41,7 +41,7 @@ def test_nodes_are_shown_and_only_changes_are_told(prefect_server: PrefectServer
     assert "3 nodes in" in first["state"]["message"]
     assert "1 unreachable" in second["state"]["message"]
     tasks = asked(prefect_server, "task_runs/filter", flow_runs=by_name)
-    verbs = ("probe", "judge", "record", "publish")
+    verbs = ("probe", "assess", "record", "publish")
     assert sorted(one["name"] for one in tasks) == sorted(4 * [f"{verb} the nodes of checked" for verb in verbs]), "one task a sweep"
     said = [one["state"]["message"] for one in tasks]
     assert all(said), "each says what it did"
