@@ -43,7 +43,9 @@ def test_a_new_flow_adopts_the_job_and_no_worker_restarts(stage: Stage) -> None:
     before = play.pids()
     play.dies()
     again = stage.again("reattach", play.spec)
-    wait_until(lambda: any("reattached" in one.text for one in queries.job_events(stage.history, again.job.id)), seconds=60, explain=again.log)
+    wait_until(
+        lambda: any("reattached" in one.text for one in queries.job_events(stage.history, again.job.id)), seconds=60, explain=again.log
+    )
     again.steps_to(again.chaos.step() + 20)
     assert again.pids() == before
     again.stops()
@@ -88,7 +90,9 @@ def test_a_flow_whose_output_nobody_reads_any_more_steers_on(stage: Stage) -> No
     again = Play("unread", stage, process, play.spec)
     stage.plays.append(again)
     os.close(writer)
-    wait_until(lambda: any("reattached" in one.text for one in queries.job_events(stage.history, again.job.id)), seconds=60, explain=again.log)
+    wait_until(
+        lambda: any("reattached" in one.text for one in queries.job_events(stage.history, again.job.id)), seconds=60, explain=again.log
+    )
     os.close(reader)
     again.chaos.kill(1)
     answered(again)

@@ -239,7 +239,9 @@ def test_a_flow_that_comes_later_takes_the_standbys_over_and_ends_what_another_b
     waiting = next(iter(standbys(play).values()))["pid"]
     play.dies()
     play = stage.again("heirs", play.spec)
-    wait_until(lambda: any("reattached" in one.text for one in queries.job_events(stage.history, play.job.id)), seconds=30, explain=play.log)
+    wait_until(
+        lambda: any("reattached" in one.text for one in queries.job_events(stage.history, play.job.id)), seconds=30, explain=play.log
+    )
     play.chaos.kill(1)
     recovered(play)
     goes_on(play)

@@ -116,9 +116,7 @@ def _record(one: KnownNode) -> dict[str, Any]:
     }
     jobs = {"status": move.status, "since": move.at, "reason": move.reason} if move else None
     checked = (
-        {"status": health.status, "since": health.since, "seen": health.seen or None, "evidence": list(health.evidence)}
-        if health
-        else None
+        {"status": health.status, "since": health.since, "seen": health.seen or None, "evidence": list(health.evidence)} if health else None
     )
     return {**now, "service": service, "history": jobs, "health": checked}
 

@@ -62,7 +62,8 @@ def reattach(run: JobController) -> None:
     run.generations.managed = run.generations.managed or run.generations.state.managed()
     alive = sum(len(one["workers"]) for one in statuses.values() if one["generation"] == generation)
     run.log.record_event(
-        f"a new flow reattached to the job in state {run.state}: {alive} worker(s) of generation {generation} run on {len(statuses)} node(s)"
+        f"a new flow reattached to the job in state {run.state}: "
+        f"{alive} worker(s) of generation {generation} run on {len(statuses)} node(s)"
     )
     _choose_state(run)
 
@@ -184,7 +185,8 @@ def _release_returned_nodes(run: JobController, statuses: dict[str, Message], me
         if node not in membership and one["workers"] and one["generation"] < generation:
             run.agents.drop(node)
             run.log.record_event(
-                f"{node} came back with ranks of generation {one['generation']}, which is over: they are terminated, and the node may be used again"
+                f"{node} came back with ranks of generation {one['generation']}, which is over: "
+                "they are terminated, and the node may be used again"
             )
 
 
