@@ -84,7 +84,7 @@ class ChaosRun:
         return Steered(place, self._environment, args=args, **{"limits": {"hang_timeout": "2s"}, **fields})
 
     def mount(self, place: Path) -> bool:
-        """Give the checkpoints a small file system of their own; tell whether that can be."""
+        """Give the checkpoints a small file system of their own; return whether that can be."""
         place.mkdir()
         if os.geteuid() != 0:
             return False

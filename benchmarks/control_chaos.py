@@ -211,7 +211,7 @@ class ControlChaos:
 
 
 def ended(pid: int) -> bool:
-    """End a process of this machine; tell whether it was there."""
+    """End a process of this machine; return whether it was there."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
         return True

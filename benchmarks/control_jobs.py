@@ -109,7 +109,7 @@ class HostsJob(Job):
         return Path(shutil.copy(super().script(), self.place))
 
     def kill_rank(self, dice: random.Random) -> bool:
-        """Kill some rank, as its agent says where it is; tell whether there was one."""
+        """Kill some rank, as its agent says where it is; return whether there was one."""
         ranks = self.chaos.ranks()
         if not ranks:
             return False
@@ -117,7 +117,7 @@ class HostsJob(Job):
         return self._killed(self.rack.named(drawn.node), drawn.pid)
 
     def kill_agent(self, dice: random.Random) -> bool:
-        """End the agent of some host by SIGKILL, whose ranks go with it; tell whether there was one."""
+        """End the agent of some host by SIGKILL, whose ranks go with it; return whether there was one."""
         up = [view for view in self.nodes.survey() if view.pid is not None]
         if not up:
             return False

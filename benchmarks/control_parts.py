@@ -64,7 +64,7 @@ class Program:
         return self.process.pid
 
     def lives(self) -> bool:
-        """Tell whether it runs."""
+        """Return whether it runs."""
         return self.process is not None and self.process.poll() is None
 
     def kill(self) -> None:
@@ -202,7 +202,7 @@ def plane(place: Path) -> Iterator[Plane]:
 
 
 def idle(worker: Program) -> bool:
-    """Tell whether no flow of the worker runs."""
+    """Return whether no flow of the worker runs."""
     return not worker.lives() or not children_of(worker.pid)
 
 

@@ -80,12 +80,12 @@ class Takeovers:
 
 
 def waits(flow: Program) -> bool:
-    """Tell whether a standby has begun to wait, and lives."""
+    """Return whether a standby has begun to wait, and lives."""
     return flow.lives() and "standby.waits" in flow.log.read_text(errors="replace")
 
 
 def met(times: list[float]) -> bool:
-    """Tell whether the goal was met."""
+    """Return whether the goal was met."""
     return bool(times) and spread(times)["median"] <= GOAL["median"]
 
 

@@ -342,7 +342,7 @@ def watchers(job: Job) -> dict[str, list[int]]:
 
 
 def watched(job: Job) -> bool:
-    """Tell whether every node with an agent has a lookout that has been there for a moment."""
+    """Return whether every node with an agent has a lookout that has been there for a moment."""
     lookouts = [[pid for pid in pids if b"holdfast.agent.monitor" in command(pid)] for pids in watchers(job).values()]
     return all(len(pids) > 1 for pids in lookouts)  # itself, and the one that listens to GPUs
 

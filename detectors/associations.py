@@ -66,7 +66,7 @@ class Family:
     but: frozenset[str] = frozenset()
 
     def takes(self, one: Traits) -> bool:
-        """Tell whether *one* belongs to the family."""
+        """Return whether *one* belongs to the family."""
         if one.id in self.but:
             return False
         return one.id in self.kinds or self._fits(one) or any(group.takes(one) for group in self.groups)
@@ -275,7 +275,7 @@ def traits_of(kind: str) -> Traits:
 
 @cache
 def belongs(kind: str, group: str) -> bool:
-    """Tell whether *kind* belongs to *group* of the tables."""
+    """Return whether *kind* belongs to *group* of the tables."""
     return ASSOCIATIONS.groups[group].takes(traits_of(kind))
 
 
@@ -299,13 +299,13 @@ def settle_rule(kind: str) -> Settle | None:
 
 
 def follows_step(kind: str) -> bool:
-    """Tell whether failures of *kind* can be the user code's; those by a signal, a lost node, a full disk or a dead service cannot."""
+    """Return whether failures of *kind* can be the user code's; those by a signal, a lost node, a full disk or a dead service cannot."""
     rule = script_rule(kind)
     return rule is not None and rule.again
 
 
 def is_secondary(kind: str) -> bool:
-    """Tell whether faults of *kind* are secondary: effects of a loss, not its cause."""
+    """Return whether faults of *kind* are secondary: effects of a loss, not its cause."""
     return belongs(kind, "echo") or belongs(kind, "blamed")
 
 

@@ -173,7 +173,7 @@ class RecommendedActions:
         return self.changed.get(fault.kind, fault.entry.recommended_action)
 
     def needs_action(self, fault: Fault) -> bool:
-        """Tell whether *fault* needs a reaction."""
+        """Return whether *fault* needs a reaction."""
         return self.of(fault) not in NO_ACTION_NEEDED
 
 

@@ -71,7 +71,7 @@ class _Group:
 
     @property
     def needs_action(self) -> bool:
-        """Tell whether they need a reaction; otherwise they are a root cause only as far as they explain others."""
+        """Return whether they need a reaction; otherwise they are a root cause only as far as they explain others."""
         return self.recommended_actions.needs_action(self.first)
 
     def sources(self) -> int:

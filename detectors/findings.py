@@ -102,7 +102,7 @@ def growths(before: Mapping[str, int] | Unknown | None, now: Mapping[str, int] |
 
 
 def above(value: float | Unknown, limit: float) -> bool:
-    """Tell whether *value* is known and above *limit*."""
+    """Return whether *value* is known and above *limit*."""
     return not isinstance(value, Unknown) and value > limit
 
 

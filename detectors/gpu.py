@@ -359,7 +359,7 @@ def _check_clocks(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
 
 
 def _reached(value: int | Unknown, limit: int | Unknown) -> bool:
-    """Tell whether *value* reaches *limit*; drivers that no longer report a limit may return 0."""
+    """Return whether *value* reaches *limit*; drivers that no longer report a limit may return 0."""
     return not isinstance(value, Unknown) and not isinstance(limit, Unknown) and 0 < limit <= value
 
 

@@ -121,12 +121,12 @@ def _kind(line: str) -> str | None:
 
 
 def _is_known(line: str) -> bool:
-    """Tell whether a signature says more about *line* than that a script failed."""
+    """Return whether a signature says more about *line* than that a script failed."""
     return _kind(line) not in NAMELESS
 
 
 @lru_cache(maxsize=4096)
 def _restates(kind: str, end: str) -> bool:
-    """Tell whether *kind* only restates the exit kind *end*."""
+    """Return whether *kind* only restates the exit kind *end*."""
     restated = ASSOCIATIONS.restates.get(end)
     return restated is not None and restated.takes(traits_of(kind))

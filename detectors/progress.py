@@ -155,7 +155,7 @@ def pause_in_words(seen: Progress, limits: HangLimits) -> str:
 
 
 def _proves(found: HangFinding | None, seen: Progress, limits: HangLimits) -> bool:
-    """Tell whether where the ranks stand proves that nothing will come of waiting.
+    """Return whether where the ranks stand proves that nothing will come of waiting.
 
     A rank that does not come may be at an evaluation, a save or a compilation of its own, so that proves nothing, unless its process is
     stopped, dead, or on a node of which nothing is heard.

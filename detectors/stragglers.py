@@ -87,7 +87,7 @@ def cost_of(seen: StepBreakdowns, rank: int) -> tuple[float, float] | None:
 
 
 def settled(seen: StepBreakdowns) -> bool:
-    """Tell whether every rank has reported enough steps."""
+    """Return whether every rank has reported enough steps."""
     return bool(seen.blocks) and all(len(some) >= LONG for some in seen.blocks.values())
 
 

@@ -55,7 +55,7 @@ def raised_in(output: str) -> WorkerException | None:
 
 
 def is_lost_peer(name: str, message: str) -> bool:
-    """Tell whether a printed exception means a lost peer, from its type and its message."""
+    """Return whether a printed exception means a lost peer, from its type and its message."""
     if name == PEER_LOST_ERROR:
         return True
     kind = name.rpartition(".")[2]
@@ -67,13 +67,13 @@ def is_lost_peer(name: str, message: str) -> bool:
 
 
 def _is_device_error(name: str, message: str) -> bool:
-    """Tell whether a printed exception is an error of the process's own GPU, which is never a secondary failure."""
+    """Return whether a printed exception is an error of the process's own GPU, which is never a secondary failure."""
     kind = name.rpartition(".")[2]
     return kind == "AcceleratorError" or (kind.endswith("Error") and bool(DEVICE_ERROR.search(message)))
 
 
 def aborted_for_lost_peer(output: str) -> bool:
-    """Tell whether a thread of gloo or NCCL aborted the process because a peer was lost."""
+    """Return whether a thread of gloo or NCCL aborted the process because a peer was lost."""
     found = _TERMINATED.search(output)
     return found is not None and is_peer_lost_message(f"{found['type']} {found['message']}")
 

@@ -140,7 +140,7 @@ class _Acceptor:
             self._callers.add(caller)
 
     def _has_token(self, caller: _PendingCaller) -> bool:
-        """Read from a client; tell whether it has sent the token. One that sends something else is disconnected."""
+        """Read from a client; return whether it has sent the token. One that sends something else is disconnected."""
         if caller.socket.fileno() < 0:  # disconnected in this very round
             return False
         try:

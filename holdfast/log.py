@@ -21,7 +21,7 @@ def note(log: logging.Logger, event: str, /, *, level: int = logging.INFO, **fac
 
 
 def as_json() -> bool:
-    """Tell whether logs are JSON."""
+    """Return whether logs are JSON."""
     return os.environ.get(FORMAT, "").strip().lower() == "json"
 
 

@@ -95,7 +95,7 @@ def _user(uid: int) -> str:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Tell whether a group is this user's private one; many systems make one for each user."""
+    """Return whether a group is this user's private one; many systems make one for each user."""
     with suppress(KeyError):
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
         return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
@@ -103,7 +103,7 @@ def _is_own_group(gid: int) -> bool:
 
 
 def _is_unmapped(uid: int) -> bool:
-    """Tell whether *uid* stands for all users outside this user namespace: in a container, the host's root is one of them."""
+    """Return whether *uid* stands for all users outside this user namespace: in a container, the host's root is one of them."""
     with suppress(OSError, ValueError):
         known = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines())
         return known < 2**32 - 1 and uid == int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))

@@ -26,7 +26,7 @@ PEER_LOST_ERROR: Final = "holdfast.runtime.groups.control_tree.PeerConnectionLos
 
 
 def is_peer_lost_message(message: str) -> bool:
-    """Tell whether *message*, an error of gloo or NCCL, means that a peer is lost."""
+    """Return whether *message*, an error of gloo or NCCL, means that a peer is lost."""
     if "gloo" in message.lower():
         return bool(_GLOO_LOST.search(message))
     return "nccl" in message.lower() and bool(_NCCL_LOST.search(message))

@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether *port* is free on all addresses now, by IPv4 and IPv6."""
+    """Return whether *port* is free on all addresses now, by IPv4 and IPv6."""
     dual = socket.has_dualstack_ipv6()
     with socket.socket(socket.AF_INET6 if dual else socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
@@ -39,7 +39,7 @@ def is_free(port: int) -> bool:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Tell whether process *pid* itself listens on *port*: another one may have taken a port that was free a moment ago."""
+    """Return whether process *pid* itself listens on *port*: another one may have taken a port that was free a moment ago."""
     ours = {f"socket:[{inode}]" for name in ("tcp", "tcp6") for inode in _listening(Path(f"/proc/{pid}/net/{name}"), port)}
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():

@@ -99,7 +99,7 @@ def state_of(pid: int) -> str:
 
 
 def is_ending(pid: int) -> bool:
-    """Tell whether *pid* has ended or is exiting: its sockets are closed some time before its parent is notified."""
+    """Return whether *pid* has ended or is exiting: its sockets are closed some time before its parent is notified."""
     fields = _stat(pid)
     return fields is None or bool(int(fields[6]) & _EXITING)
 
@@ -126,7 +126,7 @@ def started_at(pid: int) -> int | None:
 
 
 def is_alive(pid: int, started: int | None) -> bool:
-    """Tell whether the very process that was *pid* at *started* still lives (a zombie does not)."""
+    """Return whether the very process that was *pid* at *started* still lives (a zombie does not)."""
     fields = _stat(pid)
     return fields is not None and fields[0] != "Z" and (started is None or int(fields[19]) == started)
 
@@ -170,7 +170,7 @@ def kill(pid: int, number: int) -> None:
 
 
 def kill_group(pid: int, number: int) -> bool:
-    """Send a signal to the process group that *pid* leads; tell whether there is one."""
+    """Send a signal to the process group that *pid* leads; return whether there is one."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:

@@ -56,7 +56,7 @@ def decode(line: bytes | bytearray) -> Message:
 
 
 def _is_too_deep(message: Message) -> bool:
-    """Tell whether more than `MAX_DEPTH` objects and lists are inside each other; a message may have thousands side by side."""
+    """Return whether more than `MAX_DEPTH` objects and lists are inside each other; a message may have thousands side by side."""
     layer: list[Any] = [message]
     for _ in range(MAX_DEPTH):
         layer = [inner for one in layer for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, (dict, list))]

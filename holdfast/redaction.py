@@ -37,7 +37,7 @@ _WORDS: Final = re.compile(r"(^|\s)(\w+)\s*=\s*('(?:[^'\\]|\\.)*'?|\S*)")
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether a variable or field of this *name* is a secret."""
+    """Return whether a variable or field of this *name* is a secret."""
     return name != CURRENT and bool(_NAMED.search(name))
 
 

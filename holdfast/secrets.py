@@ -33,7 +33,7 @@ _read: Final[dict[tuple[str, str], str]] = {}
 
 
 def is_secret_reference(name: str) -> bool:
-    """Tell whether *name* refers to a secret: `env:VARIABLE`, or `block:NAME` for a Prefect block of the type `Secret`."""
+    """Return whether *name* refers to a secret: `env:VARIABLE`, or `block:NAME` for a Prefect block of the type `Secret`."""
     return name.startswith((VARIABLE, BLOCK))
 
 

@@ -20,7 +20,7 @@ def memory_order(strides: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tell whether a tensor is dense: its elements fill a memory range without gaps or overlaps, in any order of dimensions."""
+    """Return whether a tensor is dense: its elements fill a memory range without gaps or overlaps, in any order of dimensions."""
     if len(shape) != len(strides):
         return False
     if 0 in shape:

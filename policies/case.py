@@ -172,7 +172,7 @@ class Case:
 
     @property
     def is_common(self) -> bool:
-        """Tell whether the root fault is correlated across nodes, so that no node is at fault."""
+        """Return whether the root fault is correlated across nodes, so that no node is at fault."""
         return self.diagnosis.root.kind in self.common
 
     def against_nodes(self) -> tuple[Fault, ...]:
@@ -222,7 +222,7 @@ class Case:
         return self.unfit or tuple(node for node in self.members if node == own)
 
     def failed(self, action: RecoveryAction) -> bool:
-        """Tell whether *action* failed in this incident; if nodes were lost since then, it may be tried again."""
+        """Return whether *action* failed in this incident; if nodes were lost since then, it may be tried again."""
         return action in self.tried and not self.lost
 
     def recent(self) -> list[PastRecovery]:

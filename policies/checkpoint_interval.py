@@ -278,7 +278,7 @@ CHANGE: Final = 0.25
 
 
 def differs(present: int, advised: int) -> bool:
-    """Tell whether *advised* differs enough from the *present* interval to change it."""
+    """Return whether *advised* differs enough from the *present* interval to change it."""
     return abs(advised - present) > CHANGE * present
 
 

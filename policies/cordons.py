@@ -107,11 +107,11 @@ class Node:
 
     @property
     def is_isolated(self) -> bool:
-        """Tell whether no job may use it."""
+        """Return whether no job may use it."""
         return self.state not in IN_SERVICE
 
     def is_due(self, now: float) -> bool:
-        """Tell whether it is due for a burn-in."""
+        """Return whether it is due for a burn-in."""
         open_ones = self.of_kind(*TESTABLE)
         return self.state is NodeState.QUARANTINED and any(one.until is not None and one.until <= now for one in open_ones)
 

@@ -32,7 +32,7 @@ class Drain:
         return float("inf") if self.by is None else self.by - min(save + STOP, (self.by - self.since) / 2)
 
     def is_urgent(self, now: float, save: float) -> bool:
-        """Tell whether only the time for the final checkpoint is left."""
+        """Return whether only the time for the final checkpoint is left."""
         return self.by is not None and now >= self.by - save - STOP
 
 

@@ -164,7 +164,7 @@ def unhealthy_ranks(case: Case) -> frozenset[int]:
 
 
 def _is_stalled_by_root(fault: Fault, root: Fault) -> bool:
-    """Tell whether *fault* is a stall that the root cause explains: the rank that was suspected first waits like all others."""
+    """Return whether *fault* is a stall that the root cause explains: the rank that was suspected first waits like all others."""
     return fault is not root and belongs(fault.kind, "stall") and explained(root, fault) > 0
 
 
@@ -185,7 +185,7 @@ def _is_own(fault: Fault) -> bool:
 
 
 def may_follow_step(case: Case, action: RecoveryAction) -> bool:
-    """Tell whether the last recovery was *action* without a new step, and the failure may be the script's own."""
+    """Return whether the last recovery was *action* without a new step, and the failure may be the script's own."""
     last = case.past[-1] if case.past else None
     return follows_step(case.diagnosis.root.kind) and last is not None and last.action is action and not last.made_progress
 
@@ -247,7 +247,7 @@ def placements_to_grow(copies: ModelCopies, present: AbstractSet[int], room: Map
 
 
 def restart_pays_off(*, left: float | None, cost: float, held: int, coming: int) -> bool:
-    """Tell whether to restart all ranks to grow from *held* nodes by *coming* ones.
+    """Return whether to restart all ranks to grow from *held* nodes by *coming* ones.
 
     *left*: seconds that the remaining steps take on the present nodes; None: unknown. *cost*: seconds of a restart and of the steps that it
     throws away.

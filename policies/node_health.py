@@ -91,7 +91,7 @@ class HealthAssessment:
 
     @property
     def is_bad(self) -> bool:
-        """Tell whether a job should run on another node."""
+        """Return whether a job should run on another node."""
         return self.status in {NodeHealthState.UNHEALTHY, NodeHealthState.UNREACHABLE}
 
     @property
@@ -100,7 +100,7 @@ class HealthAssessment:
         return (*((self.reason,) if self.reason else ()), *(one.words for one in worst_first(self.findings)))
 
     def is_fresh(self, now: float) -> bool:
-        """Tell whether it is recent enough at *now*."""
+        """Return whether it is recent enough at *now*."""
         return now - self.at <= FRESH
 
 

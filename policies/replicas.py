@@ -45,7 +45,7 @@ def _one_each(
 
 
 def _rebalance(found: dict[str, str], possible: Mapping[str, list[str]], load: dict[str, int]) -> bool:
-    """Move replicas away from overloaded nodes; tell whether one moved. Each move makes the loads more even, so this terminates."""
+    """Move replicas away from overloaded nodes; return whether one moved. Each move makes the loads more even, so this terminates."""
     moved = False
     for node in sorted(found, key=lambda node: -load[found[node]]):
         best = min(possible[node], key=lambda home: load[home])

@@ -205,14 +205,14 @@ def _unproven_on_bus(need: PartToTest, checks: tuple[Check, ...]) -> Unproven | 
 
 
 def _is_a_name(need: PartToTest) -> bool:
-    """Tell whether a fault names one of several devices of its part."""
+    """Return whether a fault names one of several devices of its part."""
     if need.device in _VAGUE:
         return False
     return need.part in {NodePart.NETWORK, NodePart.DISK} or (need.part is NodePart.GPU and _BUS.search(need.device) is not None)
 
 
 def _is_same(wanted: str, used: str) -> bool:
-    """Tell whether two names mean the same device: PCI addresses in any form, and a disk and its partitions."""
+    """Return whether two names mean the same device: PCI addresses in any form, and a disk and its partitions."""
     bus, other = _BUS.search(wanted), _BUS.search(used)
     if bus is not None and other is not None:
         return _address(bus) == _address(other)

@@ -13,7 +13,7 @@ SILENT: Final = 60.0
 
 
 def counts_as_progress(uptime: float, startup: float | None) -> bool:
-    """Tell whether a run of *uptime* seconds without a fault is progress, if its first output came after *startup* seconds (None: never).
+    """Return whether a run of *uptime* seconds without a fault is progress, if its first output came after *startup* seconds (None: never).
 
     A script that always fails later than that is stopped by the budgets of restarts and recoveries.
     """

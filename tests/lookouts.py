@@ -10,7 +10,7 @@ from holdfast.process import marked
 
 
 def is_read(log: Path, node: str) -> bool:
-    """Tell whether a lookout of *node* stands at the end of its kernel's log, so that it tells what is written there from now on.
+    """Return whether a lookout of *node* stands at the end of its kernel's log, so that it tells what is written there from now on.
 
     That it has the log open is too little: it could go to the end only after the next line is there, and never see it.
     """

@@ -10,7 +10,7 @@ from holdfast.process import marked
 
 
 def is_read(log: Path, node: str) -> bool:
-    """Tell whether a monitor of *node* has read its kernel's log to the end, so that it reports what is written there from now on.
+    """Return whether a monitor of *node* has read its kernel's log to the end, so that it reports what is written there from now on.
 
     It is not enough that it has the log open: it might seek to the end after the next line is there, and miss it.
     """

@@ -44,7 +44,7 @@ def name_of(call: ast.AST) -> str:
 
 
 def is_safe(call: ast.Call) -> bool:
-    """Tell whether a `torch.load` refuses code."""
+    """Return whether a `torch.load` refuses code."""
     return any(one.arg == "weights_only" and isinstance(one.value, ast.Constant) and one.value.value is True for one in call.keywords)
 
 

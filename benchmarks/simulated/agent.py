@@ -276,7 +276,7 @@ class Agent:
                 one.send(line)
 
     def say_beats(self, now: float) -> bool:
-        """Tell how far every worker is, at *now* (monotonic); tell whether there was anything to tell."""
+        """Tell how far every worker is, at *now* (monotonic); return whether there was anything to tell."""
         hearers = [one for one in self.lines if one.attached and not one.unsent]
         if not self._workers or not hearers:
             return False

@@ -68,7 +68,7 @@ class SimulatedJob(Watched):
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def trains(self, incidents: int = 0) -> bool:
-        """Tell whether all ranks step, after so many *incidents*."""
+        """Return whether all ranks step, after so many *incidents*."""
         known = self.incidents() if incidents else []
         return self.state() == "RUNNING" and len(known) == incidents and all(one.closed_at is not None for one in known)
 

@@ -98,7 +98,7 @@ class SimulatedNodes:
         """Do nothing: no connection is kept."""
 
     def is_reachable(self, node: str) -> bool:
-        """Tell whether the node has power."""
+        """Return whether the node has power."""
         return bool(self.ask(do="answers", of=node)["answers"])
 
     def fence(self, node: str, job: str | None = None, confirm: Confirm | None = None) -> list[int]:  # noqa: ARG002 (as above)

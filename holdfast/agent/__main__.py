@@ -80,7 +80,7 @@ def _take_over(directory: Path, mark: str) -> None:
 
 
 def _is_agent(pid: int) -> bool:
-    """Tell whether *pid* is another agent of this node: as this one has the lock, that one waits to be refused."""
+    """Return whether *pid* is another agent of this node: as this one has the lock, that one waits to be refused."""
     try:
         return b"holdfast.agent" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -297,7 +297,7 @@ class AgentServer:
             self._drop(peer)
 
     def send(self, worker: Worker, message: Message) -> bool:
-        """Send *message* to a worker, now or after its hello; tell whether it is connected. A slow reader delays nobody."""
+        """Send *message* to a worker, now or after its hello; return whether it is connected. A slow reader delays nobody."""
         if worker.connection is not None:
             self._send(worker.connection, message)
             return worker.connection is not None

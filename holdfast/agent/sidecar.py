@@ -77,7 +77,7 @@ class Sidecar:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it runs, as far as is known."""
+        """Return whether it runs, as far as is known."""
         return self._stream is not None
 
     def send(self, message: Message) -> None:

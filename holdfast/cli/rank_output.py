@@ -182,7 +182,7 @@ class RankOutput:
         return skipped
 
     def _begins(self, source: NodeBackend, tail: _Tail) -> bool:
-        """Search for the beginning of this job's output in a log; tell whether it was found."""
+        """Search for the beginning of this job's output in a log; return whether it was found."""
         assert self.job is not None
         log, name = tail.log, self.job.name
         size_now = source.logs(log.node, name).sizes.get(log.name, 0)

@@ -63,7 +63,7 @@ class ServerNotStarted(OperatorError):
 
 
 def is_configured() -> bool:
-    """Tell whether a Prefect server is configured."""
+    """Return whether a Prefect server is configured."""
     return bool(configured())
 
 
@@ -78,7 +78,7 @@ def named() -> str | None:
 
 
 def is_temporary_server() -> bool:
-    """Tell whether the server in use is a temporary one, to which no link stays valid."""
+    """Return whether the server in use is a temporary one, to which no link stays valid."""
     return TEMPORARY_FOR in os.environ
 
 
@@ -170,7 +170,7 @@ class TemporaryServer:
         raise ServerNotStarted(str(self.log))
 
     def _answers(self) -> bool:
-        """Tell whether the server is ready; a foreign server on this port does not count."""
+        """Return whether the server is ready; a foreign server on this port does not count."""
         if listens(self._process.pid, self._port):
             with suppress(OSError), urllib.request.urlopen(f"{self.address}/api/health", timeout=2) as answer:  # noqa: S310 (our own address)
                 return bool(answer.status == 200)  # noqa: PLR2004 (HTTP's word for yes)

@@ -128,7 +128,7 @@ def last_heartbeat(job: str) -> str:
 
 
 def alerted(heartbeat: str) -> bool:
-    """Tell whether an automation has fired on a heartbeat: an alert was sent that the job has no controller."""
+    """Return whether an automation has fired on a heartbeat: an alert was sent that the job has no controller."""
     name = EventNameFilter(name=["prefect.automation.triggered"])
     return bool(_newest(event=name, related=EventRelatedFilter(id=[f"prefect.event.{heartbeat}"])))
 

@@ -108,7 +108,7 @@ def _alert(address: Automation, job: str, seconds: float) -> AutomationCore:
 
 
 def _is_same(before: Automation, alert: AutomationCore) -> bool:
-    """Tell whether an existing automation is up to date."""
+    """Return whether an existing automation is up to date."""
     assert isinstance(alert.trigger, EventTrigger)
     same_time = isinstance(before.trigger, EventTrigger) and before.trigger.within == alert.trigger.within
     return same_time and [one.model_dump() for one in before.actions] == [one.model_dump() for one in alert.actions]

@@ -100,7 +100,7 @@ def _known(client: SyncPrefectClient) -> Iterator[str]:
 
 
 def _looks_like_cluster(value: object) -> bool:
-    """Tell whether *value* looks like a cluster, as YAML or as fields."""
+    """Return whether *value* looks like a cluster, as YAML or as fields."""
     if isinstance(value, str):
         return re.search(r"^\s*\"?kind\"?:", value, re.MULTILINE) is not None
     return isinstance(value, Mapping) and "kind" in value

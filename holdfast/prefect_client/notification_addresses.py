@@ -60,7 +60,7 @@ def block_of(address: str) -> Block:
 
 
 def is_generic(block: Block, address: str) -> bool:
-    """Tell whether Prefect has no block type for *address*, so that *block* forwards it to Apprise."""
+    """Return whether Prefect has no block type for *address*, so that *block* forwards it to Apprise."""
     return isinstance(block, SlackWebhook) and "slack" not in address.partition("?")[0].lower()
 
 

@@ -93,7 +93,7 @@ def _of_notifications(name: str, block: Block, block_id: UUID, *, everything: bo
 
 
 def is_webhook(block: Block) -> bool:
-    """Tell whether a block is a webhook, which gets JSON."""
+    """Return whether a block is a webhook, which gets JSON."""
     return block.get_block_type_slug() == "webhook"
 
 
@@ -170,7 +170,7 @@ def _block_of(client: SyncPrefectClient, one: Automation) -> str:
 
 
 def _delete(client: SyncPrefectClient, name: str) -> bool:
-    """Delete the automation of an address, and those that send alerts to it; tell whether there was one."""
+    """Delete the automation of an address, and those that send alerts to it; return whether there was one."""
     found = [one for one in tagged(client, ADDRESS_TAG) if one.name == PREFIX + name]
     for one in found:
         client.delete_automation(one.id)

@@ -144,7 +144,7 @@ class OwnFlowRun:
             self._detach_if_replaced(state)
 
     def _is_started_again(self) -> bool:
-        """Tell whether Prefect starts this flow in a new process when it is resumed."""
+        """Return whether Prefect starts this flow in a new process when it is resumed."""
         state = self._paused
         if state is not None and state.is_paused():
             return state.state_details.pause_reschedule is not False

@@ -212,7 +212,7 @@ def job_task(name: str, title: Title) -> Callable[[Work], JobTask]:
 
 
 def _is_shown(run: JobController) -> bool:
-    """Tell whether the task of the job's state appears in the graph: not if a retried step leaves it nothing to isolate or reschedule."""
+    """Return whether the task of the job's state appears in the graph: not if a retried step leaves it nothing to isolate or reschedule."""
     decision = run.incidents.current.decision if run.incidents.current is not None else None
     retried = decision is not None and decision.action is RecoveryAction.RETRY_STEP
     return not (retried and run.state in {State.ISOLATING, State.RESCHEDULING})

@@ -114,7 +114,7 @@ class Chaos:
         return newest.step if newest is not None else 0
 
     def complete(self) -> bool:
-        """Tell whether all ranks of the newest generation have stepped: one may make many steps before another starts."""
+        """Return whether all ranks of the newest generation have stepped: one may make many steps before another starts."""
         job = queries.live_job(self._history, self._job)
         generations = queries.generations(self._history, job.id) if job is not None else []
         return bool(generations) and generations[-1].first_step_at is not None

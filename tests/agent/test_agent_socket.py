@@ -108,7 +108,7 @@ EPOCH = 3
 
 
 def deposes(facts: dict[str, Any]) -> bool:
-    """Tell whether a command with these facts comes from a newer controller of the same job, which takes over."""
+    """Return whether a command with these facts comes from a newer controller of the same job, which takes over."""
     epoch = facts.get("epoch")
     return isinstance(epoch, int) and epoch > EPOCH
 

@@ -172,7 +172,7 @@ class Recorded:
             slot.path.unlink()
 
     def say(self, line: MemstoreConnection, cut: int | None = None, *, draft: bool = True) -> bool:
-        """Put it, up to byte *cut* of what follows the first answer; tell whether the server has said that it is whole."""
+        """Put it, up to byte *cut* of what follows the first answer; return whether the server has said that it is whole."""
         line.send({"do": "puts", "source": SOURCE, "rank": 3})
         assert line.receive()["ok"]
         line.send({"label": asdict(replace(self.label, digest="") if draft else self.label)})
@@ -225,7 +225,7 @@ def test_a_put_that_ends_at_any_byte_leaves_nothing(node: MemoryNode) -> None:
 
 
 def put_now(node: MemoryNode, recorded: Recorded) -> bool:
-    """Put it whole; tell whether it was taken: a slot may not be free yet from a connection that has ended."""
+    """Put it whole; return whether it was taken: a slot may not be free yet from a connection that has ended."""
     with connect(node.address, TOKEN, seconds=SECONDS) as line:
         return recorded.say(line)
 

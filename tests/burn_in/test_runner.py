@@ -165,7 +165,7 @@ def test_missing_torch_is_reported(cluster: Callable[..., LocalCluster], monkeyp
 
 
 def runs(pid: int) -> bool:
-    """Tell whether a process runs; one that ended and was not fetched yet does not."""
+    """Return whether a process runs; one that ended and was not fetched yet does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -63,7 +63,7 @@ class Terminal:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def echoes(self) -> bool:
-        """Tell whether typed keys show."""
+        """Return whether typed keys show."""
         return bool(termios.tcgetattr(self._master)[3] & termios.ECHO)
 
     def type(self, keys: str) -> None:

@@ -182,7 +182,7 @@ def test_the_picture_follows_the_size_of_the_terminal(screen: Callable[..., Term
 
 
 def _is_wide(terminal: Terminal, columns: int) -> bool:
-    """Tell whether the newest top edge, which even a cropped picture has, is so wide."""
+    """Return whether the newest top edge, which even a cropped picture has, is so wide."""
     edges = re.findall(r"╭─[^\r\n]*╮", terminal.text)
     return bool(edges) and len(edges[-1]) == columns
 

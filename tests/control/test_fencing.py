@@ -48,7 +48,7 @@ class Controller:
         self.reach.reap()
 
     def _is_quiet(self) -> bool:
-        """Tell whether nothing listens to a proxy any more."""
+        """Return whether nothing listens to a proxy any more."""
         return not any(known.node_proxy is not None and known.node_proxy.is_alive for known in self.nodes._known.values())
 
 

@@ -86,7 +86,7 @@ class Host:
 
     @property
     def is_on(self) -> bool:
-        """Tell whether it has power."""
+        """Return whether it has power."""
         return self.process is not None and self.process.poll() is None
 
     @property

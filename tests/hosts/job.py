@@ -136,7 +136,7 @@ class HostJob:
         return move.after if move else ""
 
     def told(self, words: str) -> bool:
-        """Tell whether a remark with these *words* is on record."""
+        """Return whether a remark with these *words* is on record."""
         return any(words in one.text for one in queries.job_events(self.history, self.row.id))
 
     def incidents(self) -> list[Incident]:
@@ -192,5 +192,5 @@ class HostJob:
         return self.chaos.parked(but=self.generation().ranks if self.has_spare else ())
 
     def stands_by(self, number: int) -> bool:
-        """Tell whether flow *number* has said that it waits for another one's place."""
+        """Return whether flow *number* has said that it waits for another one's place."""
         return "standby.waits" in (self.place / f"flow-{number}.log").read_text(errors="replace")

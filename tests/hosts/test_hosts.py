@@ -48,7 +48,7 @@ def told(rack: Rack, host: Host, *words: str) -> str:
 
 
 def reaches(host: Host, address: str) -> bool:
-    """Tell whether a packet goes from a host to an address and one comes back."""
+    """Return whether a packet goes from a host to an address and one comes back."""
     try:
         host.run("ping", "-qc1", "-W0.3", address)
     except RuntimeError:

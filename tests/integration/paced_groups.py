@@ -65,7 +65,7 @@ def await_regroup() -> None:
 
 
 def regroup(order: dict[str, Any]) -> bool:
-    """Join a generation: meet the others, go on from the lowest step; tell whether that came to something."""
+    """Join a generation: meet the others, go on from the lowest step; return whether that came to something."""
     global rank, generation, step, joins, standby
     begin = time.monotonic()
     env.update(order.get("environment") or {})
@@ -159,7 +159,7 @@ def park() -> None:
 
 
 def orders_allow() -> bool:
-    """Tell whether a joiner may go on waiting: a switch is what it waits for, anything else ends the wait."""
+    """Return whether a joiner may go on waiting: a switch is what it waits for, anything else ends the wait."""
     order = next_order(0)
     return order is None or order["do"] == "switch"
 

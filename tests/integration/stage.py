@@ -107,7 +107,7 @@ class Play:
         return queries.incidents(self.stage.history, self.job.id)
 
     def saw(self, number: int) -> bool:
-        """Tell whether so many incidents have been seen."""
+        """Return whether so many incidents have been seen."""
         return len(self.incidents()) >= number
 
     def kinds(self) -> list[str]:

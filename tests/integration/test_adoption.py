@@ -159,7 +159,7 @@ def test_a_flow_killed_in_the_middle_of_a_recovery_is_replaced(stage: Stage) -> 
 
 
 def has_been_in(play: Play, state: str, seen: int) -> bool:
-    """Tell whether the job has come to *state* after the moves already *seen*."""
+    """Return whether the job has come to *state* after the moves already *seen*."""
     return any(move.after == state for move in queries.transitions(play.stage.history, play.job.id)[seen:])
 
 

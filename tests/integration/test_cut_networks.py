@@ -334,7 +334,7 @@ def adopted(job: HostJob) -> list[str]:
 
 
 def taken_over(job: HostJob, number: int, before: Mapping[int, Placed]) -> bool:
-    """Tell whether all agents know of that generation, and another process has the place of rank 1."""
+    """Return whether all agents know of that generation, and another process has the place of rank 1."""
     known = {job.chaos.ask(node)["generation"] for node in job.generation().ranks}
     return known == {number} and job.chaos.ranks().get(1, before[1]) != before[1]
 

@@ -39,7 +39,7 @@ def kept(stage: Stage, play: Play, node: str) -> dict[str, Label]:
 
 
 def keeps(play: Play, home: str, source: str, *, rank: int, lineage: int) -> bool:
-    """Tell whether *home* has two whole replicas of a rank of *source* that belong to a generation."""
+    """Return whether *home* has two whole replicas of a rank of *source* that belong to a generation."""
     stage = play.stage
     sign = f"copy-{store_folders.key_of(mark_of(stage.nodes.folder(source)))}-{rank:05}."
     return sum(name.startswith(sign) and label.lineage == lineage for name, label in kept(stage, play, home).items()) >= 2

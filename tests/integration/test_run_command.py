@@ -94,7 +94,7 @@ class Place:
         return "\n".join(path.read_text(errors="replace") for path in self.home.glob("jobs/*/flow.log"))
 
     def is_clean(self) -> bool:
-        """Tell whether no process is left that carries this home."""
+        """Return whether no process is left that carries this home."""
         return not leftovers(self.home)
 
 
@@ -319,7 +319,7 @@ def test_a_command_that_is_told_to_let_go_at_once_begins_no_job(place: Place) ->
 
 
 def hears(pid: int, number: int) -> bool:
-    """Tell whether a process has a handler for a signal."""
+    """Return whether a process has a handler for a signal."""
     caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:"))
     return bool(int(caught.split()[1], 16) & 1 << (number - 1))
 

@@ -101,7 +101,7 @@ def story(play: Play) -> str:
 
 
 def is_drained(slurm: SlurmServer, node: str) -> bool:
-    """Tell whether Slurm gives *node* to no further job."""
+    """Return whether Slurm gives *node* to no further job."""
     return slurm.state(node).startswith("drain")
 
 

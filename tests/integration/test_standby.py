@@ -48,7 +48,7 @@ def stands_by(host: Stage, play: Play) -> Play:
 
 
 def has_taken_over(play: Play) -> bool:
-    """Tell whether a standby says that it steers."""
+    """Return whether a standby says that it steers."""
     return any(one.text.startswith("the standby controller on") for one in queries.job_events(play.stage.history, play.job.id))
 
 

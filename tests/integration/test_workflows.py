@@ -48,7 +48,7 @@ def history(prefect_server: PrefectServer) -> Iterator[History]:
 
 
 def has_exited(run: str) -> bool:
-    """Tell whether the process of a flow run is gone: one that is left when the server ends would wait for it."""
+    """Return whether the process of a flow run is gone: one that is left when the server ends would wait for it."""
     return not list(marked("PREFECT__FLOW_RUN_ID", run))
 
 

@@ -27,7 +27,7 @@ TREES = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tell whether two trees are equal to the bit, types and all."""
+    """Return whether two trees are equal to the bit, types and all."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):

@@ -58,7 +58,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe=NO Priori
 
 
 def is_installed() -> bool:
-    """Tell whether all programs are there."""
+    """Return whether all programs are there."""
     return all(shutil.which(program, path=_PATH) for program in PROGRAMS)
 
 

@@ -83,7 +83,7 @@ class Sshd:
         wait_until(self.listens, seconds=60, explain=lambda: self.log)
 
     def listens(self) -> bool:
-        """Tell whether a connection is taken."""
+        """Return whether a connection is taken."""
         try:
             socket.create_connection((self.address, self.port), timeout=1).close()
         except OSError:

@@ -389,7 +389,7 @@ def collectors(node: Sshd) -> list[int]:
 
 
 def is_alive(sweeper: SshSweeper, node: str) -> bool:
-    """Tell whether the collector of *node* is believed to live."""
+    """Return whether the collector of *node* is believed to live."""
     connection = sweeper._nodes[node]
     return bool(connection.collector and connection.collector.is_alive)
 

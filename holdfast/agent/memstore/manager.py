@@ -229,7 +229,7 @@ class MemstoreManager:
         return self._server.replicas.get(str(rank))
 
     def serves(self) -> bool:
-        """Tell whether other nodes can be served."""
+        """Return whether other nodes can be served."""
         return self.memstore is not None and self._server.port is not None
 
     def tick(self, now: float) -> None:

@@ -130,7 +130,7 @@ class CheckpointWriterClient:
     # -- messages (see `holdfast.agent.worker_messages.MESSAGES`) ---------------------------------------------------------
 
     def is_sender(self, peer: ClientConnection) -> bool:
-        """Tell whether *peer* is the checkpoint writer."""
+        """Return whether *peer* is the checkpoint writer."""
         if self._starting:
             self._workers.receive_pids()  # its pid may have been reported by now
         return self._pid is not None and peer.pid == self._pid

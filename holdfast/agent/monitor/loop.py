@@ -57,7 +57,7 @@ class Deduplicator:
         self._present: frozenset[tuple[str, str]] = frozenset()
 
     def happened(self, found: FaultFinding, source: str, at: float, now: float) -> bool:
-        """Report what happened (*at*, wall clock) unless it was reported a moment ago; tell whether it is news. *now* is monotonic."""
+        """Report what happened (*at*, wall clock) unless it was reported a moment ago; return whether it is news. *now* is monotonic."""
         key = (found.kind, found.part)
         again = self._is_recent(key, now)
         self._reported[key] = now
@@ -248,7 +248,7 @@ def link_changes() -> socket.socket | None:
 
 
 def drain(sock: socket.socket) -> bool:
-    """Discard what has come; tell whether there was anything. Too much at once (ENOBUFS) counts too."""
+    """Discard what has come; return whether there was anything. Too much at once (ENOBUFS) counts too."""
     found = False
     while True:
         try:

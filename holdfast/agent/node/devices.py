@@ -59,7 +59,7 @@ def _gpus(root: Path) -> dict[str, _Gpu]:
 
 
 def _computes_on(worker: Worker, bus: str, gpus: Mapping[str, _Gpu], named: set[int], root: Path) -> bool:
-    """Tell whether *worker* computes on the GPU at *bus*: CUDA opens every visible GPU, and a rank uses one of them."""
+    """Return whether *worker* computes on the GPU at *bus*: CUDA opens every visible GPU, and a rank uses one of them."""
     processes = [worker.pid or 0]
     for pid in processes:
         if len(processes) < MAX_PROCESSES:

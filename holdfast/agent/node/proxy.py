@@ -262,7 +262,7 @@ def interpreter_for(protocol: int, own: Path) -> Path | None:
 
 
 def _speaks(environment: Path, protocol: int) -> bool:
-    """Tell whether *environment* is complete and speaks *protocol*."""
+    """Return whether *environment* is complete and speaks *protocol*."""
     for wheel in environment.glob(WHEEL):
         with suppress(OSError, ValueError):
             is_complete = (wheel / LAST_FILE).exists() and (environment / "bin" / "python").exists()

@@ -82,12 +82,12 @@ class WorkerGroup:
 
     @property
     def warm(self) -> bool:
-        """Tell whether there is a fork server, so that standbys can be started."""
+        """Return whether there is a fork server, so that standbys can be started."""
         return self.plan is not None and self.plan.warm and self._spawner.fork_server_pid is not None
 
     @property
     def stopping(self) -> bool:
-        """Tell whether the workers are being stopped."""
+        """Return whether the workers are being stopped."""
         return self._stopping is not None
 
     def worker_of(self, pid: int) -> Worker | None:
@@ -111,7 +111,7 @@ class WorkerGroup:
     # -- starting -----------------------------------------------------------------------------------------------------
 
     def prepare(self, plan: SpawnPlan) -> bool:
-        """Use a job's plan; tell whether its workers will be forked from a fork server. Raise ``OSError`` when none could be started."""
+        """Use a job's plan; return whether its workers will be forked from a fork server. Raise ``OSError`` when none could be started."""
         plan.log_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(OSError):  # somebody else's: it is seen later whether logs can be written there
             if plan.log_directory.stat().st_mode & 0o077:

@@ -146,7 +146,7 @@ class Spawner:
 
     @property
     def forking(self) -> bool:
-        """Tell whether a child of ours may exist whose pid is not known yet."""
+        """Return whether a child of ours may exist whose pid is not known yet."""
         return self._fork_server is not None and self._fork_server.ready and bool(self._waiting)
 
     @property
@@ -155,7 +155,7 @@ class Spawner:
         return self._fork_server.pid if self._fork_server else None
 
     def prepare(self, plan: SpawnPlan) -> bool:
-        """Use *plan* from now on, and start a fork server for it; tell whether there is one. Raise ``OSError`` when it cannot start."""
+        """Use *plan* from now on, and start a fork server for it; return whether there is one. Raise ``OSError`` when it cannot start."""
         before, self._plan = self._plan, plan
         if before and (before.python, before.preload, before.environment) != (plan.python, plan.preload, plan.environment):
             self._close_fork_server()

@@ -130,7 +130,7 @@ class Worker:
 
     @property
     def is_ahead(self) -> bool:
-        """Tell whether it is in a generation that is not recorded here yet."""
+        """Return whether it is in a generation that is not recorded here yet."""
         return self.ahead is not None and self.ahead > self.generation
 
     def advance(self) -> None:

@@ -103,7 +103,7 @@ class AgentClient:
 
     @property
     def is_unreachable(self) -> bool:
-        """Tell whether the connection has been missing for so long that commands do not wait for the next one."""
+        """Return whether the connection has been missing for so long that commands do not wait for the next one."""
         since = self.disconnected_since
         return since is not None and time.monotonic() - since > PATIENCE
 
@@ -166,7 +166,7 @@ class AgentClient:
         self._unanswered.pop(number, None)
 
     def is_writable(self) -> bool:
-        """Tell whether a command can be sent now without waiting for the agent to read the earlier ones."""
+        """Return whether a command can be sent now without waiting for the agent to read the earlier ones."""
         if self.disconnected_since is not None:
             return True  # it is kept for the next connection
         writable = select.poll()
@@ -183,7 +183,7 @@ class AgentClient:
                 self.forget(self.send("ping", lambda _: None))
 
     def receives_within(self, since: float, seconds: float) -> bool:
-        """Tell whether anything is received after *since* (monotonic), waiting up to *seconds* for it."""
+        """Return whether anything is received after *since* (monotonic), waiting up to *seconds* for it."""
         end = time.monotonic() + seconds
         while not self.lost_reason and time.monotonic() < end:
             if self.last_received > since and self.disconnected_since is None:

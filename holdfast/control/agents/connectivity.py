@@ -72,7 +72,7 @@ class ReconnectAttempts:
         self._newest.pop(node, None)
 
     def try_node(self, node: str) -> bool:
-        """Tell whether *node* answers by a new connection, which the agent's client takes over; remember it."""
+        """Return whether *node* answers by a new connection, which the agent's client takes over; remember it."""
         start, answered = time.monotonic(), False
         try:
             answered = self._answers(node)
@@ -81,7 +81,7 @@ class ReconnectAttempts:
         return answered
 
     def failed(self, node: str, since: float = 0.0) -> bool:
-        """Tell whether the newest attempt at *node* failed, and began after *since* (monotonic)."""
+        """Return whether the newest attempt at *node* failed, and began after *since* (monotonic)."""
         newest = self._newest.get(node)
         return newest is not None and not newest.answered and newest.start > since
 
@@ -118,7 +118,7 @@ class ConnectivityMonitor:
         """The partition is on record, and its end is not yet."""
 
     def is_partitioned(self) -> bool:
-        """Tell whether no agent can be reached, or could until a moment ago: what is unknown must not count against a node."""
+        """Return whether no agent can be reached, or could until a moment ago: what is unknown must not count against a node."""
         return self._partitioned or time.monotonic() - self._until < CATCH_UP
 
     def known_until(self) -> float:

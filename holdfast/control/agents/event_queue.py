@@ -29,7 +29,7 @@ class EventQueue:
         self._bytes: dict[str, int] = {}
 
     def has_room(self, node: str, size: int = 0) -> bool:
-        """Tell whether *size* more bytes of *node* may wait here, and count them; without *size*, whether half of the room is free."""
+        """Return whether *size* more bytes of *node* may wait here, and count them; without *size*, whether half of the room is free."""
         with self._changed:
             waiting = self._bytes.get(node, 0)
             if not size:

@@ -524,7 +524,7 @@ class AgentPool:
         return {node: f"it has been silent for {now - max(at, self._awake_since):.1f} s" for node, at in since.items()}
 
     def all_silent(self, seconds: float) -> bool:
-        """Tell whether no agent has sent anything for longer than *seconds*; on one machine nothing can be cut between nodes."""
+        """Return whether no agent has sent anything for longer than *seconds*; on one machine nothing can be cut between nodes."""
         last = time.monotonic() - seconds
         if not self.source.remote or any(client.last_received >= last for client in self.clients.values() if not client.lost_reason):
             return False
@@ -569,7 +569,7 @@ class AgentPool:
         return {**silent, **self.disconnected()}
 
     def recheck(self, node: str) -> bool | None:
-        """Tell whether *node* works although its agent is silent: it answers, and a new agent starts on it.
+        """Return whether *node* works although its agent is silent: it answers, and a new agent starts on it.
 
         What the old agent left is killed first, so that no two agents serve one node. None: only the connection was lost, and the agent
         answers over another one.
@@ -600,7 +600,7 @@ class AgentPool:
         return True
 
     def _reattached(self, node: str) -> bool:
-        """Reattach to the agent of *node* now; tell whether that worked, or had already."""
+        """Reattach to the agent of *node* now; return whether that worked, or had already."""
         self._attempts.finish(node)
         if node not in self.clients:
             with suppress(WorldError):

@@ -65,7 +65,7 @@ class Reactor:
         return registration
 
     def drop(self, registration: Registration) -> bool:
-        """Stop reading; tell whether it was registered. Call this before the socket is closed, as file descriptors are reused."""
+        """Stop reading; return whether it was registered. Call this before the socket is closed, as file descriptors are reused."""
         with self._lock:
             number = registration.socket.fileno()
             if self._registered.get(number) is not registration:

@@ -55,7 +55,7 @@ class BackupPrerequisites:
     _thread: threading.Thread | None = None
 
     def is_ready(self, cluster: Cluster) -> bool:
-        """Tell whether everything is here to run a job on *cluster*."""
+        """Return whether everything is here to run a job on *cluster*."""
         return self._cluster is cluster or self._cluster == cluster
 
     def prepare(self, cluster: Cluster) -> None:
@@ -177,7 +177,7 @@ class Search(threading.Thread):
 
     @property
     def reaches_most(self) -> bool:
-        """Tell whether most of them answered: a controller here would take the others for lost."""
+        """Return whether most of them answered: a controller here would take the others for lost."""
         return 2 * self.answered > len(self.nodes)
 
     def run(self) -> None:

@@ -67,7 +67,7 @@ def beat_of(nodes: int) -> float:
 
 
 def _wants_torch(script: Path, *, unread: bool) -> bool:
-    """Tell whether the script imports torch, itself or through Holdfast; *unread* where it cannot be read here."""
+    """Return whether the script imports torch, itself or through Holdfast; *unread* where it cannot be read here."""
     try:
         text = script.read_bytes()
     except OSError:

@@ -142,7 +142,7 @@ def limit_group_faults(faults: list[Fault]) -> list[Fault]:
 
 
 def only_group_faults(faults: list[Fault]) -> bool:
-    """Tell whether nothing but failed groups is known."""
+    """Return whether nothing but failed groups is known."""
     return bool(faults) and all(fault.kind == GROUP_BROKEN.id for fault in faults)
 
 
@@ -155,7 +155,7 @@ def _nodes_to_expect(run: JobController, faults: list[Fault]) -> int:
 
 
 def _can_replace_ranks(run: JobController, faults: list[Fault], silences: list[AgentUnreachable]) -> bool:
-    """Tell whether the policy replaces ranks for what is known: then waiting gains nothing, as later faults are decided anew."""
+    """Return whether the policy replaces ranks for what is known: then waiting gains nothing, as later faults are decided anew."""
     diagnosis = diagnose_faults(run, [*faults, *context_faults(run)])
     if is_secondary(diagnosis.root.kind):
         return False
@@ -164,7 +164,7 @@ def _can_replace_ranks(run: JobController, faults: list[Fault], silences: list[A
 
 
 def _all_ranks_run(run: JobController) -> bool:
-    """Tell whether every rank runs, as the agents answer now: then no exit that failed a group is on its way."""
+    """Return whether every rank runs, as the agents answer now: then no exit that failed a group is on its way."""
     answers = run.agents.send_command(run.generations.members, "living", seconds=LIVENESS_SECONDS)
     run.pump(0.0)  # handle the agents' earlier events
     current = [one for one in answers.values() if not isinstance(one, WorldError) and one["generation"] == run.generations.number]

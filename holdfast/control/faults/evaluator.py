@@ -54,7 +54,7 @@ class FaultEvaluator:
         return [*self._faults, *state.unusable, *see(state.stops(now), limits), *self._stall_faults, *see(overrun, limits)]
 
     def is_stalled(self, limits: HangLimits, *, steps_expected: bool) -> bool:
-        """Tell whether no rank makes progress, for longer than the job's own steps explain: that alone is no fault."""
+        """Return whether no rank makes progress, for longer than the job's own steps explain: that alone is no fault."""
         self.progress(limits, steps_expected=steps_expected)
         return self._stalled
 

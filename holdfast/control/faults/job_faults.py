@@ -112,7 +112,7 @@ class JobFaults:
         return {} if self.connectivity.is_partitioned() else self.agents.lost(self.spec.limits.agent_silence.total_seconds())
 
     def uncertain(self) -> bool:
-        """Tell whether an agent may turn out to be missing within a moment, or has just answered again.
+        """Return whether an agent may turn out to be missing within a moment, or has just answered again.
 
         Its connection has just ended and is being rebuilt, or the job is stalled and the agent missed several heartbeats.
         """
@@ -127,7 +127,7 @@ class JobFaults:
         return time.time() - newest < self.spec.limits.agent_silence.total_seconds()
 
     def stalled(self) -> bool:
-        """Tell whether no rank has made progress for longer than the job's own steps explain."""
+        """Return whether no rank has made progress for longer than the job's own steps explain."""
         return self.evaluator.is_stalled(self._limits, steps_expected=self.generations.steps_expected())
 
     def why_completed(self) -> str:

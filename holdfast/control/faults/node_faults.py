@@ -109,7 +109,7 @@ class Announcements:
         self._last = BoundedDict[tuple[str, str, str], float](REMEMBERED)
 
     def is_new(self, fault: Fault, machine: str, now: float) -> bool:
-        """Tell whether *fault* of *machine* is to be reported at *now* (monotonic), and note that it is."""
+        """Return whether *fault* of *machine* is to be reported at *now* (monotonic), and note that it is."""
         key = (fault.kind, fault.device, machine)
         if key in self._last and now - self._last[key] < REPEATED:
             return False

@@ -139,7 +139,7 @@ class Stragglers:
             self.requests.ask(models.Request(job_id=self.log.job.id, at=case.now, kind="migrate", by=by, facts=details))
 
     def _is_news(self, one: _WatchedRank, act: StragglerOutcome, lost: float) -> bool:
-        """Tell whether to report an outcome: it has changed, or its cost has grown a lot.
+        """Return whether to report an outcome: it has changed, or its cost has grown a lot.
 
         Which rank of a node is the slowest changes all the time, and is not reported.
         """

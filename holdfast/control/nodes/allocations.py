@@ -119,7 +119,7 @@ class AllocatedNodes:
 
     @property
     def can_grow(self) -> bool:
-        """Tell whether more nodes than are there may be allocated."""
+        """Return whether more nodes than are there may be allocated."""
         return self._allocator is not None
 
     def usable(self) -> list[str] | None:
@@ -127,12 +127,12 @@ class AllocatedNodes:
         return None if self._allocator is None else self._allocator.usable(time.time())
 
     def has_enough_nodes(self) -> bool:
-        """Tell whether the job can start on the allocated nodes."""
+        """Return whether the job can start on the allocated nodes."""
         usable = self.usable()
         return usable is None or len(self.eligibility.usable(usable)) >= self.spec.nodes.wanted
 
     def may_retry_launch(self) -> bool:
-        """Tell whether a launch that found too few nodes is to wait for others: nodes on which no agent starts count as lost."""
+        """Return whether a launch that found too few nodes is to wait for others: nodes on which no agent starts count as lost."""
         self._launches += 1
         if self._allocator is None or self._launches == MAX_LAUNCHES:
             return False

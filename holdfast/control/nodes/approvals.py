@@ -92,7 +92,7 @@ class Approvals:
         return found
 
     def is_open(self, about: str) -> bool:
-        """Tell whether a request of that kind waits for its answer."""
+        """Return whether a request of that kind waits for its answer."""
         with self._lock:
             return any(one.about == about for one in (*self._new, *self._open.values()))
 

@@ -112,7 +112,7 @@ class PlannedDrains:
         )
 
     def _has_room(self, node: str) -> bool:
-        """Tell whether the ranks of *node* that move next fit on another node: one with an agent, or a free one."""
+        """Return whether the ranks of *node* that move next fit on another node: one with an agent, or a free one."""
         ranks = self.generations.state.membership
         count = 1 if len(ranks) == 1 else len(ranks.get(node, ()))
         return any(free >= count for other, free in self.nodes.room().items() if other != node) or bool(self.nodes.free())

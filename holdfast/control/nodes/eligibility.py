@@ -155,7 +155,7 @@ class NodeEligibility:
         return f"{_window(outage)} begins before the job's walltime ends at {moment(self.ends)}"
 
     def is_excused(self, fault: Fault, recommended_actions: RecommendedActions) -> bool:
-        """Tell whether *fault* does not count because a person keeps the node despite it; a fault that stopped a rank always counts."""
+        """Return whether *fault* does not count because a person keeps the node despite it; a fault that stopped a rank always counts."""
         return fault.rank is None and self._is_kept(fault) and isolating_fault([fault], recommended_actions) is not None
 
     def kept(self, faults: Iterable[Fault], recommended_actions: RecommendedActions) -> frozenset[str]:
@@ -171,7 +171,7 @@ class NodeEligibility:
     # -- notices, faults and decisions --------------------------------------------------------------------------------
 
     def notice(self, node: str, *, at: float, by: float, why: str) -> bool:
-        """Note the preemption notice of *node*; tell whether it is new."""
+        """Note the preemption notice of *node*; return whether it is new."""
         is_new = node not in self._notices
         self._notices[node] = Drain(node=node, reason=f"{why}: it will be gone at {moment(by)}", since=at, by=by)
         return is_new
@@ -181,7 +181,7 @@ class NodeEligibility:
         self._notices.pop(node, None)
 
     def has_preemption_notice(self, node: str) -> bool:
-        """Tell whether *node* has a preemption notice."""
+        """Return whether *node* has a preemption notice."""
         return node in self._notices
 
     def preemption_notices(self) -> list[Drain]:

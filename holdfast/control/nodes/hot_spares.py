@@ -69,11 +69,11 @@ class HotSparePool:
         )
 
     def _has_agent(self, one: HotSpareState) -> bool:
-        """Tell whether the agent that started a hot spare still runs: the hot spare ends with it."""
+        """Return whether the agent that started a hot spare still runs: the hot spare ends with it."""
         return one.agent is not None and self._agents.agent(one.node) is one.agent
 
     def are_ready(self, ids: Sequence[int]) -> bool:
-        """Tell whether all these hot spares have warmed up."""
+        """Return whether all these hot spares have warmed up."""
         return all(number in self.spares and self.spares[number].ready for number in ids)
 
     def lost(self, ids: Sequence[int]) -> list[int]:

@@ -73,7 +73,7 @@ class Preflight:
 
     @property
     def has_burn_in(self) -> bool:
-        """Tell whether nodes run a short burn-in before a launch; on a local cluster, one machine, only if that is configured."""
+        """Return whether nodes run a short burn-in before a launch; on a local cluster, one machine, only if that is configured."""
         wanted = self.cluster.burn_in.before_launch
         return self.cluster.kind != "local" if wanted is None else wanted
 
@@ -119,7 +119,7 @@ class Preflight:
         return self.why_suspect(node) or self.cut_short(node)
 
     def is_healthy(self, node: str) -> bool:
-        """Tell whether nothing speaks against the health of *node*, though it may be taken away before the job ends."""
+        """Return whether nothing speaks against the health of *node*, though it may be taken away before the job ends."""
         return self.objection(node) in ("", self.cut_short(node))
 
     def news(self, nodes: Iterable[str]) -> dict[str, list[str]]:

@@ -73,7 +73,7 @@ class ScaleUp:
 
     @property
     def by_restart(self) -> bool:
-        """Tell whether the job was started on fewer nodes than it wants: to grow, it has to restart all ranks."""
+        """Return whether the job was started on fewer nodes than it wants: to grow, it has to restart all ranks."""
         ranks, full = self._generations.state.ranks, self._wanted.wanted * self._wanted.ranks
         return bool(ranks) and not self._generations.vacant() and len(ranks) < full
 
@@ -85,7 +85,7 @@ class ScaleUp:
         return tuple(islice(known, max(0, self._wanted.wanted - len(members))))
 
     def _restart_is_worth_it(self, now: float) -> bool:
-        """Tell whether nodes have been free for a while, and gain more than a restart of all ranks costs."""
+        """Return whether nodes have been free for a while, and gain more than a restart of all ranks costs."""
         generations = self._generations
         if not generations.begun() or not self.nodes():
             self._free_since = 0.0

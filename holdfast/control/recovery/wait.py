@@ -98,7 +98,7 @@ def wait_for_capacity(run: JobController) -> Transition:
 
 
 def _are_connected(run: JobController, incident: IncidentInWork, nodes: list[str]) -> bool:
-    """Tell whether *nodes* all reach each other; checked only after two that did not had stalled the job."""
+    """Return whether *nodes* all reach each other; checked only after two that did not had stalled the job."""
     if NODE_APART.id not in {incident.row.kind, *(fault.kind for fault in incident.faults)}:
         return True
     cut_off, pairs = check_connections(run.agents.source, incident.faults, nodes)

@@ -213,7 +213,7 @@ class GenerationState:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def admits(self, node: str, event: AgentEvent) -> bool:
-        """Tell whether *event* of *node*'s agent belongs to this generation.
+        """Return whether *event* of *node*'s agent belongs to this generation.
 
         Raise one of `MALFORMED_EVENT` when *node* reports on a rank of another node.
         """
@@ -500,7 +500,7 @@ class GenerationState:
         return StepBreakdowns(at=now, step=self.step_before, nodes=nodes, first=first, blocks=recent, roles=roles)
 
     def grouped(self) -> bool:
-        """Tell whether every running rank uses managed process groups; a controller that reattaches learns of no others."""
+        """Return whether every running rank uses managed process groups; a controller that reattaches learns of no others."""
         living = [view for view in self._seen() if not view.ended] or list(self.ranks.values())  # all ranks create groups together
         return bool(living) and all(view.grouped for view in living)
 
@@ -509,11 +509,11 @@ class GenerationState:
         return frozenset(view.rank for view in self.ranks.values() if (view.ended and not view.succeeded) or view.raised)
 
     def managed(self) -> bool:
-        """Tell whether any rank reports steps."""
+        """Return whether any rank reports steps."""
         return any(view.managed for view in self.ranks.values())
 
     def all_started(self) -> bool:
-        """Tell whether every rank has, or had, a process."""
+        """Return whether every rank has, or had, a process."""
         seen = self._seen()
         return bool(seen) and all(view.started is not None for view in seen)
 
@@ -521,33 +521,33 @@ class GenerationState:
         return [view for view in self.ranks.values() if view.rank not in self.unseen]
 
     def any_stepped(self) -> bool:
-        """Tell whether any rank has finished a step of this generation."""
+        """Return whether any rank has finished a step of this generation."""
         return self._stepped > 0
 
     def all_stepped(self) -> bool:
-        """Tell whether every rank has finished a step of this generation; where steps come from `holdfast.heartbeat`, whether any has."""
+        """Return whether every rank has finished a step of this generation; where steps come from `holdfast.heartbeat`, whether any has."""
         if self.heartbeats:
             return self._stepped > 0 and self.all_started()
         return 0 < self._stepped == len(self.ranks) - len(self.unseen)
 
     def is_ahead(self) -> bool:
-        """Tell whether a rank has switched to a planned generation that is not on record."""
+        """Return whether a rank has switched to a planned generation that is not on record."""
         return any(view.ahead for view in self.ranks.values())
 
     def cut_short(self) -> bool:
-        """Tell whether the commands of an earlier controller ended ranks: it died in the middle of a recovery."""
+        """Return whether the commands of an earlier controller ended ranks: it died in the middle of a recovery."""
         return not self.evidence and any(view.ended and not view.succeeded for view in self.ranks.values())
 
     def all_running(self) -> bool:
-        """Tell whether every rank runs, or has succeeded."""
+        """Return whether every rank runs, or has succeeded."""
         return all(view.started is not None and (not view.ended or view.succeeded) for view in self._seen())
 
     def all_succeeded(self) -> bool:
-        """Tell whether every rank has succeeded."""
+        """Return whether every rank has succeeded."""
         return all(view.succeeded for view in self.ranks.values())
 
     def all_ended(self, nodes: set[str]) -> bool:
-        """Tell whether no worker of this generation runs on *nodes*, as their agents report."""
+        """Return whether no worker of this generation runs on *nodes*, as their agents report."""
         return nodes <= self.stopped_nodes
 
     def startup(self) -> float | None:

@@ -131,11 +131,11 @@ class Generations:
         return frozenset(range(self.rank_table.width)) - self.state.ranks.keys()
 
     def steps_expected(self) -> bool:
-        """Tell whether the ranks should report steps."""
+        """Return whether the ranks should report steps."""
         return self._spec.progress == "steps" or (self._spec.progress == "auto" and (self.managed or self.state.managed()))
 
     def begun(self) -> bool:
-        """Tell whether training runs: all ranks started and, in a job known to report steps, each has made its first one."""
+        """Return whether training runs: all ranks started and, in a job known to report steps, each has made its first one."""
         if not self.state.all_started():
             return False
         expects = self._spec.progress == "steps" or (self._spec.progress == "auto" and self.managed)

@@ -201,7 +201,7 @@ class Incidents:
         )
 
     def progressed(self, now: float) -> bool:
-        """Tell whether this generation made progress until *now* or its fault, in a job without steps; each decision counts once."""
+        """Return whether this generation made progress until *now* or its fault, in a job without steps; each decision counts once."""
         generations = self._generations
         begun = generations.state.first_step_at()
         if generations.managed or begun is None or (self.attempts and self.attempts[-1].generation >= generations.number):

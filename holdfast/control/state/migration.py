@@ -44,12 +44,12 @@ class MigrationState:
 
     @property
     def is_prepared(self) -> bool:
-        """Tell whether all processes are ready to switch."""
+        """Return whether all processes are ready to switch."""
         return not self.refused and self.prepared >= self._processes(self.ranks)
 
     @property
     def is_done(self) -> bool:
-        """Tell whether all processes have switched, or departed."""
+        """Return whether all processes have switched, or departed."""
         return self.switched >= self._processes(self.ranks - self.leavers) and self.departed >= self.leavers
 
     @property

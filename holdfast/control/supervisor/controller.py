@@ -199,32 +199,32 @@ class JobController:
 
     @property
     def is_to_end(self) -> bool:
-        """Tell whether a person asked the job to stop or to be suspended."""
+        """Return whether a person asked the job to stop or to be suspended."""
         return bool(self.requests.stop_reason or self.requests.suspend_reason)
 
     @property
     def suspended(self) -> bool:
-        """Tell whether the job is saved, holds no nodes, and waits to be resumed."""
+        """Return whether the job is saved, holds no nodes, and waits to be resumed."""
         return self.state is State.SUSPENDED
 
     @property
     def ended(self) -> bool:
-        """Tell whether the job has ended."""
+        """Return whether the job has ended."""
         return self.machine.ended
 
     @property
     def released(self) -> bool:
-        """Tell whether the job holds no nodes any more: it has ended, or is suspended."""
+        """Return whether the job holds no nodes any more: it has ended, or is suspended."""
         return self.ended or self.suspended
 
     @property
     def detached(self) -> bool:
-        """Tell whether this controller leaves the job, which goes on."""
+        """Return whether this controller leaves the job, which goes on."""
         return bool(self.detach.why) and not self.released
 
     @property
     def live(self) -> bool:
-        """Tell whether this controller has still something to do for the job."""
+        """Return whether this controller has still something to do for the job."""
         return not (self.released or self.detached)
 
     def depose(self, holder: str) -> None:

@@ -183,7 +183,7 @@ def first_sigterm_ignored(run: JobController) -> Iterator[None]:
 
 
 def sigterm_detaches() -> bool:
-    """Tell whether SIGTERM means to detach from the job; raise `BadSetting` for an unknown value of the setting."""
+    """Return whether SIGTERM means to detach from the job; raise `BadSetting` for an unknown value of the setting."""
     setting = os.environ.get(SETTING) or STOP
     if setting not in {STOP, DETACH}:
         raise BadSetting(SETTING, setting, (STOP, DETACH))
@@ -191,7 +191,7 @@ def sigterm_detaches() -> bool:
 
 
 def machine_shuts_down(first: Path = Path("/proc/1/comm")) -> bool:
-    """Tell whether systemd is shutting this machine down; False where there is no systemd."""
+    """Return whether systemd is shutting this machine down; False where there is no systemd."""
     with suppress(OSError):
         if first.read_text(encoding="utf-8").strip() == SYSTEMD_SHUTDOWN:
             return True
@@ -222,10 +222,10 @@ def note_taken(job: str) -> None:
 
 
 def has_left(job: str) -> bool:
-    """Tell whether this process controlled *job* once and does no more."""
+    """Return whether this process controlled *job* once and does no more."""
     return job in _DETACHED
 
 
 def was_detached(job: str) -> bool:
-    """Tell whether this process detached from *job*, which goes on."""
+    """Return whether this process detached from *job*, which goes on."""
     return _DETACHED.get(job, False)

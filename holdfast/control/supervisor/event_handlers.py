@@ -128,7 +128,7 @@ class EventHandlers:
         self._newest, self._resumed = newest, resumed
 
     def admits(self, node: str, event: AgentEvent, *, budgeted: bool) -> bool:
-        """Tell whether *event* of *node*'s agent belongs to the present generation and, where it is *budgeted*, may still be recorded."""
+        """Return whether *event* of *node*'s agent belongs to the present generation and, where it is *budgeted*, may still be recorded."""
         return event.generation in {None, self.generations.number} and (not budgeted or self._rows.allows(node))
 
     def note_old_steps(self, node: str, event: Steps) -> None:
@@ -190,7 +190,7 @@ class EventHandlers:
             self._recorded = max(self._recorded, event.steps[-1][0])
 
     def _is_new(self, generation: int, step: int) -> bool:
-        """Tell whether *step* is a new one: a process that takes over rank 0 reports the step from which all resume once more.
+        """Return whether *step* is a new one: a process that takes over rank 0 reports the step from which all resume once more.
 
         Its predecessor may have died before it reported that step. If it has reported it, that report stays: the new process has the loss
         of another rank.
@@ -355,7 +355,7 @@ class EventHandlers:
         self.stragglers.note(fault)
 
     def _another_job_reported(self, fault: Fault) -> bool:
-        """Tell whether another job has just reported the same of this machine: a person who starts many jobs reads it once."""
+        """Return whether another job has just reported the same of this machine: a person who starts many jobs reads it once."""
         if machine_of(fault.node or "", self.cluster_kind):
             return False
         try:

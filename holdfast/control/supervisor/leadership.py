@@ -153,7 +153,7 @@ class StandbyController:
         return self._take(live)
 
     def _is_for_others_to_resume(self, live: models.Job) -> bool:
-        """Tell whether *live* is suspended: a standby controller does not resume it, unless its own flow run is the one that was."""
+        """Return whether *live* is suspended: a standby controller does not resume it, unless its own flow run is the one that was."""
         move = queries.state_of(self.history, live.id)
         suspended = move is not None and move.after == State.SUSPENDED
         return suspended and lease.flow_run_of(self.history, live.id) != self.flow_run.id

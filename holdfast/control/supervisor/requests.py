@@ -118,7 +118,7 @@ class Requests:
         self.moves.append(MigrationRequest.of(row))
 
     def asked_for(self, node: str) -> bool:
-        """Tell whether a migration of ranks of *node* is requested or in progress."""
+        """Return whether a migration of ranks of *node* is requested or in progress."""
         return any(one.origin == node for one in self.moves)
 
     def answer(self, request: MigrationRequest, outcome: str, *, done: bool, pause: float | None = None) -> models.Request:

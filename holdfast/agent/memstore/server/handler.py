@@ -177,7 +177,7 @@ class RequestHandler:
             self._send("memstore.full", why=why)
 
     def _fill(self, connection: MemstoreConnection, slot: Slot, label: Label) -> bool:
-        """Receive the bytes of a replica as they come; tell whether it is complete."""
+        """Receive the bytes of a replica as they come; return whether it is complete."""
         filled = 0
         while True:
             connection.socket.settimeout(None)  # its worker may pause in the middle of a draft

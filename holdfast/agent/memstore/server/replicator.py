@@ -118,7 +118,7 @@ class TailReader:
         return min(self.available, self.label.size)
 
     def _reread(self) -> bool:
-        """Read the first page again; tell whether the snapshot is still there."""
+        """Read the first page again; return whether the snapshot is still there."""
         try:
             label, self.sealed, self.available = _first_page(self._file)
         except UnusableSnapshot:
@@ -294,7 +294,7 @@ class Replicator(threading.Thread):
                 self._notification.wait(count, reader.patience)
 
     def _is_overtaken(self, reader: TailReader) -> bool:
-        """Tell whether the rank has begun another snapshot since: this one's worker has died, so it is never completed."""
+        """Return whether the rank has begun another snapshot since: this one's worker has died, so it is never completed."""
         found = newest(self._place, self._rank, order_of(reader.label))
         if found is not None:
             found.close()
