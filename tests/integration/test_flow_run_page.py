@@ -66,9 +66,9 @@ def test_an_incident_reads_from_launch_to_monitor_with_who_what_and_how_long(sta
     assert follows == [[], *([one["id"]] for one in told[:-1])]
 
     wait_until(lambda: len(warnings(prefect_server, "story")) == 2, seconds=30, explain=lambda: str(warnings(prefect_server, "story")))
-    opened, closed = warnings(prefect_server, "story")
+    opened, end = warnings(prefect_server, "story")
     assert opened.startswith("Incident 1: rank 1 on node-1, SIGKILL")
     assert "Decision: replace rank 1" in opened
     assert re.match(
-        r"Incident 1 closed: training again after \d.*, 0 steps lost\. Details: http://\S+/artifacts/key/story-incident-1$", closed
+        r"Incident 1 closed: training again after \d.*, 0 steps lost\. Details: http://\S+/artifacts/key/story-incident-1$", end
     )
