@@ -26,7 +26,6 @@ print("loaded", *sys.argv[1:])
 print(json.dumps({"mean": state["model"]["weight"].mean().item(), "step": int(os.environ["HOLDFAST_CHECKPOINT_STEP"])}))
 print("done")
 """
-WROTE = "what it wrote to the file that HOLDFAST_METRICS names is"
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_a_metrics_file_goes_before_what_is_printed(checkpoint: CheckpointInfo) 
         ("print([1, 2])", "it exited with status 0 but reported no metrics as a JSON object"),
         (
             "import os; open(os.environ['HOLDFAST_METRICS'], 'w').write('loss=2')",
-            "the file that HOLDFAST_METRICS names is not",
+            "the file that HOLDFAST_METRICS names is not JSON",
         ),
         (
             "import os; open(os.environ['HOLDFAST_METRICS'], 'w').write('[1]')",
