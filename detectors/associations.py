@@ -224,12 +224,12 @@ class _RowReader:
 
     def family(self, row: Mapping[str, Any], where: str, beside: tuple[str, ...] = ()) -> Family:
         """Return the family that *row* describes; *beside* are its other fields."""
-        told = {name: value for name, value in row.items() if name not in beside}
-        if unknown := sorted(told.keys() - _FIELDS):
+        members = {name: value for name, value in row.items() if name not in beside}
+        if unknown := sorted(members.keys() - _FIELDS):
             raise BadAssociation(
                 f"{self._file}, {where}", f"has unknown fields {', '.join(unknown)}", f"known are {', '.join(sorted(_FIELDS))}"
             )
-        if not told.keys() - {"but"}:
+        if not members.keys() - {"but"}:
             raise BadAssociation(f"{self._file}, {where}", "names no kind and no family", "give it one")
         for name, known in (
             ("components", AREAS),
@@ -237,11 +237,11 @@ class _RowReader:
             ("recommended_actions", list(RecommendedAction)),
             ("blames", list(Blame)),
         ):
-            if wrong := sorted(set(told.get(name, ())) - set(map(str, known))):
-                raise BadAssociation(f"{self._file}, {where}", f"has unknown {name} {', '.join(wrong)}", "take words of the catalogue")
-        groups = tuple(self.group(name, where) for name in told.pop("groups", ()))
-        self.named[where] = self.named.get(where, frozenset()) | frozenset(told.get("kinds", ())) | frozenset(told.get("but", ()))
-        return Family(groups=groups, **{name: frozenset(value) for name, value in told.items()})
+            if wrong := sorted(set(members.get(name, ())) - set(map(str, known))):
+                raise BadAssociation(f"{self._file}, {where}", f"has unknown {name} {', '.join(wrong)}", "take values of the catalogue")
+        groups = tuple(self.group(name, where) for name in members.pop("groups", ()))
+        self.named[where] = self.named.get(where, frozenset()) | frozenset(members.get("kinds", ())) | frozenset(members.get("but", ()))
+        return Family(groups=groups, **{name: frozenset(value) for name, value in members.items()})
 
     def association(self, row: Mapping[str, Any]) -> Association:
         """Return a rule of which kind explains which."""

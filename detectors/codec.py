@@ -80,12 +80,12 @@ def packed(value: Any, pool: Pool[Any] | None = None) -> Any:  # noqa: ANN401, C
 
 def packed_fields(value: Any, pool: Pool[Any] | None = None) -> dict[str, Any]:  # noqa: ANN401 (any dataclass)
     """Return the fields of *value*, which may be one of the *pool* itself."""
-    told = {}
+    fields = {}
     kind: Any = type(value)
     for name, in_pairs in _shape(kind):
         item = getattr(value, name)
-        told[name] = [[packed(key, pool), packed(one, pool)] for key, one in item.items()] if in_pairs else packed(item, pool)
-    return told
+        fields[name] = [[packed(key, pool), packed(one, pool)] for key, one in item.items()] if in_pairs else packed(item, pool)
+    return fields
 
 
 @cache
@@ -143,7 +143,7 @@ def _checked(kind: Any, check: Callable[[Any], Any]) -> Make:  # noqa: ANN401
 
 def _one_of(kinds: tuple[Any, ...], union: Any) -> Make:  # noqa: ANN401
     (kind,) = (one for one in kinds if one not in {Unknown, types.NoneType})
-    assert len(kinds) > 1, f"{union} cannot be told apart in JSON"
+    assert len(kinds) > 1, f"{union} cannot be distinguished in JSON"
     make, may_be_blind, may_be_none = _maker(kind), Unknown in kinds, types.NoneType in kinds
 
     def made(value: Any, pool: Pool[Any] | None) -> Any:  # noqa: ANN401

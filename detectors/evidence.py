@@ -151,7 +151,7 @@ class RankProgress:
     """It uses the runtime, so that steps are expected of it."""
     status: RankStatus | None = None
     """Its status, if it was requested since its last progress and was answered."""
-    heard: bool = True
+    reported: bool = True
     """Its agent has reported it in this generation."""
 
 

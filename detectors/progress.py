@@ -130,7 +130,7 @@ def act_limit(seen: Progress, limits: HangLimits) -> float:
 
 
 def without_grace(limits: HangLimits) -> HangLimits:
-    """Return *limits* by which a job stands still as soon as it is quiet for longer than its own steps explain."""
+    """Return *limits* by which a job is stalled as soon as it makes no progress for longer than its own steps explain."""
     return replace(limits, timeout=0.0)
 
 
@@ -142,8 +142,8 @@ def pause_in(seen: Progress, limits: HangLimits) -> float:
     return quiet if quiet > hang_limit(seen.step_seconds, limits) else 0.0
 
 
-def pause_in_words(seen: Progress, limits: HangLimits) -> str:
-    """Say that a job has been quiet for longer than usual, what keeps it as far as the ranks have told, and when it counts as hung."""
+def describe_pause(seen: Progress, limits: HangLimits) -> str:
+    """Describe that a job has made no progress for longer than usual, what the ranks report as the cause, and when it counts as hung."""
     found = explain(seen.ranks) if seen.status_requested else None
     quiet, usual = min(held.age for held in seen.ranks.values()), median(seen.step_seconds[-WINDOW:])
     return (
@@ -155,12 +155,12 @@ def pause_in_words(seen: Progress, limits: HangLimits) -> str:
 
 
 def _proves(found: HangFinding | None, seen: Progress, limits: HangLimits) -> bool:
-    """Return whether where the ranks stand proves that nothing will come of waiting.
+    """Return whether the status of the ranks proves that waiting is useless.
 
     A rank that does not come may be at an evaluation, a save or a compilation of its own, so that proves nothing, unless its process is
-    stopped, dead, or on a node of which nothing is heard.
+    stopped, dead, or on a node whose agent does not report.
     """
-    if any(not held.heard for held in seen.ranks.values()):
+    if any(not held.reported for held in seen.ranks.values()):
         return True
     if found is None:
         return False
@@ -181,7 +181,7 @@ def suspect(ranks: dict[int, RankProgress]) -> int:
 
 def _fault(entry: FaultKind, seen: Progress, rank: int | None, quote: str, *, age: float) -> Fault:
     held = seen.ranks[rank] if rank is not None else None
-    if held is not None and not held.heard:
+    if held is not None and not held.reported:
         quote += f"; rank {rank} on {held.node} is the first suspect: its agent has not reported it"
     elif held is not None:
         quote += f"; rank {rank} on {held.node} is the first suspect (step {held.step}, process state {held.process}"

@@ -203,7 +203,7 @@ def sweep(name: str, value: str, *, seconds: float = 5.0, spare: Callable[[int],
 
 
 def end_children(*, spare: int | None = None, seconds: float | None = None) -> bool:
-    """Kill the children of this process, except *spare*, until none is left: orphans may become its children. Tell whether all ended."""
+    """Kill the children of this process, except *spare*, until none is left: orphans may become its children. Return whether all ended."""
     until = None if seconds is None else time.monotonic() + seconds
     pause, quiet = 0.001, 0
     while until is None or time.monotonic() < until:

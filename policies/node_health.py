@@ -147,8 +147,8 @@ def assess_health(probe: NodeProbe, before: HealthAssessment | None = None, earl
     lost = _lost(probe.found, earlier, before.lost if before is not None else ())
     found = _findings(probe, judge(probe.found, earlier), findings, incomplete=bool(lost))
     status, reason = _standing(found), "; ".join(f"{name} is no longer readable: {why}" for name, why in lost.items())
-    told = _assessment(probe, before, NodeHealthState.UNKNOWN if lost and status is NodeHealthState.OK else status, found, reason)
-    return replace(told, seen=probe.at, lost=tuple(lost))
+    assessment = _assessment(probe, before, NodeHealthState.UNKNOWN if lost and status is NodeHealthState.OK else status, found, reason)
+    return replace(assessment, seen=probe.at, lost=tuple(lost))
 
 
 def health_change(before: HealthAssessment | None, after: HealthAssessment) -> HealthChange | None:

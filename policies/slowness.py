@@ -19,7 +19,7 @@ TRUST: Final = 50
 class StragglerAction(StrEnum):
     """What the job file requests for stragglers."""
 
-    TELL = "tell"
+    REPORT = "report"
     AUTO = "auto"
     MIGRATE = "migrate"
 
@@ -112,8 +112,8 @@ class MigrateStraggler:
             where = f"{slow.node} ({slow.degraded})" if slow.degraded else slow.node
             return StragglerResult(act=act, reason=f"rank {slow.rank} on {where}: {why}", staying=staying, moving=moving)
 
-        if slow.wanted is StragglerAction.TELL:
-            return answer(StragglerOutcome.WATCH, f"monitored only, as the job requests (`checks.straggler: tell`); {cost}")
+        if slow.wanted is StragglerAction.REPORT:
+            return answer(StragglerOutcome.WATCH, f"monitored only, as the job requests (`checks.straggler: report`); {cost}")
         if why := self._obstacle(slow):
             return answer(StragglerOutcome.WATCH, f"monitored only: {why}; {cost}")
         if slow.wanted is StragglerAction.MIGRATE:

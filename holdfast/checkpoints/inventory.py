@@ -118,7 +118,7 @@ class SnapshotSet:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank can resume from it, as far as a recovery can tell."""
+        """Whether every rank can resume from it, as far as a recovery can know."""
         return isinstance(self.plan, RestorePlan)
 
     @property

@@ -1,4 +1,4 @@
-"""Read values of the command line (times, durations, ranks), and tell who runs it."""
+"""Read values of the command line (times, durations, ranks), and who runs it."""
 
 from __future__ import annotations
 

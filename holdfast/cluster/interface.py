@@ -158,7 +158,7 @@ class NodeBackend(Protocol):
         """Start an agent on *node* and wait until it listens; raise `NodeLost` when that fails.
 
         This and the other methods with *confirm* bypass the agent. They raise `Superseded` when a newer controller than that of *confirm*
-        has sent commands to the node, and another `NodeError` when *confirm* cannot tell in time. Without *confirm* no controller claims
+        has sent commands to the node, and another `NodeError` when *confirm* gets no answer in time. Without *confirm* no controller claims
         the job: for tests and chaos runs.
         """
         ...

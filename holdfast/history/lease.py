@@ -246,7 +246,7 @@ def _supersedes(current: Lease, ours: Lease) -> bool:
 def _is_live(lease: Lease, now: float) -> bool:
     """Return whether *lease* has not expired and its holder, if it runs on this host, is alive.
 
-    If /proc hides the processes of other users (hidepid), a signal still tells whether the process exists. Such a lease has to expire, like
+    If /proc hides the processes of other users (hidepid), a signal still shows whether the process exists. Such a lease has to expire, like
     that of a holder on another host.
     """
     if lease.expires_at <= now:

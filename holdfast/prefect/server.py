@@ -219,7 +219,7 @@ def _read(path: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Replace this process by ``python -m`` *arguments*, with a Prefect server; exit at once if it is told to detach meanwhile."""
+    """Replace this process by ``python -m`` *arguments*, with a Prefect server; exit at once if it has to detach meanwhile."""
     detach, environment, known = handle_sigusr1(), dict(os.environ), configured()
     problem = unreachable_reason(known) if known else ""
     if problem or not known:

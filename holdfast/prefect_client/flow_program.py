@@ -33,7 +33,7 @@ FINAL_CHECKPOINT_SECONDS: Final = 15.0
 
 def main(arguments: list[str], steer: Callable[..., FlowState]) -> int:
     """Run the job described by the file in *arguments*; the last line says what could not be done."""
-    prepare_output()  # before the flow does: what keeps it from beginning is told too
+    prepare_output()  # before the flow does: what keeps it from beginning is written too
     try:
         described = json.loads(Path(arguments[0]).read_text())
         job = TrainingJob.model_validate(described["job"])
@@ -66,7 +66,7 @@ def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) ->
             return exit_codes.CONTROLLER_DIED
         return _refuse(str(error))
     except (FailedRun, CancelledRun, Pause):
-        pass  # the verdict on the job, told below
+        pass  # the end of the job, reported below
     except LeaseLost as error:
         print(f"holdfast: {error}", file=sys.stderr, flush=True)  # noqa: T201
         if again is not None:
@@ -79,7 +79,7 @@ def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) ->
 
 
 def _begin_anew(arguments: list[str]) -> int:
-    """Become a fresh process that stands by again, unless this one was told to let go."""
+    """Become a fresh process that stands by again, unless this one had to detach."""
     with sigusr1_blocked():
         if present().why:
             return exit_codes.DETACHED
@@ -92,7 +92,7 @@ def _refuse(why: str) -> int:
 
 
 def _verdict(job: str) -> int:
-    """Return the exit status that the history's last word on the job asks for, unless this flow was told to let go of it."""
+    """Return the exit status that the history has for the job's end, unless this flow detached from it."""
     if was_detached(job):
         return exit_codes.DETACHED
     try:

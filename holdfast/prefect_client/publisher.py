@@ -30,7 +30,7 @@ from holdfast.prefect.links import incident_key, job_key, progress_key, ui_link
 from holdfast.prefect_client import events, heartbeat_alerts
 from holdfast.prefect_client.events import Resource
 from holdfast.report import incident_text as words
-from holdfast.report import notifications as told
+from holdfast.report import notifications
 from holdfast.report.case import IncidentCase, newest_cases
 from holdfast.report.job_page import MOST_INCIDENTS, JobFacts, description, job_page, progress_text
 from holdfast.report.markdown import incident_markdown
@@ -68,7 +68,7 @@ _NOTHING: Final[Work] = (lambda _: None, None)
 class Publisher:
     """A thread that talks to the Prefect server for the flow run.
 
-    `tell` may be called from any thread and copies what may change; everything else belongs to the thread.
+    `publish` may be called from any thread and copies what may change; everything else belongs to the thread.
     """
 
     def __init__(self, job: str) -> None:
@@ -119,7 +119,7 @@ class Publisher:
         self._thread = threading.Thread(target=lambda: context.run(self._serve), name="publisher", daemon=True)
         self._thread.start()
 
-    def tell(self, event: str, facts: Facts) -> None:
+    def publish(self, event: str, facts: Facts) -> None:
         """Publish an event of the controller; never block, never raise."""
         if event == "progress":  # once a step: only the newest counts
             page, seconds = self._facts, facts["seconds"]
@@ -313,7 +313,7 @@ class Publisher:
             self._guarded(lambda: heartbeat_alerts.watch(self._facts.job))
         self._next_heartbeat = time.monotonic() + self._heartbeat_seconds
         page = self._facts
-        alert = told.without_controller(self._notifications.sender, state=page.state, step=page.step, at=time.time())
+        alert = notifications.without_controller(self._notifications.sender, state=page.state, step=page.step, at=time.time())
         self._emit(HEARTBEAT, state=page.state, host=page.host, step=page.step, alert=asdict(alert))
 
     def _withdraw_alert(self) -> None:
@@ -322,7 +322,7 @@ class Publisher:
             self._next_search = time.monotonic() + ALERT_SECONDS / 4
             if events.alerted(self._heartbeat_before):
                 self._heartbeat_before = ""
-                self._notify(told.with_controller_again(self._notifications.sender))
+                self._notify(notifications.with_controller_again(self._notifications.sender))
             elif time.monotonic() > self._alert_until:
                 self._heartbeat_before = ""
 
@@ -410,7 +410,7 @@ class Publisher:
         return [incident, *self._of_nodes(words.all_nodes(case))]
 
     def _of_nodes(self, nodes: Iterable[str]) -> list[Resource]:
-        return [Resource(role=NODE, names=(self._facts.cluster, node)) for node in list(nodes)[: told.MOST_NODES]]
+        return [Resource(role=NODE, names=(self._facts.cluster, node)) for node in list(nodes)[: notifications.MOST_NODES]]
 
 
 def heartbeat_seconds() -> float:

@@ -162,17 +162,17 @@ _OUTCOMES: Final = {
 }
 
 
-Tell = Callable[[str, dict[str, Any]], None]
+Publish = Callable[[str, dict[str, Any]], None]
 
 
 class FlowLog:
     """Writes incidents to the log of the flow run at WARNING, and forwards all events of the controller."""
 
-    def __init__(self, job: str, forward: Tell) -> None:
+    def __init__(self, job: str, forward: Publish) -> None:
         self._job, self._forward = job, forward
         self._log = get_run_logger()
 
-    def tell(self, event: str, facts: dict[str, Any]) -> None:
+    def publish(self, event: str, facts: dict[str, Any]) -> None:
         """Log a decision about an incident, or its end; forward every event."""
         incident: IncidentInWork | None = facts.get("incident")
         if event == "decided" and incident is not None:

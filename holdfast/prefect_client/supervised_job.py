@@ -74,9 +74,9 @@ class SupervisedJob:
     def controlled(self, cluster: Cluster) -> Iterator[None]:
         """Control the job while the block runs, together with all threads that talk to the Prefect server for it."""
         with closing(Publisher(self._spec.name)) as publisher:
-            tell = FlowLog(self._spec.name, publisher.tell).tell
+            publish = FlowLog(self._spec.name, publisher.publish).publish
             with OwnFlowRun() as self._own, ApprovalRuns() as self._approvals, ExitStack() as self._control:
-                self._take = partial(control_job, self._spec, cluster, tell, standby=self._standby, flow_run=self._own.flow_run)
+                self._take = partial(control_job, self._spec, cluster, publish, standby=self._standby, flow_run=self._own.flow_run)
                 self._take_control()
                 yield
 

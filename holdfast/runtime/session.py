@@ -157,7 +157,7 @@ class Session(AbstractContextManager["Session"]):
         if self._training.optimizers:
             self._snapshotter = Snapshotter(self._training, config)
         else:
-            self._stats.why = "the session has no optimizer, so nothing tells when the state changes"
+            self._stats.why = "the session has no optimizer, so it is unknown when the state changes"
 
     @property
     def restored_generators(self) -> rng.State | None:

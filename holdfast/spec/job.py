@@ -227,8 +227,8 @@ class Checks(SpecModel):
         default=True,
         description="Run a monitor with each agent that detects faults of its node during the job (kernel log, GPUs, network, disks).",
     )
-    straggler: Literal["tell", "auto", "migrate"] = Field(
-        default="tell",
+    straggler: Literal["report", "auto", "migrate"] = Field(
+        default="report",
         description="What follows when one rank slows the others down for long, or a node has a fault that training continues through: "
         "report it; `auto`: migrate it to a spare node if its slowness costs more than that, by the policy; or migrate a slow rank in any "
         "case.",

@@ -129,7 +129,7 @@ def test_a_slow_rank_is_assessed_again_and_reported_when_the_outcome_changes() -
 
 def test_an_unchanged_outcome_is_reported_once_and_again_when_it_costs_much_more() -> None:
     """Another slowest rank is no news, nor is another node of the same machine; each outcome is recorded."""
-    run = TheRun("tell")
+    run = TheRun("report")
     run.ranks.cluster_kind = "local"
     for node in ("n0", "n1", "n2"):
         run.ranks.note(Fault(kind="host-overloaded", at=1.0, node=node, quote="load 9 on 2 processors", signature="load"))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detectors.evidence import HangLimits, Progress, RankProgress, RecoveryTimeout
-from detectors.progress import WINDOW, hang_limit, pause_in, pause_in_words, suspect
+from detectors.progress import WINDOW, describe_pause, hang_limit, pause_in, suspect
 from tests.detectors.evidence_of import a_rank, seen, the_fault
 
 STEADY = (0.3,) * 8
@@ -173,7 +173,7 @@ def test_a_pause_of_a_hundred_steps_is_reported_but_no_fault(ages: tuple[float, 
         quiet = replace(status(*ages), status_requested=status_requested)
         assert seen(quiet) == []
         assert pause_in(quiet, HangLimits()) == ages[0]
-        assert "It counts as a hang after 300 s (`limits.hang_timeout`)" in pause_in_words(quiet, HangLimits())
+        assert "It counts as a hang after 300 s (`limits.hang_timeout`)" in describe_pause(quiet, HangLimits())
     assert pause_in(status(1.9, 1.9), HangLimits()) == 0.0
 
 

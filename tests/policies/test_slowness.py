@@ -35,9 +35,9 @@ WATCH, STAY, MOVE = StragglerOutcome
         (replace(SLOW, spares=()), WATCH, "there is no other node for it"),
         (replace(SLOW, blocked_reason="its groups are torch's"), WATCH, "it cannot migrate while training runs: its groups are torch's"),
         (
-            replace(SLOW, wanted=StragglerAction.TELL),
+            replace(SLOW, wanted=StragglerAction.REPORT),
             WATCH,
-            "as the job requests (`checks.straggler: tell`); staying costs 80 ms a step",
+            "as the job requests (`checks.straggler: report`); staying costs 80 ms a step",
         ),
         (replace(SLOW, wanted=StragglerAction.MIGRATE, remaining=1), MOVE, "as the job requests (`checks.straggler: migrate`)"),
         (replace(SLOW, moved=(BEFORE,)), WATCH, "the cause is its work, not its node"),

@@ -244,7 +244,7 @@ class WorkerGroup:
         self._emit("workers.exited", generation=generation)
 
     def _kill_orphans(self) -> bool:
-        """Kill what workers forked into sessions of their own: as orphans they are our children now. Tell whether there are any."""
+        """Kill what workers forked into sessions of their own: as orphans they are our children now. Return whether there are any."""
         if self._spawner.forking:
             return False  # one of our children may be a process whose pid is not known yet
         orphans = set(children_of(os.getpid())) - {one.pid for one in self.everybody()} - {self._spawner.fork_server_pid} - self.helpers

@@ -279,7 +279,7 @@ class Spawner:
             self.failed(request_id, schema.text(message, "error"), schema.optional(schema.integer, message, "errno"))
 
     def reaped(self, pid: int) -> bool:
-        """Note that *pid* has ended, and tell whether it was the fork server; the end of its socket follows its last messages."""
+        """Note that *pid* has ended, and return whether it was the fork server; the end of its socket follows its last messages."""
         if self._fork_server is None or self._fork_server.pid != pid:
             return False
         self._fork_server.reaped = True

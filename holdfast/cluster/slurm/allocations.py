@@ -71,7 +71,7 @@ class Allocations:
         self.refused: HoldfastError | None = None
         """Why Slurm allocates nothing and will not, if that is so."""
         self._hurried: set[str] = set()
-        """Allocations that were told to start without the pause after a requeue."""
+        """Allocations that were to start without the pause after a requeue."""
         self._indivisible: set[str] = set()
         """Allocations of which Slurm does not let us release a part."""
         self._request, self._has_request = AllocationRequest(), False

@@ -116,7 +116,7 @@ class SshSweeper(Sweeper):
             try:
                 return self._read(node, node.connection, until - RECONNECT_SHARE * (until - time.monotonic()))
             except NoAnswer:
-                pass  # it may have broken long ago without notice: a new one tells whether the node answers
+                pass  # it may have broken long ago without notice: a new one shows whether the node answers
         node.cut()
         node.connection = self._connector.open(node.target, until)
         return self._read(node, node.connection, until)

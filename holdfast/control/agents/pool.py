@@ -507,7 +507,7 @@ class AgentPool:
     def silent(self, seconds: float) -> dict[str, str]:
         """Return the nodes whose agents are connected but have sent nothing for longer than *seconds*, and a description.
 
-        A process that was suspended itself cannot tell how long others were silent: the count starts again when this is first called
+        A process that was suspended itself does not know how long others were silent: the count starts again when this is first called
         after a gap. What has arrived and was not read yet does not count as silence.
         """
         now = time.monotonic()

@@ -35,7 +35,7 @@ PROBE_RETRY: Final = 10.0
 PROBED: Final = 3
 """Nodes that are tried, taken at random, until one answers."""
 SEARCHED: Final = 16
-"""Nodes of the job that a search tries, taken at random: enough to tell a working network from one that does not work."""
+"""Nodes of the job that a search tries, taken at random: enough to distinguish a working network from a broken one."""
 THREADS: Final = 8
 """Nodes that are tried at once."""
 YIELD_SECONDS: Final = 5.0

@@ -47,7 +47,7 @@ class JobFaults:
     incidents: Incidents
     policy: WatchedPolicy
     is_excused: Callable[[Fault, RecommendedActions], bool]
-    """Tells whether a person decided that the node of a fault stays."""
+    """Returns whether a person decided that the node of a fault stays."""
     connectivity: ConnectivityMonitor = field(init=False)
     pauses: Pauses = field(init=False)
     rank_status: RankStatusQuery = field(init=False)

@@ -103,7 +103,7 @@ class NodeFaultDedup:
 
 
 class Announcements:
-    """Which faults of nodes people have been told of: one line a cause, as the nodes of one machine share its faults."""
+    """Which faults of nodes were reported to people: one line a cause, as the nodes of one machine share its faults."""
 
     def __init__(self) -> None:
         self._last = BoundedDict[tuple[str, str, str], float](REMEMBERED)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from detectors.evidence import GroupProgress, HangLimits, PendingOperation, Progress, RankStatus
-from detectors.progress import hang_limit, pause_in, pause_in_words
+from detectors.progress import describe_pause, hang_limit, pause_in
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Pauses:
         self._present = pause
         if not self._reported and pause > LONGER * self._longest:
             self._reported = True
-            self._report(pause_in_words(seen, limits))
+            self._report(describe_pause(seen, limits))
 
 
 def parse_rank_status(answer: Mapping[str, Any]) -> RankStatus | None:

@@ -37,7 +37,7 @@ STEPS: Final = 64
 
 
 class ScaleUp:
-    """Tells when the job can grow."""
+    """Finds out when the job can grow."""
 
     def __init__(self, wanted: Nodes, generations: Generations, nodes: JobNodes, newest_checkpoint: Callable[[], int]) -> None:
         """Grow to *wanted* nodes; *newest_checkpoint* returns the step of the newest complete checkpoint."""

@@ -606,7 +606,7 @@ def _rank_progress(view: RankState, now: float, lasted: float) -> RankProgress:
     """Return the progress of a rank; without a heartbeat, that there was none in the seconds that its generation has *lasted*."""
     beat = view.beat
     if beat is None:
-        return RankProgress(node=view.node, step=view.step, age=lasted, managed=view.managed, heard=False)
+        return RankProgress(node=view.node, step=view.step, age=lasted, managed=view.managed, reported=False)
     return RankProgress(
         node=view.node,
         step=view.step,

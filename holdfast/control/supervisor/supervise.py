@@ -78,7 +78,7 @@ def control_job(
     However the block ends, nothing is lost: a job that has ended takes its processes along; any other goes on under its agents, and the
     next controller reattaches to it. SIGTERM to this process means to stop the job, unless HOLDFAST_SIGTERM says otherwise or the machine
     shuts down and the job runs elsewhere; SIGUSR1 and requests in the history make the controller detach. *flow_run*: the Prefect flow
-    run that this process runs in; it is told when that is cancelled or suspended.
+    run that this process runs in; its requests to cancel or suspend reach the controller through it.
     """
     flow_run = flow_run or FlowRun()
     gc_tuning.begin()

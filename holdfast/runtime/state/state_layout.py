@@ -73,7 +73,7 @@ class StateLayout:
         settings = [
             [{key: value for key, value in group.items() if key != "params"} for group in one.param_groups] for one in training.optimizers
         ]
-        # Numbers that an optimizer keeps next to its tensors; their order tells which parameter they belong to.
+        # Numbers that an optimizer keeps next to its tensors; their order shows which parameter they belong to.
         numbers = [state[name] for state, name, value in self._places if not isinstance(value, Tensor)]
         rest = {key: local_of(small.get(key, one)).detach().cpu().contiguous() for key, one in self._rest.items()}
         return tree.pickled(

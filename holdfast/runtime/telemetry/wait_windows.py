@@ -134,7 +134,7 @@ def process_waits() -> WaitWindows:
 class StepTimer:
     """Measures how each step spends its time: own work, waiting for other ranks, waiting for data.
 
-    On a GPU own work and waiting cannot be told apart: a wait for a collective returns at once, and the time shows only where the rank
+    On a GPU own work and waiting cannot be distinguished: a wait for a collective returns at once, and the time shows only where the rank
     waits for its device, before the vote. So it is used on the host only.
     """
 
