@@ -208,7 +208,7 @@ def machine_shuts_down(first: Path = Path("/proc/1/comm")) -> bool:
 # -- jobs that this process left ----------------------------------------------------------------------------------------
 
 _DETACHED: dict[str, bool] = {}
-"""Job that this process controlled to whether it was detached, and trains on: the history does not distinguish it from one whose controller died."""
+"""Job that this process controlled to whether it was detached; in the history such a job looks like one whose controller died."""
 
 
 def note_left(job: str, *, detached: bool) -> None:

@@ -474,10 +474,8 @@ class RecoveryManager:
             control_tree.reduce(0, max)
         else:  # so that a new backup rank has the rank state before anything can happen to the protected one
             mine: dict[str, Any] = {"ok": True, "last": [generation.rank, *self.last] if knows else None}
-            merged = control_tree.vote(
-                mine, _merge_votes, {"ok": False, "last": None}, self._packed(self.training.rank_state()), self._keep
-            )
-            result["last"] = merged["last"][1:] if merged["last"] else None
+            votes = control_tree.vote(mine, _merge_votes, {"ok": False, "last": None}, self._packed(self.training.rank_state()), self._keep)
+            result["last"] = votes["last"][1:] if votes["last"] else None
         differs = self._differences(rendezvous, notes)
         membership.enter(generation)
         membership.renew()
