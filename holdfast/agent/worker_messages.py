@@ -114,25 +114,25 @@ class WorkerMessages:
         """Handle *message* and return the answer, if it has one; a malformed message is noted and dropped."""
         name, worker = message.get("t"), None
         if self._writer.is_sender(peer):
-            sender = Sender.WRITER
+            sender = MessageSender.WRITER
         else:
             worker = self.sender(peer)
-            sender = Sender.WORKER if worker is None or worker.standby is None else Sender.STANDBY
+            sender = MessageSender.WORKER if worker is None or worker.standby is None else MessageSender.STANDBY
         kind = MESSAGES.get((sender, name)) if isinstance(name, str) else None
         if worker is not None and worker.is_ahead and name in DEFERRED:
             worker.deferred.append((peer, message))
             worker.advance()
             return None
-        is_listened_to = sender is Sender.WRITER or (worker is not None and peer.mismatch is None)
+        is_listened_to = sender is MessageSender.WRITER or (worker is not None and peer.mismatch is None)
         if kind is None or not (is_listened_to or kind.from_anybody):
-            if is_listened_to and kind is None and sender is not Sender.WRITER:
+            if is_listened_to and kind is None and sender is not MessageSender.WRITER:
                 note(log, "worker.unknown-message", sender=worker.name if worker else sender, message=str(name)[:40])
             return None
         answer = None
         try:
             fields = {"message": message} if kind.fields is not None else schema.read_fields(kind.handle, message)
             context = {"peer": peer} if kind.gets_connection else {}
-            if sender is Sender.WRITER:
+            if sender is MessageSender.WRITER:
                 answer = kind.handle(self._writer, **context, **fields)
             else:
                 answer = kind.handle(self, worker, **context, **fields)
@@ -353,7 +353,7 @@ class WorkerMessages:
     @staticmethod
     def _facts(worker: Worker, message: Message) -> Message:
         """Return the fields of *message* that its sender may set; raise `BadField` where the table has another type for one."""
-        sender = Sender.WORKER if worker.standby is None else Sender.STANDBY
+        sender = MessageSender.WORKER if worker.standby is None else MessageSender.STANDBY
         fields = MESSAGES[sender, message["t"]].fields
         assert fields is not None
         checked = {name: value for name, value in schema.read_fields(fields, message).items() if value is not None}
@@ -403,14 +403,14 @@ class Regrouped(Forwarded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roles(Forwarded):
+class RolesField(Forwarded):
     """Which ranks do the same work, and which have replicas of each other's state."""
 
     roles: Groups | None = None
     copies: Groups | None = None
 
 
-class Sender(StrEnum):
+class MessageSender(StrEnum):
     """Who sends a message to the agent."""
 
     WORKER = "worker"
@@ -423,7 +423,7 @@ class MessageKind:
     """One message to the agent."""
 
     name: str
-    senders: tuple[Sender, ...]
+    senders: tuple[MessageSender, ...]
     handle: Callable[..., Message | None]
     """Handles it and returns the answer, if it has one. Its parameters are the fields of the message, unless these are in *fields*."""
     fields: Callable[..., Any] | None = None
@@ -436,7 +436,7 @@ class MessageKind:
     """It is about training, so it waits until the generation that its sender has switched to is recorded."""
 
 
-_W, _BOTH, _WRITER = (Sender.WORKER,), (Sender.WORKER, Sender.STANDBY), (Sender.WRITER,)
+_W, _BOTH, _WRITER = (MessageSender.WORKER,), (MessageSender.WORKER, MessageSender.STANDBY), (MessageSender.WRITER,)
 _M, _C = WorkerMessages, CheckpointWriterClient
 
 KINDS: Final = (
@@ -460,7 +460,7 @@ KINDS: Final = (
     MessageKind("sums", _W, _M.on_checksums, Forwarded),
     # Managed groups, recovery and migration.
     MessageKind("groups", _W, _M.on_groups, Forwarded),
-    MessageKind("roles", _W, _M.on_roles, Roles),
+    MessageKind("roles", _W, _M.on_roles, RolesField),
     MessageKind("broken", _BOTH, _M.forward, Broken),
     MessageKind("recovery-failed", _BOTH, _M.forward, Forwarded),
     MessageKind("regrouped", _BOTH, _M.forward, Regrouped),
@@ -469,13 +469,13 @@ KINDS: Final = (
     MessageKind("unprepared", _BOTH, _M.forward, Forwarded),
     MessageKind("switched", _BOTH, _M.on_switched, Timed),
     MessageKind("departed", _W, _M.on_departed, Forwarded),
-    MessageKind("parked", (Sender.STANDBY,), _M.on_parked, Timed),
+    MessageKind("parked", (MessageSender.STANDBY,), _M.on_parked, Timed),
     # The checkpoint writer.
     MessageKind("hello", _WRITER, _C.on_hello, gets_connection=True),
     MessageKind("commit?", _WRITER, _C.on_commit),
     MessageKind("saved", _WRITER, _C.on_saved),
     MessageKind("storage_error", _WRITER, _C.on_storage_error),
 )
-MESSAGES: Final[Mapping[tuple[Sender, str], MessageKind]] = {(sender, kind.name): kind for kind in KINDS for sender in kind.senders}
+MESSAGES: Final[Mapping[tuple[MessageSender, str], MessageKind]] = {(sender, kind.name): kind for kind in KINDS for sender in kind.senders}
 DEFERRED: Final = [kind.name for kind in KINDS if kind.deferred]
 """A standby that is ahead sends them too: it is the worker of a rank once its generation is recorded."""

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.agent import schema
 from holdfast.agent.commands import COMMANDS
-from holdfast.agent.worker_messages import KINDS, MESSAGES, MessageKind, Sender
+from holdfast.agent.worker_messages import KINDS, MESSAGES, MessageKind, MessageSender
 from holdfast.control.agents.schema import ANSWERS
 from tests.test_arrows import ROOT
 
@@ -79,4 +79,4 @@ def test_a_message_without_its_fields_is_malformed(kind: MessageKind) -> None:
 def test_each_sender_has_one_row_for_a_message() -> None:
     """And every sender sends hello."""
     assert len(MESSAGES) == sum(len(kind.senders) for kind in KINDS)
-    assert {sender for sender, name in MESSAGES if name == "hello"} == {*Sender}
+    assert {sender for sender, name in MESSAGES if name == "hello"} == {*MessageSender}
