@@ -308,7 +308,7 @@ def test_a_history_that_goes_away_ends_no_watching(running: Author, book: Histor
         session.connection().exec_driver_sql("ALTER TABLE job_transition RENAME TO moved")
     said = child.stdout.readline()
     with book.session() as session:
-        session.connection().exec_driver_sql("ALTER TABLE moved RENAME TO move")
+        session.connection().exec_driver_sql("ALTER TABLE moved RENAME TO job_transition")
     end(running, book)
     rest, _ = child.communicate(timeout=SECONDS)
     assert "cannot read the history now" in said
