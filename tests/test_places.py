@@ -130,8 +130,8 @@ def test_every_command_that_reads_or_writes_the_home_refuses_one_of_somebody_els
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        ("/dev/null", "/dev/null is no folder"),
-        ("/dev/null/x", "/dev/null is no folder"),
+        ("/dev/null", "/dev/null is not a folder"),
+        ("/dev/null/x", "/dev/null is not a folder"),
         ("~nosuchuser/x", "Could not determine home directory"),
         (os.fsdecode(b"/tmp/\xff"), "not UTF-8"),
         ("/" + "x" * 5000, "File name too long"),

@@ -229,4 +229,4 @@ def test_a_network_check_without_a_client_is_skipped() -> None:
         with socket.create_connection(("127.0.0.1", port.get()), timeout=20) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n")
             told = serving.result()
-    assert (told.mark, told.words) == (CheckMark.SKIPPED, "nobody who knows the token came in time")
+    assert (told.mark, told.words) == (CheckMark.SKIPPED, "no client sent the token in time")

@@ -78,7 +78,7 @@ def test_a_healthy_machine_passes_with_its_measurements(cluster: Callable[..., L
     assert check(found, "compute").figures["rounds"] >= 1
     assert check(found, "memory").figures["MiB"] >= 1
     assert check(found, "network").figures["sent MB/s"] > 0
-    assert check(found, "network").words == "well with node-2"
+    assert check(found, "network").words == "passed with node-2"
     assert check(found, "network").devices == ("lo",), "either end knows its interface"
     assert check(found, "disk").devices[0].startswith("/"), "the mount point comes first"
 
@@ -140,7 +140,7 @@ def test_a_disk_that_is_too_slow_fails(cluster: Callable[..., LocalCluster]) -> 
     """No disk writes so fast."""
     found = tried(cluster(limits={"disk": 1e9}), ["node-0"], ["node-1"])["node-0"]
     assert found.mark is CheckMark.FAILED
-    assert "and 1e+09 are the least" in found.reason
+    assert "at least 1e+09 are needed" in found.reason
 
 
 def test_a_node_that_is_off_neither_passes_nor_fails(cluster: Callable[..., LocalCluster]) -> None:

@@ -156,7 +156,7 @@ def test_a_home_that_is_not_writable_is_reported(holdfast: Command, files: Any, 
     """A file where the folder should be."""
     done = holdfast("run", files(JOB), HOLDFAST_HOME=str(tmp_path / "train.py"))
     assert done.returncode == 2
-    assert "train.py is no folder" in done.stderr
+    assert "train.py is not a folder" in done.stderr
 
 
 @pytest.mark.parametrize(

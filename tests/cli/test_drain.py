@@ -60,7 +60,7 @@ def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
     ("words", "said"),
     [
         (["node-77"], "node-77"),
-        (["node-1", "--cancel"], "nobody drains node-1, which is healthy"),
+        (["node-1", "--cancel"], "node-1 is not being drained; it is healthy"),
         (["node-1", "--by", "soon"], "'soon' is not a time. Write a time of day"),
         (["node-1", "--by", "2020-01-01 10:00"], "is in the past. Name a future time"),
         (["node-1", "--in", "later"], "'later' is not a duration"),

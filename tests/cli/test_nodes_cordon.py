@@ -83,11 +83,11 @@ def test_json_output_has_the_same_content(here: Command) -> None:
 
 REFUSED = {
     "no such node": (["hold", "node-9", "--reason", "x"], "cluster 'local' has no node 'node-9'. It has node-"),
-    "nobody holds it": (["release", "node-0", "--reason", "x"], "node-0 is healthy: no person holds it"),
+    "nobody holds it": (["release", "node-0", "--reason", "x"], "node-0 is healthy: no person cordoned it"),
     "held by a program": (["release", "node-1", "--reason", "x"], "`holdfast nodes readmit node-1 --reason ...`"),
     "held by a person": (["readmit", "node-2", "--reason", "x"], "`holdfast nodes release node-2 --reason ...` lifts it"),
-    "an old number": (["readmit", "node-1", "--reason", "x", "--number", "7"], "node-1 has no open hold 7 of a program"),
-    "no reason": (["hold", "node-0", "--reason", " "], "Say it by `--reason`"),
+    "an old number": (["readmit", "node-1", "--reason", "x", "--number", "7"], "node-1 has no open cordon 7 of a program"),
+    "no reason": (["hold", "node-0", "--reason", " "], "Give one with `--reason`"),
     "no duration": (["hold", "node-0", "--reason", "x", "--for", "soon"], "'soon' is not a duration above zero"),
     "no time at all": (["hold", "node-0", "--reason", "x", "--for", "0s"], "'0s' is not a duration above zero"),
     "a mistyped word": (["hodl", "node-0", "--reason", "x"], "Did you mean 'hold'?"),

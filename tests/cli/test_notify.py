@@ -40,7 +40,7 @@ def test_a_server_that_is_away_is_named(here: Command, monkeypatch: pytest.Monke
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     refused = here("notify", "list")
     assert refused.returncode == 2
-    assert "Look at PREFECT_API_URL" in refused.stderr
+    assert "Check PREFECT_API_URL" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
         port = taken.getsockname()[1]
         for url in (f"postgresql://me@/db?host={tmp_path}", f"postgresql://me@127.0.0.1:{port}/db"):
-            with pytest.raises(HistoryUnreachable, match="Start the database, or mend HOLDFAST_HISTORY"):
+            with pytest.raises(HistoryUnreachable, match="Start the database, or fix HOLDFAST_HISTORY"):
                 History.open(url, patience=2)
 
 

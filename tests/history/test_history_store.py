@@ -195,7 +195,7 @@ def test_a_file_may_have_any_name(tmp_path: Path, name: str, monkeypatch: pytest
 def test_an_address_that_is_none_is_named_with_the_cure(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistyped HOLDFAST_HISTORY is the operator's to mend."""
     monkeypatch.setenv("HOLDFAST_HISTORY", url or " ")
-    with pytest.raises(HistoryUnreachable, match=r"(?i)mend HOLDFAST_HISTORY"):
+    with pytest.raises(HistoryUnreachable, match=r"(?i)fix HOLDFAST_HISTORY"):
         History.open()
 
 

@@ -97,16 +97,16 @@ def test_a_host_that_only_the_orchestrator_misses_trains_on(job: HostJob, direct
 @contextmanager
 def deaf(rack: Rack, job: HostJob, direction: Direction = "both") -> Iterator[None]:
     """Cut all hosts off from the orchestrator, which says so; mended at the end, which it says too."""
-    silences, ends = said(job, "nothing was heard from any node"), said(job, "nodes can be heard again")
+    silences, ends = said(job, "no message from any node"), said(job, "nodes can be reached again")
     for host in rack:
         host.cut("orchestrator", direction)
     try:
         yield
-        job.until(lambda: said(job, "nothing was heard from any node") == silences + 1, "a flow that knows that it hears nobody")
+        job.until(lambda: said(job, "no message from any node") == silences + 1, "a flow that knows that it hears nobody")
     finally:
         for host in rack:
             host.heal()
-    job.until(lambda: said(job, "nodes can be heard again") == ends + 1, "a flow that hears them again")
+    job.until(lambda: said(job, "nodes can be reached again") == ends + 1, "a flow that hears them again")
 
 
 def test_a_flow_that_hears_no_host_is_relieved_by_a_standby_that_reaches_them(
@@ -121,7 +121,7 @@ def test_a_flow_that_hears_no_host_is_relieved_by_a_standby_that_reaches_them(
         try:
             assert flow.wait(120) == DETACHED, job.log()
             job.until(lambda: said(job, f"the standby controller on {host.name} controls"), "a standby that steers")
-            assert said(job, f"the standby on {host.name}, which reaches 3 of 3 nodes, asked it to") == 1
+            assert said(job, f"the standby controller on {host.name}, which reaches 3 of 3 nodes, asked it to") == 1
             all_told(job)
         finally:
             for one in rack:
@@ -176,7 +176,7 @@ def test_an_orchestrator_that_hears_no_host_at_all_leaves_the_job_alone(rack: Ra
     before, known, begun = job.chaos.ranks(), len(job.incidents()), job.step()
     with deaf(rack, job, direction):
         job.until(lambda: job.step() >= begun + 2 * UNHEARD, "steps meanwhile")
-        job.until(lambda: "it hears no node of the job" in job.person("status", job.name), "a status that says so")
+        job.until(lambda: "it reaches no node of the job" in job.person("status", job.name), "a status that says so")
     all_told(job)
     assert {one.kind for one in queries.faults(job.history, job.row.id)} & {"control-plane-lost", "replica-lost"} == {"control-plane-lost"}
     assert len(job.incidents()) == known, job.log()
@@ -359,7 +359,7 @@ def test_loss_and_delay_are_no_fault(job: HostJob, share: float, whom: Whom) -> 
 def test_a_slow_link_to_all_hosts_holds_up_no_step(rack: Rack, job: HostJob, rate: str, more: int) -> None:
     """What agents tell waits for its turn, and all of it comes in at last; nobody takes that for a fault, nor that it comes late."""
     job.settles()
-    before, known, begun, gone = job.chaos.ranks(), len(job.incidents()), job.step(), said(job, f"spare {job.spare().name} is gone")
+    before, known, begun, gone = job.chaos.ranks(), len(job.incidents()), job.step(), said(job, f"spare {job.spare().name} is lost")
     rack.limit(rate)
     try:
         job.until(lambda: job.step() >= begun + more, "steps meanwhile")
@@ -369,7 +369,7 @@ def test_a_slow_link_to_all_hosts_holds_up_no_step(rack: Rack, job: HostJob, rat
     all_told(job)
     assert len(job.incidents()) == known, job.log()
     assert job.chaos.ranks() == before
-    assert said(job, f"spare {job.spare().name} is gone") == gone, "what is spare stays so"
+    assert said(job, f"spare {job.spare().name} is lost") == gone, "what is spare stays so"
 
 
 def test_a_host_that_is_given_up_and_comes_back_has_no_say_any_more(job: HostJob) -> None:

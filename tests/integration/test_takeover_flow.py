@@ -83,7 +83,7 @@ def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(
     assert [(one.kind, one.action, one.outcome) for one in play.incidents()] == [("worker-sigkill", "take-over", "recovered")], play.log()
     assert play.pids() == {0: before[0], 1: waiting}
     assert newest(play).ranks == {"node-0": [0], "node-2": [1]}
-    assert "standby 0 on node-2" in play.incidents()[0].reason
+    assert "hot spare 0 on node-2" in play.incidents()[0].reason
     assert newest(play).facts is not None
     facts = play.incidents()[0].facts
     assert facts is not None
