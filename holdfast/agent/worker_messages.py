@@ -356,8 +356,8 @@ class WorkerMessages:
         sender = MessageSender.WORKER if worker.standby is None else MessageSender.STANDBY
         fields = MESSAGES[sender, message["t"]].fields
         assert fields is not None
-        checked = {name: value for name, value in schema.read_fields(fields, message).items() if value is not None}
-        return {name: value for name, value in message.items() if name not in AGENT_FIELDS and value is not None} | checked
+        facts = {**message, **schema.read_fields(fields, message)}
+        return {name: value for name, value in facts.items() if name not in AGENT_FIELDS and value is not None}
 
 
 def _generation(worker: Worker, named: int | None) -> int:

@@ -138,7 +138,7 @@ def test_a_controller_of_another_version_is_refused_and_takes_no_node_for_lost(
         answers = other.each(["n0"], other.reattach)
         with pytest.raises(VersionMismatch) as refused:
             refuse_another_version("gpt", answers)
-        for words in (f"speaks protocol {PROTOCOL}, this one {OTHER}", "on n0", "It trains on", "holdfast stop gpt"):
+        for words in (f"speaks protocol {PROTOCOL}, this one {OTHER}", "on n0", "Training continues", "holdfast stop gpt"):
             assert words in str(refused.value)
         with pytest.raises(ProtocolMismatch, match="holdfast nodes bootstrap"):
             other.source.fence("n1")
