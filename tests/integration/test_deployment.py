@@ -246,7 +246,7 @@ def test_a_flow_that_a_worker_runs_lets_go_of_its_job_and_the_next_run_adopts_it
 
         second = submit(prefect_server, **form)["id"]
         row = queries.newest_job(history, "passed-on")
-        adopted = lambda: any(one.text.startswith("a new flow adopted") for one in queries.job_events(history, row.id))  # noqa: E731
+        adopted = lambda: any(one.text.startswith("a new flow reattached") for one in queries.job_events(history, row.id))  # noqa: E731
         wait_until(adopted, seconds=120, explain=worker.read_text)
         done.touch()
         wait_until(lambda: state_of(history, "passed-on") == "COMPLETED", seconds=60, explain=worker.read_text)

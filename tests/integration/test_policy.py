@@ -49,7 +49,7 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     file.write_text("recommended_actions: {worker-sigkil: record}\n")
     wait_until(lambda: told(play, "stays in force"), seconds=60, explain=play.log)
     (refusal,) = told(play, "stays in force")
-    assert "recommended_actions.worker-sigkil: line 1: no fault kind is called so. Did you mean 'worker-sigkill'?" in refusal
+    assert "recommended_actions.worker-sigkil: line 1: no fault kind has this name. Did you mean 'worker-sigkill'?" in refusal
     play.dies()
     play = stage.again(play.name, play.spec)
     wait_until(lambda: told(play, "What was in force before"), seconds=40, explain=play.log)
