@@ -35,6 +35,6 @@ def test_the_demo_breaks_a_job_three_times_and_proves_that_nothing_was_lost(pref
     assert [one["source"] for one in told["incidents"]] == ["surviving ranks"] * 3
     assert all(one["snapshot_age"] is not None for one in told["incidents"])
     assert told["snapshots"]["interval_steps"] >= 1
-    assert 0 < told["snapshots"]["hidden"] <= 1
+    assert 0 < told["snapshots"]["overlapped"] <= 1
     assert Path(told["report"]).read_text().lower().startswith("<!doctype html>")
     assert "loss at each of 100 steps: equal" in ran.stdout
