@@ -96,7 +96,7 @@ def test_a_controller_that_finds_a_bad_file_continues_with_the_last_policy_in_fo
     opened("budget: {in_place: 7}\n").close()
     watched = opened("budget: {in_plac: 8}\n")
     assert (watched.present.budget.in_place, watched.present.name) == (7, str(tmp_path / "mine.yaml"))
-    assert "The policy that was in force before stays in force" in message_with(watched, "in_plac")
+    assert "The last policy that was in force is used again" in message_with(watched, "in_plac")
 
 
 def test_without_any_usable_file_the_default_policy_is_in_force(opened: Open) -> None:

@@ -63,8 +63,8 @@ def test_ranks_leave_a_drained_node_and_without_room_the_job_waits_for_it_in_tim
     drain(play, second, "--in", "10s", "--reason", "old fan")
     play.reaches("WAITING")
     said = job_events(play)
-    assert f"{second} is to be left: drained by " in said
-    assert "no other node is free; training goes on there" in said, said
+    assert f"{second} is to be drained: drained by " in said
+    assert "no other node is free; training continues there" in said, said
     assert [one.kind for one in play.incidents()] == ["node-leaving"]
     drain(play, second, "--cancel")
     recovered(play)
@@ -137,7 +137,7 @@ def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_
     assert set(newest(play).ranks) == {"node-1", "node-2"}
     assert "node-0 passed over: new fan from " in job_events(play)
     plan.write_text(json.dumps({**described, "maintenance": [early, late]}))
-    wait_until(lambda: "node-1 is to be left: new disk from " in job_events(play), seconds=30, explain=play.log)
+    wait_until(lambda: "node-1 is to be drained: new disk from " in job_events(play), seconds=30, explain=play.log)
 
     assert play.ends() == exit_codes.TIME_OVER, play.log()
     assert play.reason().startswith("the walltime of 1 min 00 s (`limits.walltime`) ends at "), play.log()

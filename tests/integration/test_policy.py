@@ -52,7 +52,7 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     assert "recommended_actions.worker-sigkil: line 1: no fault kind has this name. Did you mean 'worker-sigkill'?" in refusal
     play.dies()
     play = stage.again(play.name, play.spec)
-    wait_until(lambda: told(play, "What was in force before"), seconds=40, explain=play.log)
+    wait_until(lambda: told(play, "The last policy that was in force"), seconds=40, explain=play.log)
     killed(play, 3)
     assert play.incidents()[-1].action == "replace-node", play.log()
     play.process.send_signal(signal.SIGTERM)

@@ -160,7 +160,7 @@ class WatchedPolicy(_WatchedFile[Policy]):
         problem = f"policy file {in_one_line(watcher.rejected)}"
         with suppress(BadFile):
             before = replace(under_job(load_policy(self._copy), self._spec), name=str(file))
-            self._messages.append(f"{problem}. The policy that was in force before stays in force")
+            self._messages.append(f"{problem}. The last policy that was in force is used again")
             return before
         self._messages.append(f"{problem}. Policy '{BASE}' is in force until the file is corrected")
         return replace(under_job(NAMED[BASE], self._spec), name=str(file))

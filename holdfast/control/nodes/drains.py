@@ -120,7 +120,7 @@ class PlannedDrains:
     def _request_migration(self, drain: Drain, now: float) -> None:
         self._requested[drain.node] = now
         self._reported.pop(drain.node, None)
-        self.log.record_event(f"{drain.node} is to be left: {drain.reason}. Its ranks migrate while training continues")
+        self.log.record_event(f"{drain.node} is to be drained: {drain.reason}. Its ranks migrate while training continues")
         ranks = self.generations.state.membership[drain.node]
         facts: dict[str, Any] = {"from": drain.node}
         if len(ranks) == len(self.generations.state.ranks):  # all cannot migrate at once: one goes first, the others follow it
