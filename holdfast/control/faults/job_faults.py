@@ -27,7 +27,7 @@ from holdfast.report.wording import ranks as in_ranges
 from holdfast.spec import TrainingJob
 
 REMEMBERED: Final = 5000
-"""Newest faults whose rows are remembered; and newest faults of one kind of evidence that a generation keeps."""
+"""How many of the newest faults keep a reference to their rows; also how many a generation keeps in each of its lists of faults."""
 ROLL_CALL: Final = 0.1
 """Seconds between two checks for ranks that make no progress."""
 DOUBT: Final = 4

@@ -60,7 +60,7 @@ PROGRESSED: Final = "got_on"
 """In an incident's facts: the generation before it made progress, in a job that reports no steps."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)  # it refers to the state of every node and rank
 class JobController:
     """Controls one job until it ends, is suspended, or is detached."""
 
