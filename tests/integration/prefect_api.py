@@ -8,7 +8,7 @@ import httpx
 
 from tests.waiting import wait_until
 
-SECONDS = 90.0
+SECONDS = 60.0
 
 
 def ask(url: str, body: Any = None, *, method: str = "") -> Any:
