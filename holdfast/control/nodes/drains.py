@@ -129,9 +129,9 @@ class PlannedDrains:
 
     def _leave(self, node: str, now: float, reason: str) -> None:
         """Have the policy act: there is no more time."""
-        evidence, free = self.generations.state.evidence, self.nodes.free()
+        evidence = self.generations.state.evidence
         if any(isinstance(one, NodeLeaving) and one.node == node for one in evidence):
             return
-        if free and not self.nodes.spares():
+        if (free := self.nodes.free()) and not self.nodes.spares():
             self.nodes.bring_up(free[:1])  # it may replace the node: have it before the policy decides
         evidence.append(NodeLeaving(node=node, at=now, why=reason, step=self.generations.state.step_before))
