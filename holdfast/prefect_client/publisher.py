@@ -435,5 +435,5 @@ def _case_of(facts: Facts) -> IncidentCase:
         faults=list(incident.fault_rows),
         decisions=list(incident.decisions),
         phases=incident.rows(),
-        diagnoses=[incident.verdict] if incident.verdict is not None else [],
+        diagnoses=[incident.diagnosis_row] if incident.diagnosis_row is not None else [],
     )

@@ -149,6 +149,7 @@ def test_the_nodes_of_one_machine_cause_one_event(recorded: Recorded, kind: str,
         recorded.receives("node.fault", node=node, seen_at=float(number), **facts)
     assert recorded.recorder.flush(10.0)
     assert [one.node for one in queries.faults(recorded.history, recorded.job.id)] == ["a", "b"]
+    assert {node for _, node, _ in recorded.run.stragglers._watched} == {"a", "b"}, "what it costs is watched on both"
     where = [line.partition(":")[0] for line in recorded.job_events]
     assert where == (["a, b (one machine)"] if lines == 1 else ["a", "b"])
 

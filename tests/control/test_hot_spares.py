@@ -132,7 +132,7 @@ def test_a_taken_or_lost_hot_spare_is_replaced_in_its_role_and_a_loss_is_recorde
     pool.note_exited(exited({"id": 1, "signal": 9, "code": None, "ordered": False}))
     pool.maintain(["s", "s"], wanted())
     assert [one[:2] for one in started(agents)][2:] == [("s", 2), ("s", 3)]
-    assert job_events == ["standby 0 on s has warmed up", "standby 1 on s was killed by signal 9; another one takes its place"]
+    assert job_events == ["hot spare 0 on s has warmed up", "hot spare 1 on s was killed by signal 9; another one takes its place"]
 
 
 def test_hot_spares_end_with_their_agent() -> None:

@@ -64,7 +64,7 @@ def test_a_controller_that_detaches_finishes_starting_nodes_first(
         hanging_up.start()
     with closing(History.open()) as history:
         hanging_up.join()
-        assert "refill" not in {one.name for one in threading.enumerate()}
+        assert "spare pool" not in {one.name for one in threading.enumerate()}
         assert told("none free in c (node-0: ")
         with history.session() as session:
             lease = session.get(Lease, job)

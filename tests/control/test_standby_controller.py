@@ -49,7 +49,7 @@ def test_a_standby_without_the_key_reports_that_before_it_is_needed(
     assert present is not None
     assert present.epoch == lease.epoch, "it had taken the job"
     status("gpt", follow=False, as_json=False)
-    assert "the private key" in capsys.readouterr().out
+    assert "cannot take over: the private key" in capsys.readouterr().out
     with history.session() as session:
         session.add_all(StandbyHeartbeat(job="gpt", host=host, pid=1, at=at) for host, at in (("b", time.time()), ("c", job.at - 600)))
     status("gpt", follow=False, as_json=True)

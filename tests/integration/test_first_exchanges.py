@@ -47,7 +47,7 @@ def test_a_replaced_rank_gets_what_it_received_and_a_new_random_name_restarts_al
     assert held(play, 2) == first[2]
     differs = [one.text for one in queries.job_events(stage.history, play.job.id) if "took over, differs from before" in one.text]
     assert len(differs) == 1, differs
-    assert differs[0].startswith("rank 2, ")
+    assert differs[0].startswith("rank 2, which another process took over, differs from before: ")
     assert "gave other values to 'allreduce/(1,)float32'" in differs[0]
     assert {rank: pid for rank, pid in play.pids().items() if rank != 2} == {0: before[0], 1: before[1]}
     play.chaos.kill(0)

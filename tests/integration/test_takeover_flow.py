@@ -88,7 +88,7 @@ def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(
     facts = play.incidents()[0].facts
     assert facts is not None
     assert (facts["source"], facts["rebuilt"], list(facts["coverage"])) == ("live", 1, ["1"])
-    assert any("standby 0 on node-2 has warmed up" in one.text for one in queries.job_events(stage.history, play.job.id))
+    assert any("hot spare 0 on node-2 has warmed up" in one.text for one in queries.job_events(stage.history, play.job.id))
     stands_by(play)
     play.chaos.power_off(0)
     recovered(play, 2)

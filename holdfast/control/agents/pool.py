@@ -617,15 +617,15 @@ class AgentPool:
         A node that an earlier controller took for this job at its end is free too.
         """
         taken = self.leaving | self.clients.keys() | self.uncleaned | self._coming
-        free: list[str] = []
-        self.unusable_nodes = {}
+        free, unusable = list[str](), dict[str, str]()
         for view in self.source.survey():
             if view.name in taken:
                 continue
             if view.status == "idle" or (view.status == "up" and view.job in {None, self.plan["job"]}):
                 free.append(view.name)
             else:
-                self.unusable_nodes[view.name] = "another job runs on it" if view.status == "up" else view.why or "it does not answer"
+                unusable[view.name] = "another job runs on it" if view.status == "up" else view.why or "it does not answer"
+        self.unusable_nodes = unusable  # as a whole: another thread may read it now
         return free
 
     # -- the end ------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -158,16 +158,15 @@ class JobFaults:
 
     # -- periodic checks ----------------------------------------------------------------------------------------------
 
-    def new_alerts(self, now: float, newest_good: Callable[[int], str]) -> list[Fault]:
-        """Return the new faults at *now* (monotonic) through which training continues, recorded and announced.
+    def new_alerts(self, now: float, newest_good: Callable[[int], str]) -> Iterator[Fault]:
+        """Yield the new faults at *now* (monotonic) through which training continues, each recorded and announced.
 
         *newest_good* describes the newest checkpoint from before a step.
         """
         state = self.generations.state
-        found = list(self.alerts.poll(state, now, roles=self.generations.roles, limits=self._limits, good=newest_good))
-        for fault in found:
+        for fault in self.alerts.poll(state, now, roles=self.generations.roles, limits=self._limits, good=newest_good):
             self.announce(fault)
-        return found
+            yield fault
 
     def query_ranks(self, now: float) -> None:
         """Ask ranks for the checksums that an alert needs, and ranks without progress for their status. *now*: monotonic."""

@@ -103,7 +103,7 @@ class HotSparePool:
         one = self.spares.get(event.id)
         if one is not None:
             if not one.ready:
-                self._record_event(f"standby {one.id} on {one.node} {_warm_up_text(event)}")
+                self._record_event(f"hot spare {one.id} on {one.node} {_warm_up_text(event)}")
             one.ready, one.role = True, one.role if event.role is None else event.role
 
     def note_exited(self, event: StandbyExited) -> None:
@@ -116,7 +116,7 @@ class HotSparePool:
         now = time.monotonic()
         self._losses.append(now)
         rest = "no more are started for a while" if self._lost_too_many(now) else "another one takes its place"
-        self._record_event(f"standby {one.id} on {one.node} {how}; {rest}")
+        self._record_event(f"hot spare {one.id} on {one.node} {how}; {rest}")
 
     def _lost_too_many(self, now: float) -> bool:
         return len(self._losses) == MAX_LOSSES and now - self._losses[0] < LOSS_WINDOW

@@ -36,7 +36,7 @@ def isolate(run: JobController, incident: IncidentInWork, decision: Decision) ->
         if node in alive and node in generations.sent_to
     }
     answers = run.agents.send_commands(facts, "abandon")
-    incident.note_order(run.recorder)
+    incident.note_commands(run.recorder)
     incident.replacement_attempts += 1
     release_nodes(run, decision.drop, lost=incident.lost, reason=decision.reason)
     for node in generations.members:

@@ -45,7 +45,7 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
             step_before=state.step_before if run.generations.managed else None,
             reason=diagnosis.reason,
         )
-        incident = run.incidents.current = IncidentInWork(row=row, lap_at=row.fault_at, board=state)
+        incident = run.incidents.current = IncidentInWork(row=row, lap_at=row.fault_at, state=state)
         incident.lap("detect", detected)
         run.recorder.add(row)
         run.log.publish("opened", {"incident": incident})
@@ -61,8 +61,8 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
             if kinds[fault.kind] <= MAX_ALIKE or fault is root:
                 incident.fault_rows.append(run.faults.record(fault, incident=incident.row.id, root=fault is root))
     incident.diagnosis = diagnosis
-    incident.verdict = row_of(diagnosis, run.job.id, incident.row.id, run.recommended_actions)
-    run.recorder.add(incident.verdict)
+    incident.diagnosis_row = row_of(diagnosis, run.job.id, incident.row.id, run.recommended_actions)
+    run.recorder.add(incident.diagnosis_row)
     return incident
 
 

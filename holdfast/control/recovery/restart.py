@@ -34,7 +34,7 @@ def isolate(run: JobController, incident: IncidentInWork, decision: Decision) ->
     members, alive = run.generations.members, set(run.agents.alive())
     staying = [node for node in members if node in alive]
     rejected = stop_ranks(run, staying)
-    incident.note_order(run.recorder)
+    incident.note_commands(run.recorder)
     if rejected:
         return Transition(Event.FAULTED, rejected)
     stuck = wait_until_stopped(run, set(staying))

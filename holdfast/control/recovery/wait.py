@@ -69,8 +69,7 @@ def _answered(run: JobController, incident: IncidentInWork, answer: ApprovalRequ
 def wait_for_capacity(run: JobController) -> Transition:
     """Wait until there are the nodes that the decision needs: lost ones that are back, or any free one."""
     incident, decision = decided(run)
-    lost = run.incidents.current.lost if run.incidents.current is not None else ()
-    held, eligibility = run.generations.nodes_needed(frozenset(lost)), run.nodes.eligibility
+    held, eligibility = run.generations.nodes_needed(frozenset(incident.lost)), run.nodes.eligibility
     limit = run.policy.deadlines.wait_for_capacity
     while True:
         have = members_after(held, decision)

@@ -38,34 +38,34 @@ class IncidentInWork:
     row: models.Incident
     lap_at: float
     """When the phase that runs now began."""
-    board: GenerationState
-    """What was known when the fault came: the steps that a rollback loses are on it."""
+    state: GenerationState
+    """The state of the generation in which the fault came, with the steps that a rollback loses."""
     faults: list[Fault] = field(default_factory=list)
     fault_rows: list[models.FaultRecord] = field(default_factory=list)
     decisions: list[models.DecisionRecord] = field(default_factory=list)
     diagnosis: Diagnosis | None = None
-    verdict: models.IncidentDiagnosis | None = None
-    """The newest verdict, with what was weighed."""
+    diagnosis_row: models.IncidentDiagnosis | None = None
+    """The row of the newest diagnosis, with its candidates."""
     decision: Decision | None = None
     case: Case | None = None
-    """What the newest decision was made from, with what rules noted."""
+    """What the newest decision was made from, with what the rules noted."""
     tried: list[RecoveryAction] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     """Members that cannot hold ranks any more."""
     silent_since: dict[str, float] = field(default_factory=dict)
-    """When the agents of those among them that were looked at twice were last known to speak (wall clock)."""
+    """Those of them that were checked again, and when their agents were last known to run (wall clock)."""
     seconds: dict[str, float] = field(default_factory=dict)
     action_at: float = 0.0
     """When the action in work began."""
     replacement_attempts: int = 0
-    """Take-overs that were begun."""
+    """How often ranks were replaced in their processes, or an attempt at that began."""
     approved: set[str] = field(default_factory=set)
-    """Nodes that may be isolated though too few are left: a person said so, or nobody said otherwise in time."""
+    """Nodes that may be isolated although too few remain: a person approved that, or nobody answered in time."""
     blocked_reason: str = ""
-    """Why no take-over can answer this incident any more."""
+    """Why no rank can be replaced in this incident any more."""
 
-    def note_order(self, recorder: Recorder) -> None:
-        """Record when the orders of an action had gone out, and been answered: the incident's first, and those of every attempt."""
+    def note_commands(self, recorder: Recorder) -> None:
+        """Record when the commands of an action had been answered: of the first action, and of every attempt."""
         now, facts = time.time(), self.row.facts or {}
         action = self.decision.action if self.decision is not None else ""
         self.row.facts = {**facts, "orders": [*facts.get("orders", ()), {"action": action, "at": now}]}
@@ -147,7 +147,7 @@ class Incidents:
             for rank, regrouped in sorted(state.regrouped.items()):
                 for difference in regrouped.differs:
                     self._log.record_event(f"rank {rank}, which another process took over, differs from before: {difference}")
-        age = snapshot_age(incident.board)
+        age = snapshot_age(incident.state)
         if age is not None:
             row.facts = {**(row.facts or {}), "snapshot_age": age}
         for phase in incident.rows():
@@ -175,10 +175,10 @@ class Incidents:
         elif not state.heartbeats:
             incident.seconds |= {"communication": group, "load": load, "warm-up": rest}
         row.downtime_s = first - row.fault_at
-        row.resumed_step = state.resumed_from_step(incident.board)
+        row.resumed_step = state.resumed_from_step(incident.state)
         if row.resumed_step is not None and row.step_before is not None:
             row.steps_lost = max(0, row.step_before - row.resumed_step)
-            incident.seconds["rollback"] = incident.board.seconds_of(row.resumed_step)
+            incident.seconds["rollback"] = incident.state.seconds_of(row.resumed_step)
 
     def past(self, now: float) -> tuple[PastRecovery, ...]:
         """Return the earlier recoveries with the progress that each brought until the next one."""

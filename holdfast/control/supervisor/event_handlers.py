@@ -136,7 +136,7 @@ class EventHandlers:
         if event.generation < self.generations.number:
             self._record_steps(node, event)
 
-    def on_past(self, node: str, event: ReplayedEvents) -> None:
+    def on_replay(self, node: str, event: ReplayedEvents) -> None:
         """Record the steps and checkpoints among them; what is recorded already stays as it is, and nothing else follows."""
         for one in event.events:
             try:
@@ -156,7 +156,7 @@ class EventHandlers:
         for node, event in self.events.drain(0.0):
             if event.get("event") == "replay":
                 with suppress(ValueError):
-                    self.on_past(node, ReplayedEvents.of(event))
+                    self.on_replay(node, ReplayedEvents.of(event))
 
     def newest_complete(self) -> int:
         """Return the step of the newest checkpoint that was reported, or that the ranks resumed from."""
@@ -205,7 +205,7 @@ class EventHandlers:
         self.generations.managed = True
 
     def on_worker_stepped(self, _node: str, _event: WorkerStepped) -> None:
-        """Close the incident in work once all ranks have stepped."""
+        """Record the first step of the generation once all ranks have stepped."""
         if self.generations.state.all_stepped():
             self.generations.record_first_step()
 

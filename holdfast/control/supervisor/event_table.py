@@ -95,7 +95,7 @@ KINDS: Final[tuple[AgentEventKind[Any], ...]] = (
         "storage_error", (Sender.WORKER, Sender.WRITER), events.StorageErrorEvent, record=EventHandlers.on_storage_error, budgeted=True
     ),
     AgentEventKind("finished", _W, events.Finished, shows_progress=True),
-    # Standbys.
+    # Hot spares.
     AgentEventKind("standby.started", _A, events.StandbyStarted, record=EventHandlers.on_standby_started),
     AgentEventKind("standby.ready", _S, events.StandbyReady, record=EventHandlers.on_standby_ready),
     AgentEventKind("standby.exited", _A, events.StandbyExited, record=EventHandlers.on_standby_exited),
@@ -139,7 +139,7 @@ KINDS: Final[tuple[AgentEventKind[Any], ...]] = (
     AgentEventKind("lease.ended", _A, events.LeaseEnded),
     AgentEventKind("fork-server.ready", _A, events.ForkServerReady),
     AgentEventKind("fork-server.exited", _A, events.ForkServerExited),
-    AgentEventKind("replay", _A, events.ReplayedEvents, record=EventHandlers.on_past),
+    AgentEventKind("replay", _A, events.ReplayedEvents, record=EventHandlers.on_replay),
 )
 EVENTS: Final[Mapping[str, AgentEventKind[Any]]] = {kind.name: kind for kind in KINDS}
 UNKNOWN: Final = AgentEventKind("", (), AgentEvent)

@@ -248,7 +248,7 @@ def _read_past(run: JobController) -> None:
 
 def _incident(run: JobController, row: models.Incident, faults: list[models.FaultRecord]) -> IncidentInWork:
     decided = queries.decisions(run.history, incident_id=row.id)
-    incident = IncidentInWork(row=row, lap_at=row.fault_at, board=run.generations.state)
+    incident = IncidentInWork(row=row, lap_at=row.fault_at, state=run.generations.state)
     incident.lap("detect", row.detected_at)
     incident.faults = [_fault(one) for one in faults if one.kind in CATALOGUE]
     if decided:

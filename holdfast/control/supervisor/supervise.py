@@ -219,27 +219,26 @@ def _raise_epoch(run: JobController, epoch: int) -> int:
 def _release(run: JobController) -> None:
     """Stop what has to stop, store what is to be stored, and release the lease."""
     run.log.publish("released", {"over": run.ended})
-    holds_lease = run.deposed_by is None
     try:
-        if run.detached and holds_lease:
+        if run.detached and run.deposed_by is None:
             run.log.record_event(f"the flow on {_this_machine()} detaches from the job, which trains on: {run.detach.why}")
-        if run.released and holds_lease:
+        if run.released and run.deposed_by is None:
             run.nodes.spare_pool.finish()
             with first_sigterm_ignored(run):
                 _end(run)
         else:
-            run.nodes.spare_pool.finish(SPARE_SECONDS if holds_lease else 0.0)
+            run.nodes.spare_pool.finish(SPARE_SECONDS if run.deposed_by is None else 0.0)
             run.agents.close(end=False)
-    finally:
-        run.nodes.allocations.close(end=run.released and holds_lease)
+    finally:  # asked again, as the lease may be lost while the job ends: then the allocation and the rows are another controller's
+        run.nodes.allocations.close(end=run.released and run.deposed_by is None)
         run.nodes.preflight.close()
         run.requests.close()
         run.nodes.eligibility.close()
-        run.nodes.approvals.close(ended=run.released and holds_lease)
+        run.nodes.approvals.close(ended=run.released and run.deposed_by is None)
         run.policy_file.close()
         run.cluster_file.close()
         # stored before another controller may take the lease: with fewer rows it would not know that the job has ended
-        if holds_lease and not run.recorder.flush(END_SECONDS) and run.released:
+        if run.deposed_by is None and not run.recorder.flush(END_SECONDS) and run.released:
             note(log, "job.end-waits", level=logging.WARNING, job=run.job.name, why="the history is unreachable", seconds=AWAY_SECONDS)
             run.recorder.flush(AWAY_SECONDS)
         run.lease.release()
