@@ -207,7 +207,7 @@ def test_each_kind_is_reported_once_per_node() -> None:
     ],
 )
 def test_an_end_that_nothing_knows_is_kept_as_unknown_with_its_context(end: object, nameless: bool) -> None:  # noqa: FBT001 (a row)
-    """Beside the kind that the ladder answers; what a signature knows is not unknown."""
+    """Beside the kind that the escalation handles; what a signature knows is not unknown."""
     found = [fault for fault in said([end]) if fault.kind == "unknown"]
     assert bool(found) is nameless
     for fault in found:
