@@ -178,7 +178,7 @@ def load(place: Path = PLACE) -> Associations:
     try:
         table = tomllib.loads(place.read_text())
     except tomllib.TOMLDecodeError as error:
-        raise BadAssociation(place.name, f"is no TOML ({error})", "mend the line it names") from error
+        raise BadAssociation(place.name, f"is no TOML ({error})", "fix the line it names") from error
     reader = _RowReader(place.name, table.get("groups", {}))
     try:
         return Associations(

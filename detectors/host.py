@@ -232,7 +232,7 @@ def _memory(now: HostReading, pair: ReadingPair[HostReading]) -> Iterator[FaultF
         yield FaultFinding(kind=MEMORY.id, part="memory", quote=f"{free / total:.1%} of memory available")
     elif not isinstance(pressure, Unknown) and pressure.full_60s >= pair.limits.memory_stalled:
         yield FaultFinding(
-            kind=MEMORY.id, part="memory", quote=f"all work stood still for memory in {pressure.full_60s:g} % of the last minute"
+            kind=MEMORY.id, part="memory", quote=f"all work stalled on memory for {pressure.full_60s:g} % of the last minute"
         )
     known = pair.before.memory_errors_uncorrected if pair.before is not None else 0
     if more := grown(0 if isinstance(known, Unknown) else known, now.memory_errors_uncorrected):

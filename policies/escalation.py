@@ -164,7 +164,7 @@ class ReplaceNode:
         if case.failed(RecoveryAction.REPLACE_NODE):
             return Pass("tried already in this incident")
         if not self.on_secondary and is_secondary(case.diagnosis.root.kind):
-            return Pass("a secondary failure does not show which node is at fault")
+            return Pass("a secondary failure does not yet show which node is at fault")
         if len(add) < len(bad):
             return Pass(f"{len(add)} spare(s) for {len(bad)} node(s)")
         reason = f"{case.reason}; {', '.join(add)} replaces {', '.join(bad)}"

@@ -104,7 +104,7 @@ def _of_file(path: Path, enter: Callable[[FaultKind], object]) -> Iterator[Signa
     try:
         table = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
-        raise BadSignature(path.name, f"is no TOML ({error})", "mend the line it names") from error
+        raise BadSignature(path.name, f"is no TOML ({error})", "fix the line it names") from error
     shared = {name: value for name, value in table.items() if not isinstance(value, dict)}
     _refuse_unknown(path.name, shared, _OF_FILE)
     for pattern in shared.get("clears", ()):

@@ -90,7 +90,7 @@ class ProxyClient:
             except OSError as error:
                 raise NodeLost(self.node, f"no answer from its proxy: {error}") from error
             if not data and time.monotonic() > until:
-                raise NodeLost(self.node, "login succeeded, and its proxy sent no greeting in time")
+                raise NodeLost(self.node, "login succeeded, but its proxy sent no greeting in time")
             if not data:
                 why = self._pipe.ended()
                 last = received.strip().splitlines()[-1].decode("utf-8", "replace")[:160] if received.strip() else ""

@@ -89,7 +89,7 @@ def test_a_level_asks_for_no_more_than_the_blame_bears() -> None:
     assert the(one for one in entries if one.blame is Blame.NONE) == {PEER_LOST.id, "recovery-cut-short", "take-over-failed"}
 
 
-def test_an_echo_weighs_less_than_anything_that_may_have_caused_it() -> None:
+def test_a_secondary_failure_weighs_less_than_anything_that_may_have_caused_it() -> None:
     """And a lost node more than anything it may have caused."""
     others = [CATALOGUE[name].weight for name in KINDS if name != PEER_LOST.id]
     assert PEER_LOST.weight < min(others)

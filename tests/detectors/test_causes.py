@@ -117,7 +117,7 @@ def test_independent_sources_strengthen_an_explanation() -> None:
     assert two > one
 
 
-def test_a_multitude_of_echoes_is_one_line_of_the_verdict_and_no_burden() -> None:
+def test_many_secondary_failures_are_one_line_of_the_diagnosis_and_no_burden() -> None:
     """Ten thousand ranks that lost a peer are not weighed against each other."""
     faults = seen(*(an_echo(f"n{rank // 8}", rank, at=rank / 1e4) for rank in range(1, 2000)), a_killed("n0", 0, at=0.05))
     verdict = diagnose(faults, (), 250)
@@ -207,7 +207,7 @@ def test_each_kind_is_reported_once_per_node() -> None:
     ],
 )
 def test_an_end_that_nothing_knows_is_kept_as_unknown_with_its_context(end: object, nameless: bool) -> None:  # noqa: FBT001 (a row)
-    """Beside the kind that the ladder answers; what a signature knows is not unknown."""
+    """Beside the kind that the escalation handles; what a signature knows is not unknown."""
     found = [fault for fault in said([end]) if fault.kind == "unknown"]
     assert bool(found) is nameless
     for fault in found:
@@ -215,6 +215,6 @@ def test_an_end_that_nothing_knows_is_kept_as_unknown_with_its_context(end: obje
         assert fault.source
 
 
-def test_the_families_of_echoes_and_of_what_follows_the_step_do_not_meet() -> None:
+def test_the_families_of_secondary_failures_and_of_what_follows_the_step_do_not_overlap() -> None:
     """What tells of a loss is never the script's."""
     assert not {name for name in CATALOGUE if is_secondary(name) and follows_step(name)}

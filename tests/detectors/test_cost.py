@@ -42,7 +42,7 @@ def test_no_signature_costs_more_than_in_proportion_to_a_lines_length() -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_verdict_on_a_line_of_any_kind_is_had_in_proportion_to_its_length(run: str) -> None:
+def test_a_line_of_any_kind_is_judged_in_proportion_to_its_length(run: str) -> None:
     """All signatures and the words together; beyond the longest line nothing is read."""
     assert growth(judge, run, LONGEST // 4) < MOST
     assert seconds(judge, filled(run, 100 * LONGEST)) < 1.0

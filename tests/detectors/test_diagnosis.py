@@ -255,14 +255,14 @@ scenes = pytest.mark.parametrize("name", SCENES)
 
 
 @scenes
-def test_the_root_is_found_among_its_echoes(name: str) -> None:
+def test_the_root_cause_is_found_among_its_secondary_failures(name: str) -> None:
     """By what it is first, by when it came second."""
     root = SCENES[name].verdict().root
     assert (root.kind, root.subject) == (SCENES[name].root, SCENES[name].on)
 
 
 @scenes
-def test_the_order_in_which_evidence_comes_in_changes_no_verdict(name: str) -> None:
+def test_the_order_in_which_evidence_comes_in_changes_no_diagnosis(name: str) -> None:
     """Agents speak over connections of their own."""
     scene = SCENES[name]
     root = scene.verdict().root
@@ -272,13 +272,13 @@ def test_the_order_in_which_evidence_comes_in_changes_no_verdict(name: str) -> N
 
 
 @scenes
-def test_no_longer_is_waited_than_a_verdict_needs(name: str) -> None:
+def test_no_longer_is_waited_than_a_diagnosis_needs(name: str) -> None:
     """Nothing for a root that speaks for itself, a moment for twins, longest for the cause of echoes."""
     assert evidence_wait_seconds(SCENES[name].faults(), SCENES[name].members) == SCENES[name].waits
 
 
 @scenes
-def test_a_verdict_says_whom_and_why(name: str) -> None:
+def test_a_diagnosis_names_the_rank_and_the_reason(name: str) -> None:
     """The words go unchanged into log, history and command line."""
     verdict = SCENES[name].verdict()
     assert verdict.root.quote in verdict.reason
@@ -289,7 +289,7 @@ def test_a_verdict_says_whom_and_why(name: str) -> None:
 
 
 @scenes
-def test_every_fault_is_kept_as_root_or_echo(name: str) -> None:
+def test_every_fault_is_kept_as_root_cause_or_secondary_failure(name: str) -> None:
     """Each verdict lists its evidence; a user's error lists what made it one, too."""
     scene = SCENES[name]
     verdict, faults = scene.verdict(), scene.faults()
@@ -364,7 +364,7 @@ def test_what_asks_for_nothing_is_not_waited_for() -> None:
     assert evidence_wait_seconds(seen(STUCK, an_echo("n0"), an_echo("n1")), 2) == CAUSE_SECONDS
 
 
-def test_an_echo_waits_as_long_as_the_job_lets_an_agent_be_silent() -> None:
+def test_a_secondary_failure_waits_as_long_as_the_job_lets_an_agent_be_silent() -> None:
     """The cause may be a node that fell silent just now."""
     assert evidence_wait_seconds(seen(an_echo("n1")), 2, silence=20.0) == 21.0
     assert evidence_wait_seconds(seen(an_echo("n1"), an_echo("n0")), 2, silence=20.0) == CAUSE_SECONDS
@@ -386,7 +386,7 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=8), st.integers(1, 4))
-def test_any_evidence_has_a_verdict_and_an_end_of_waiting(evidence: list[Evidence], members: int) -> None:
+def test_any_evidence_has_a_diagnosis_and_an_end_of_waiting(evidence: list[Evidence], members: int) -> None:
     """The root is no echo where there is anything else, and a node that is gone always beats what follows from it."""
     faults = seen(*evidence)
     verdict = diagnose(faults, (before(),), members)

@@ -75,7 +75,7 @@ def test_an_abort_on_the_way_out_does_not_hide_the_exception() -> None:
     assert the_fault(an_end(signal=int(signal.SIGKILL), raised=raised)).kind == "worker-sigkill"
 
 
-def test_a_watchdogs_abort_is_an_echo() -> None:
+def test_a_watchdogs_abort_is_a_secondary_failure() -> None:
     """NCCL gives up a process whose peer is gone; the peer is the one to look for."""
     thrown = "terminate called after throwing an instance of 'c10::DistBackendError'"
     words = f"{thrown}\n  what():  Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"

@@ -50,13 +50,13 @@ def test_several_liars_are_each_named() -> None:
     assert {fault.rank for fault in seen(copies(*"aabab"))} == {2, 4}
 
 
-def test_a_verdict_says_until_when_they_were_equal() -> None:
+def test_a_diagnosis_says_until_when_they_were_equal() -> None:
     """And what there is to go back to."""
     told = replace(copies("a", "a", "b"), equal_at=112, good="the newest checkpoint from before is that of step 100")
     assert the_fault(told).quote.endswith("; they were equal after step 112, the newest checkpoint from before is that of step 100")
 
 
-def test_a_verdict_does_not_wait_for_the_sums() -> None:
+def test_a_diagnosis_does_not_wait_for_the_checksums() -> None:
     """They only name the tensor."""
     fault = the_fault(copies("a", "a", "b"))
     assert fault.quote == "after step 128 rank 2 on n2 has other parameters than its 2 equal copies"

@@ -99,7 +99,7 @@ def test_competing_explanations_are_kept_with_their_weight(name: str) -> None:
 
 
 @scenarios
-def test_a_verdict_lists_its_evidence_with_time_and_source(name: str) -> None:
+def test_a_diagnosis_lists_its_evidence_with_time_and_source(name: str) -> None:
     """Each explanation says by what it was seen, when and by whom; no fault of the incident is left out by the root's."""
     faults = faults_of(name)
     verdict = assess_health(name, faults)
@@ -121,7 +121,7 @@ def test_the_node_that_is_sick_is_the_one_that_leaves(name: str) -> None:
 
 
 @scenarios
-def test_the_order_in_which_evidence_comes_in_changes_no_verdict(name: str) -> None:
+def test_the_order_in_which_evidence_comes_in_changes_no_diagnosis(name: str) -> None:
     """Agents speak over connections of their own."""
     faults, dice = faults_of(name), random.Random(7)
     verdict = assess_health(name, faults)

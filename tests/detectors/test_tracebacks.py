@@ -251,7 +251,7 @@ def test_an_error_that_was_raised_from_a_lost_peer_is_one() -> None:
 @pytest.mark.parametrize(
     "device", ["torch.AcceleratorError: CUDA error: an illegal memory access", "RuntimeError: CUDA error: device-side assert"]
 )
-def test_an_error_of_the_workers_own_gpu_is_no_echo_whoever_else_was_lost(device: str) -> None:
+def test_an_error_of_the_workers_own_gpu_is_no_secondary_failure_whoever_else_was_lost(device: str) -> None:
     """It came while a lost peer was dealt with, or the other way round: this process can do nothing more on its GPU."""
     first = PLAIN.replace("ValueError: bad shape", f"RuntimeError: {GLOO}")
     second = PLAIN.replace("ValueError: bad shape", device)

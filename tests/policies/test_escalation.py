@@ -278,7 +278,7 @@ def test_a_policy_that_does_not_always_answer_is_a_mistake_of_ours() -> None:
 
 
 def test_the_policies_are_those_that_a_job_can_name() -> None:
-    """What a user may write and what the ladder knows must not drift apart."""
+    """What a user may write and what the escalation knows must not drift apart."""
     assert set(NAMES) == set(POLICIES) == set(NAMED)
     assert TrainingJob.model_fields["policy"].default == BASE
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.interface import AllocationRequest
+from holdfast.cluster.slurm import commands
 from holdfast.cluster.slurm.allocations import Allocations
 from holdfast.cluster.slurm.commands import SbatchRequest, run_command
 from holdfast.cluster.slurm.drains import Drains
 from holdfast.cluster.slurm.parsing import node_states
+from holdfast.errors import SlurmUnavailable
 from holdfast.spec import SlurmCluster
 from tests.slurm.slurm_server import SlurmServer
 from tests.waiting import wait_until
@@ -60,6 +62,20 @@ def test_only_our_own_drains_are_undone(slurm: SlurmServer) -> None:
     finally:
         allocations.close(end=True)
         slurm.run("scontrol", "update", f"nodename={theirs}", "state=resume")
+
+
+def test_a_drain_that_slurm_did_not_answer_is_tried_again(slurm: SlurmServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node would stay open to other jobs."""
+    node, drains = slurm.names[0], Drains(CLUSTER)
+    states = node_states(run_command("sinfo", "--json"))
+    with monkeypatch.context() as context:
+        context.setattr(commands, "COMMAND_SECONDS", 0.001)
+        with pytest.raises(SlurmUnavailable):
+            list(drains.update({node: "ecc"}, {}, states))
+    try:
+        assert list(drains.update({node: "ecc"}, {}, states)) == [f"{node} is drained in Slurm: ecc"]
+    finally:
+        slurm.run("scontrol", "update", f"nodename={node}", "state=resume")
 
 
 def test_a_node_drained_by_another_controller_is_resumed_only_if_it_returned_to_service_since(slurm: SlurmServer) -> None:

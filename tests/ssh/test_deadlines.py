@@ -28,6 +28,17 @@ def test_only_what_is_late_is_cut_off() -> None:
     assert cut == ["fails"]
 
 
+def test_a_block_that_ended_in_time_leaves_no_thread() -> None:
+    """Its deadline is cancelled, not waited for."""
+    before = set(threading.enumerate())
+    with cut_at(time.monotonic() + LONG, lambda: None):
+        started = set(threading.enumerate()) - before
+    assert started
+    for thread in started:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
 def test_a_call_without_an_answer_times_out() -> None:
     """The answer, the error, or neither."""
     never = threading.Event()

@@ -122,6 +122,7 @@ def test_one_of_the_ssh_agents_keys_may_be_named(site: Site, tmp_path: Path, mon
     gone = sweeper.sweep()["a"].found
     assert isinstance(gone, Unknown)
     assert "no longer has the key" in gone.why
+    assert ". `ssh-add` it" in gone.why
     with pytest.raises(UnusableFile, match="it has a passphrase, and the SSH agent does not have it"):
         site.sweeper()
 

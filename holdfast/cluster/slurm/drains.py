@@ -28,7 +28,7 @@ class Drains:
     def __init__(self, cluster: SlurmCluster) -> None:
         self._prefix = f"holdfast {user()}/{cluster.name}: "
         self._drained: set[str] = set()
-        """Nodes that Slurm was asked to drain."""
+        """Nodes that Slurm has drained, or refused to drain."""
         self._resumed: set[str] = set()
         self._excluded: set[str] = set()
         """Nodes that were excluded at any time."""
@@ -42,9 +42,9 @@ class Drains:
         for node, why in excluded.items():
             state = states.get(node)
             if state is not None and not state.is_leaving and node not in self._drained:
+                refusal = self.drain(node, why)
                 self._drained.add(node)
                 self._resumed.discard(node)
-                refusal = self.drain(node, why)
                 yield f"{node} is excluded from requests to Slurm: {refusal}" if refusal else f"{node} is drained in Slurm: {why}"
         for state in states.values():
             may_resume = state.name in self._excluded or 0 < state.since <= returned.get(state.name, 0.0)

@@ -125,7 +125,7 @@ class Repair:
 
     def conclude(self) -> list[tuple[str, NodeTransition]]:
         """Apply the outcome of each burn-in that has begun; return the changes of nodes' states."""
-        moved, rules = [], self._table().rules
+        moved, rules = [], self.cluster.quarantine.rules
         for node in list(self.trials):
             trial, found = self.trials.pop(node), self.outcomes.get(node)
             passed = PASSED[found.mark] if found is not None else None
