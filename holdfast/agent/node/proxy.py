@@ -70,7 +70,7 @@ class ProxyServer:
         self._place: AgentDirectory | None = None
         self._commands: dict[str, Callable[..., Message]] = {
             "select-node": self._select_node,
-            "ping": dict,
+            "ping": lambda: {},
             "open": self._open,
             "close": self._close,
             "start": self._start,
