@@ -147,8 +147,11 @@ def replayed_events(path: Path, job: str, *, most: int = MAX_REPLAYED) -> list[M
                     ours = _event(line).get("job") == job
                 elif ours and any(mark in line for mark in _REPLAYED):
                     lines.append(line)
-    found = [inner for event in map(_event, lines) for inner in (event.get("events") if event.get("event") == "replay" else [event]) or ()]
-    unique = {encode(one): one for one in found if isinstance(one, dict) and one.get("event") in REPLAYED}  # agents log what they replay
+    found: list[Any] = []
+    for event in map(_event, lines):
+        inner = event.get("events") if event.get("event") == "replay" else [event]  # agents log what they replay
+        found += inner if isinstance(inner, list) else []
+    unique = {encode(one): one for one in found if isinstance(one, dict) and one.get("event") in REPLAYED}
     return list(unique.values())[-most:]
 
 

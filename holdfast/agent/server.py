@@ -214,7 +214,8 @@ class AgentServer:
         for part in self._parts:
             part.tick(now)
         if now >= self._next_heartbeat and self.workers.living():
-            self._next_heartbeat = now + (self.workers.plan.beat if self.workers.plan is not None else HEARTBEAT_INTERVAL)
+            plan = self.workers.plan
+            self._next_heartbeat = now + ((plan.beat if plan is not None else 0.0) or HEARTBEAT_INTERVAL)
             self._send_heartbeats()
         ranks_ended = self._end_with_ranks and not self.workers.living()
         if self._end_at is not None and not self.ending and (now >= self._end_at or ranks_ended):

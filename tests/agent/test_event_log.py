@@ -170,7 +170,7 @@ def test_the_events_of_a_jobs_earlier_agents_are_replayed(tmp_path: Path) -> Non
     agent("two", 7)
     assert (found("one"), found("two"), found("three")) == ([1, 2, 3, 4], [7], [])
     with path.open("ab") as file:
-        file.write(b'{"seq":9,"event":"steps","steps":[[8')
+        file.write(b'{"seq":9,"event":"replay","events":7}\n{"seq":9,"event":"steps","steps":[[8')
     assert found("two") == [7]
     assert [event["steps"][0][0] for event in replayed_events(path, "one", most=2)] == [3, 4]
     agent("two", 8)

@@ -70,7 +70,7 @@ class ProxyServer:
         self._place: AgentDirectory | None = None
         self._commands: dict[str, Callable[..., Message]] = {
             "select-node": self._select_node,
-            "ping": dict,
+            "ping": self._ping,
             "open": self._open,
             "close": self._close,
             "start": self._start,
@@ -159,6 +159,9 @@ class ProxyServer:
             "clock": boot_time(),
             **self._agent(),
         }
+
+    def _ping(self) -> Message:
+        return {}
 
     def _start(self, token: Token) -> Message:
         self._node.start_agent(token)

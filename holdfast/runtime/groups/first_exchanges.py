@@ -1,8 +1,8 @@
 """What the ranks exchanged before their first step: recorded by every rank, kept by others, and replayed to a process that replaces one.
 
 A process that takes a rank over runs the beginning of the script alone. Every operation that it starts there is answered with what the rank
-before it received in the same place, so that it continues with the values of the other ranks. Where that is impossible the take-over is
-refused, and all ranks restart.
+before it received in the same place, so that it continues with the values of the other ranks. Where that is impossible the process is
+not let in, and all ranks restart.
 """
 
 from __future__ import annotations

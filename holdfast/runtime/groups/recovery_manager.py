@@ -100,7 +100,7 @@ class RecoveryManager:
         self.last: tuple[float | None, float] = (None, 0.0)
         """Loss and seconds of the last step, for processes that did not compute it."""
         self.facts: dict[str, Any] = {}
-        """What all ranks know of each other: pieces, groups, roles; gathered once, sent to new processes."""
+        """What all ranks know of each other: shards, groups, roles; gathered once, sent to new processes."""
         self._checkpoints = checkpoints
         self._decision: bool | None = None
         self._unknown = False

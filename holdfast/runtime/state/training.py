@@ -82,10 +82,11 @@ class Training:
     def collect(self, progress: Mapping[str, Any], rank: int) -> dict[str, Any]:
         """Return all that this rank saves, in DCP's form; *progress* is the session's own."""
         tensors: dict[str, Tensor] = {}
-        shared = self._pack([self.named(one) for one in self.optimizers], tensors)
+        model = self.model.state_dict()
+        shared = self._pack(model, [self.named(one) for one in self.optimizers], tensors)
         whole = {"progress": dict(progress), **shared, **self._own_state()}
-        model = {name: value.detach() for name, value in self.model.state_dict().items() if isinstance(value, Tensor)}
-        return {"model": model, **tensors, tree_key(rank): tree.to_bytes(whole)}  # nested as `dcp_to_torch_save` returns it
+        nested = {name: value.detach() for name, value in model.items() if isinstance(value, Tensor)}
+        return {"model": nested, **tensors, tree_key(rank): tree.to_bytes(whole)}  # nested as `dcp_to_torch_save` returns it
 
     def rank_state(self) -> bytes:
         """Return what each rank has of its own: random generators, and the position in the data."""
@@ -94,15 +95,16 @@ class Training:
     def transferable_state(self) -> tuple[dict[str, Tensor], bytes]:
         """Return what a rank sends to a process that takes its place: the tensors themselves by key, and everything else as bytes."""
         tensors: dict[str, Tensor] = {}
-        shared = self._pack([_with_scalars_on_host(self.named(one)) for one in self.optimizers], tensors)
-        model = [*self.model.state_dict().items(), *self.model.named_buffers()]
-        own = {f"model.{name}": value.detach() for name, value in model if isinstance(value, Tensor)}
+        model = self.model.state_dict()
+        shared = self._pack(model, [_with_scalars_on_host(self.named(one)) for one in self.optimizers], tensors)
+        named = [*model.items(), *self.model.named_buffers()]
+        own = {f"model.{name}": value.detach() for name, value in named if isinstance(value, Tensor)}
         return {**own, **tensors}, tree.pickled(shared)
 
-    def _pack(self, optimizers: list[dict[str, Any]], tensors: dict[str, Tensor]) -> dict[str, Any]:
-        """Return the tree of the state that ranks share; add its tensors, except the model's own, to *tensors*."""
+    def _pack(self, model: Mapping[str, Any], optimizers: list[dict[str, Any]], tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Return the tree of the state that ranks share; add its tensors, except those of *model*, to *tensors*."""
         return {
-            "model": {name: None if isinstance(value, Tensor) else value for name, value in self.model.state_dict().items()},
+            "model": {name: None if isinstance(value, Tensor) else value for name, value in model.items()},
             "optimizers": tree.pack(optimizers, "optimizer", tensors),
             "schedulers": tree.pack([one.state_dict() for one in self.schedulers], "scheduler", tensors),
             "extra": tree.pack({name: state_of(one) for name, one in self.extra.items()}, "extra", tensors),
