@@ -133,7 +133,7 @@ def test_ranks_that_are_missing_are_put_down_to_the_fault_that_took_them_and_are
 
 
 def test_one_failure_gives_no_mean(history: History) -> None:
-    """The number of them is told, and no mean."""
+    """Their number is shown, and no mean."""
     write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=40.0), a_generation("j", 1, 0.0), *recovered("j", 1, 16.0, 4.0))
     found = bill(history)
     assert (found.mttf.seconds, found.mttf.n, found.mttr.seconds, found.mttr.n) == (None, 1, None, 1)
@@ -141,7 +141,7 @@ def test_one_failure_gives_no_mean(history: History) -> None:
 
 
 def test_a_users_error_is_no_failure_of_the_fleet_and_blames_no_node(history: History) -> None:
-    """What it cost is told all the same; an incident that passed is no failure either."""
+    """What it cost is shown all the same; an incident that passed is no failure either."""
     write(history, a_job(id="j", at=0.0), a_move("j", "FAILED", at=40.0), a_generation("j", 1, 0.0))
     write(history, *recovered("j", 1, 10.0, 4.0), *recovered("j", 2, 20.0, 4.0))
     write(history, *recovered("j", 3, 26.0, 4.0, outcome="passed", downtime_s=None))

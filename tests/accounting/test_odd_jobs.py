@@ -1,4 +1,4 @@
-"""Histories of odd jobs: each can be accounted for, told and drawn."""
+"""Histories of odd jobs: each can be accounted for, shown and drawn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.report.parsed import Page
 
 @pytest.mark.parametrize("name", sorted(odd.ODD))
 def test_an_odd_job_is_accounted_for_and_drawn(name: str, tmp_path: Path) -> None:
-    """No step, no loss, no end, a failure, sixty incidents, three hundred nodes: the parts are the whole, and the page tells them."""
+    """No step, no loss, no end, a failure, sixty incidents, three hundred nodes: the parts add up, and the page shows them."""
     history = filled.open_history(tmp_path)
     job = odd.ODD[name](history)
     found = bill(history, job, now=filled.BEGAN + 90_000)

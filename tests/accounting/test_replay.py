@@ -106,7 +106,7 @@ def test_another_policy_is_priced_by_what_recoveries_of_its_kind_took(history: H
     ids=["never measured", "open", "no difference"],
 )
 def test_an_unknown_price_is_not_invented(rows: list[Any], policy: str, why: str, history: History) -> None:
-    """The difference is told, with the reason why it has no price."""
+    """The difference is shown, with the reason why it has no price."""
     write(history, *rows)
     assert [(one.hours, one.why_not) for one in replay(history, policy).differences] == ([(None, why)] if why else [])
 

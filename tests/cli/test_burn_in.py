@@ -49,7 +49,7 @@ def now_of(history: History, node: str = "node-1") -> Node:
 
 
 def test_a_quarantined_node_that_passes_returns_to_service(here: Command, book: History, small: Path) -> None:
-    """A line for each check with its figures, and the verdict last."""
+    """A line for each check with its figures, and the result last."""
     out(book)
     done = here("burn-in", "node-1", *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -44,6 +44,17 @@ def test_the_last_lines_of_every_rank_are_shown_with_its_node(here: Command, run
     assert told["logs"] == [{"node": "n0", "log": "rank-1.log", "lines": ["100%", "red ␛[31m and no end"]}]
 
 
+def test_a_log_that_cannot_be_read_is_reported_although_others_of_its_node_can(here: Command, running: Author) -> None:
+    """The exit status says so too."""
+    folder = write(job_directory("gpt-small") / "logs", rank_1="one\n", rank_2="two\n", rank_3="three\n")
+    (folder / "rank-0.log").symlink_to("/proc/self/mem")  # a regular file, of which nothing can be read at byte 0
+    done = here("logs")
+    assert (done.returncode, done.stderr) == (1, "n0 could not be read: Input/output error\n")
+    assert "== rank 1 on n0\none\n" in done.stdout
+    told = here("logs", "--json")
+    assert (told.returncode, json.loads(told.stdout)["unreachable"]) == (1, {"n0": "Input/output error"})
+
+
 def test_a_log_that_is_followed_shows_lines_as_they_come_until_the_job_ends(
     here: Command, running: Author, book: History, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -211,7 +211,7 @@ def test_show_has_faults_decisions_and_phases(here: Command, running: Author) ->
 
 
 def test_show_has_hypotheses_with_their_evidence(here: Command, running: Author, book: History) -> None:
-    """The newest verdict counts: each explanation with its weight, its evidence with time and source, and what it leaves unexplained."""
+    """The newest diagnosis counts: each hypothesis with its confidence, its evidence with time and source, what it leaves unexplained."""
     (incident, *_) = queries.incidents(book, running.job.id)
     running.write(a_verdict(incident, 0.4), a_verdict(incident, 0.8))
     text = here("show", "1", "--job", "gpt-small").stdout

@@ -108,7 +108,7 @@ class Author:
         self.write(row)
 
     def record_event(self, text: str, *, seconds: float) -> None:
-        """Write a remark."""
+        """Write an event of the job."""
         self.write(JobEvent(job_id=self.job.id, at=self.zero + seconds, text=text))
 
     def incident(
@@ -152,7 +152,7 @@ class Author:
         self.write(lease)
 
     def node(self, name: str, status: str, reason: str, *, seconds: float) -> None:
-        """Write a change of a node's standing."""
+        """Write a change of a node's status."""
         self.write(NodeStatusChange(cluster="local", node=name, at=self.zero + seconds, status=status, reason=reason, job_id=self.job.id))
 
 

@@ -194,7 +194,7 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_history_that_may_not_be_written_can_be_read(tmp_path: Path) -> None:
-    """An archived one, or a colleague's: `holdfast history` reads it, a flow is told that it cannot write."""
+    """An archived one, or a colleague's: `holdfast history` reads it, a flow reports that it cannot write."""
     home = tmp_path / "home"
     home.mkdir()
     path = filled(home / "history.db")
@@ -216,7 +216,7 @@ def test_a_history_that_may_not_be_written_refuses_a_writer(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("statement", ["BEGIN EXCLUSIVE", "BEGIN IMMEDIATE"])
 def test_a_fresh_file_locked_by_another_process_is_named(tmp_path: Path, child: StartChild, statement: str) -> None:
-    """A program that holds the file and does not let go."""
+    """A program that locks the file and does not release it."""
     path = tmp_path / "history.db"
     locker = child("lock_file", str(path), statement)
     assert locker.hear() == "locked"

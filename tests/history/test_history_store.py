@@ -99,7 +99,7 @@ def test_writers_and_readers_in_many_processes_get_along(history_url: str, child
 
 
 def test_a_writer_killed_in_the_middle_loses_nothing_it_had_committed(history_url: str, child: StartChild) -> None:
-    """Kill -9 between two commits leaves a database that reads well and holds what the writer had told us of."""
+    """Kill -9 between two commits leaves a database that can be read and has what the writer had reported."""
     for number in range(3):
         writer = child("write_steps", history_url, f"job{number}", "1000000")
         told = 0

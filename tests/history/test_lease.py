@@ -1,4 +1,4 @@
-"""The lease: one flow steers a job, and its orders carry an epoch that only grows."""
+"""The lease: one controller runs a job, and its commands carry an epoch that only increases."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_killed_holder_is_replaced_at_once_on_its_host(history_url: str, child
 
 
 def test_a_zombie_holder_is_dead(history_url: str, child: StartChild) -> None:
-    """A zombie has a pid and a start time, and steers nothing."""
+    """A zombie has a pid and a start time, and controls nothing."""
     history = History.open(history_url)
     job = a_job()
     parent = child("hold_lease_in_a_zombie", history_url, job.id, job.name)

@@ -46,7 +46,7 @@ def test_an_empty_history_has_measured_nothing(history: History) -> None:
 
 
 def test_node_hours_are_those_in_which_nodes_belonged_to_a_generation(history: History) -> None:
-    """Of jobs that ended, of one that a flow steers now, and of one whose flow died: that lasts until its newest step."""
+    """Of jobs that ended, of one that a controller runs now, and of one whose controller died: that lasts until its newest step."""
     write(history, a_job(id="ended"), a_move("ended", "COMPLETED", at=9 * HOUR))
     write(history, a_generation("ended", 1, 0, 2, 3), a_generation("ended", 2, 2, None, 3), a_generation("ended", 3, 5, None, 2))
     write(history, a_job(id="live"), a_generation("live", 1, 90, None, 4))

@@ -118,7 +118,7 @@ class Script:
         )  # fmt: skip
 
     def snapshots(self, generation: int, *, step: int, ages: dict[str, int]) -> None:
-        """Write what a generation told of its snapshots in memory."""
+        """Write what a generation reported of its in-memory snapshots."""
         self.add(
             Snapshots(
                 job_id=self.job.id, generation=generation, at=self.clock, step=step, age_steps=1, age_s=0.09, replica_step=step - 1,
@@ -127,7 +127,7 @@ class Script:
         )  # fmt: skip
 
     def stand(self, node: str, status: str, reason: str) -> None:
-        """Change a node's standing."""
+        """Change a node's status."""
         self.add(NodeStatusChange(cluster="local", node=node, at=self.clock, status=status, reason=reason, job_id=self.job.id))
 
     def suffer(self, number: int, faults: list[FaultRecord], *, detect: float, reason: str) -> Incident:

@@ -13,7 +13,7 @@ COPIED = {"steps": 120, "taken": 100, "given_up": 2, "copied": 0.5, "overlapped"
 
 
 def rank_file(rank: int, world: int, **more: Any) -> dict[str, Any]:
-    """Return what rank *rank* of *world* tells: it waits for a stage, gradients and the vote; its copy is hidden but for its end."""
+    """Return what rank *rank* of *world* reports: it waits for a stage, gradients and the vote; its copy is overlapped but for its end."""
     late = 0.001 * rank
     return {
         "format": 1,

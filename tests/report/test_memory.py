@@ -13,7 +13,7 @@ REPLICATED: dict[str, Any] = {"checkpoint": {"memory": {"every": 1, "replicas": 
 
 
 def a_row(**fields: Any) -> Snapshots:
-    """Return what a generation told at time 100."""
+    """Return what a generation reported at time 100."""
     known: dict[str, Any] = {"job_id": "j", "generation": 2, "at": 100.0, "step": 57, "age_steps": 1, "age_s": 0.038, "replica_step": 57}
     return Snapshots(**known | {"interval_steps": 1, "copied_s": 4.0, "overlapped_s": 3.9, "cost_s": 0.3, "trained_s": 100.0} | fields)
 
@@ -82,7 +82,7 @@ def test_why_there_is_no_snapshot_is_shown_if_known(
 
 
 def test_the_overhead_is_that_of_all_generations_together() -> None:
-    """Seconds are added up before they are divided; the cadence is the newest."""
+    """Seconds are added up before they are divided; the interval is the newest."""
     rows = [
         a_row(ages={"1": 3}),
         a_row(generation=3, interval_steps=4, copied_s=12.0, overlapped_s=0.1, trained_s=200.0, cost_s=2.7, ages={"1": 1, "6": 2}),

@@ -119,7 +119,7 @@ def test_the_end_of_a_job_is_told_and_needs_a_person_only_when_it_failed() -> No
 
 
 def test_a_quarantine_belongs_to_its_incident_and_needs_a_person() -> None:
-    """Whether it comes before or just after the recovery; one without an incident is told by itself."""
+    """Whether it comes before or just after the recovery; one without an incident is reported by itself."""
     for late in (False, True):
         desk = Notifications(LAB)
         desk.opened(an_incident(), 0.0)

@@ -74,7 +74,7 @@ def test_the_neighbourhood_of_an_incident_is_whole_even_among_a_million_steps() 
 
 
 def test_the_neighbourhoods_of_too_many_incidents_are_left_to_the_columns() -> None:
-    """A page has its size, whatever befell the job."""
+    """A page has its size, whatever happened to the job."""
     x = np.arange(100_000.0)
     assert len(around(x, np.arange(0.0, 100_000.0, 50), 24, 3000)) == 0
     assert len(around(x, np.array([-5.0, 0.0, 2e5]), 3, 3000)) == 3 + 1 + 3

@@ -115,19 +115,25 @@ class LogReader:
         if size is None:
             return []
         begin = log.at = max(0, size - TAIL_BYTES)
-        found = self.more(log)
+        found = self._read(log) or []
         complete = found[1:] if begin else found  # the first one begins before
         return [*complete, *([as_shown(log.rest)] if log.rest else [])][-lines:] if lines else []
 
     def more(self, log: Log) -> list[str]:
-        """Return the lines that a log has received since it was last read."""
+        """Return the lines that a log has received since it was last read; its node is reachable again if it was not."""
+        found = self._read(log)
+        if found is not None:
+            self.unreachable.pop(log.node, None)
+        return found or []
+
+    def _read(self, log: Log) -> list[str] | None:
+        """Return the next complete lines of a log; None, with the reason in `unreachable`, when it cannot be read."""
         try:
             data = self.source.log(log.node, self.job.name, log.name, log.at, TAIL_BYTES)
         except (WorldError, OSError) as error:
             self._failed(log.node, error)
-            return []
-        self.unreachable.pop(log.node, None)
-        return [as_shown(line) for line in log.lines_in(data)] if data else []
+            return None
+        return [as_shown(line) for line in log.lines_in(data)]
 
 
 def logs(  # noqa: PLR0913 (as many as the command has options)
