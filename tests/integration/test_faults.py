@@ -126,7 +126,7 @@ def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) 
     play.reaches("WAITING")
     stage.nodes.power_off("node-2")
     wait_until(
-        lambda: any("node-2 is lost" in one.text for one in queries.job_events(stage.history, play.job.id)), seconds=60, explain=play.log
+        lambda: any("node-2 was lost" in one.text for one in queries.job_events(stage.history, play.job.id)), seconds=60, explain=play.log
     )
     for one in (node, "node-2"):
         play.chaos.power_on(one)

@@ -131,4 +131,4 @@ def test_a_node_without_memory_is_told_and_trains_on(stage: Stage) -> None:
     view = view_job(stage.history, play.job)
     assert view.snapshots is None
     assert view.no_snapshots.startswith("none: memory-none on node"), view.no_snapshots
-    assert sum("no state in memory" in remark.text for remark in queries.job_events(stage.history, play.job.id)) == 1
+    assert sum("no snapshots in memory" in remark.text for remark in queries.job_events(stage.history, play.job.id)) == 1

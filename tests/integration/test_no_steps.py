@@ -70,7 +70,7 @@ def test_a_job_whose_rank_0_has_ended_is_completed_though_others_do_not_end(stag
     """They are given their time, and ended then: to run all of it again would lead to the same place."""
     play = unmanaged(stage, "stuck", FIRST_ENDS.format(seconds=3600), limits={"end_grace": "1s"})
     assert play.ends() == 0, play.log()
-    assert play.reason().startswith("rank 0 exited with status 0; rank(s) 1 did not exit by themselves and are terminated: rank 0 ended")
+    assert play.reason().startswith("rank 0 exited with status 0; rank(s) 1 did not exit by themselves and are terminated: rank 0 exited")
     assert [one.kind for one in queries.faults(stage.history, play.job.id)] == ["job-end-stuck"]
     assert (play.kinds(), len(queries.generations(stage.history, play.job.id))) == ([], 1)
     assert stage.left() == []
@@ -82,4 +82,4 @@ def test_a_job_whose_rank_0_does_not_end_is_started_again_once(stage: Stage) -> 
     play = unmanaged(stage, "first", other, limits={"end_grace": "1s"})
     assert play.ends() == 1, play.log()
     assert [(one.kind, one.action) for one in play.incidents()] == [("job-end-stuck", "restart-in-place"), ("job-end-stuck", "give-up")]
-    assert "to do so once more would not end them" in play.reason()
+    assert "another restart would not end them" in play.reason()

@@ -94,7 +94,7 @@ def test_a_slow_rank_is_moved_if_that_pays_and_one_with_a_flipped_bit_is_replace
     weighed = next(one for one in queries.straggler_decisions(stage.history, play.job.id) if one.rank == 1)
     assert (weighed.act, weighed.node, weighed.kind) == ("move", slowly, "straggler-gpu")
     assert re.match(
-        rf"rank 1 on {slowly}: staying costs .* a step x [\d,]+ steps that are left = .*; moving costs .*: moved$", weighed.reason
+        rf"rank 1 on {slowly}: staying costs .* a step x [\d,]+ remaining steps = .*; a migration costs .*: migrated$", weighed.reason
     )
     wait_until(lambda: queries.finished_migrations(stage.history, play.job.id)[-1].done, seconds=30, explain=play.log)
     assert (queries.finished_migrations(stage.history, play.job.id)[-1].facts or {})["pause"] > 0

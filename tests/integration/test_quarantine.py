@@ -74,7 +74,7 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     assert (play.state(), play.incidents()) == ("RUNNING", []), "by itself it stops nothing"
     play.chaos.kill(0)
     play.reaches("WAITING")
-    assert "0 node(s) are left and the job needs 1, so a person is asked" in play.reason()
+    assert "0 node(s) are left and the job needs 1, so approval is requested" in play.reason()
     wait_until(
         lambda: [one.flow_run for one in approvals.pending_approvals(stage.history)] not in ([], [None]), seconds=30, explain=play.log
     )

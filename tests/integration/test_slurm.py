@@ -253,7 +253,7 @@ def test_a_job_that_is_run_inside_of_an_allocation_uses_it_and_ends_saved_before
     ends(stage, number, within=30)
     assert again.ends() == 5, again.log()
     assert (again.state(), again.kinds()) == ("CANCELLED", [])
-    assert "the allocation that this runs in ends at" in again.reason()
+    assert "the allocation of the controller ends at" in again.reason()
     assert "JobState=CANCELLED" not in stage.slurm.run("scontrol", "show", "job", number)
 
 

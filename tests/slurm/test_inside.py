@@ -25,5 +25,5 @@ def test_a_job_file_without_a_cluster_means_the_allocation_that_it_is_submitted_
         slurm.run("scancel", number)
     text = " ".join(said.read_text().split())
     assert "train.py on 2 nodes of cluster 'slurm'" in text
-    assert f"Its nodes are those of Slurm job {number}, which this is inside of." in text
+    assert f"Its nodes are those of Slurm job {number}, within which this runs." in text
     wait_until(lambda: slurm.run("squeue", "--noheader") == "", seconds=60, explain=slurm.logs)

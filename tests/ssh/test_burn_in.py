@@ -31,7 +31,7 @@ def test_nodes_over_ssh_are_burned_in_and_paired(site: Site, tmp_path: Path) -> 
         assert posts.names() == ["one", "two", "away"]
         found = BurnInRunner(posts, BurnInPlan.of(cluster.burn_in, seconds=0.05)).try_out(["one", "two", "away"])
     assert {node: one.mark for node, one in found.items()} == {"one": CheckMark.PASSED, "two": CheckMark.PASSED, "away": CheckMark.SKIPPED}
-    assert "well with two" in found["one"].checks[-1].words
+    assert "passed with two" in found["one"].checks[-1].words
     assert "Connection refused" in found["away"].reason
     assert list(tmp_path.iterdir()) == [], "the disk is as it was"
     wait_until(lambda: not [*site.nodes["one"].children(), *site.nodes["two"].children()], seconds=60)
