@@ -16,7 +16,8 @@ import pytest
 from holdfast.cli import watch as watching
 from holdfast.cli.changes import JobChange, JobFollower
 from holdfast.cli.job_view import JobView
-from holdfast.cli.screens import PlainLines, sparkline
+from holdfast.cli.frame import sparkline
+from holdfast.cli.screens import PlainLines
 from holdfast.cli.watch import JobWatcher, Signals
 from holdfast.history import queries
 from holdfast.history.models import Incident
