@@ -6,6 +6,7 @@ It fits any terminal: rows are wrapped between words, and where lines are few th
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +25,7 @@ from holdfast.cli.recovery_view import Recovery
 from holdfast.history.models import Incident
 from holdfast.report import memory
 from holdfast.report.wording import NOTHING, count, duration, incident_closed, listing, plural, rank_count, ranks, visible
+from policies.states import State
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 DONE, TO_DO = "━", "─"
@@ -46,13 +48,16 @@ INCIDENT_SHARE: Final = 5
 """One in so many lines of the terminal may show incidents, and one more."""
 REASON_LINES: Final = 2
 """Lines that the reason of a state may take."""
-UNREMARKABLE: Final = frozenset({"RUNNING", "COMPLETED"})
+UNREMARKABLE: Final = frozenset({State.RUNNING, State.COMPLETED})
 """States that need no reason."""
 CLOSING: Final = "the job has ended; its controller ends the remaining processes and completes the history"
 MAX_NODES: Final = 16
 """Nodes that are named at most."""
 SEPARATOR: Final = " · "
 """Between the parts of the hint."""
+GLUE: Final = "\N{NO-BREAK SPACE}"
+UNIT: Final = re.compile(r"(?<=\d) (?=(?:ms|s|min|h|d|[kMGT]?B|steps?|ranks?|nodes?)\b)")
+"""Between a number and its unit."""
 GAP: Final = "   "
 """Between numbers on one line."""
 
@@ -153,14 +158,14 @@ class Frame:
         lines = 1 if height < LOW else 2
         yield Section(priority=0, lines=self._step(width))
         yield Section(priority=1, lines=self._numbers(width))
-        if view.reason and view.state not in UNREMARKABLE and recovery is None:
+        if view.reason and view.state not in UNREMARKABLE and (recovery is None or view.state == State.WAITING):
             yield Section(priority=2, lines=_row("reason", view.reason, width, most=REASON_LINES))
         yield from self._nodes(width, height)
         if reserve := view.nodes.reserve:
             yield Section(priority=10, lines=_row("spares", reserve, width, most=lines))
-        if view.nodes.isolated:
-            out = "; ".join(f"{node}: {why}" for node, why in view.nodes.isolated.items())
-            yield Section(priority=11, lines=_row("isolated", out, width, most=lines, style="yellow"))
+        if view.nodes.removed:
+            out = "; ".join(f"{node} {why}" for node, why in view.nodes.removed.items())
+            yield Section(priority=11, lines=_row("removed", out, width, most=lines, style="yellow"))
         if not view.ended:
             yield from self._saved(width, lines)
         if view.warnings:
@@ -232,6 +237,8 @@ class Frame:
         size = rank_count(view.generation.world_size, view.generation.facts)
         line = f"{size} on {plural(len(view.members), 'node')}{state}"
         room = width - (LABEL if width >= LABELLED else 6)
+        if state and cell_len(line) > room:
+            line = plural(len(view.members), "node") + state
         for most in range(min(len(view.members), MAX_NODES), 0, -1):
             named = f"{line}: {ranks_by_node(view.members, most)}"
             if cell_len(named) <= room:
@@ -253,7 +260,7 @@ class Frame:
         elif view.step is not None:
             yield Section(priority=7, lines=_row("checkpoint", "none yet", width, most=1))
         process, node = view.at_risk, view.at_risk_with_node
-        if process is not None and node is not None:
+        if view.incident is None and process is not None and node is not None:
             both = "" if node.steps == process.steps else f"; if a node is lost {node.text}"
             yield Section(priority=6, lines=_row("at risk", f"at most {process.text}{both}", width, most=2))
 
@@ -282,14 +289,15 @@ def _recovery(recovery: Recovery, width: int, most: int) -> Iterator[Section]:
     if recovery.is_over:
         text, style = incident_closed(one).removeprefix("incident "), "green"
     else:
-        text, style = f"{one.number}: {one.kind} on {one.subject}, {duration(recovery.seconds)} ago", "bold yellow"
+        ago = f", {duration(recovery.seconds)} ago" if most > 1 else ""
+        text, style = f"{one.number}: {one.kind} on {one.subject}{ago}", "bold yellow"
     yield Section(priority=2, lines=_row("incident", text, width, most=most, style=style))
     phases = [phase.text for phase in recovery.phases]
     lines = _flowing("recovery", phases, width, gap=SEPARATOR)
     running = recovery.phase
     if most == 1 and len(lines) > 1 and running is not None:
         place = [phase.name for phase in recovery.phases].index(running.name) + 1
-        lines = _row("recovery", f"{running.text} (phase {place} of {len(phases)})", width, most=1)
+        lines = _row("recovery", f"{running.text} ({place}/{len(phases)})", width, most=1)
     if running is not None:
         for line in lines:
             line.highlight_words([running.text], style="bold yellow")
@@ -311,12 +319,12 @@ def _attention(bad: Sequence[JobNode], width: int, most: int) -> list[Text]:
     groups = dict[str, list[JobNode]]()
     for one in bad:
         groups.setdefault(one.state, []).append(one)
-    shown = list(groups.items())[:most]
+    shown, each = list(groups.items())[:most], 2 if len(groups) < most else 1
     lines = []
     for state, nodes in shown:
         held = sorted(rank for one in nodes for rank in one.ranks)
         where = f" (ranks {ranks(held)})" if len(held) > 1 else f" (rank {ranks(held)})" if held else " (spare)"
-        lines += _row("", f"! {listing((one.name for one in nodes), 3)}{where} {state}", width, most=1, style="red")
+        lines += _row("", f"! {listing((one.name for one in nodes), 3)}{where} {state}", width, most=each, style="red")
     if hidden := len(bad) - sum(len(nodes) for _, nodes in shown):
         lines += _row("", f"! and {count(hidden)} more", width, most=1, style="red")
     return lines
@@ -348,9 +356,9 @@ def footer(notice: str, hint: str, width: int) -> list[str]:
     return _first_lines(SEPARATOR.join(parts), width, 1)
 
 
-def _first_lines(text: str, width: int, most: int) -> list[str]:
-    """Return the first lines of *text*, cut between two words where there are more than *most*."""
-    lines = wrapped(text, width)
+def _first_lines(text: str, width: int, most: int, *, indent: int = 0) -> list[str]:
+    """Return the first lines of *text*, cut between two words where there are more than *most*; a number stays with its unit."""
+    lines = [line.replace(GLUE, " ") for line in wrapped(UNIT.sub(GLUE, text), width, indent=indent)]
     if len(lines) <= most:
         return lines
     last = lines[most - 1]
@@ -367,7 +375,7 @@ def _row(label: str, text: str, width: int, *, most: int, style: str = "") -> li
         heads = [label.ljust(LABEL), *(" " * LABEL for _ in parts[1:])]
     else:
         head = f"{label} " if label else ""
-        parts = _first_lines(head + shown, width, most)
+        parts = _first_lines(head + shown, width, most, indent=2)
         heads = [head, *("" for _ in parts[1:])]
         parts[0] = parts[0].removeprefix(head)
     return [

@@ -52,8 +52,8 @@ class JobNodes:
     """Nodes with ranks."""
     spares: Sequence[JobNode] | None = None
     """Spare nodes; None: not reported yet."""
-    isolated: Mapping[str, str] = field(default_factory=dict)
-    """Nodes out of service, and why."""
+    removed: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that the job has lost or left, or that are out of service, and why."""
 
     @property
     def bad(self) -> list[JobNode]:
@@ -70,9 +70,9 @@ class JobNodes:
         """Return spare nodes and hot spares as text; empty if they are not reported yet."""
         if self.spares is None:
             return ""
-        where = [one.name for one in (*self.members, *self.spares) if one.hot_spares]
+        where = [f"{one.name} ({one.hot_spares})" for one in (*self.members, *self.spares) if one.hot_spares]
         named = f" ({_names(one.name for one in self.spares)})" if self.spares else ""
-        hot = f"{plural(self.hot_spares, 'hot spare')} ready on {_names(where)}" if where else "no hot spare"
+        hot = f"{plural(self.hot_spares, 'hot spare')} ready: {_names(where)}" if where else "no hot spare ready"
         return f"{plural(len(self.spares), 'spare node') if self.spares else 'no spare node'}{named}, {hot}"
 
     def as_record(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class JobNodes:
             "conditions": conditions,
             "spare_nodes": None if self.spares is None else [one.name for one in self.spares],
             "hot_spares": None if self.spares is None else {one.name: one.hot_spares for one in known if one.hot_spares},
-            "isolated": dict(self.isolated),
+            "removed": dict(self.removed),
         }
 
 
@@ -97,35 +97,40 @@ def nodes_of(history: History, job: Job, generation: Generation | None, faults: 
     if generation is None:
         return JobNodes()
     facts = generation.facts or {}
-    conditions = _conditions(history, job, faults, now)
+    recorded = _recorded(history, job)
+    suspect = {node: one for node, one in recorded.items() if one[2]}
+    conditions = {**recorded, **_probed(history, job, now), **suspect, **_faulty(faults)}
     hot = {str(node): int(number) for node, number in (facts.get("hot_spares") or {}).items()}
 
     def one(node: str, held: Sequence[int] = ()) -> JobNode:
         condition, reason, is_bad = conditions.get(node, ("", "", False))
         return JobNode(name=node, ranks=held, hot_spares=hot.get(node, 0), condition=condition, reason=reason, is_bad=is_bad)
 
-    spares = facts.get("spare_nodes")
+    spares = facts.get("spare_nodes")  # recorded while no incident is open: since then one may have become a member
+    kept = {*generation.ranks, *(spares or ())}
+    gone = {node: one for node, one in conditions.items() if node not in kept and one[0] in {"lost", "excluded"}}
+    isolated = {str(node): str(why) for node, why in (facts.get("isolated") or {}).items() if node not in kept}
     return JobNodes(
         members=[one(str(node), list(held)) for node, held in generation.ranks.items()],
-        spares=None if spares is None else [one(str(node)) for node in spares],
-        isolated={str(node): str(why) for node, why in (facts.get("isolated") or {}).items()},
+        spares=None if spares is None else [one(str(node)) for node in spares if node not in generation.ranks],
+        removed={node: f"{status}: {why}" for node, (status, why, _) in gone.items()} | isolated,
     )
 
 
-def _conditions(history: History, job: Job, faults: Sequence[FaultRecord], now: float) -> dict[str, tuple[str, str, bool]]:
-    """Return condition, reason and whether it is bad, by node: a fault in work before the controller's state before the last probe."""
-    cluster = str(job.cluster.get("name"))
+def _probed(history: History, job: Job, now: float) -> dict[str, tuple[str, str, bool]]:
+    """Return condition, reason and whether it is bad, by node, as the last probe found it."""
     found = dict[str, tuple[str, str, bool]]()
-    for node, health in health_by_node(history, cluster).items():
+    for node, health in health_by_node(history, str(job.cluster.get("name"))).items():
         if health.is_fresh(now):
-            is_healthy = health.status == NodeHealthState.HEALTHY
-            found[node] = (str(health.status), "" if is_healthy else "; ".join(health.evidence[:2]), health.is_bad)
-    for node, row in queries.node_statuses(history, cluster).items():
-        if row.job_id == job.id and row.status in SUSPECT:
-            found[node] = (row.status, row.reason, True)
-        elif row.job_id == job.id:
-            found.setdefault(node, (row.status, "", False))
-    return found | _faulty(faults)
+            why = "" if health.status == NodeHealthState.HEALTHY else "; ".join(health.evidence[:2])
+            found[node] = (str(health.status), why, health.is_bad)
+    return found
+
+
+def _recorded(history: History, job: Job) -> dict[str, tuple[str, str, bool]]:
+    """Return the same as the job's controller recorded it."""
+    rows = queries.node_statuses(history, str(job.cluster.get("name")))
+    return {node: (row.status, row.reason, row.status in SUSPECT) for node, row in rows.items() if row.job_id == job.id}
 
 
 def _faulty(faults: Sequence[FaultRecord]) -> dict[str, tuple[str, str, bool]]:
