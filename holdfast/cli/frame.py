@@ -85,9 +85,9 @@ class Column:
 COLUMNS: Final = (
     Column(name="#", min_width=2, right=True),
     Column(name="after", min_width=8, right=True, rank=3),
-    Column(name="fault", min_width=12),
-    Column(name="on", min_width=10, rank=1),
-    Column(name="action", min_width=10),
+    Column(name="fault", min_width=8),
+    Column(name="on", min_width=8, rank=1),
+    Column(name="action", min_width=8),
     Column(name="down", min_width=8, right=True),
     Column(name="lost", min_width=4, right=True, rank=2),
 )
