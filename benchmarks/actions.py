@@ -29,7 +29,7 @@ GENEROUS: Final = (
     "budget: {in_place: 10000, recoveries: 10000, fruitless: 10000}\n"
     "frequent: {times: 0, processes: 0}\nflapping: {times: 0}\ncommon: {nodes: 0, share: 0}\n"
 )
-ENDS: Final = {"wait-for-capacity": "WAITING", "ask-a-person": "WAITING", "give-up": "FAILED"}
+ENDS: Final = {"wait-for-capacity": "WAITING", "request-approval": "WAITING", "fail": "FAILED"}
 """Actions without orders, and the state that the job comes to."""
 
 
@@ -57,7 +57,7 @@ class Actions:
     def __init__(self, place: Path, environment: dict[str, str], times: Times) -> None:
         self.times, self.policy, self._runs = times, place / "policy.yaml", False
         place.mkdir(parents=True)
-        self.rule("retry-step", "take-over", "restart-in-place")
+        self.rule("retry-step", "replace-ranks", "restart-workers")
         self.job = Steered(
             place,
             environment,
@@ -106,19 +106,19 @@ class Actions:
 
     def ordinary(self) -> None:
         """Answer a fault in the ways that leave the job on its nodes; twice so that the first attempt fails."""
-        self.rule("retry-step", "restart-in-place")
+        self.rule("retry-step", "restart-workers")
         self.answered("retry-step", lambda: self.job.trouble(1, "cut_connections()"))
-        self.rule("take-over", "restart-in-place")
-        self.answered("take-over", lambda: self.job.chaos.kill(1))
-        self.rule("restart-in-place")
-        self.answered("restart-in-place", lambda: self.job.chaos.kill(1))
-        self.rule("take-over", "restart-in-place")
+        self.rule("replace-ranks", "restart-workers")
+        self.answered("replace-ranks", lambda: self.job.chaos.kill(1))
+        self.rule("restart-workers")
+        self.answered("restart-workers", lambda: self.job.chaos.kill(1))
+        self.rule("replace-ranks", "restart-workers")
         self.job.trouble_next(1, kill_at_start())
-        self.answered("take-over", lambda: self.job.chaos.kill(1))
+        self.answered("replace-ranks", lambda: self.job.chaos.kill(1))
 
     def replaced(self) -> None:
         """Give the place of a node to a spare one, and once to one that loses power while it takes it."""
-        self.rule("replace-node", "restart-in-place")
+        self.rule("replace-node", "restart-workers")
         for _ in range(REPLACED):
             self.answered("replace-node", lambda: self.job.chaos.kill(1))
         self.job.trouble_next(1, power_off_at_start(self.job.nodes))
@@ -126,23 +126,23 @@ class Actions:
 
     def narrow(self) -> None:
         """Go on with a node less, as there is no spare left."""
-        self.rule("shrink")
-        one = self.answered("shrink", lambda: self.job.chaos.kill(1))
-        if one.action == "shrink" and one.downtime_s is not None:
+        self.rule("shrink-restart")
+        one = self.answered("shrink-restart", lambda: self.job.chaos.kill(1))
+        if one.action == "shrink-restart" and one.downtime_s is not None:
             self.times.shrunk.append(one.downtime_s)
 
     def stranded(self) -> None:
         """Wait for capacity, also after a restart that failed."""
         self.rule("wait-for-capacity")
         self.answered("wait-for-capacity", lambda: self.job.chaos.kill(1))
-        self.rule("restart-in-place", "wait-for-capacity")
+        self.rule("restart-workers", "wait-for-capacity")
         self.job.trouble_next(1, kill_at_start())
-        self.answered("restart-in-place", lambda: self.job.chaos.kill(1))
+        self.answered("restart-workers", lambda: self.job.chaos.kill(1))
 
     def asked(self) -> None:
         """Ask a person; once, for a node that one has kept is not asked about again."""
-        self.rule("restart-in-place", "wait-for-capacity", more="recommended_actions: {worker-sigkill: evict}\n")
-        self.answered("ask-a-person", lambda: self.job.chaos.kill(1), then=self.reply)
+        self.rule("restart-workers", "wait-for-capacity", more="recommended_actions: {worker-sigkill: evict}\n")
+        self.answered("request-approval", lambda: self.job.chaos.kill(1), then=self.reply)
 
     def reply(self) -> None:
         """Have a person keep the node that the job asks about."""
@@ -152,7 +152,7 @@ class Actions:
     def over(self) -> None:
         """Leave the job no action but the last."""
         self.rule("retry-step")
-        self.answered("give-up", lambda: self.job.chaos.kill(1))
+        self.answered("fail", lambda: self.job.chaos.kill(1))
         self.job.ends()
 
     # -- what came of it ----------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Actions:
         job.until(lambda: len(job.incidents()) > known, f"an incident for {action}")
         then()
         job.until(lambda: all(one.closed_at for one in job.incidents()), f"the end of the incident for {action}")
-        if action != "give-up":
+        if action != "fail":
             job.goes_on(1)
         one = job.incidents()[known]
         self.note(action, one, at)
@@ -191,7 +191,7 @@ class Actions:
                 self.times.injected[action].append(sent - injected)
                 continue
             before = decided[place - 1]
-            if before.action == "ask-a-person":  # a person has answered: nothing failed
+            if before.action == "request-approval":  # a person has answered: nothing failed
                 continue
             new = [fault.at for fault in faults if before.at < fault.at <= decision.at]
             heard = [move.at for move in moves if move.event == "faulted" and before.at < move.at <= decision.at]

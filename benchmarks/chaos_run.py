@@ -22,7 +22,7 @@ from sqlmodel import select
 from benchmarks.havoc import DISK_BYTES, KINDS, LONGEST, Havoc
 from benchmarks.measuring import spread
 from benchmarks.steered import Steered
-from detectors.groups import TAKE_OVER_FAILED
+from detectors.groups import REPLACE_RANKS_FAILED
 from detectors.progress import OVERRUN
 from holdfast.accounting import losses as accounts
 from holdfast.history import cordons, models, queries
@@ -150,7 +150,7 @@ class ChaosRun:
             "incidents": len(rows),
             "decisions": len(queries.decisions(job.history, job.row.id)),
             "attempts_out_of_time": seen[OVERRUN.id],
-            "attempts_refused": seen[TAKE_OVER_FAILED.id],
+            "attempts_refused": seen[REPLACE_RANKS_FAILED.id],
             "outcomes": dict(Counter(row.outcome for row in rows)),
             "actions": dict(Counter(row.action for row in rows)),
             "generations": len(queries.generations(job.history, job.row.id)),

@@ -62,7 +62,7 @@ class Widths:
         at, node = job.chaos.power_off(rank)
         job.until(lambda: len(job.incidents()) > known and job.incidents()[-1].closed_at is not None, "the end of the incident")
         one = job.incidents()[-1]
-        if one.action != "narrow" or one.downtime_s is None:
+        if one.action != "shrink-live" or one.downtime_s is None:
             self.missed.append(f"narrow: {one.action}, because {one.reason}")
         else:
             self.narrowed.append(one.fault_at + one.downtime_s - at)

@@ -65,13 +65,13 @@ _CHECKPOINT_KINDS: Final[tuple[Row, ...]] = (
         "see the reason; training continues and the next save tries again",
     ),
     (
-        "checkpoint-late",
+        "checkpoint-backlog",
         "A checkpoint is skipped: the previous one is still being written",
         RecommendedAction.MONITOR,
         "save less often (`checkpoint.every`), or use faster storage; training does not wait for it",
     ),
     (
-        "replica-behind",
+        "replica-lag",
         "Snapshots are skipped: replicating one takes longer than the snapshot interval",
         RecommendedAction.MONITOR,
         "give the node an idle core, or raise `checkpoint.memory.bandwidth` or `checkpoint.memory.every`; else lost nodes cost more steps",

@@ -96,10 +96,10 @@ OVERRUN: Final = _define(
     source="heartbeats",
     action="the next action is tried at once; raise `deadlines` if the job needs longer to start",
     unhealthy=Sample(
-        evidence=RecoveryTimeout(at=0.0, action="restart-in-place", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})
+        evidence=RecoveryTimeout(at=0.0, action="restart-workers", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})
     ),
     healthy=Sample(
-        evidence=RecoveryTimeout(at=0.0, action="restart-in-place", seconds=20.0, limit=120.0, reached={0: ("n0", 1, "started")})
+        evidence=RecoveryTimeout(at=0.0, action="restart-workers", seconds=20.0, limit=120.0, reached={0: ("n0", 1, "started")})
     ),
     weight=45,
 )

@@ -22,18 +22,18 @@ class RecoveryAction(StrEnum):
     """What a controller can do about an incident, least disruptive first."""
 
     RETRY_STEP = "retry-step"
-    TAKE_OVER = "take-over"
-    NARROW = "narrow"
-    RESTART_IN_PLACE = "restart-in-place"
-    GO_BACK = "go-back"
+    REPLACE_RANKS = "replace-ranks"
+    SHRINK_LIVE = "shrink-live"
+    RESTART_WORKERS = "restart-workers"
+    ROLLBACK = "rollback"
     REPLACE_NODE = "replace-node"
-    SHRINK = "shrink"
-    ASK_A_PERSON = "ask-a-person"
+    SHRINK_RESTART = "shrink-restart"
+    REQUEST_APPROVAL = "request-approval"
     WAIT_FOR_CAPACITY = "wait-for-capacity"
-    GIVE_UP = "give-up"
+    FAIL = "fail"
 
 
-IN_PROCESS: Final = frozenset({RecoveryAction.RETRY_STEP, RecoveryAction.TAKE_OVER, RecoveryAction.NARROW})
+IN_PROCESS: Final = frozenset({RecoveryAction.RETRY_STEP, RecoveryAction.REPLACE_RANKS, RecoveryAction.SHRINK_LIVE})
 """Actions that keep the live ranks in their processes."""
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from detectors.catalogue import RecommendedAction, RecommendedActions
 from policies.case import Case, RecoveryAction, RecoveryBudget
-from policies.escalation import NOTING, ORDERS, Answer, GoBack, Noting, Rules, decide, rules_of
+from policies.escalation import NOTING, ORDERS, Answer, RollBack, Noting, Rules, decide, rules_of
 from policies.slowness import MigrateStraggler
 
 BASE: Final = "balanced"
@@ -21,12 +21,12 @@ class PolicyTimeouts:
     """Seconds that each action may take, from its commands to the first new step."""
 
     retry_step: float = 20.0
-    take_over: float = 20.0
-    narrow: float = 20.0
-    restart_in_place: float = 120.0
+    replace_ranks: float = 20.0
+    shrink_live: float = 20.0
+    restart_workers: float = 120.0
     """Also for restoring an earlier state."""
     replace_node: float = 180.0
-    shrink: float = 180.0
+    shrink_restart: float = 180.0
     wait_for_capacity: float = 86_400.0
     """For enough nodes; after that the job has `replace_node` seconds."""
 
@@ -34,12 +34,12 @@ class PolicyTimeouts:
         """Return the seconds that *action* may take once its nodes are there; raise KeyError for failing the job."""
         return {
             RecoveryAction.RETRY_STEP: self.retry_step,
-            RecoveryAction.TAKE_OVER: self.take_over,
-            RecoveryAction.NARROW: self.narrow,
-            RecoveryAction.RESTART_IN_PLACE: self.restart_in_place,
-            RecoveryAction.GO_BACK: self.restart_in_place,
+            RecoveryAction.REPLACE_RANKS: self.replace_ranks,
+            RecoveryAction.SHRINK_LIVE: self.shrink_live,
+            RecoveryAction.RESTART_WORKERS: self.restart_workers,
+            RecoveryAction.ROLLBACK: self.restart_workers,
             RecoveryAction.REPLACE_NODE: self.replace_node,
-            RecoveryAction.SHRINK: self.shrink,
+            RecoveryAction.SHRINK_RESTART: self.shrink_restart,
             RecoveryAction.WAIT_FOR_CAPACITY: self.replace_node,
         }[action]
 
@@ -54,7 +54,7 @@ class Policy:
     """The named policy that provides the defaults."""
     order: tuple[RecoveryAction, ...] = ORDERS[BASE]
     noting: Noting = NOTING[BASE]
-    bad_loss: GoBack = field(default_factory=GoBack)
+    bad_loss: RollBack = field(default_factory=RollBack)
     recommended_actions: Mapping[str, RecommendedAction] = field(default_factory=lambda: MappingProxyType({}))
     """Fault kind to the recommended action that overrides the catalogue's."""
     budget: RecoveryBudget = field(default_factory=RecoveryBudget)

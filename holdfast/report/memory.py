@@ -15,7 +15,7 @@ NO_SNAPSHOTS: Final = frozenset({"memory-none", "snapshot-no-memory"})
 NO_REPLICAS: Final = frozenset({"memory-none", "memory-limit", "replica-lost"})
 """Faults that leave a rank's snapshots without replicas."""
 FAULTS: Final = NO_SNAPSHOTS | NO_REPLICAS
-IN_MEMORY: Final = frozenset({"replica-behind", "snapshot-no-memory", "snapshot-spoiled"})
+IN_MEMORY: Final = frozenset({"replica-lag", "snapshot-no-memory", "snapshot-spoiled"})
 """Problems with snapshots that are recorded like those with checkpoints, but concern none on disk."""
 STALE: Final = 5.0
 """Seconds after which the age of a report is shown."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from holdfast.report.wording import duration, plural, share
 from policies import escalation
 from policies.case import RecoveryAction, Rule
-from policies.escalation import AskAPerson, GoBack
+from policies.escalation import RequestApproval, RollBack
 from policies.in_process import ReplaceRanks, RetryStep, ShrinkLive
 from policies.policy import Policy
 from policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
@@ -59,7 +59,7 @@ def _wait(rule: Any, policy: Policy) -> str:  # noqa: ANN401
 def _in_place(_rule: Any, policy: Policy) -> str:  # noqa: ANN401
     budget = policy.budget
     often = f"{plural(budget.in_place, 'time')} on one node within {duration(budget.window)}"
-    return f"restart the workers on the same nodes, {often}{_deadline(RecoveryAction.RESTART_IN_PLACE)(policy)}"
+    return f"restart the workers on the same nodes, {often}{_deadline(RecoveryAction.RESTART_WORKERS)(policy)}"
 
 
 RULE_TEXT: Final[dict[type, Callable[[Any, Policy], str]]] = {
@@ -74,9 +74,9 @@ RULE_TEXT: Final[dict[type, Callable[[Any, Policy], str]]] = {
     ExcuseWhenCorrelated: _correlated,
     LeaveWhenRecurring: _recurring,
     LeaveWhenFlapping: _flapping,
-    GoBack: lambda rule, policy: (
+    RollBack: lambda rule, policy: (
         f"if the loss stays NaN or infinite, go back to an earlier state, {plural(rule.same_data, 'time')} with the same data, then "
-        f"{plural(rule.without_batch, 'time')} without these batches, then fail the job{_deadline(RecoveryAction.GO_BACK)(policy)}"
+        f"{plural(rule.without_batch, 'time')} without these batches, then fail the job{_deadline(RecoveryAction.ROLLBACK)(policy)}"
     ),
     RetryStep: lambda _rule, policy: (
         "if no rank is lost and the fault needs no more: rebuild the process groups and retry the step"
@@ -84,18 +84,18 @@ RULE_TEXT: Final[dict[type, Callable[[Any, Policy], str]]] = {
     ),
     ReplaceRanks: lambda rule, policy: (
         "keep the surviving ranks, and replace lost ones with hot spares or new processes, "
-        f"{plural(rule.most, 'time')} in one incident{_deadline(RecoveryAction.TAKE_OVER)(policy)}"
+        f"{plural(rule.most, 'time')} in one incident{_deadline(RecoveryAction.REPLACE_RANKS)(policy)}"
     ),
     ShrinkLive: lambda _rule, policy: (
         "keep the surviving ranks, and continue with fewer copies of the model and the same samples in each step, if the script "
-        f"distributes them, not below `nodes.least`{_deadline(RecoveryAction.NARROW)(policy)}"
+        f"distributes them, not below `nodes.least`{_deadline(RecoveryAction.SHRINK_LIVE)(policy)}"
     ),
     escalation.RestartWorkers: _in_place,
     escalation.ReplaceNode: _replace,
     escalation.ShrinkRestart: lambda _rule, policy: (
-        f"restart on fewer nodes, not below `nodes.least`{_deadline(RecoveryAction.SHRINK)(policy)}"
+        f"restart on fewer nodes, not below `nodes.least`{_deadline(RecoveryAction.SHRINK_RESTART)(policy)}"
     ),
-    AskAPerson: lambda _rule, _policy: (
+    RequestApproval: lambda _rule, _policy: (
         "if an unhealthy node still works and too few would remain without it: request an approval, "
         "for the time in the cluster's `quarantine.ask`"
     ),

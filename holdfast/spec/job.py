@@ -241,15 +241,15 @@ class RecoveryDeadlines(SpecModel):
     retry_step: PositiveDuration | None = Field(
         default=None, description="No rank is lost: rebuild the groups and repeat the step; else 20s."
     )
-    take_over: PositiveDuration | None = Field(
+    replace_ranks: PositiveDuration | None = Field(
         default=None, description="Keep the live ranks, and replace the lost ones by hot spares or new processes; else 20s."
     )
-    narrow: PositiveDuration | None = Field(
+    shrink_live: PositiveDuration | None = Field(
         default=None, description="Keep the live ranks, and continue with fewer replicas of the model; else 20s."
     )
-    restart_in_place: PositiveDuration | None = Field(default=None, description="Restart the workers on the same nodes; else 2m.")
+    restart_workers: PositiveDuration | None = Field(default=None, description="Restart the workers on the same nodes; else 2m.")
     replace_node: PositiveDuration | None = Field(default=None, description="Replace a node by a spare one; else 3m.")
-    shrink: PositiveDuration | None = Field(default=None, description="Restart on fewer nodes, where the job allows it; else 3m.")
+    shrink_restart: PositiveDuration | None = Field(default=None, description="Restart on fewer nodes, where the job allows it; else 3m.")
     wait_for_capacity: Duration | None = Field(default=None, description="Wait for nodes to return before the job fails; else 1d.")
 
 

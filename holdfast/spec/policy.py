@@ -28,7 +28,7 @@ from policies.policy import BASE, NAMED, Policy
 LONGEST: Final = timedelta(days=30)
 """The longest window in which faults are counted: the history is not read further back."""
 ACTIONS: Final = tuple(
-    action.value for action in RecoveryAction if action not in {RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON, RecoveryAction.GO_BACK}
+    action.value for action in RecoveryAction if action not in {RecoveryAction.FAIL, RecoveryAction.REQUEST_APPROVAL, RecoveryAction.ROLLBACK}
 )
 Value = TypeVar("Value")
 
@@ -51,7 +51,7 @@ def _recommended_action(action: object) -> object:
 
 def _action(action: str) -> str:
     """Refuse an unknown recovery action."""
-    if action == RecoveryAction.GIVE_UP:
+    if action == RecoveryAction.FAIL:
         raise PydanticCustomError("action", "'{action}' always comes last", {"action": action, "cure": "Leave it out"})
     if action not in ACTIONS:
         cure = nearest(action, list(ACTIONS)) or f"Write one of {', '.join(ACTIONS)}"
@@ -129,7 +129,7 @@ class SlowRanks(SpecModel):
 
 
 class LossRecovery(SpecModel):
-    """What is done when the loss stays NaN or infinite. `recommended_actions: {loss-lost: monitor}` only reports it."""
+    """What is done when the loss stays NaN or infinite. `recommended_actions: {loss-diverged: monitor}` only reports it."""
 
     same_data: StrictInt | None = Field(
         default=None, ge=0, description="Number of times that the job first goes back to an earlier state, with the same data; else 1."

@@ -15,7 +15,7 @@ from policies.checkpoint_interval import IntervalCase, IntervalLimits, advise, r
 
 AUTO = CheckpointPlan(every="auto")
 FLEET = FleetStatistics(
-    jobs=3, node_hours=1000.0, faults=9, actions={"restart-in-place": 9}, back=9, phases={"detect": 1.0, "load": 4.0, "rollback": 50.0}
+    jobs=3, node_hours=1000.0, faults=9, actions={"restart-workers": 9}, back=9, phases={"detect": 1.0, "load": 4.0, "rollback": 50.0}
 )
 WORK = StepStatistics(saves=20, save_s=2.0, steps=1000, step_s=0.5)
 
@@ -119,8 +119,8 @@ def test_recoveries_without_a_rollback_lengthen_the_interval() -> None:
     """One that loaded a checkpoint counts like a restart."""
     cadence, other = an_interval(), an_interval()
     for _ in range(90):
-        cadence.note_recovered(an_incident("take-over", "live"))
-        other.note_recovered(an_incident("take-over", "checkpoint"))
+        cadence.note_recovered(an_incident("replace-ranks", "live"))
+        other.note_recovered(an_incident("replace-ranks", "checkpoint"))
     rare = cadence.choose(None, nodes=4, incidents=(), steps=())
     dense = other.choose(None, nodes=4, incidents=(), steps=())
     assert rare is not None

@@ -51,9 +51,9 @@ def test_a_changed_policy_file_is_in_force_at_the_next_check(opened: Open, tmp_p
     """With the job's own settings before it, and a message about the changes."""
     watched = opened("budget: {in_place: 1}\n", budget={"fruitless": 9})
     assert (watched.present.budget.in_place, watched.present.budget.fruitless) == (1, 9)
-    (tmp_path / "mine.yaml").write_text("budget: {in_place: 2, fruitless: 4}\nactions: [shrink]\n")
+    (tmp_path / "mine.yaml").write_text("budget: {in_place: 2, fruitless: 4}\nactions: [shrink-restart]\n")
     message = message_with(watched, "has changed")
-    assert "actions: shrink (was: retry-step, take-over" in message
+    assert "actions: shrink-restart (was: retry-step, replace-ranks" in message
     assert "budget.in_place: 2 (was: 1)" in message
     assert "fruitless" not in message
     assert (watched.present.budget.in_place, watched.present.budget.fruitless) == (2, 9)

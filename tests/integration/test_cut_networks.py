@@ -178,7 +178,7 @@ def test_an_orchestrator_that_hears_no_host_at_all_leaves_the_job_alone(rack: Ra
         job.until(lambda: job.step() >= begun + 2 * UNHEARD, "steps meanwhile")
         job.until(lambda: "it reaches no node of the job" in job.person("status", job.name), "a status that says so")
     all_told(job)
-    assert {one.kind for one in queries.faults(job.history, job.row.id)} & {"control-plane-lost", "replica-lost"} == {"control-plane-lost"}
+    assert {one.kind for one in queries.faults(job.history, job.row.id)} & {"controller-partitioned", "replica-lost"} == {"controller-partitioned"}
     assert len(job.incidents()) == known, job.log()
     assert job.chaos.ranks() == before
 
@@ -232,7 +232,7 @@ def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack,
     number = job.generation().number + 1
     job.until(lambda: job.state() == "RESUMING" and taken_over(job, number, before), "a take-over that has been ordered")
     during = job.chaos.ranks()
-    deadline = time.time() + PolicyTimeouts().take_over
+    deadline = time.time() + PolicyTimeouts().replace_ranks
     with deaf(rack, job):
         (job.place / "hang-1").unlink()
         begun = job.step()
@@ -240,7 +240,7 @@ def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack,
         assert job.state() == "RESUMING", job.log()
     job.until(lambda: job.state() == "RUNNING" and all(one.outcome for one in job.incidents()), "the end of the recovery")
     (incident,) = job.incidents()[known:]
-    assert (incident.kind, incident.action, incident.outcome) == ("job-hang", "take-over", "recovered"), incident.reason
+    assert (incident.kind, incident.action, incident.outcome) == ("job-hang", "replace-ranks", "recovered"), incident.reason
     assert job.generation().number == number, job.log()
     assert job.chaos.ranks() == during
     assert {rank: during[rank] for rank in (0, 2)} == {rank: before[rank] for rank in (0, 2)}, "survivors stay in their processes"
@@ -279,7 +279,7 @@ def test_a_flow_that_takes_over_after_a_host_was_lost_gives_its_rank_to_another(
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         (incident,) = job.incidents()[known:]
         told = (incident.kind, incident.action, incident.outcome, incident.steps_lost)
-        assert told == ("node-lost", "take-over", "recovered", 0), incident.reason
+        assert told == ("node-lost", "replace-ranks", "recovered", 0), incident.reason
         job.runs()
     finally:
         host.heal()
@@ -316,7 +316,7 @@ def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_
     finally:
         host.heal()
     (incident,) = job.incidents()[known:]
-    assert (incident.kind, incident.action, incident.outcome) == (kind, "take-over", "recovered"), incident.reason
+    assert (incident.kind, incident.action, incident.outcome) == (kind, "replace-ranks", "recovered"), incident.reason
     assert {rank: seen[rank] for rank in stay} == {rank: during[rank] for rank in stay}, "survivors stay in their processes"
     if way == "cut":
         assert job.generation().number == number, job.log()
@@ -428,7 +428,7 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
         assert host.lost() > 0, "the cut took nothing"
         (incident,) = job.incidents()[known:]
         told = (incident.kind, incident.subject, incident.action, incident.outcome, incident.steps_lost)
-        assert told == ("node-severed", f"node {host.name}", "take-over", "recovered", 0), f"{incident.reason}\n{job.log()}"
+        assert told == ("node-partitioned", f"node {host.name}", "replace-ranks", "recovered", 0), f"{incident.reason}\n{job.log()}"
         job.runs()
         after = job.chaos.ranks()
         assert host.name not in {one.node for one in after.values()}
@@ -453,7 +453,7 @@ def test_a_host_that_is_cut_off_from_all_in_one_direction_gives_way(job: HostJob
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         assert host.lost() > 0, "the cut took nothing"
         (incident,) = job.incidents()[known:]
-        assert (incident.action, incident.outcome, incident.steps_lost) == ("take-over", "recovered", 0), f"{incident.reason}\n{job.log()}"
+        assert (incident.action, incident.outcome, incident.steps_lost) == ("replace-ranks", "recovered", 0), f"{incident.reason}\n{job.log()}"
         assert incident.subject == f"node {host.name}", incident.reason
         job.runs()
         after = {rank: one for rank, one in job.chaos.ranks().items() if one.node != host.name}
@@ -475,7 +475,7 @@ def test_two_hosts_that_do_not_reach_each_other_train_no_longer_together(job: Ho
         assert one.lost() > 0, "the cut took nothing"
         (incident,) = job.incidents()[known:]
         told = (incident.kind, incident.action, incident.outcome, incident.steps_lost)
-        assert told == ("node-apart", "take-over", "recovered", 0), f"{incident.reason}\n{job.log()}"
+        assert told == ("pairwise-partition", "replace-ranks", "recovered", 0), f"{incident.reason}\n{job.log()}"
         job.runs()
         after = job.chaos.ranks()
         assert not {one.name, other.name} <= {placed.node for placed in after.values()}
@@ -576,7 +576,7 @@ def test_a_job_that_needs_two_hosts_which_do_not_reach_each_other_waits_until_th
         apart.until(lambda: [one.outcome for one in apart.incidents()] == ["recovered"], "the end of the incident")
         apart.runs()
         (incident,) = apart.incidents()
-        assert (incident.kind, incident.action) == ("node-apart", "wait-for-capacity"), incident.reason
+        assert (incident.kind, incident.action) == ("pairwise-partition", "wait-for-capacity"), incident.reason
         assert set(apart.generation().ranks) == {host.name for host in apart.rack}
 
 

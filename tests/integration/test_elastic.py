@@ -41,7 +41,7 @@ def test_without_a_spare_the_living_go_on_in_their_processes_until_the_node_is_b
     seen = play.chaos.step()
     wait_until(lambda: play.chaos.step() > seen + 3, seconds=60, explain=play.log)
     found = play.incidents()
-    assert [(one.kind, one.action, one.outcome, one.steps_lost) for one in found] == [("node-lost", "narrow", "recovered", 0)], play.log()
+    assert [(one.kind, one.action, one.outcome, one.steps_lost) for one in found] == [("node-lost", "shrink-live", "recovered", 0)], play.log()
     assert "continue with 2 of 3 copies of the model" in found[0].reason
     assert play.pids() == {rank: before[rank] for rank in (1, 2)}
     newest = queries.newest_generation(stage.history, play.job.id)
@@ -91,7 +91,7 @@ def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_and_on_more_w
     (stage.home / "gate-21").touch()
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=80, explain=play.log)
     (one,) = play.incidents()
-    assert (one.kind, one.action, one.outcome) == ("node-lost", "shrink", "recovered"), play.log()
+    assert (one.kind, one.action, one.outcome) == ("node-lost", "shrink-restart", "recovered"), play.log()
     assert f"continue without {node} on 2 node(s)" in one.reason
     narrow = one.resumed_step or 0
     assert narrow >= kept, f"the memory of nodes had it, or a newer one that arrived meanwhile\n{play.log()}"

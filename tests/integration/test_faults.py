@@ -22,7 +22,7 @@ def test_a_worker_killed_by_any_signal_is_named_and_restarted_in_place(stage: St
         wait_until(partial(play.saw, turn), seconds=30, explain=play.log)
     assert play.ends() == 0, play.log()
     assert play.kinds() == ["worker-sigkill", "worker-sigsegv", "worker-sigterm", "worker-sigusr1"]
-    assert {one.action for one in play.incidents()} == {"restart-in-place"}
+    assert {one.action for one in play.incidents()} == {"restart-workers"}
     assert all(one.outcome == "recovered" and one.steps_lost is not None for one in play.incidents())
     assert [step.step for step in queries.curve(stage.history, play.job.id)] == list(range(1, 81))
 
@@ -105,17 +105,17 @@ def test_a_killed_agent_is_replaced_on_its_own_node_and_a_lost_node_by_the_spare
     assert set(queries.generations(stage.history, play.job.id)[-1].ranks) == {"node-0", "node-1"}
     play.chaos.at_step(25, lambda: play.chaos.power_off(0))
     assert play.ends() == 0, play.log()
-    assert [(one.kind, one.action) for one in play.incidents()] == [("agent-lost", "restart-in-place"), ("node-lost", "replace-node")]
+    assert [(one.kind, one.action) for one in play.incidents()] == [("agent-lost", "restart-workers"), ("node-lost", "replace-node")]
     assert list(queries.generations(stage.history, play.job.id)[-1].ranks) == ["node-2", "node-1"]
     assert queries.node_statuses(stage.history, "stage")["node-0"].status == "lost"
 
 
 def test_without_a_spare_the_job_goes_on_with_what_is_left(stage: Stage) -> None:
     """A job that allows fewer nodes shrinks."""
-    play = stage.play("shrink", args=["--steps", "40"], nodes={"wanted": 3, "least": 2, "ranks": 1})
+    play = stage.play("shrink-restart", args=["--steps", "40"], nodes={"wanted": 3, "least": 2, "ranks": 1})
     play.chaos.at_step(8, lambda: play.chaos.power_off(2))
     assert play.ends() == 0, play.log()
-    assert [(one.kind, one.action) for one in play.incidents()] == [("node-lost", "shrink")]
+    assert [(one.kind, one.action) for one in play.incidents()] == [("node-lost", "shrink-restart")]
     assert queries.generations(stage.history, play.job.id)[-1].world_size == 2
 
 
@@ -152,7 +152,7 @@ def test_a_job_that_never_steps_is_restarted_then_given_up(stage: Stage) -> None
         args=["--first", "line.mark('group', 0.0); time.sleep(3600)"],
         nodes=TWO,
         limits=limits,
-        deadlines={"restart_in_place": "2s", "replace_node": "2s", "shrink": "2s"},
+        deadlines={"restart_workers": "2s", "replace_node": "2s", "shrink_restart": "2s"},
         progress="steps",
     )
     assert play.ends() == 1, play.log()

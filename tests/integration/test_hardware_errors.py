@@ -32,7 +32,7 @@ def test_an_ecc_error_takes_the_node_out_and_the_job_goes_on_with_fewer(stage: S
     play = stage.play("ecc", args=["--steps", "12", "--each", EACH], nodes={"wanted": 2, "least": 1, "ranks": 1})
     assert play.ends() == 0, play.log()
     (incident,) = play.incidents()
-    assert (incident.kind, incident.subject, incident.action) == ("cuda-uncorrectable-ecc", "rank 0 on node-0", "shrink")
+    assert (incident.kind, incident.subject, incident.action) == ("cuda-uncorrectable-ecc", "rank 0 on node-0", "shrink-restart")
     assert "needs a GPU reset, which Holdfast does not do: no rank is started on node-0 again" in incident.reason
     assert generations_on(play, "node-0") == [1]
     assert faults_of(stage, "node-0") == [{"kind": "cuda-uncorrectable-ecc", "device": ""}]
@@ -62,7 +62,7 @@ def test_a_node_that_a_person_keeps_is_started_on_again_and_not_quarantined(stag
     subprocess.run(command, env=stage.environment, capture_output=True, check=True)
     assert play.ends() == 0, play.log()
     (incident,) = play.incidents()
-    assert (incident.action, incident.outcome) == ("restart-in-place", "recovered")
+    assert (incident.action, incident.outcome) == ("restart-workers", "recovered")
     assert "a person keeps node-0 in service" in incident.reason
     assert (generations_on(play, "node-0"), faults_of(stage, "node-0")) == ([1, 2], [])
 

@@ -210,7 +210,7 @@ def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: d
     opens(play, 26)
     recovered(play, 1)
     first = play.incidents()[0]
-    assert (first.action, first.facts and first.facts["source"]) == ("take-over", "checkpoint"), play.log()
+    assert (first.action, first.facts and first.facts["source"]) == ("replace-ranks", "checkpoint"), play.log()
     resumed = first.resumed_step or 0
     assert newest <= resumed <= on_disk(play, 25), play.log()
     assert lost(play) == 25 - resumed
@@ -255,7 +255,7 @@ def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, undisturbed: 
     recovered(play, 1)
     assert lost(play) in (0, 40 - newest)
     one = play.incidents()[0]
-    assert (one.action, one.facts and one.facts["source"]) == ("take-over", "memory"), play.log()
+    assert (one.action, one.facts and one.facts["source"]) == ("replace-ranks", "memory"), play.log()
     assert play.pids()[1] == before[1]
     assert play.ends() == 0, play.log()
     assert result(stage, "replica") == undisturbed
@@ -274,7 +274,7 @@ def test_replicas_that_lag_cost_steps_and_not_the_job(stage: Stage, undisturbed:
     opens(play, 41)
     recovered(play, 1)
     one = play.incidents()[0]
-    assert (one.action, one.facts and one.facts["source"]) == ("take-over", "memory"), play.log()
+    assert (one.action, one.facts and one.facts["source"]) == ("replace-ranks", "memory"), play.log()
     assert lost(play) >= 40 - whole[-1], play.log()
     assert play.ends() == 0, play.log()
     assert result(stage, "lags") == undisturbed

@@ -42,7 +42,7 @@ def test_a_job_that_runs_between_its_faults_is_not_given_up(stage: Stage) -> Non
         wait_until(lambda since=since: time.time() > since + LEAST + 2.0, seconds=60)  # type: ignore[misc]
         play.chaos.kill(number % 2)
         wait_until(lambda number=number: play.saw(number) and play.incidents()[-1].outcome, seconds=60, explain=play.log)  # type: ignore[misc]
-    assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-in-place", "recovered")] * 4, play.reason()
+    assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-workers", "recovered")] * 4, play.reason()
     runs_since(play, 5)
     play.stops()
 
@@ -53,7 +53,7 @@ def test_before_a_job_that_gets_nowhere_is_failed_its_spare_is_tried(stage: Stag
     play = unmanaged(stage, "dies", "import os; os.kill(os.getpid(), 9)", nodes={"wanted": 1, "ranks": 1, "spare": 1})
     assert play.ends() == 1, play.log()
     actions = [one.action for one in queries.decisions(stage.history, play.job.id)]
-    assert actions == ["restart-in-place", "restart-in-place", "restart-in-place", "replace-node", "give-up"]
+    assert actions == ["restart-workers", "restart-workers", "restart-workers", "replace-node", "fail"]
     assert "4 recoveries in a row brought no new step" in play.reason()
 
 
@@ -81,5 +81,5 @@ def test_a_job_whose_rank_0_does_not_end_is_started_again_once(stage: Stage) -> 
     other = FIRST_ENDS.format(seconds=3600).replace("'RANK'] == '0'", "'RANK'] == '1'")
     play = unmanaged(stage, "first", other, limits={"end_grace": "1s"})
     assert play.ends() == 1, play.log()
-    assert [(one.kind, one.action) for one in play.incidents()] == [("job-end-stuck", "restart-in-place"), ("job-end-stuck", "give-up")]
+    assert [(one.kind, one.action) for one in play.incidents()] == [("job-end-stuck", "restart-workers"), ("job-end-stuck", "fail")]
     assert "another restart would not end them" in play.reason()

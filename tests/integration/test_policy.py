@@ -36,7 +36,7 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     assert "recommended_actions.worker-sigkill: evict (was: as in the catalogue)" in change
     assert "budget.in_place: 3 (was: 9)" in change
     killed(play, 2)
-    assert [one.action for one in play.incidents()] == ["restart-in-place", "replace-node"], play.log()
+    assert [one.action for one in play.incidents()] == ["restart-workers", "replace-node"], play.log()
     assert next(one for one in queries.faults(stage.history, play.job.id)[::-1] if one.root).recommended_action == "evict"
     first, second = (
         attempts(one, queries.decisions(stage.history, incident_id=one.id), queries.transitions(stage.history, play.job.id))

@@ -121,7 +121,7 @@ def test_a_run_shows_its_name_page_incidents_and_events(stage: Stage, prefect_se
     incident = artifact(prefect_server, "shown-incident-1")
     assert incident["flow_run_id"] == run["id"]
     assert incident["description"].startswith("Incident 1: rank 1 on node-1 killed (SIGKILL), recovered in ")
-    for words in ("worker-sigkill", "restart-in-place", "restart 1 of 3 within 3600 s", "reschedule (T1)", link):
+    for words in ("worker-sigkill", "restart-workers", "restart 1 of 3 within 3600 s", "reschedule (T1)", link):
         assert words in incident["data"]
     progress = artifact(prefect_server, "shown-progress")
     assert (progress["flow_run_id"], progress["data"]) == (run["id"], 100.0)

@@ -71,13 +71,13 @@ def test_who_does_not_come_and_who_comes_to_the_wrong_place_are_named_and_replac
     assert (mismatch.rank, mismatch.node, mismatch.blame) == (2, node[2], "user_code")
     assert "rank 2 entered broadcast of 4 float32 values" in mismatch.evidence["quote"]
     gets_on(play)
-    assert [one.action for one in play.incidents()] == ["take-over", "take-over"]
+    assert [one.action for one in play.incidents()] == ["replace-ranks", "replace-ranks"]
     trouble(play, 0, "poison = math.nan")
     loss = the_fault(play, "loss-not-finite")
     assert (loss.rank, loss.incident_id, loss.recommended_action) == (0, None, "monitor")
     assert f"the loss of rank 0 is nan at step {loss.step}, on this rank alone" in loss.evidence["quote"]
     assert any("The loss or its gradient is NaN or infinite" in one.text for one in queries.job_events(stage.history, play.job.id))
-    assert play.kinds()[2:] in ([], ["loss-lost"]), "the loss that stays none is an incident of its own"
+    assert play.kinds()[2:] in ([], ["loss-diverged"]), "the loss that stays none is an incident of its own"
 
 
 def test_a_slow_rank_is_moved_if_that_pays_and_one_with_a_flipped_bit_is_replaced(stage: Stage) -> None:

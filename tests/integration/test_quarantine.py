@@ -123,7 +123,7 @@ def test_a_form_in_prefects_ui_keeps_a_node_that_a_person_trusts(stage: Stage, t
     form = {"answer": "refuse", "nodes": ["node-0"], "by": "ann", "reason": "known bad sensor"}
     assert call(stage, f"flow_runs/{asked.flow_run}/resume", {"run_input": form})["status"] == "ACCEPT"
     assert play.ends() == 0, play.log()
-    assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-in-place", "recovered")]
+    assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-workers", "recovered")]
     assert "is answered: keep node-0 by ann: known bad sensor" in job_events(play)
     assert service_moves(stage.history, "stage", "node-0") == []
     assert run_of(stage, asked)["state"]["message"] == "keep node-0 by ann: known bad sensor"

@@ -120,7 +120,7 @@ def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_le
     play.chaos.kill(1)
     recovered(play)
     goes_on(play)
-    assert (play.kinds(), [one.action for one in play.incidents()]) == (["worker-sigkill"], ["restart-in-place"]), play.log()
+    assert (play.kinds(), [one.action for one in play.incidents()]) == (["worker-sigkill"], ["restart-workers"]), play.log()
 
     stage.slurm.run("scontrol", "requeue", number)
     wait_until(lambda: play.saw(2), seconds=60, explain=play.log)

@@ -80,7 +80,7 @@ def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(
     play.chaos.kill(1)
     recovered(play)
     goes_on(play)
-    assert [(one.kind, one.action, one.outcome) for one in play.incidents()] == [("worker-sigkill", "take-over", "recovered")], play.log()
+    assert [(one.kind, one.action, one.outcome) for one in play.incidents()] == [("worker-sigkill", "replace-ranks", "recovered")], play.log()
     assert play.pids() == {0: before[0], 1: waiting}
     assert newest(play).ranks == {"node-0": [0], "node-2": [1]}
     assert "hot spare 0 on node-2" in play.incidents()[0].reason
@@ -93,7 +93,7 @@ def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(
     play.chaos.power_off(0)
     recovered(play, 2)
     goes_on(play)
-    assert [(one.kind, one.action) for one in play.incidents()][1:] == [("node-lost", "take-over")], play.log()
+    assert [(one.kind, one.action) for one in play.incidents()][1:] == [("node-lost", "replace-ranks")], play.log()
     assert set(newest(play).ranks) <= {"node-1", "node-2"}
     assert told(play, "servers", "rank-0")[0] == ["node-0", "node-1"]
     assert told(play, "servers", "standby-0")[-1] == ["node-2"]
@@ -118,7 +118,7 @@ def test_without_a_standby_a_fresh_process_takes_over_on_the_same_node(stage: St
     recovered(play, 3)
     goes_on(play)
     assert play.kinds() == ["worker-sigkill", "worker-stopped", "worker-exception"]
-    assert {one.action for one in play.incidents()} == {"take-over"}, play.log()
+    assert {one.action for one in play.incidents()} == {"replace-ranks"}, play.log()
     assert play.pids()[0] == before[0]
     assert newest(play).number == 4
     assert newest(play).ranks == {"node-0": [0], "node-1": [1]}
@@ -159,7 +159,7 @@ def test_a_take_over_that_cannot_work_is_not_tried_again(stage: Stage, name: str
     recovered(play)
     goes_on(play)
     decisions = queries.decisions(stage.history, play.job.id)
-    assert [one.action for one in decisions] == ["take-over", "restart-in-place"], play.log()
+    assert [one.action for one in decisions] == ["replace-ranks", "restart-workers"], play.log()
     assert why in decisions[1].passed_over["ReplaceRanks"]
     play.stops()
 
@@ -174,7 +174,7 @@ def test_a_second_rank_lost_during_a_take_over_is_taken_over_too(stage: Stage) -
     recovered(play)
     goes_on(play)
     decisions = queries.decisions(stage.history, play.job.id)
-    assert [one.action for one in decisions] == ["take-over", "take-over"], play.log()
+    assert [one.action for one in decisions] == ["replace-ranks", "replace-ranks"], play.log()
     assert len(play.incidents()) == 1
     assert play.pids()[0] == before[0]
     play.stops()
@@ -191,7 +191,7 @@ def test_ranks_whose_node_refused_them_are_placed_anew_with_the_one_it_refused_t
     recovered(play)
     goes_on(play)
     decisions = queries.decisions(stage.history, play.job.id)
-    assert [one.action for one in decisions] == ["take-over", "take-over"], play.log()
+    assert [one.action for one in decisions] == ["replace-ranks", "replace-ranks"], play.log()
     assert play.pids()[2] == before[2]
     play.stops()
 
@@ -233,7 +233,7 @@ def test_ranks_move_to_another_node_while_training_goes_on(stage: Stage) -> None
 def test_a_flow_that_comes_later_takes_the_standbys_over_and_ends_what_another_began(stage: Stage) -> None:
     """It learns from agents and history what waits and who is what; a take-over that comes to nothing is followed by a restart."""
     stuck = "if order['do'] == 'regroup' and rank == 0 and order['generation'] == 3: time.sleep(600)"
-    play = begun(stage, "heirs", "--on", stuck, nodes=SPARE, deadlines={"take_over": "3s"})
+    play = begun(stage, "heirs", "--on", stuck, nodes=SPARE, deadlines={"replace_ranks": "3s"})
     stands_by(play)
     before = play.pids()
     waiting = next(iter(standbys(play).values()))["pid"]
@@ -252,7 +252,7 @@ def test_a_flow_that_comes_later_takes_the_standbys_over_and_ends_what_another_b
     play = stage.again("heirs", play.spec)
     recovered(play, 2)
     goes_on(play)
-    assert [one.action for one in queries.decisions(stage.history, play.job.id)] == ["take-over", "take-over", "restart-in-place"], (
+    assert [one.action for one in queries.decisions(stage.history, play.job.id)] == ["replace-ranks", "replace-ranks", "restart-workers"], (
         play.log()
     )
     play.stops()
@@ -272,8 +272,8 @@ def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -
         goes_on(play)
     assert {one.kind for one in play.incidents()} == {"worker-sigkill"}, play.log()
     decisions = queries.decisions(stage.history, play.job.id)
-    assert {one.action for one in decisions} <= {"take-over", "restart-in-place"}
-    whys = [one.passed_over.get("ReplaceRanks", "") for one in decisions if one.action == "restart-in-place"]
+    assert {one.action for one in decisions} <= {"replace-ranks", "restart-workers"}
+    whys = [one.passed_over.get("ReplaceRanks", "") for one in decisions if one.action == "restart-workers"]
     assert all("the flow" in why for why in whys), whys
     play.stops()
 
@@ -292,6 +292,6 @@ def test_a_restart_after_two_ranks_came_to_one_node_starts_them_all(stage: Stage
     play.chaos.kill(away)
     recovered(play, 2)
     goes_on(play)
-    assert [one.action for one in queries.decisions(stage.history, play.job.id)][-1] == "restart-in-place", play.log()
+    assert [one.action for one in queries.decisions(stage.history, play.job.id)][-1] == "restart-workers", play.log()
     assert sorted(newest(play).ranks.values()) == [[0], [1]], play.log()
     play.stops()

@@ -41,7 +41,7 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     play.ends()
 
     first, second = play.incidents()
-    assert (first.kind, first.action) == ("worker-exit-code", "restart-in-place")
+    assert (first.kind, first.action) == ("worker-exit-code", "restart-workers")
     (unknown,) = faults(play, "unknown")
     assert (unknown.incident_id, unknown.rank, unknown.root) == (first.id, 0, False)
     assert "flux capacitor 12 out of phase" in unknown.evidence["detail"]

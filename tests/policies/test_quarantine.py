@@ -239,8 +239,8 @@ def test_the_reason_names_owner_number_and_cure() -> None:
         ("worker-sigkill", None),
         ("worker-exception", None),
         ("worker-oom-killed", False),
-        ("node-severed", True),
-        ("node-apart", False),
+        ("node-partitioned", True),
+        ("pairwise-partition", False),
     ],
 )
 def test_a_node_answers_for_its_own_faults_and_not_for_having_ended(kind: str, severe: bool | None) -> None:  # noqa: FBT001

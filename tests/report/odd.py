@@ -93,7 +93,7 @@ def failed(history: History) -> Job:
     evidence = {"detail": HOSTILE + "\n" + HOSTILE, HOSTILE: [HOSTILE]}
     fault = on.fault("user-error", HOSTILE, recommended_action="user-error", blame="user_code", root=True, evidence=evidence)
     incident = on.suffer(1, [fault], detect=0.03, reason=HOSTILE)
-    on.decide(incident, "give-up", HOSTILE, HOSTILE, act={HOSTILE: HOSTILE}, passed_over={HOSTILE: HOSTILE})
+    on.decide(incident, "fail", HOSTILE, HOSTILE, act={HOSTILE: HOSTILE}, passed_over={HOSTILE: HOSTILE})
     incident.kind, incident.outcome, incident.closed_at = HOSTILE, "gave-up", on.clock
     on.save(seconds=0.1, problem=HOSTILE, reason=HOSTILE)
     on.gather_ranks({HOSTILE: [0]}, HOSTILE)

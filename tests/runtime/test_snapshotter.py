@@ -237,13 +237,13 @@ def test_only_slow_ranks_report_that_replicas_are_behind(tmp_path: Path, caplog:
     trainer.snapshotter.replicas_behind = True  # because of another rank
     trainer.to(FIRST + 2 + REPORT_SKIPPED)
     assert trainer.snapshotter.counts.skipped >= REPORT_SKIPPED
-    assert "replica-behind" not in caplog.text
+    assert "replica-lag" not in caplog.text
     trainer.snapshotter.replicas_behind = False
     trainer.to(FIRST + 4 + REPORT_SKIPPED)
     assert trainer.snapshotter.behind()
     trainer.snapshotter.replicas_behind = True
     trainer.to(FIRST + 7 + REPORT_SKIPPED)
-    assert caplog.text.count("replica-behind") == 1
+    assert caplog.text.count("replica-lag") == 1
 
 
 def test_no_snapshot_overwrites_the_last_replicated_one(tmp_path: Path) -> None:

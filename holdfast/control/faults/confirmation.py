@@ -9,7 +9,7 @@ from detectors.associations import follows_step, is_secondary
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import evidence_wait_seconds, see
 from detectors.evidence import AgentUnreachable, Unknown
-from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
+from detectors.groups import GROUP_BROKEN, REPLACE_RANKS_FAILED
 from detectors.hang_analysis import STUCK
 from detectors.progress import OVERRUN, STALLS
 from holdfast.control.faults import network
@@ -23,7 +23,7 @@ MAX_GROUP_FAULTS: Final = 128
 """Failed groups that a diagnosis gets."""
 UNEXPLAINED: Final = STALLS | {
     GROUP_BROKEN.id,
-    TAKE_OVER_FAILED.id,
+    REPLACE_RANKS_FAILED.id,
     OVERRUN.id,
     *(kind for kind in CATALOGUE if is_secondary(kind)),
 }
@@ -160,7 +160,7 @@ def _can_replace_ranks(run: JobController, faults: list[Fault], silences: list[A
     if is_secondary(diagnosis.root.kind):
         return False
     case = recovery_case(run, run.incidents.current, diagnosis, lost=frozenset(lost_nodes(faults, silences)))
-    return run.policy.decide(case).decision.action is RecoveryAction.TAKE_OVER
+    return run.policy.decide(case).decision.action is RecoveryAction.REPLACE_RANKS
 
 
 def _all_ranks_run(run: JobController) -> bool:

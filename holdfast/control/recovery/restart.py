@@ -23,7 +23,7 @@ from policies.states import Event, Transition
 
 STOP_SECONDS: Final = 10.0
 """How long killed workers may take to exit; one that hangs in the kernel for longer makes its node unfit."""
-WIDTH_MAY_CHANGE: Final = (RecoveryAction.SHRINK, RecoveryAction.WAIT_FOR_CAPACITY)
+WIDTH_MAY_CHANGE: Final = (RecoveryAction.SHRINK_RESTART, RecoveryAction.WAIT_FOR_CAPACITY)
 """Actions after which there may be fewer ranks: snapshots in memory fit one number of ranks, a checkpoint is read at any."""
 START_SECONDS: Final = 30.0
 """How long an agent may take to answer the command to start workers, where the action's timeout allows as much."""
