@@ -18,7 +18,8 @@ from benchmarks.steered import Steered, kill_at_start, power_off_at_start
 from holdfast.history import approvals, models, queries
 from holdfast.history.approvals import KEEP, ApprovalAnswer
 
-NODES: Final = {"wanted": 3, "least": 2, "ranks": 1, "spare": 5, "standbys": 0}
+WANTED: Final = 3
+NODES: Final[dict[str, Any]] = {"nnodes": "2:3", "nproc_per_node": 1, "spare_nodes": 5, "hot_spares": 0}
 REPLACED: Final = 3
 """Spares that replace a node one by one; the other two are for a replacement that fails."""
 IN_FORCE: Final = "holds from the next decision on"
@@ -26,7 +27,7 @@ IN_FORCE: Final = "holds from the next decision on"
 QUIET: Final = 3
 """Steps without a fault before the next one."""
 GENEROUS: Final = (
-    "budget: {in_place: 10000, recoveries: 10000, fruitless: 10000}\n"
+    "max_restarts_in_place: 10000\nmax_recoveries: 10000\nmax_recoveries_without_progress: 10000\n"
     "frequent: {times: 0, processes: 0}\nflapping: {times: 0}\ncommon: {nodes: 0, share: 0}\n"
 )
 ENDS: Final = {"wait-for-capacity": "WAITING", "request-approval": "WAITING", "fail": "FAILED"}
@@ -61,11 +62,11 @@ class Actions:
         self.job = Steered(
             place,
             environment,
-            count=NODES["wanted"] + NODES["spare"],
+            count=WANTED + NODES["spare_nodes"],
             args=["--pace", "0", "--rest", "0.03"],
             policy=str(self.policy),
-            checkpoint={"every": 0},
-            nodes=NODES,
+            checkpoint={"interval": 0},
+            **NODES,
         )
 
     def rule(self, *actions: str, more: str = "") -> None:
@@ -95,7 +96,7 @@ class Actions:
             self.replaced()
             self.narrow()
             self.asked()  # now that the job has as few nodes as it may have
-            job.until(lambda: len(job.chaos.ranks()) == NODES["wanted"] and job.at_work(), "the job to be as wide as it was")
+            job.until(lambda: len(job.chaos.ranks()) == WANTED and job.at_work(), "the job to be as wide as it was")
             for _ in range(turns):
                 self.stranded()
             self.over()

@@ -45,8 +45,9 @@ class Widths:
             count=RANKS,
             script=str(RESTING if rest else SCRIPT),
             args=[*([str(rest)] if rest else []), *SMALL, "--steps", "1000000"],
-            nodes={"wanted": RANKS, "least": RANKS - 1, "ranks": 1},
-            checkpoint={"every": 0},
+            nnodes=f"{RANKS - 1}:{RANKS}",
+            nproc_per_node=1,
+            checkpoint={"interval": 0},
         )
         try:
             job.until(lambda: job.chaos.step() > 0 and bool((newest(job).facts or {}).get("copies")), "all ranks at work", seconds=180)

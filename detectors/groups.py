@@ -44,4 +44,6 @@ def see_group_failure(seen: GroupFailure, _limits: HangLimits) -> Fault:
 def see_replace_ranks_failure(seen: ReplaceRanksFailure, _limits: HangLimits) -> Fault:
     """Report a failed take-over. It blames no node, as the fault that it answers is already diagnosed."""
     who = f"rank {seen.rank} on {seen.node}" if seen.rank is not None else f"the agent of {seen.node}"
-    return Fault(kind=REPLACE_RANKS_FAILED.id, at=seen.at, quote=f"{who} cannot take part: {seen.why}"[:500], signature=REPLACE_RANKS_FAILED.id)
+    return Fault(
+        kind=REPLACE_RANKS_FAILED.id, at=seen.at, quote=f"{who} cannot take part: {seen.why}"[:500], signature=REPLACE_RANKS_FAILED.id
+    )

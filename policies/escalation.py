@@ -68,8 +68,8 @@ class StopWithoutProgress:
             if one.made_progress:
                 break
             streak += [] if one.interrupted else [one]
-        if len(streak) < case.budget.fruitless:
-            return Pass(f"{len(streak)} of {case.budget.fruitless} recoveries in a row without a new step")
+        if len(streak) < case.budget.max_recoveries_without_progress:
+            return Pass(f"{len(streak)} of {case.budget.max_recoveries_without_progress} recoveries in a row without a new step")
         summary = f"{len(streak)} recoveries in a row brought no new step"
         return self._replace(case, streak, summary) or Decision(action=RecoveryAction.FAIL, reason=f"{summary}; last: {case.reason}")
 
@@ -77,7 +77,7 @@ class StopWithoutProgress:
         """Replace the nodes of the fault by spares, once: a faulty node may look like a faulty script."""
         root, bad, add = case.diagnosis.root, case.bad, case.spares[: len(case.bad)]
         tried = RecoveryAction.REPLACE_NODE in case.tried or any(one.action is RecoveryAction.REPLACE_NODE for one in streak)
-        spent = len(case.recent()) >= case.budget.recoveries
+        spent = len(case.recent()) >= case.budget.max_recoveries
         if not self.replace or tried or spent or not bad or len(add) < len(bad) or root.entry.blame is Blame.USER_CODE:
             return None
         reason = f"{case.reason}; {summary}: before the job fails, {', '.join(add)} replaces {', '.join(bad)}"
@@ -90,12 +90,12 @@ class StopWhenSpent:
 
     def __call__(self, case: Case) -> Decision | Pass:
         """Apply if the window contains as many recoveries as the budget allows."""
-        used, most = len(case.recent()), case.budget.recoveries
+        used, most = len(case.recent()), case.budget.max_recoveries
         if used < most:
             return Pass(f"{used} of {most} recoveries used")
         return Decision(
             action=RecoveryAction.FAIL,
-            reason=f"{used} recoveries within {case.budget.window:.0f} s are the maximum; last: {case.reason}",
+            reason=f"{used} recoveries within {case.budget.recovery_window:.0f} s are the maximum; last: {case.reason}",
         )
 
 
@@ -120,15 +120,15 @@ class RestartWorkers:
             and not case.past[-1].made_progress
         ):
             return Pass(f"a restart did not reconnect {root.subject} to its peers: it is partitioned from them")
-        counted = [one for one in case.recent() if one.action is RecoveryAction.RESTART_WORKERS and one.kind not in case.common]
+        counted = [one for one in case.recent() if one.action is RecoveryAction.RESTART_WORKERS and one.kind not in case.correlated]
         used = sum(one.node == root.node for one in counted)
-        if used >= case.budget.in_place:
-            return Pass(f"{used} restarts of {root.node or 'the job'} within {case.budget.window:.0f} s are the maximum")
+        if used >= case.budget.max_restarts_in_place:
+            return Pass(f"{used} restarts of {root.node or 'the job'} within {case.budget.recovery_window:.0f} s are the maximum")
         same = sum(one.node == root.node and one.kind == root.kind for one in counted)
         if root.entry.blame is Blame.GPU and same >= self.gpu and (bool(case.spares) or len(case.members) - 1 >= max(1, case.least)):
             return Pass(f"{same} restart(s) of {root.node} did not cure {root.kind}, and other nodes can take its ranks")
         rotate = follows_step(root.kind) and len(case.members) > 1
-        reason = f"{case.reason}; restart {used + 1} of {case.budget.in_place} within {case.budget.window:.0f} s"
+        reason = f"{case.reason}; restart {used + 1} of {case.budget.max_restarts_in_place} within {case.budget.recovery_window:.0f} s"
         if rotate:
             reason += ", with the ranks on other nodes to see whether the failure follows the step"
         return Decision(action=RecoveryAction.RESTART_WORKERS, reason=reason, rotate=rotate)
@@ -213,11 +213,11 @@ class WaitForCapacity:
 class RollBack:
     """Restore a state from before the loss diverged, a few times; then fail the job, as neither chance nor one batch is the cause."""
 
-    same_data: int = 1
+    retries_with_same_data: int = 1
     """Restores with the same data: a single wrong computation does not happen again."""
-    without_batch: int = 1
+    retries_without_batches: int = 1
     """Further restores without the suspect batches."""
-    near: int = 100
+    max_step_gap: int = 100
     """Steps between two diverged losses that still count as the same problem."""
 
     def __call__(self, case: Case) -> Decision | Pass:
@@ -230,20 +230,22 @@ class RollBack:
         step = root.step
         before = max(1, step - 1)  # the state after this step may be corrupt already
         count = sum(self._is_same(one, step) for one in case.past)
-        if count >= self.same_data + self.without_batch:
-            reason = f"{case.reason}; it happened again after {count} restore(s), {self.without_batch} of them without its batches"
+        if count >= self.retries_with_same_data + self.retries_without_batches:
+            reason = (
+                f"{case.reason}; it happened again after {count} restore(s), {self.retries_without_batches} of them without its batches"
+            )
             return Decision(action=RecoveryAction.FAIL, reason=reason)
-        if count < self.same_data:
+        if count < self.retries_with_same_data:
             reason = f"{case.reason}; restore a state from before step {before}, with the same data"
             return Decision(action=RecoveryAction.ROLLBACK, reason=reason, before=before)
         skip = tuple(range(max(1, step - SUSPECT_BATCHES + 1), step + 1))
         batches = " and ".join(map(str, skip))
-        again = "it happened again with the same data" if self.same_data else "the data may be the cause"
+        again = "it happened again with the same data" if self.retries_with_same_data else "the data may be the cause"
         reason = f"{case.reason}; {again}: restore a state from before step {before}, without the batches of {batches}"
         return Decision(action=RecoveryAction.ROLLBACK, reason=reason, before=before, skip=skip)
 
     def _is_same(self, one: PastRecovery, step: int) -> bool:
-        return one.action is RecoveryAction.ROLLBACK and one.step is not None and abs(one.step - step) <= self.near
+        return one.action is RecoveryAction.ROLLBACK and one.step is not None and abs(one.step - step) <= self.max_step_gap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +326,7 @@ NOTING: Final[dict[str, Noting]] = {
 }
 
 
-def rules_of(order: tuple[RecoveryAction, ...], noting: Noting, bad_loss: RollBack = RollBack()) -> Rules:
+def rules_of(order: tuple[RecoveryAction, ...], noting: Noting, diverged_loss: RollBack = RollBack()) -> Rules:
     """Return the rules for the actions in *order*.
 
     If replacing a node comes before restarting, it applies only to faults that are surely the node's own; a secondary failure gets a
@@ -332,11 +334,12 @@ def rules_of(order: tuple[RecoveryAction, ...], noting: Noting, bad_loss: RollBa
     before nodes that still work are removed for a wait, or for good.
     """
     fruitless = StopWithoutProgress(replace=RecoveryAction.REPLACE_NODE in order)
-    rules: list[Rule] = [StopForUserError(), fruitless, StopWhenSpent(), *noting, bad_loss]
-    early = (
-        RecoveryAction.RESTART_WORKERS in order and RecoveryAction.REPLACE_NODE in order[: order.index(RecoveryAction.RESTART_WORKERS)]
+    rules: list[Rule] = [StopForUserError(), fruitless, StopWhenSpent(), *noting, diverged_loss]
+    early = RecoveryAction.RESTART_WORKERS in order and RecoveryAction.REPLACE_NODE in order[: order.index(RecoveryAction.RESTART_WORKERS)]
+    full = (
+        RecoveryAction.SHRINK_RESTART not in order
+        or RecoveryAction.WAIT_FOR_CAPACITY in order[: order.index(RecoveryAction.SHRINK_RESTART)]
     )
-    full = RecoveryAction.SHRINK_RESTART not in order or RecoveryAction.WAIT_FOR_CAPACITY in order[: order.index(RecoveryAction.SHRINK_RESTART)]
     rule_of: dict[RecoveryAction, Rule] = {
         RecoveryAction.RETRY_STEP: RetryStep(),
         RecoveryAction.REPLACE_RANKS: ReplaceRanks(),

@@ -176,7 +176,7 @@ def replay(history: History, name: str, *, job: Job | None = None, since: float 
                 )
             )
         costs = pricing.costs
-        stragglers = list(_stragglers(lookups, policy.slowness, job=job, since=since))
+        stragglers = list(_stragglers(lookups, policy.stragglers, job=job, since=since))
     unread = sum(not one.would for one in stragglers)
     return PolicyReplay(
         policy=name,

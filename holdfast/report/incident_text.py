@@ -146,7 +146,9 @@ def _shrunk(decision: DecisionRecord, _target: str) -> str:
 DONE: Final[Mapping[str, Callable[[DecisionRecord, str], str]]] = {
     RecoveryAction.RETRY_STEP: lambda _decision, _target: "process groups were rebuilt and the step was run again",
     RecoveryAction.REPLACE_RANKS: _replaced,
-    RecoveryAction.SHRINK_LIVE: lambda decision, _target: f"training went on without rank {wording.ranks(decision.act.get('vacate') or ())}",
+    RecoveryAction.SHRINK_LIVE: lambda decision, _target: (
+        f"training went on without rank {wording.ranks(decision.act.get('vacate') or ())}"
+    ),
     RecoveryAction.RESTART_WORKERS: _restarted,
     RecoveryAction.ROLLBACK: _went_back,
     RecoveryAction.REPLACE_NODE: _replaced_node,

@@ -167,7 +167,7 @@ def test_an_unknown_policy_is_refused_with_those_there_are(history: History) -> 
 def test_what_was_decided_about_slow_ranks_is_asked_again(history: History) -> None:
     """A move that pays for one policy does not for a more patient one; a record that nobody can read is said to be one."""
     slow = StragglerCase(now=5.0, kind="straggler-gpu", rank=1, node="a", step=0.4, lost=0.1, remaining=2_000, spares=("d",), pauses=(0.5,))
-    weighed = NAMED["balanced"].slowness(slow)
+    weighed = NAMED["balanced"].stragglers(slow)
     facts: dict[str, Any] = {"job_id": "j", "kind": slow.kind, "rank": 1, "node": "a", "policy": "balanced", "reason": weighed.reason}
     write(
         history,

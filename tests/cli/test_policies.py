@@ -15,7 +15,7 @@ from policies.slowness import StragglerCase
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
 
-MINE = "based_on: patient\nrecommended_actions: {gpu-off-bus: restart}\nfrequent: {times: 2}\ndeadlines: {shrink_restart: 30s}\n"
+MINE = "based_on: patient\nrecommended_actions: {gpu-off-bus: restart}\nrecurring: {times: 2}\ntimeouts: {shrink_restart: 30s}\n"
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -46,9 +46,9 @@ def test_a_file_is_shown_with_what_differs_from_its_base(here: Command, tmp_path
     assert told["differs"] == [
         "recommended_actions.gpu-off-bus: restart (was: as in the catalogue)",
         "frequent.times: 2 (was: 6)",
-        "deadlines.shrink_restart: 30.0 s (was: 3 min 00 s)",
+        "timeouts.shrink_restart: 30.0 s (was: 3 min 00 s)",
     ]
-    assert (told["based_on"], told["numbers"]["deadlines.shrink_restart"]) == ("patient", 30.0)
+    assert (told["based_on"], told["numbers"]["timeouts.shrink_restart"]) == ("patient", 30.0)
     assert told["recommended_actions"] == {"gpu-off-bus": {"recommended_action": "restart", "catalogue": "evict"}}
     assert [rule["differs"] for rule in told["rules"]].count(True) == 2
 
@@ -136,7 +136,7 @@ def test_what_was_decided_about_slow_ranks_is_explained_with_its_sum(here: Comma
     """As text and JSON; a replay shows what another policy decides."""
     assert "No rank of job 'gpt-small' was found to slow the others down." in here("policy", "explain", "slow").stderr
     slow = StragglerCase(now=running.job.at, kind="straggler-gpu", rank=1, node="n0", step=0.4, lost=0.1, remaining=2_000, spares=("n3",))
-    weighed = NAMED["aggressive"].slowness(slow)
+    weighed = NAMED["aggressive"].stragglers(slow)
     running.write(
         StragglerDecision(
             job_id=running.job.id, at=slow.now, kind=slow.kind, rank=1, node="n0", act=weighed.act, reason=weighed.reason,

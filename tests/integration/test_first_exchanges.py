@@ -32,9 +32,12 @@ def test_a_replaced_rank_gets_what_it_received_and_a_new_random_name_restarts_al
         "beginnings",
         script=str(SCRIPT),
         args=[str(stage.home), "1000000", "name", "draws", "slow"],
-        nodes={"wanted": RANKS, "ranks": 1, "spare": 1, "standbys": 1},
-        environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        limits={"hang_least": "60s"},
+        nnodes=RANKS,
+        nproc_per_node=1,
+        spare_nodes=1,
+        hot_spares=1,
+        env={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        timeouts={"hang_min": "60s"},
     )
     play.steps_to(3)
     first = [held(play, rank) for rank in range(RANKS)]

@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ["--heads", "2", "--width", "16", "--context", "16", "--bytes", "50000", "--layers", "2"]
-ALWAYS: dict[str, Any] = {"every": 0, "memory": {"policy": "pause", "pause": "10s"}}
+ALWAYS: dict[str, Any] = {"every": 0, "memory": {"when_late": "pause", "max_pause": "10s"}}
 """No checkpoint on disk, and a snapshot at every step, whatever a busy machine makes of the idle time."""
 STEPS = 70
 RACKS = {"node-0": "left", "node-1": "left", "node-2": "right", "node-3": "right"}
@@ -48,10 +48,13 @@ def gated(stage: Stage, name: str, *gates: int, spare: int = 1, **checkpoint: An
         name,
         script=str(Path(__file__).with_name("gated.py")),
         args=args,
-        nodes={"wanted": 2, "ranks": 1, "spare": spare, "standbys": 0},
-        environment={"OMP_NUM_THREADS": "1"},  # as the undisturbed run
+        nnodes=2,
+        nproc_per_node=1,
+        spare_nodes=spare,
+        hot_spares=0,
+        env={"OMP_NUM_THREADS": "1"},  # as the undisturbed run
         checkpoint={**ALWAYS, **checkpoint},
-        limits={"hang_least": "60s"},  # a gate is no hang
+        timeouts={"hang_min": "60s"},  # a gate is no hang
     )
 
 
@@ -187,7 +190,7 @@ def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage, alon
     """There is no vote and nobody stays: new processes find the newest step that all have whole, position and generators with it."""
     script, undisturbed = Path(__file__).with_name("copies.py"), stage.home / "undisturbed.json"
     args = ["100", str(stage.home / "broken.json")]
-    play = stage.play("broken", script=str(script), args=args, nodes={"wanted": 2, "ranks": 1}, checkpoint=ALWAYS)
+    play = stage.play("broken", script=str(script), args=args, nnodes=2, nproc_per_node=1, checkpoint=ALWAYS)
     play.steps_to(30)
     kill_all(play)
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)

@@ -38,7 +38,7 @@ def test_each_policy_goes_back_twice_and_then_stops_with_the_reason(name: str) -
 
 def test_a_distant_step_is_another_problem_and_the_policy_sets_the_numbers() -> None:
     """Two such losses far apart have nothing to do with each other."""
-    policy = Policy(name="p", bad_loss=RollBack(same_data=0, without_batch=1, near=10))
+    policy = Policy(name="p", diverged_loss=RollBack(retries_with_same_data=0, retries_without_batches=1, max_step_gap=10))
     assert policy.decide(lost_at(77)).decision.skip == (76, 77)
     assert policy.decide(lost_at(300, 77)).decision.skip == (299, 300)
     assert policy.decide(lost_at(80, 77)).decision.action is RecoveryAction.FAIL

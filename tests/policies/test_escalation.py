@@ -59,7 +59,7 @@ CASES: dict[str, Row] = {
     "the node's budget spent before the window": (
         a_case(past=tuple(a_recovery(at=NOW - 3600.0) for _ in range(3))), all_say(RESTART),
     ),
-    "no restarts in place allowed, a spare": (a_case(budget=RecoveryBudget(in_place=0), spares=("s",)), all_say(REPLACE)),
+    "no restarts in place allowed, a spare": (a_case(budget=RecoveryBudget(max_restarts_in_place=0), spares=("s",)), all_say(REPLACE)),
     "a GPU that has to be reset, a spare": (a_case("gpu-memory-double-bit", spares=("s",)), all_say(REPLACE)),
     "a GPU that has to be reset, no spare": (a_case("gpu-memory-double-bit"), all_say(WAIT)),
     "a GPU that has to be reset, no spare, fewer do": (a_case("gpu-memory-double-bit", least=2), they_say(WAIT, SHRINK, SHRINK)),
@@ -224,7 +224,7 @@ def test_a_node_that_its_peers_do_not_reach_after_a_restart_either_is_replaced()
 
 def test_a_decision_repeats_the_diagnosis_and_counts() -> None:
     """A person reads why, and how much is left."""
-    second = decided("balanced", a_case(past=SPENT[:1], budget=RecoveryBudget(in_place=5)))
+    second = decided("balanced", a_case(past=SPENT[:1], budget=RecoveryBudget(max_restarts_in_place=5)))
     assert second.reason == f"{a_verdict().reason}; restart 2 of 5 within 3600 s"
     for case, actions in CASES.values():
         for policy, action in actions.items():
@@ -286,6 +286,15 @@ def test_the_policies_are_those_that_a_job_can_name() -> None:
 def test_recovery_actions_are_strings_of_the_history() -> None:
     """They are stored, and must not change."""
     assert [str(action) for action in RecoveryAction] == [
-        *("retry-step", "replace-ranks", "shrink-live", "restart-workers", "rollback", "replace-node", "shrink-restart", "request-approval"),
+        *(
+            "retry-step",
+            "replace-ranks",
+            "shrink-live",
+            "restart-workers",
+            "rollback",
+            "replace-node",
+            "shrink-restart",
+            "request-approval",
+        ),
         *("wait-for-capacity", "fail"),
     ]

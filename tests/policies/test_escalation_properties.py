@@ -69,7 +69,11 @@ def cases(draw: st.DrawFn) -> Case:
         recommended_actions=RecommendedActions(
             changed=draw(st.dictionaries(st.sampled_from(sorted(CATALOGUE)), st.sampled_from(RecommendedAction), max_size=3))
         ),
-        budget=RecoveryBudget(in_place=draw(st.integers(0, 3)), recoveries=draw(st.integers(0, 20)), fruitless=draw(st.integers(1, 5))),
+        budget=RecoveryBudget(
+            max_restarts_in_place=draw(st.integers(0, 3)),
+            max_recoveries=draw(st.integers(0, 20)),
+            max_recoveries_without_progress=draw(st.integers(1, 5)),
+        ),
     )
 
 
@@ -187,7 +191,7 @@ def test_replace_ranks_replaces_exactly_the_unhealthy_ranks(policy: str, case: C
 def test_a_spent_budget_ends_every_job(policy: str, case: Case) -> None:
     """Whatever the reason, lost nodes included."""
     decision = decide(POLICIES[policy], case).decision
-    assert len(case.recent()) < case.budget.recoveries or decision.action is RecoveryAction.FAIL
+    assert len(case.recent()) < case.budget.max_recoveries or decision.action is RecoveryAction.FAIL
 
 
 @given(st.permutations(sorted(POLICIES)), cases())
@@ -254,7 +258,7 @@ def test_a_job_that_only_fails_ends_within_its_budget(
     """Whatever fails, and however often nodes are lost and come back: the budget of recoveries is the bound."""
     decisions = survived(policy, faults, in_one_incident=in_one_incident, seconds=seconds)
     assert decisions[-1].action is RecoveryAction.FAIL
-    assert len(decisions) <= RecoveryBudget().recoveries + 1
+    assert len(decisions) <= RecoveryBudget().max_recoveries + 1
 
 
 @given(A_POLICY, st.sampled_from(["worker-sigkill", "worker-exception", "job-hang", "recovery-overrun"]), st.booleans())
@@ -262,7 +266,7 @@ def test_a_script_that_always_dies_fails_the_job_after_a_few_recoveries(policy: 
     """Without a lost node the recoveries that bring nothing are counted, hours apart or not; a spare is tried before the end."""
     decisions = survived(policy, [(kind, 0, False)], in_one_incident=in_one_incident, seconds=7200.0)
     assert decisions[-1].action is RecoveryAction.FAIL
-    assert len(decisions) <= RecoveryBudget().fruitless + 2
+    assert len(decisions) <= RecoveryBudget().max_recoveries_without_progress + 2
     assert sum(decision.action is RecoveryAction.REPLACE_NODE for decision in decisions) >= 1
 
 

@@ -37,8 +37,8 @@ def test_a_level_acts_wherever_a_rule_reads_one() -> None:
 
 def test_the_budget_is_the_policys_not_the_cases() -> None:
     """A case of another policy can be decided by this one."""
-    case = a_case(past=(a_recovery(),), spares=("s",), budget=RecoveryBudget(in_place=9))
-    assert Policy(name="p", budget=RecoveryBudget(in_place=1)).decide(case).decision.action is RecoveryAction.REPLACE_NODE
+    case = a_case(past=(a_recovery(),), spares=("s",), budget=RecoveryBudget(max_restarts_in_place=9))
+    assert Policy(name="p", budget=RecoveryBudget(max_restarts_in_place=1)).decide(case).decision.action is RecoveryAction.REPLACE_NODE
 
 
 def test_only_rungs_that_are_listed_are_tried_in_their_order() -> None:
@@ -62,5 +62,7 @@ def test_a_job_that_must_not_shrink_waits_for_its_full_width() -> None:
 def test_every_rung_that_brings_ranks_back_has_a_deadline() -> None:
     """After a wait the job has as long as after a replacement."""
     deadlines = replace(PolicyTimeouts(), replace_node=7.0)
-    assert all(deadlines.of(action) > 0 for action in RecoveryAction if action not in {RecoveryAction.FAIL, RecoveryAction.REQUEST_APPROVAL})
+    assert all(
+        deadlines.of(action) > 0 for action in RecoveryAction if action not in {RecoveryAction.FAIL, RecoveryAction.REQUEST_APPROVAL}
+    )
     assert deadlines.of(RecoveryAction.WAIT_FOR_CAPACITY) == 7.0

@@ -60,7 +60,7 @@ def test_a_fault_on_three_nodes_is_attributed_to_none() -> None:
 def test_faults_of_one_incident_count_as_well() -> None:
     """Three nodes that fail at once are as many as three that fail one after the other."""
     case = a_case("gpu-off-bus", "a", ("gpu-off-bus", "b"), ("gpu-off-bus", "c"), spares=("s", "t", "u"))
-    assert noted(ExcuseWhenCorrelated(), case).common == {"gpu-off-bus"}
+    assert noted(ExcuseWhenCorrelated(), case).correlated == {"gpu-off-bus"}
     assert decided("balanced", case).drop == ()
 
 
@@ -106,10 +106,10 @@ def test_restarts_for_a_common_fault_do_not_spend_the_budget_of_a_node() -> None
 def test_a_share_of_the_nodes_is_enough_where_it_is_set() -> None:
     """Two nodes at least, and the number alone decides without it."""
     case = a_case(members=tuple("abcd"), earlier=before(10, node="b"))
-    assert noted(ExcuseWhenCorrelated(share=0.5), case).common == {KILL}
+    assert noted(ExcuseWhenCorrelated(min_share=0.5), case).correlated == {KILL}
     assert "not on 3" in passed(ExcuseWhenCorrelated(), case)
-    assert "not on 2" in passed(ExcuseWhenCorrelated(share=0.1), a_case(members=("a",), least=1))
-    assert passed(ExcuseWhenCorrelated(nodes=0), case) == "switched off"
+    assert "not on 2" in passed(ExcuseWhenCorrelated(min_share=0.1), a_case(members=("a",), least=1))
+    assert passed(ExcuseWhenCorrelated(min_nodes=0), case) == "switched off"
 
 
 # -- too often ------------------------------------------------------------------------------------------------------------
@@ -141,8 +141,8 @@ def test_what_ends_processes_is_counted_only_where_somebody_says_so() -> None:
     """It tells of the script as well, and has a budget of its own."""
     case = a_case(spares=("s",), earlier=before(10, 20, 30))
     assert passed(LeaveWhenRecurring(), case) == f"{KILL} is not counted"
-    assert noted(LeaveWhenRecurring(processes=4), case).worn == {"a"}
-    assert "of 5" in passed(LeaveWhenRecurring(processes=5), case)
+    assert noted(LeaveWhenRecurring(process_times=4), case).worn == {"a"}
+    assert "of 5" in passed(LeaveWhenRecurring(process_times=5), case)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,11 @@ def test_the_obstacle_is_named(name: str) -> None:
 def test_a_policy_goes_on_in_the_living_processes_before_it_restarts_on_fewer_nodes() -> None:
     """The patient one waits for its full width all the same."""
     actions = {name: decide(rules, a_loss(least=2)).decision.action for name, rules in POLICIES.items()}
-    assert actions == {"patient": RecoveryAction.WAIT_FOR_CAPACITY, "balanced": RecoveryAction.SHRINK_LIVE, "aggressive": RecoveryAction.SHRINK_LIVE}
+    assert actions == {
+        "patient": RecoveryAction.WAIT_FOR_CAPACITY,
+        "balanced": RecoveryAction.SHRINK_LIVE,
+        "aggressive": RecoveryAction.SHRINK_LIVE,
+    }
     failed = a_loss(least=2, blocked_reason="it failed in this incident: a rank could not")
     assert decide(POLICIES["balanced"], failed).decision.action is RecoveryAction.SHRINK_RESTART
     assert all(

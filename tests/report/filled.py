@@ -31,7 +31,9 @@ SPEC: dict[str, Any] = {
     "name": "bytes-gpt",
     "script": "train_gpt.py",
     "args": ["--until", "600"],
-    "nodes": {"wanted": 2, "least": 1, "spare": 1, "ranks": 2},
+    "nnodes": "1:2",
+    "spare_nodes": 1,
+    "nproc_per_node": 2,
     "policy": "balanced",
     "environment": {"TOKEN": "swordfish"},
 }

@@ -26,7 +26,7 @@ def nothing(history: History) -> Job:
 
 def unmanaged(history: History) -> Job:
     """Write a job whose script reports nothing, and whose node was lost."""
-    on = filled.launched(history, spec={"name": "bytes-gpt", "command": ["bash", "train.sh"], "nodes": {"wanted": 2, "ranks": 2}})
+    on = filled.launched(history, spec={"name": "bytes-gpt", "command": ["bash", "train.sh"], "nnodes": 2, "nproc_per_node": 2})
     on.clock += 40
     filled.lost_node(on, 1)
     on.clock += 300
@@ -125,7 +125,7 @@ def _wait_a_day(on: filled.Script) -> None:
 
 def many_nodes(history: History, number: int = 300) -> Job:
     """Write a job on *number* nodes, of which one is replaced."""
-    on = filled.script(history, spec={"name": "wide", "command": ["train"], "nodes": {"wanted": number, "ranks": 8}})
+    on = filled.script(history, spec={"name": "wide", "command": ["train"], "nnodes": number, "nproc_per_node": 8})
     ranks = {f"gpu-cluster-a-rack-{node // 16:02d}-node-{node:04d}": [node * 8 + rank for rank in range(8)] for node in range(number)}
     for node in ranks:
         on.stand(node, "healthy", "its agent answers")

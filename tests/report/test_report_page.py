@@ -157,9 +157,7 @@ def test_what_came_again_is_counted_and_what_is_in_memory_is_no_checkpoint(histo
     for _ in range(3):
         begun.save(seconds=0.0, problem="replica-lag", reason="11 snapshots were left out")
         begun.add(
-            begun.fault(
-                "replica-lag", "rank 1 on node-0", recommended_action="monitor", evidence={"quote": "11 snapshots were left out"}
-            )
+            begun.fault("replica-lag", "rank 1 on node-0", recommended_action="monitor", evidence={"quote": "11 snapshots were left out"})
         )
     root = Page(page(read_history(history, begun.write(), now=filled.BEGAN + 900))).root
     (notes,) = root.find("ol", class_="notes")

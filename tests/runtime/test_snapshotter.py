@@ -129,7 +129,7 @@ def test_a_node_without_memory_trains_on_and_reports_it_once(tmp_path: Path, cap
     trainer.to(FIRST + 4)
     assert stored(tmp_path) == {}
     (told,) = [one.message for one in caplog.records if "snapshot-no-memory" in one.message]
-    assert "Raise checkpoint.memory.limit" in told
+    assert "Raise checkpoint.memory.max_memory" in told
 
 
 def test_extra_state_counts_towards_the_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -74,9 +74,9 @@ def settled_faults(run: JobController, silences: list[AgentUnreachable]) -> tupl
     A secondary failure alone waits for its cause, a correlated failure for the same one on other nodes, a stall for an agent that may have
     been lost with its node.
     """
-    begin, silence, checked = time.monotonic(), run.spec.limits.agent_silence.total_seconds(), False
+    begin, silence, checked = time.monotonic(), run.spec.timeouts.heartbeat.total_seconds(), False
     while True:
-        found = run.faults.acting() + see(silences, hang_limits(run.spec.limits))
+        found = run.faults.acting() + see(silences, hang_limits(run.spec.timeouts))
         faults, nodes = limit_group_faults(found), _nodes_to_expect(run, found)
         uncertain = run.faults.uncertain() or not run.faults.missing_members().keys() <= {silence.node for silence in silences}
         if faults and not uncertain and _can_replace_ranks(run, faults, silences):
@@ -107,7 +107,7 @@ def _partitioned_nodes(run: JobController, faults: list[Fault]) -> tuple[list[Fa
     found, pairs = network.check_connections(run.agents.source, faults, nodes)
     if pairs:
         run.log.record_event(f"{network.describe(pairs)}; this does not show which of them is cut off")
-    return see(found, hang_limits(run.spec.limits)), bool(pairs)
+    return see(found, hang_limits(run.spec.timeouts)), bool(pairs)
 
 
 def _node_to_drop(run: JobController, faults: list[Fault]) -> list[Fault]:
@@ -116,7 +116,7 @@ def _node_to_drop(run: JobController, faults: list[Fault]) -> list[Fault]:
         return []
     members = run.generations.members
     _, pairs = network.check_connections(run.agents.source, faults, members)
-    return see(network.nodes_to_drop(pairs, members, time.time()), hang_limits(run.spec.limits))
+    return see(network.nodes_to_drop(pairs, members, time.time()), hang_limits(run.spec.timeouts))
 
 
 def _wait_out_hang(run: JobController, faults: list[Fault]) -> tuple[list[Fault], list[AgentUnreachable]]:
@@ -124,12 +124,12 @@ def _wait_out_hang(run: JobController, faults: list[Fault]) -> tuple[list[Fault]
 
     TCP sends lost packets again after longer and longer pauses (RFC 6298), and a busy machine is late.
     """
-    end, silences = time.monotonic() + run.spec.limits.hang_least.total_seconds(), list[AgentUnreachable]()
+    end, silences = time.monotonic() + run.spec.timeouts.hang_min.total_seconds(), list[AgentUnreachable]()
     while {fault.kind for fault in faults} == {STUCK.id} and not silences and time.monotonic() < end:
         run.pump(0.02)
         faults = limit_group_faults(run.faults.acting())
         silences = recheck_silent(run) if run.faults.missing_members() else []
-    return faults + see(silences, hang_limits(run.spec.limits)), silences
+    return faults + see(silences, hang_limits(run.spec.timeouts)), silences
 
 
 def limit_group_faults(faults: list[Fault]) -> list[Fault]:

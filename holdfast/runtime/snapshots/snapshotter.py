@@ -193,7 +193,7 @@ class Snapshotter:
             raise OSError(
                 None,
                 f"{missing >> 20} MiB more would exceed the node's limit of {limit >> 20} MiB, of which {used >> 20} MiB are used. "
-                "Raise checkpoint.memory.limit, or shard the optimizer",
+                "Raise checkpoint.memory.max_memory, or shard the optimizer",
             )
 
     # -- a step ---------------------------------------------------------------------------------------------------------
