@@ -218,16 +218,17 @@ class Frame:
         if view.generation is None:
             yield Section(priority=5, lines=_row("nodes", "no workers yet", width, most=1))
             return
-        yield Section(priority=4, lines=[self._members(width)])
-        if height >= TALL and width + 4 >= WIDE:
+        in_table = height >= TALL and width + 4 >= WIDE
+        yield Section(priority=4, lines=[self._members(width, named=not in_table)])
+        if in_table:
             yield Section(priority=9, lines=list(_node_table([*nodes.members, *(nodes.spares or ())], width)))
             return
         most = 1 if height < LOW else 3
         if lines := _attention(nodes.bad, width, most):
             yield Section(priority=5, lines=lines)
 
-    def _members(self, width: int) -> Text:
-        """Return how many ranks are on how many nodes, and which: as many nodes by name as fit on the line."""
+    def _members(self, width: int, *, named: bool) -> Text:
+        """Return how many ranks are on how many nodes, and if they are to be *named* which: as many as fit on the line."""
         view, nodes = self._view, self._view.nodes
         assert view.generation is not None
         bad = sum(one.is_bad for one in nodes.members)
@@ -239,11 +240,8 @@ class Frame:
         room = width - (LABEL if width >= LABELLED else 6)
         if state and cell_len(line) > room:
             line = plural(len(view.members), "node") + state
-        for most in range(min(len(view.members), MAX_NODES), 0, -1):
-            named = f"{line}: {ranks_by_node(view.members, most)}"
-            if cell_len(named) <= room:
-                line = named
-                break
+        longer = (f"{line}: {ranks_by_node(view.members, most)}" for most in range(min(len(view.members), MAX_NODES) * named, 0, -1))
+        line = next((one for one in longer if cell_len(one) <= room), line)
         return _row("nodes", line, width, most=1)[0]
 
     def _saved(self, width: int, most: int) -> Iterator[Section]:
