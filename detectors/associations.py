@@ -202,7 +202,7 @@ def load(place: Path = PLACE) -> Associations:
     except (TypeError, ValueError) as error:
         if isinstance(error, BadAssociation):
             raise
-        raise BadAssociation(place.name, str(error), "compare the row with those beside it") from error
+        raise BadAssociation(place.name, str(error), "compare the row with the rows around it") from error
 
 
 class _RowReader:
@@ -222,9 +222,9 @@ class _RowReader:
             self._made[name] = self.family(self._groups[name], f"groups.{name}")
         return self._made[name]
 
-    def family(self, row: Mapping[str, Any], where: str, beside: tuple[str, ...] = ()) -> Family:
-        """Return the family that *row* describes; *beside* are its other fields."""
-        members = {name: value for name, value in row.items() if name not in beside}
+    def family(self, row: Mapping[str, Any], where: str, other: tuple[str, ...] = ()) -> Family:
+        """Return the family that *row* describes; *other* are its other fields."""
+        members = {name: value for name, value in row.items() if name not in other}
         if unknown := sorted(members.keys() - _FIELDS):
             raise BadAssociation(
                 f"{self._file}, {where}", f"has unknown fields {', '.join(unknown)}", f"known are {', '.join(sorted(_FIELDS))}"

@@ -431,7 +431,7 @@ def _check_strangers(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
     jobs = {one.job for one in gpu.processes if one.job and not isinstance(one.job, Unknown)}
     strangers = [str(one.pid) for one in gpu.processes if one.job == ""]
     if jobs and strangers:
-        quote = f"{name}: process {', '.join(strangers)} computes beside job {', '.join(sorted(map(str, jobs)))}"
+        quote = f"{name}: process {', '.join(strangers)} computes on the GPU of job {', '.join(sorted(map(str, jobs)))}"
         yield FaultFinding(kind=STRANGER.id, part=name, quote=quote)
 
 

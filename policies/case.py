@@ -104,7 +104,7 @@ class Placement:
 
     rank: int
     node: str
-    standby: int | None = None
+    hot_spare: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class Case:
     """Node to its ranks. After ranks were replaced, nodes may have different numbers of ranks."""
     dead: frozenset[int] = frozenset()
     """Ranks without a running process."""
-    standbys: tuple[HotSpare, ...] = ()
+    hot_spares: tuple[HotSpare, ...] = ()
     """Hot spares that are ready."""
     roles: tuple[tuple[int, ...], ...] = ()
     copies: ModelCopies = ()

@@ -665,7 +665,7 @@ def classify() -> None:
     """Find the faults in a LOG.
 
     LOG is a file, or `-` (the default) for standard input: kernel, NCCL, torch, scheduler or application, also mixed. Prints
-    the faults, and with `--json` one object for each line or traceback: line, verdict, kind, blame, recommended_action, action. Exit
+    the faults, and with `--json` one object for each line or traceback: line, classification, kind, blame, recommended_action, action. Exit
     status 0: the log was read, with faults or without.
     """
 

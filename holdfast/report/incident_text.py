@@ -158,7 +158,7 @@ DONE: Final[Mapping[str, Callable[[DecisionRecord, str], str]]] = {
 
 
 def _seat(seat: Mapping[str, Any], target: str) -> str:
-    process = "a new process" if seat.get("standby") is None else "hot spare"
+    process = "a new process" if seat.get("hot_spare") is None else "hot spare"
     rank = f"rank {seat.get('rank')}"
     took = "took over" if target.startswith(f"{rank} ") or target == rank else f"took over {rank}"
     return f"{process} on {seat.get('node')} {took}"

@@ -139,7 +139,7 @@ def act(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def seat(fields: Mapping[str, Any]) -> str:
     """Return in which process a replaced rank runs."""
-    number, node = fields.get("standby"), fields.get("node")
+    number, node = fields.get("hot_spare"), fields.get("node")
     return f"rank {fields.get('rank')} in " + (f"hot spare {number} on {node}" if number is not None else f"a new process on {node}")
 
 

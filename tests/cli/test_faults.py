@@ -111,7 +111,7 @@ def test_classify_reads_a_file_and_standard_input(holdfast_home: Path, tmp_path:
         assert done.stdout == f"2: gpu-off-bus (evict, attributed to gpu): {OFF_BUS}\n"
         assert "2 lines, 1 fault" in done.stderr
     done = subprocess.run([*PROGRAM, "classify", "--json", str(log)], env=environment(), capture_output=True, text=True, check=True)
-    assert [json.loads(line)["verdict"] for line in done.stdout.splitlines()] == ["benign", "fault"]
+    assert [json.loads(line)["classification"] for line in done.stdout.splitlines()] == ["benign", "fault"]
     assert list((holdfast_home / "cache").glob("*.hyperscan"))
 
 

@@ -181,7 +181,7 @@ def test_history_of_a_job_is_in_order(here: Command, running: Author) -> None:
 def test_history_as_json_has_every_row(here: Command, running: Author) -> None:
     """By kind."""
     told = json.loads(here("history", "gpt-small", "--json").stdout)
-    assert [len(told[kind]) for kind in ("generations", "moves", "decisions", "checkpoints", "job_events")] == [3, 5, 3, 1, 1]
+    assert [len(told[kind]) for kind in ("generations", "transitions", "decisions", "checkpoints", "job_events")] == [3, 5, 3, 1, 1]
     assert json.loads(here("history", "--json").stdout)[0]["job"] == "gpt-small"
 
 
@@ -224,7 +224,7 @@ def test_show_has_hypotheses_with_their_evidence(here: Command, running: Author,
     ):
         assert words in text
     assert "40.0%" not in text
-    told = json.loads(here("show", "1", "--job", "gpt-small", "--json").stdout)["verdicts"]
+    told = json.loads(here("show", "1", "--job", "gpt-small", "--json").stdout)["diagnoses"]
     assert [one["candidates"][0]["weight"] for one in told] == [0.4, 0.8]
 
 

@@ -122,7 +122,7 @@ def test_replicas_that_are_behind_on_many_nodes_are_one_event(recorded: Recorded
     """A moment after the first, with the nodes; later ones are recorded separately."""
     for node in ("b", "a", "b"):
         recorded.receives(
-            "storage_error", node=node, kind="replica-behind", path=f"/memory/{node}", why="10 snapshots were left out", step=30
+            "storage-error", node=node, kind="replica-behind", path=f"/memory/{node}", why="10 snapshots were left out", step=30
         )
     for now in (100.0, 100.0 + GATHERED / 2):
         recorded.hearing.poll(now)
@@ -131,7 +131,7 @@ def test_replicas_that_are_behind_on_many_nodes_are_one_event(recorded: Recorded
     recorded.hearing.poll(200.0)
     (record_event,) = recorded.job_events
     assert ": a, b: 10 snapshots were left out. Cure: " in record_event
-    recorded.receives("storage_error", node="a", kind="checkpoint-late", path="/ckpt/3", why="late", step=30)
+    recorded.receives("storage-error", node="a", kind="checkpoint-late", path="/ckpt/3", why="late", step=30)
     assert len(recorded.job_events) == 2, "whatever else is wrong is recorded at once"
 
 

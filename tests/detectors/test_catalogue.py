@@ -56,7 +56,7 @@ def test_every_entry_is_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_fault_quotes_its_evidence(name: str) -> None:
-    """A verdict without a quote cannot be judged by a person, one without a signature cannot be compared."""
+    """A diagnosis without a quote cannot be judged by a person, one without a signature cannot be compared."""
     evidence = CATALOGUE[name].unhealthy.evidence
     for fault in see(evidence if isinstance(evidence, tuple) else [evidence], CATALOGUE[name].unhealthy.limits):
         assert fault.quote

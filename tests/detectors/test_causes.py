@@ -120,9 +120,9 @@ def test_independent_sources_strengthen_an_explanation() -> None:
 def test_many_secondary_failures_are_one_line_of_the_diagnosis_and_no_burden() -> None:
     """Ten thousand ranks that lost a peer are not weighed against each other."""
     faults = seen(*(an_echo(f"n{rank // 8}", rank, at=rank / 1e4) for rank in range(1, 2000)), a_killed("n0", 0, at=0.05))
-    verdict = diagnose(faults, (), 250)
-    assert (verdict.root.kind, len(verdict.candidates)) == ("worker-sigkill", 1)
-    assert len(verdict.candidates[0].explains) == 1999 < MOST * 1999
+    diagnosis = diagnose(faults, (), 250)
+    assert (diagnosis.root.kind, len(diagnosis.candidates)) == ("worker-sigkill", 1)
+    assert len(diagnosis.candidates[0].explains) == 1999 < MOST * 1999
     assert evidence_wait_seconds(faults, 250) == 0.0
 
 

@@ -131,7 +131,7 @@ def test_failures_of_one_type_differ_by_the_innermost_location() -> None:
 
 
 def test_an_exit_status_without_a_reason_quotes_the_last_output() -> None:
-    """A command that prints why it ends says it in the verdict."""
+    """A command that prints why it ends says it in the diagnosis."""
     assert the_fault(an_end(code=2, output="usage: train.py\ntrain.py: error: no such argument\n\n")).quote.endswith("no such argument")
     assert the_fault(an_end(code=2, output="\x1b[2J\0\x07")).quote == "exited with status 2"
     assert len(the_fault(an_end(code=2, output="x" * 100_000)).quote) < 300

@@ -228,7 +228,7 @@ def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack,
     """The take-over was ordered and may have begun; who hears nobody does not decide anew."""
     job.settles()
     known, before = len(job.incidents()), job.chaos.ranks()
-    (job.place / "hang-1").touch()  # the rank, and then the standby that takes its place
+    (job.place / "hang-1").touch()  # the rank, and then the hot spare that takes its place
     number = job.generation().number + 1
     job.until(lambda: job.state() == "RESUMING" and taken_over(job, number, before), "a take-over that has been ordered")
     during = job.chaos.ranks()
@@ -290,7 +290,7 @@ def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_
     """The next flow presumes of its rank what the others do; when it turns out to be gone another takes its place, and no rank restarts."""
     job.settles()
     known, before, taken_up = len(job.incidents()), job.chaos.ranks(), len(adopted(job))
-    (job.place / "hang-1").touch()  # the rank, and then the standby that takes its place: the take-over comes to no step
+    (job.place / "hang-1").touch()  # the rank, and then the hot spare that takes its place: the take-over comes to no step
     number = job.generation().number + 1
     job.until(lambda: job.state() == "RESUMING" and taken_over(job, number, before), "a take-over that has been ordered")
     job.flows[-1].kill()

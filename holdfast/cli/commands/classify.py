@@ -21,7 +21,7 @@ from holdfast.report.wording import count, plural, visible
 
 QUOTED: Final = 500
 """Characters of a line that a classification repeats."""
-_BENIGN: Final = ', "verdict": "benign", "kind": null, "blame": "none", "recommended_action": null, "action": null}\n'
+_BENIGN: Final = ', "classification": "benign", "kind": null, "blame": "none", "recommended_action": null, "action": null}\n'
 
 
 def classify_log(log: Path | None, *, as_json: bool) -> int:
@@ -86,7 +86,7 @@ def _json_of_kind(kind: str) -> str:
     """Return the fields that are the same for every fault of *kind*."""
     entry = CATALOGUE[kind]
     fields = {
-        "verdict": "fault",
+        "classification": "fault",
         "kind": kind,
         "blame": entry.blame,
         "recommended_action": entry.recommended_action,

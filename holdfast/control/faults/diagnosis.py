@@ -122,7 +122,7 @@ def recovery_case(run: JobController, incident: IncidentInWork | None, diagnosis
         blocked_reason=(incident.blocked_reason if incident is not None else "") or generations.why_not_kept(),
         ranks={node: tuple(ranks) for node, ranks in state.membership.items()},
         dead=state.dead(),
-        standbys=run.nodes.ready_hot_spares(),
+        hot_spares=run.nodes.ready_hot_spares(),
         roles=generations.roles,
         copies=complete_copies(generations.copies, generations.vacant()),
         replacement_attempts=incident.replacement_attempts if incident is not None else 0,

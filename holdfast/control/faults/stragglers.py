@@ -96,7 +96,7 @@ class Stragglers:
 
     def poll(self, now: float) -> None:
         """Assess again what lasts, at *now* (monotonic)."""
-        if now < self._next or self.requests.moves:  # a running migration may cure more than one
+        if now < self._next or self.requests.migrations:  # a running migration may cure more than one
             return
         self._next = now + INTERVAL
         state = self.generations.state
