@@ -12,7 +12,7 @@ from functools import partial
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, Fault, FaultKind, RecommendedAction, fault_kind
 from detectors.evidence import HangLimits, Sample, StepBreakdown, StepBreakdowns, StepTimes
 from detectors.robust_stats import middle, quantile
 
@@ -221,7 +221,7 @@ COMPUTE: Final = _define(
     id="straggler-gpu",
     title="One rank computes more slowly than its peers",
     source="compute and communication times that ranks report",
-    blame=Blame.GPU,
+    attributed_to=Attribution.GPU,
     action="check the clocks and temperature of its GPU, and what else runs there; migrate it (`checks.straggler: migrate`)",
     unhealthy=_sample((0.31, 0.25, 0.0), (0.52, 0.04, 0.0), (0.30, 0.26, 0.0)),
     weight=30,
@@ -231,7 +231,7 @@ HOST: Final = _define(
     id="straggler-host",
     title="One node loads data more slowly than its peers",
     source="data loading times that ranks report",
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="check the storage and the processors of the node",
     unhealthy=_sample((0.30, 0.25, 0.0), (0.30, 0.04, 0.25), (0.30, 0.25, 0.0)),
     weight=28,
@@ -241,7 +241,7 @@ LINKS: Final = _define(
     id="straggler-network",
     title="Communication takes longer than before, or than elsewhere",
     source="compute and communication times that ranks report",
-    blame=Blame.NETWORK,
+    attributed_to=Attribution.NETWORK,
     action="check the links between the nodes: rates, errors, other traffic",
     unhealthy=_sample((0.30, 0.25, 0.0), (0.31, 0.24, 0.0), (0.30, 0.25, 0.0)),
     weight=30,
@@ -251,7 +251,7 @@ STALL: Final = _define(
     id="data-stall",
     title="Training waits for its data",
     source="data loading times that ranks report",
-    blame=Blame.STORAGE,
+    attributed_to=Attribution.STORAGE,
     action="check the storage and the number of loader workers",
     unhealthy=_sample((0.30, 0.05, 0.25), (0.31, 0.04, 0.25), (0.30, 0.05, 0.24)),
     weight=26,
@@ -261,7 +261,7 @@ DROPPED: Final = _define(
     id="step-slow",
     title="Steps take longer than before",
     source="step times that rank 0 reports",
-    blame=Blame.PROCESS,
+    attributed_to=Attribution.PROCESS,
     action="look for the rank or node that differs from its peers, and for changes in the script's work since then",
     unhealthy=Sample(StepTimes(at=0.0, steps=tuple((step, 0.3 if step < 80 else 0.45) for step in range(9, 190)))),  # noqa: PLR2004
     healthy=Sample(StepTimes(at=0.0, steps=tuple((step, 0.3 + 0.01 * (step % 7)) for step in range(9, 190)))),

@@ -156,7 +156,7 @@ def faults_page() -> str:
         HEAD,
         "# The fault catalogue\n",
         "Every kind of fault that Holdfast can name.",
-        "The recommended action is what a fault asks for, the blame what it is attributed to.",
+        "The recommended action is what a fault asks for; the attribution is the part that probably caused it.",
         "`holdfast faults show KIND` adds an unhealthy and a healthy sample; `holdfast classify LOG` finds the kinds seen in logs.\n",
         table(("Area", "Kinds"), *((area, str(number)) for area, number in by_area().items())),
     ]
@@ -164,12 +164,12 @@ def faults_page() -> str:
         rows = [
             (
                 f"[`{one.id}`]({one.reference.removeprefix('docs/')})",
-                one.title, one.source, f"`{one.recommended_action}`", f"`{one.blame}`", one.action,
+                one.title, one.source, f"`{one.recommended_action}`", f"`{one.attributed_to}`", one.action,
                 ", ".join(f"`{other}`" for other in one.confused_with),
             )
             for one in kinds
         ]  # fmt: skip
-        head = ("Kind", "What it is", "Seen by", "Level", "Blame", "Answer", "Often taken for")
+        head = ("Kind", "What it is", "Seen by", "Recommended action", "Attributed to", "What to do", "Often taken for")
         parts += [f"## {area}: {component}\n", table(head, *rows)]
     return "\n".join(parts)
 

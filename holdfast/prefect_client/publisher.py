@@ -234,7 +234,7 @@ class Publisher:
                 self._show_incident(self._last_case)
 
     def _fault(self, fault: FaultRecord) -> None:
-        now, name = time.monotonic(), (fault.kind, fault.subject)
+        now, name = time.monotonic(), (fault.kind, fault.target)
         if now - self._faults.get(name, -FAULT_SECONDS) < FAULT_SECONDS:
             return
         self._faults[name] = now
@@ -242,7 +242,7 @@ class Publisher:
             "holdfast.fault.seen",
             *self._of_nodes([fault.node] if fault.node else []),
             kind=fault.kind,
-            target=fault.subject,
+            target=fault.target,
             quote=str(fault.evidence.get("quote") or ""),
             recommended_action=str(fault.recommended_action),
             node=fault.node,
@@ -255,7 +255,7 @@ class Publisher:
         self._open = case, time.monotonic() + OPEN_SECONDS
         self._take_case(case)
         row, about = case.incident, self._of_incident(case)
-        self._emit("holdfast.incident.opened", *about, number=row.number, kind=row.kind, target=row.subject, summary=words.sentence(case))
+        self._emit("holdfast.incident.opened", *about, number=row.number, kind=row.kind, target=row.target, summary=words.sentence(case))
         for notification in self._notifications.opened(case, time.time()):
             self._notify(notification)
 
@@ -268,7 +268,7 @@ class Publisher:
             *self._of_incident(case),
             number=row.number,
             kind=row.kind,
-            target=row.subject,
+            target=row.target,
             summary=words.sentence(case),
             outcome=row.outcome,
             action=row.action,

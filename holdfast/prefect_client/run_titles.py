@@ -36,7 +36,7 @@ _SIGNAL: Final = re.compile(r"worker-(sig[a-z0-9]+)")
 def fault_title(fault: Fault) -> str:
     """Name a fault by its target and its kind: ``rank 1 on node-1, SIGKILL``."""
     found = _SIGNAL.fullmatch(fault.kind)
-    return f"{fault.subject.removeprefix('node ')}, {found[1].upper() if found else fault.kind}"
+    return f"{fault.target.removeprefix('node ')}, {found[1].upper() if found else fault.kind}"
 
 
 def action_title(decision: Decision) -> str:

@@ -86,7 +86,7 @@ def plant(home: Path, book: History, author: Author, monkeypatch: pytest.MonkeyP
     remark = JobEvent(job_id=author.job.id, at=1.0, text=SAID)
     evidence = {"quote": SAID, "webhook": "https://example.org/" + SECRETS["webhook"], "password": SECRETS["plain"]}
     fault = FaultRecord(
-        job_id=author.job.id, at=1.0, kind="x", recommended_action="record", subject="", blame="", generation=1, evidence=evidence
+        job_id=author.job.id, at=1.0, kind="x", recommended_action="record", target="", attributed_to="", generation=1, evidence=evidence
     )
     rows: list[SQLModel] = [remark, fault]
     with book.session() as session:

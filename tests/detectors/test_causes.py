@@ -112,8 +112,8 @@ def test_a_chain_of_causes_leads_to_its_begin() -> None:
 def test_independent_sources_strengthen_an_explanation() -> None:
     """What the kernel and NVML both say is surer than what one of them says."""
     rest = [a_fault("worker-oom-killed", "n1", rank=3)]
-    one = candidates([a_fault("gpu-off-bus"), a_fault("gpu-off-bus"), *rest])[0].weight
-    two = candidates([a_fault("gpu-off-bus"), a_fault("gpu-off-bus", source="NVML on n0"), *rest])[0].weight
+    one = candidates([a_fault("gpu-off-bus"), a_fault("gpu-off-bus"), *rest])[0].confidence
+    two = candidates([a_fault("gpu-off-bus"), a_fault("gpu-off-bus", source="NVML on n0"), *rest])[0].confidence
     assert two > one
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detectors.associations import follows_step, is_secondary
-from detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Blame, Fault
+from detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Attribution, Fault
 from detectors.diagnosis import SILENCE_SECONDS, Diagnosis, PastFailure, diagnose, evidence_wait_seconds, unexplained_faults
 from detectors.evidence import CheckpointFailure, Evidence, LogLine, Progress, RecoveryTimeout, StartFailure, Unknown, WorkerStop
 from tests.detectors.evidence_of import a_killed, a_rank, a_silence, an_echo, an_end, an_error, seen
@@ -258,7 +258,7 @@ scenes = pytest.mark.parametrize("name", SCENES)
 def test_the_root_cause_is_found_among_its_secondary_failures(name: str) -> None:
     """By what it is first, by when it came second."""
     root = SCENES[name].diagnosis().root
-    assert (root.kind, root.subject) == (SCENES[name].root, SCENES[name].on)
+    assert (root.kind, root.target) == (SCENES[name].root, SCENES[name].on)
 
 
 @scenes
@@ -285,7 +285,7 @@ def test_a_diagnosis_names_the_rank_and_the_reason(name: str) -> None:
     if diagnosis.root.kind == "user-error":
         assert "the script is at fault, not a node" in diagnosis.reason
     else:
-        assert diagnosis.reason.startswith(f"{diagnosis.root.kind} of {diagnosis.root.subject}: ")
+        assert diagnosis.reason.startswith(f"{diagnosis.root.kind} of {diagnosis.root.target}: ")
 
 
 @scenes
@@ -347,7 +347,7 @@ def test_only_what_the_script_itself_did_can_become_the_users_error(name: str) -
     past = (before("n8", 7, "same"), before("n9", 7, "same"))
     scripts = {"worker-exception", "worker-exit-code", "worker-exit-early", "worker-gpu-out-of-memory", "user-error"}
     if isinstance(CATALOGUE[name].unhealthy.evidence, LogLine):
-        scripts |= {name} & {one for one in CATALOGUE if follows_step(one) and CATALOGUE[one].blame is Blame.USER_CODE}
+        scripts |= {name} & {one for one in CATALOGUE if follows_step(one) and CATALOGUE[one].attributed_to is Attribution.USER_CODE}
     assert (diagnose(faults[:1], past, 4).root.kind == "user-error") is (name in scripts)
     assert (diagnose(faults, (), 4).root.kind == "user-error") is (name in scripts)
 
@@ -393,7 +393,7 @@ def test_any_evidence_has_a_diagnosis_and_an_end_of_waiting(evidence: list[Evide
     assert 0.0 <= evidence_wait_seconds(faults, members) <= AWAY
     assert not is_secondary(diagnosis.root.kind) or all(is_secondary(fault.kind) for fault in faults)
     assert diagnosis.candidates[0].fault == diagnosis.root
-    assert all(0.0 <= one.weight <= 1.0 for one in diagnosis.candidates)
-    assert 0.7 <= sum(one.weight for one in diagnosis.candidates) <= 1.001
+    assert all(0.0 <= one.confidence <= 1.0 for one in diagnosis.candidates)
+    assert 0.7 <= sum(one.confidence for one in diagnosis.candidates) <= 1.001
     if any(fault.kind == "node-lost" for fault in faults):
         assert diagnosis.root.kind == "node-lost"

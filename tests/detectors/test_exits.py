@@ -209,7 +209,7 @@ def test_a_stopped_worker_is_a_fault_from_its_grace_on(seconds: float, kinds: li
 def test_a_broken_command_differs_from_a_node_that_cannot_start_it(number: int | None, why: str, kind: str) -> None:
     """One is mended in the job or in a mount, the other by leaving the node."""
     fault = the_fault(StartFailure(node="n0", at=1.0, why=why, errno=number))
-    assert (fault.kind, fault.quote, fault.subject) == (kind, why, "node n0")
+    assert (fault.kind, fault.quote, fault.target) == (kind, why, "node n0")
 
 
 def test_an_end_keeps_rank_node_step_and_time() -> None:

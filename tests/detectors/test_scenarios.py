@@ -75,7 +75,7 @@ def test_the_root_is_the_one_that_a_person_would_name(name: str) -> None:
     assert {"root", "root_in", "root_component"} & scene.keys(), "the scenario expects nothing"
     assert (root.node or "") == scene["on"]
     assert root.entry.recommended_action == scene.get("recommended_action", root.entry.recommended_action)
-    assert root.entry.blame == scene.get("blame", root.entry.blame)
+    assert root.entry.attributed_to == scene.get("attributed_to", root.entry.attributed_to)
 
 
 @scenarios
@@ -94,8 +94,8 @@ def test_competing_explanations_are_kept_with_their_weight(name: str) -> None:
     first, *others = diagnosis.candidates
     assert first.fault == diagnosis.root
     assert set(scene["competing"]) <= {one.fault.kind for one in others}
-    assert all(0.0 < one.weight <= first.weight for one in others)
-    assert first.weight + sum(one.weight for one in others) <= 1.001
+    assert all(0.0 < one.confidence <= first.confidence for one in others)
+    assert first.confidence + sum(one.confidence for one in others) <= 1.001
 
 
 @scenarios
@@ -128,8 +128,8 @@ def test_the_order_in_which_evidence_comes_in_changes_no_diagnosis(name: str) ->
     for _ in range(8):
         dice.shuffle(faults)
         again = assess_health(name, faults)
-        assert (again.root.kind, again.root.subject, again.root.at) == (diagnosis.root.kind, diagnosis.root.subject, diagnosis.root.at)
-        assert [one.weight for one in again.candidates] == [one.weight for one in diagnosis.candidates]
+        assert (again.root.kind, again.root.target, again.root.at) == (diagnosis.root.kind, diagnosis.root.target, diagnosis.root.at)
+        assert [one.confidence for one in again.candidates] == [one.confidence for one in diagnosis.candidates]
 
 
 def test_there_are_enough_scenarios() -> None:

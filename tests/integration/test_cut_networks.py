@@ -427,7 +427,7 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         assert host.lost() > 0, "the cut took nothing"
         (incident,) = job.incidents()[known:]
-        told = (incident.kind, incident.subject, incident.action, incident.outcome, incident.steps_lost)
+        told = (incident.kind, incident.target, incident.action, incident.outcome, incident.steps_lost)
         assert told == ("node-severed", f"node {host.name}", "take-over", "recovered", 0), f"{incident.reason}\n{job.log()}"
         job.runs()
         after = job.chaos.ranks()
@@ -454,7 +454,7 @@ def test_a_host_that_is_cut_off_from_all_in_one_direction_gives_way(job: HostJob
         assert host.lost() > 0, "the cut took nothing"
         (incident,) = job.incidents()[known:]
         assert (incident.action, incident.outcome, incident.steps_lost) == ("take-over", "recovered", 0), f"{incident.reason}\n{job.log()}"
-        assert incident.subject == f"node {host.name}", incident.reason
+        assert incident.target == f"node {host.name}", incident.reason
         job.runs()
         after = {rank: one for rank, one in job.chaos.ranks().items() if one.node != host.name}
         assert after.keys() == before.keys()
@@ -537,7 +537,7 @@ def test_the_only_host_of_a_job_is_replaced_where_others_of_the_cluster_answer(b
         finally:
             host.heal()
         (incident,) = sole.incidents()
-        assert (incident.kind, incident.subject) == ("node-lost", f"node {host.name}"), incident.reason
+        assert (incident.kind, incident.target) == ("node-lost", f"node {host.name}"), incident.reason
         assert sole.host_of(0) is not host
 
 

@@ -33,13 +33,14 @@ def an_incident(number: int = 1, **facts: Any) -> IncidentCase:
         "reason": "ended by signal 9",
         "id": f"i{number}",
         "kind": "worker-sigkill",
-        "subject": "rank 1 on node-1",
+        "target": "rank 1 on node-1",
         "fault_at": 50_531.0,
         "detected_at": 50_531.1,
     }
     incident = Incident(job_id="j", number=number, generation_before=1, **{**known, **facts})
     fault = FaultRecord(
-        job_id="j", at=0.0, kind=incident.kind, recommended_action="restart", subject=incident.subject, blame="process", generation=1,
+        job_id="j", at=0.0, kind=incident.kind, recommended_action="restart", target=incident.target, attributed_to="process",
+        generation=1,
         root=True, node="node-1", evidence={"quote": TRACEBACK},
     )  # fmt: skip
     act = {"seats": [{"rank": 1, "node": "node-2", "hot_spare": 0}]}

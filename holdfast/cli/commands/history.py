@@ -196,7 +196,7 @@ def _incident_table(incidents: Sequence[Incident], zero: float) -> None:
             duration(one.downtime_s),
             NOTHING if one.steps_lost is None else plural(one.steps_lost, "step"),
             one.kind,
-            one.subject,
+            one.target,
         ]
         for one in incidents
     ]
@@ -216,7 +216,7 @@ def _show_incident(book: History, one: Incident, *, as_json: bool) -> None:
         parts: dict[str, Sequence[SQLModel]] = {"faults": faults, "diagnoses": diagnoses, "decisions": decisions, "phases": phases}
         echo_json({"job": name, **one.model_dump(), **{key: [row.model_dump() for row in rows] for key, rows in parts.items()}})
         return
-    heading(f"{name}, incident {one.number}: {one.kind} on {one.subject}, {one.outcome or 'open'}")
+    heading(f"{name}, incident {one.number}: {one.kind} on {one.target}, {one.outcome or 'open'}")
     echo_facts(list(_incident_facts(one)))
     _show_faults(faults)
     _show_hypotheses(diagnoses)
@@ -252,10 +252,10 @@ def _show_faults(faults: Sequence[FaultRecord]) -> None:
         section("Faults")
     shown: dict[str, str] = {}
     for fault in faults:
-        title = f"{fault.kind} on {fault.subject}"
+        title = f"{fault.kind} on {fault.target}"
         root = " (root cause)" if fault.root else ""
         step = f" at step {count(fault.step)}" if fault.step is not None else ""
-        echo(f"  {clock(fault.at)}  {title}{step}{root}: recommends {fault.recommended_action}, attributed to {fault.blame}")
+        echo(f"  {clock(fault.at)}  {title}{step}{root}: recommends {fault.recommended_action}, attributed to {fault.attributed_to}")
         for name, value in fault.evidence.items():
             if value not in (None, "", [], {}):
                 text = str(value).strip()
@@ -279,8 +279,8 @@ def _show_hypotheses(diagnoses: Sequence[IncidentDiagnosis]) -> None:
     if found:
         section("Hypotheses")
     for one in found:
-        target = f", attributed to {one.blame}" if one.blame not in {"", "none"} else ""
-        echo(f"  {share(one.weight):>6}  {one.kind} of {one.subject}{target}")
+        target = f", attributed to {one.attributed_to}" if one.attributed_to not in {"", "none"} else ""
+        echo(f"  {share(one.confidence):>6}  {one.kind} of {one.target}{target}")
         for at, source, quote in one.evidence:
             echo(f"            {clock(at)}  {source}: {quote.splitlines()[0] if quote else NOTHING}")
         for name, symptoms in (("explains", one.explains), ("leaves unexplained", one.unexplained)):
