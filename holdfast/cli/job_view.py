@@ -170,7 +170,7 @@ class JobView:
             "snapshots": memory_record,
             "no_snapshots": self.no_snapshots or None,
             "warnings": [
-                {"kind": one.kind, "at": one.at, "subject": one.subject, "step": one.step, "evidence": one.evidence["quote"]}
+                {"kind": one.kind, "at": one.at, "target": one.target, "step": one.step, "evidence": one.evidence["quote"]}
                 for one in self.warnings
             ],
             "incidents": len(self.incidents),

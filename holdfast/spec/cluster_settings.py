@@ -105,7 +105,9 @@ class BurnInSettings(SpecModel):
     """How nodes are tested before jobs use them: after a quarantine, by hand, and before a launch."""
 
     duration: PositiveDuration = duration_field("60s", description="Duration of a burn-in on a node, all checks but the network.")
-    memory: Annotated[Percent, Gt(0), Le(0.9)] = Field(default=0.25, json_schema_extra={"default": "25%"}, description="Share of the free memory that is tested.")
+    memory: Annotated[Percent, Gt(0), Le(0.9)] = Field(
+        default=0.25, json_schema_extra={"default": "25%"}, description="Share of the free memory that is tested."
+    )
     max_memory: Size = size_field("64GB", description="Maximum memory that is tested on a node.")
     disk_size: Size = size_field("512MB", description="How much is written to a node's disk.")
     network_size: Size = size_field("256MB", description="How much each of two nodes sends to the other.")
