@@ -32,7 +32,8 @@ def provenance(spec: TrainingJob) -> dict[str, str]:
     if "torch" in found:
         found |= _built_for()
     with suppress(OSError):
-        found |= {"driver": one[1] for one in [_MODULE.search(_DRIVER.read_text("utf-8", "replace"))] if one}
+        module = _MODULE.search(_DRIVER.read_text("utf-8", "replace"))
+        found |= {"driver": module[1]} if module is not None else {}
     commit = _git_commit(spec)
     return found | ({"git_commit": commit} if commit else {})
 
@@ -48,7 +49,7 @@ def _built_for() -> dict[str, str]:
 
 def _git_commit(spec: TrainingJob) -> str:
     """Return the commit of the folder of the script, marked if tracked files differ from it; empty outside a git repository."""
-    folder = Path(spec.script).parent if spec.script else Path(spec.directory)
+    folder = Path(spec.script).parent if spec.script else Path(spec.workdir)
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=True)

@@ -72,7 +72,7 @@ def clock(at: float, step: float, total: float) -> str:
 
 
 def time_axis(on: Drawing, seconds: float, *, zero: float | None = None) -> None:
-    """Make x elapsed time from 0 to *seconds*; with *zero*, the time of the origin (seconds since 1970), the time of day stands below it."""
+    """Make x elapsed time from 0 to *seconds*; with *zero*, the time of its origin, the time of day stands below."""
     total = max(seconds, 1e-6)
     ticks = time_ticks(total, on.box.columns)
     on.axes.set_xlim(0, total)
@@ -85,7 +85,7 @@ def time_axis(on: Drawing, seconds: float, *, zero: float | None = None) -> None
 
 
 def since_submission(zero: float, seconds: float) -> str:
-    """Return the title of a time axis that begins at *zero* and is so many *seconds* long: it names the day of the times below the ticks."""
+    """Return the title of a time axis that begins at *zero*, *seconds* long: it names the day of the times below the ticks."""
     begin, end = (datetime.fromtimestamp(at, tz=UTC).strftime("%Y-%m-%d") for at in (zero, zero + seconds))
     return f"time since submission; below: UTC, {begin}" + (f" to {end}" if end != begin else "")
 

@@ -15,7 +15,7 @@ from holdfast.report.pages.job_history import JobHistory
 from holdfast.spec import TrainingJob, cluster_of
 from holdfast.support.redactor import Redactor
 
-HIDDEN_VALUES: Final = frozenset({"env", "environment", "headers"})
+HIDDEN_VALUES: Final = frozenset({"env", "headers"})
 """Mappings whose values are hidden: reports are sent around, and secrets are in environments."""
 MOST_CHARACTERS: Final = 20_000
 MOST_HOSTS: Final = 16
@@ -46,6 +46,7 @@ def configuration(history: JobHistory) -> Configuration:
 def _facts(history: JobHistory) -> Iterator[tuple[str, str]]:
     job, known = history.job, history.job.provenance or {}
     yield "Command", command(job.spec)
+    yield "Size", size(job.spec)
     yield "Folder", job.directory
     yield "Cluster", " ".join(str(job.cluster[name]) for name in ("name", "kind") if job.cluster.get(name))
     yield "Policy", str(job.spec.get("policy") or "")
@@ -63,6 +64,15 @@ def command(spec: Mapping[str, Any]) -> str:
     if spec.get("module"):
         return " ".join(["-m", str(spec["module"]), *listed["args"]])
     return " ".join([str(spec["script"]), *listed["args"]] if spec.get("script") else listed["command"])
+
+
+def size(spec: Mapping[str, Any]) -> str:
+    """Return how many nodes and ranks a job requests; empty if its file, of another version, does not say so."""
+    nodes, ranks, spare = spec.get("nnodes", 1), spec.get("nproc_per_node", 1), spec.get("spare_nodes", 0)
+    if not {"nnodes", "nproc_per_node"} & spec.keys():
+        return ""
+    text = f"{nodes} {'node' if nodes == 1 else 'nodes'} × {ranks} {'rank' if ranks == 1 else 'ranks'} on each"  # noqa: RUF001 (times)
+    return text + (f", {spare} spare" if spare else "")
 
 
 def _job_file(spec: Mapping[str, Any]) -> Mapping[str, Any]:
