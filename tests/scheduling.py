@@ -14,7 +14,6 @@ from typing import Final
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
-from xdist.workermanage import WorkerController
 
 ROOT: Final = Path(__file__).parents[1]
 STORED: Final = Path(__file__).with_name("durations.json")
@@ -51,7 +50,7 @@ class Queue(OrderedDict[str, dict[str, bool]]):
         super().__init__()
         self._seconds = seconds
 
-    def popitem(self, last: bool = True) -> tuple[str, dict[str, bool]]:
+    def popitem(self, last: bool = True) -> tuple[str, dict[str, bool]]:  # noqa: FBT001, FBT002, ARG002 (as the base has it)
         """Take the unit of the longest file; of several, the one that was put in first."""
         unit = max(self, key=lambda name: self._seconds.get(file_of(name), 0.0))
         return unit, self.pop(unit)
