@@ -50,7 +50,7 @@ class Queue(OrderedDict[str, dict[str, bool]]):
         super().__init__()
         self._seconds = seconds
 
-    def popitem(self, last: bool = True) -> tuple[str, dict[str, bool]]:  # noqa: FBT001, FBT002, ARG002 (as the base has it)
+    def popitem(self, last: bool = True) -> tuple[str, dict[str, bool]]:  # noqa: FBT001, FBT002 (as the base has it)
         """Take the unit of the longest file; of several, the one that was put in first."""
         unit = max(self, key=lambda name: self._seconds.get(file_of(name), 0.0))
         return unit, self.pop(unit)
