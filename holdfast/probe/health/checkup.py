@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,7 +20,6 @@ from holdfast.probe.sweep import DEADLINE, Sweeper, open_sweeper
 from holdfast.report.wording import plural
 from holdfast.spec import Cluster
 from policies.node_health import HealthAssessment, HealthChange, NodeHealthState, assess_health, health_change
-
 
 
 @dataclass(slots=True)
