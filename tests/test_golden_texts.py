@@ -102,12 +102,12 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
             "ExcuseWhenCorrelated: node-lost came on 1 node(s) within 600 s, not on 3\n"
             "LeaveWhenRecurring: node-lost for time 1 within 86400 s on a, of 6\n"
             "LeaveWhenFlapping: node-lost came 1 time(s) within 600 s on a, of 8\n"
-            "GoBack: the loss has not diverged\n"
+            "RollBack: the loss has not diverged\n"
             "RetryStep: the job's process groups are not Holdfast's own\n"
             "ReplaceRanks: the job's process groups are not Holdfast's own\n"
             "RestartWorkers: a cannot hold ranks\n"
             "ReplaceNode: 0 spare(s) for 1 node(s)\n"
-            "AskAPerson: no node that still works would be isolated without approval"
+            "RequestApproval: no node that still works would be isolated without approval"
         ),
     ),
     "spare": (
@@ -166,8 +166,8 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
     "nodes": (
         lambda: str(NotEnoughNodes(4, 1, "lab", "node-1: quarantined")),
         (
-            "the job needs 4 node(s), but cluster 'lab' has 1 free (node-1: quarantined). Lower `nodes.wanted` or "
-            "`nodes.spare`, or add nodes to the cluster; `holdfast nodes` lists them."
+            "the job needs 4 node(s), but cluster 'lab' has 1 free (node-1: quarantined). Lower `nnodes` or "
+            "`spare_nodes`, or add nodes to the cluster; `holdfast nodes` lists them."
         ),
     ),
     "timeout": (

@@ -86,8 +86,12 @@ def test_a_level_asks_for_no_more_than_the_blame_bears() -> None:
         if one.recommended_action in (RecommendedAction.RECORD, RecommendedAction.MONITOR)
         and one.attributed_to in (Attribution.USER_CODE, Attribution.NONE)
     )
-    assert watched == {"loss-not-finite", "loss-spike", "job-zombie"}, "what is only watched speaks against somebody, a loss aside"
-    assert the(one for one in entries if one.attributed_to is Attribution.NONE) == {PEER_LOST.id, "recovery-cut-short", "take-over-failed"}
+    assert watched == {"loss-not-finite", "loss-spike", "training-frozen"}, "what is only watched speaks against somebody, a loss aside"
+    assert the(one for one in entries if one.attributed_to is Attribution.NONE) == {
+        PEER_LOST.id,
+        "recovery-cut-short",
+        "replace-ranks-failed",
+    }
 
 
 def test_a_secondary_failure_weighs_less_than_anything_that_may_have_caused_it() -> None:
