@@ -246,7 +246,9 @@ SCENES = {
         evidence=(missing("n0", errno.EAGAIN), missing("n1", errno.EAGAIN)), root="worker-start-failed", on="node n0"
     ),
     "a recovery that takes too long": Scene(
-        evidence=(RecoveryTimeout(at=200.0, action="shrink-restart", seconds=181.0, limit=180.0, reached={0: ("n0", 1, ""), 1: ("n1", 3, "")}),),
+        evidence=(
+            RecoveryTimeout(at=200.0, action="shrink-restart", seconds=181.0, limit=180.0, reached={0: ("n0", 1, ""), 1: ("n1", 3, "")}),
+        ),
         root="recovery-overrun",
         on="node n0",
     ),
