@@ -116,5 +116,5 @@ def test_nan_and_infinity_round_trip_as_strings() -> None:
 
 def test_what_has_no_form_in_json_is_an_error_where_it_is_written() -> None:
     """Otherwise it would come to light years later, where it is read."""
-    with pytest.raises(TypeError, match="no form for object"):
+    with pytest.raises(TypeError, match="object"):
         packed([object()])
