@@ -21,6 +21,8 @@ FOREIGN = {"prometheus.yml"}
 """Files of other programs."""
 NEEDED = {"name": "from-a-page", "script": "train.py"}
 """What a part of a job file leaves out."""
+INCLUDED = re.compile(r'--8<-- "(.+\.yaml)"\n')
+"""A block that shows a file of the repository."""
 
 
 def blocks() -> list[tuple[str, str]]:
@@ -30,7 +32,11 @@ def blocks() -> list[tuple[str, str]]:
         text = page.read_text()
         for block in FENCE.finditer(text):
             line = text.count("\n", 0, block.start()) + 2
-            found.append((f"{page.relative_to(ROOT)}:{line}", re.sub(f"^{block[1]}", "", block[2], flags=re.MULTILINE)))
+            shown = re.sub(f"^{block[1]}", "", block[2], flags=re.MULTILINE)
+            if file := INCLUDED.fullmatch(shown):
+                whole = (ROOT / file[1]).read_text()
+                shown = f"# {'cluster' if re.search('^kind:', whole, re.MULTILINE) else 'job'}.yaml\n{whole}"
+            found.append((f"{page.relative_to(ROOT)}:{line}", shown))
     return found
 
 
