@@ -31,7 +31,7 @@ MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
 GROUPS: Final = (
     (
         "In a training script",
-        "These import `torch`. Outside of a Holdfast job they do nothing harmful: the same script runs under `torchrun`, or alone.",
+        "These import `torch`. A script that uses them also runs under `torchrun`, or alone, without recovery.",
         ("session", "Session", "Step", "MicroBatch", "Loader", "join", "section", "heartbeat"),
     ),
     (

@@ -61,6 +61,18 @@ def symptom_of(kind: FaultKind) -> str:
     return next(symptom for symptom, components in BY_COMPONENT.items() if kind.component in components)
 
 
+NAMES: Final[Mapping[str, str]] = {
+    "gpu": "GPU", "gpu memory": "GPU memory", "nvlink": "NVLink", "nvswitch": "NVSwitch", "pcie": "PCIe", "cpu": "CPU", "rdma": "RDMA",
+    "infiniband": "InfiniBand", "raid": "RAID", "cuda": "CUDA", "nccl": "NCCL", "pytorch": "PyTorch",
+}  # fmt: skip
+"""Components that are not written in lowercase."""
+
+
+def title_of(component: str) -> str:
+    """Return the title of the page of *component*."""
+    return NAMES.get(component, component.capitalize())
+
+
 def file_of(component: str) -> str:
     """Return the name of the page of *component*."""
     return f"{component.replace(' ', '-')}.md"
@@ -95,7 +107,7 @@ def index_page() -> str:
         "- The *recommended action* is what a fault asks for. A [policy](../policy-file.md) decides what is done.",
         "- *Attributed to* is the part at fault: the GPU, the node, the network, storage, the process or your code.\n",
         "## By component\n",
-        table(("Area", "Component", "Kinds"), *((area, f"[{name}]({file_of(name)})", str(len(kinds))) for area, name, kinds in components())),
+        table(("Area", "Component", "Kinds"), *((area, f"[{title_of(name)}]({file_of(name)})", str(len(kinds))) for area, name, kinds in components())),
         "## By symptom\n",
         "Each kind is listed once, under its most visible symptom.\n",
     ]
@@ -123,7 +135,7 @@ def component_page(area: str, component: str, kinds: Sequence[FaultKind]) -> str
     """Show the kinds of a component: a table of all, then each with its sample."""
     rows = [(f"[`{kind.id}`](#{anchor(kind.id)})", kind.title, f"`{kind.recommended_action}`") for kind in kinds]
     return page(
-        f"# Faults: {component}\n",
+        f"# {title_of(component)} faults\n",
         f"{len(kinds)} kinds of the area *{area}*; [all faults](index.md).\n",
         table(("Kind", "What it is", "Recommended action"), *rows),
         *(part for kind in kinds for part in _entry(kind)),
