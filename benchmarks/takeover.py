@@ -75,7 +75,7 @@ class Bench:
             for how in FAULTS if self._only & {"unplanned", "memory"} else ("killed",) if "floor" in self._only else ():
                 for rank in range(RANKS):
                     self.taken.append(job.recover(rank, how))
-                    tell("take-over", self.taken[-1])
+                    tell("replace-ranks", self.taken[-1])
                 if "floor" in self._only:
                     self.bare += floor.rounds(3)
                     tell("floor", {"seconds": self.bare[-3:]})
@@ -138,7 +138,7 @@ def unplanned(taken: list[dict[str, Any]], restarted: list[dict[str, Any]], thei
         "roles": max(roles.values()) <= ROLES * min(roles.values()),
         "p99": all(max(one["seconds"] for one in taken if one["fault"] == how) <= P99 * by_fault[how] for how in FAULTS),
         "steps_lost": max(one["steps_lost"] for one in taken) <= 1,
-        "action": all(one["action"] == "take-over" for one in taken),
+        "action": all(one["action"] == "replace-ranks" for one in taken),
     }
     return figure(
         seconds,

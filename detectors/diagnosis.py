@@ -81,7 +81,7 @@ USER_ERROR: Final = fault_kind(
 )
 
 SILENCE_SECONDS: Final = 5.0
-"""Seconds after which an unreachable agent is noticed, by default (`limits.agent_silence`)."""
+"""Seconds after which an unreachable agent is noticed, by default (`timeouts.heartbeat`)."""
 _FOLLOWS: Final = 0.9
 """Share of the weight of failures that moves to the script once they follow the step."""
 _SURELY: Final = 0.5

@@ -231,7 +231,7 @@ FABRIC: Final = _define(
     weight=90,
 )
 STRANGER: Final = _define(
-    id="gpu-stranger",
+    id="gpu-foreign-process",
     title="A foreign process computes on a GPU of a job",
     recommended_action=RecommendedAction.MONITOR,
     blame=Blame.PROCESS,

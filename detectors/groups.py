@@ -21,8 +21,8 @@ GROUP_BROKEN: Final = fault_kind(
     healthy=FINISHED,
     weight=6,
 )
-TAKE_OVER_FAILED: Final = fault_kind(
-    id="take-over-failed",
+REPLACE_RANKS_FAILED: Final = fault_kind(
+    id="replace-ranks-failed",
     title="A participant of a take-over cannot carry it out",
     component="job",
     source="worker's report, agent's answer",
@@ -44,4 +44,6 @@ def see_group_failure(seen: GroupFailure, _limits: HangLimits) -> Fault:
 def see_replace_ranks_failure(seen: ReplaceRanksFailure, _limits: HangLimits) -> Fault:
     """Report a failed take-over. It blames no node, as the fault that it answers is already diagnosed."""
     who = f"rank {seen.rank} on {seen.node}" if seen.rank is not None else f"the agent of {seen.node}"
-    return Fault(kind=TAKE_OVER_FAILED.id, at=seen.at, quote=f"{who} cannot take part: {seen.why}"[:500], signature=TAKE_OVER_FAILED.id)
+    return Fault(
+        kind=REPLACE_RANKS_FAILED.id, at=seen.at, quote=f"{who} cannot take part: {seen.why}"[:500], signature=REPLACE_RANKS_FAILED.id
+    )

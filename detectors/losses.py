@@ -127,7 +127,7 @@ NOT_FINITE: Final = _define(
     confused_with=("loss-spike", "gradient-nan-one-rank"),
 )
 LOST: Final = _define(
-    id="loss-lost",
+    id="loss-diverged",
     title="The loss stays NaN or infinite: the parameters are corrupted",
     component="user code",
     source="losses that rank 0 reports",
@@ -150,7 +150,7 @@ SPIKE: Final = _define(
     confused_with=("loss-not-finite",),
 )
 ZOMBIE: Final = _define(
-    id="job-zombie",
+    id="training-frozen",
     title="Training continues without progress: the loss, or every parameter, stays bitwise equal",
     component="job",
     source="losses and digests of parameters that ranks report",

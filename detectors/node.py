@@ -51,7 +51,7 @@ NODE_LEAVING: Final = _define(
     weight=90,
 )
 NODE_SEVERED: Final = _define(
-    id="node-severed",
+    id="node-partitioned",
     title="A node answers, but other nodes cannot reach it while they reach each other",
     source="test connections between nodes",
     action="replace the node by a spare; check its interface for training traffic, its cable and its firewall rules",
@@ -60,14 +60,14 @@ NODE_SEVERED: Final = _define(
     weight=98,
 )
 NODE_APART: Final = _define(
-    id="node-apart",
+    id="pairwise-partition",
     title="Two nodes answer but cannot reach each other, so they cannot train together",
     source="test connections between nodes",
     action="check the routes, switches and firewalls between the two; the job continues without one of them until they reach each other",
     unhealthy=Sample(NodePartitioned(node="n0", at=0.0, peers=("n1",), why="timed out after 1 s", alone=False)),
     healthy=Sample(NodePartitioned(node="n0", at=0.0, peers=(), why="", alone=False)),
     weight=97,
-    confused_with=("node-severed",),
+    confused_with=("node-partitioned",),
 )
 
 

@@ -204,7 +204,7 @@ def see_exit(seen: WorkerExit, _limits: HangLimits) -> Fault | None:
 
 def see_stop(seen: WorkerStop, limits: HangLimits) -> Fault | None:
     """Report a stopped worker after a grace period: a debugger also stops it briefly."""
-    if seen.seconds < limits.stopped_grace:
+    if seen.seconds < limits.stopped_process:
         return None
     quote = f"stopped by signal {seen.signal} ({name_of(seen.signal)}), for {seen.seconds:.1f} s"
     return Fault(kind=STOPPED.id, at=seen.at, node=seen.node, rank=seen.rank, step=seen.step, quote=quote, signature="stopped")

@@ -105,8 +105,8 @@ UNTESTED: Final[Mapping[str, str]] = {
 
 OF_KIND: Final[Mapping[str, NodePart]] = {
     "memory-ecc-uncorrectable": NodePart.MEMORY,
-    "node-severed": NodePart.NETWORK,
-    "node-apart": NodePart.NETWORK,
+    "node-partitioned": NodePart.NETWORK,
+    "pairwise-partition": NodePart.NETWORK,
 }
 """Kinds whose component is the node although one part has the fault."""
 

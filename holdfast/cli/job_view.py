@@ -20,7 +20,7 @@ from holdfast.report.wording import NOTHING, count, duration, listing, ranks
 MIN_ID: Final = 6
 """Characters of an id from which it is distinguished from a mistyped name."""
 WARNINGS: Final = (
-    "loss-not-finite", "loss-spike", "job-zombie", "straggler-gpu", "straggler-host", "straggler-network", "data-stall", "step-slow",
+    "loss-not-finite", "loss-spike", "training-frozen", "straggler-gpu", "straggler-host", "straggler-network", "data-stall", "step-slow",
     "copies-differ",
 )  # fmt: skip
 """FaultRecord kinds that training continues through and that concern the training itself."""

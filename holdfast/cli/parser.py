@@ -553,7 +553,7 @@ def retire_node() -> None:
     "--seconds",
     type=click.FloatRange(min=0, min_open=True, max=604_800),
     metavar="SECONDS",
-    help="Duration on each node, without the network test; default: `burn_in.seconds` of the cluster.",
+    help="Duration on each node, without the network test; default: `burn_in.duration` of the cluster.",
 )
 def burn_in() -> None:
     """Test nodes with real work.
@@ -572,7 +572,7 @@ def burn_in() -> None:
 def approve() -> None:
     """Approve or deny the isolation of nodes.
 
-    Programs request approval before they isolate more of a cluster than its `quarantine.share`, or so many of a job's nodes
+    Programs request approval before they isolate more of a cluster than its `quarantine.max_unavailable`, or so many of a job's nodes
     that it cannot continue. Without NUMBER: list the pending approvals.
     """
 

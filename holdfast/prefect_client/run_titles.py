@@ -18,15 +18,15 @@ from policies.states import Event, Transition
 
 ACTIONS: Final = {
     RecoveryAction.RETRY_STEP: "retry the step",
-    RecoveryAction.TAKE_OVER: "replace ranks",
-    RecoveryAction.NARROW: "continue with fewer ranks",
-    RecoveryAction.RESTART_IN_PLACE: "restart the workers",
-    RecoveryAction.GO_BACK: "restart from an older checkpoint",
+    RecoveryAction.REPLACE_RANKS: "replace ranks",
+    RecoveryAction.SHRINK_LIVE: "continue with fewer ranks",
+    RecoveryAction.RESTART_WORKERS: "restart the workers",
+    RecoveryAction.ROLLBACK: "restart from an older checkpoint",
     RecoveryAction.REPLACE_NODE: "replace the node",
-    RecoveryAction.SHRINK: "restart on fewer nodes",
-    RecoveryAction.ASK_A_PERSON: "ask for approval",
+    RecoveryAction.SHRINK_RESTART: "restart on fewer nodes",
+    RecoveryAction.REQUEST_APPROVAL: "ask for approval",
     RecoveryAction.WAIT_FOR_CAPACITY: "wait for nodes",
-    RecoveryAction.GIVE_UP: "fail the job",
+    RecoveryAction.FAIL: "fail the job",
 }
 """Recovery actions as titles and log lines name them."""
 MOST_NODES: Final = 4
@@ -42,7 +42,7 @@ def fault_title(fault: Fault) -> str:
 def action_title(decision: Decision) -> str:
     """Name what a decision does, and to which ranks or nodes."""
     action = ACTIONS[decision.action]
-    if decision.action is RecoveryAction.TAKE_OVER:
+    if decision.action is RecoveryAction.REPLACE_RANKS:
         lost = ranks(seat.rank for seat in decision.seats)
         return f"replace {'rank' if len(decision.seats) == 1 else 'ranks'} {lost}"
     if decision.drop and decision.action is RecoveryAction.REPLACE_NODE:
@@ -109,7 +109,7 @@ def resume(run: JobController, transition: Transition, seconds: float) -> str:
         return f"resume: {_outcome(run, transition)}"
     down = duration(run.incidents.last.downtime_s if run.incidents.last.downtime_s is not None else seconds)
     decision = run.incidents.last_decision
-    if decision is not None and decision.action is RecoveryAction.TAKE_OVER and decision.seats:
+    if decision is not None and decision.action is RecoveryAction.REPLACE_RANKS and decision.seats:
         seat, more = decision.seats[0], len(decision.seats) - 1
         others = f" and {plural(more, 'more')}" if more else ""
         return f"resume: rank {seat.rank}{others} replaced by {_host(seat.node, standby=seat.standby is not None)}, {down}"
@@ -121,7 +121,7 @@ def resume(run: JobController, transition: Transition, seconds: float) -> str:
 def wait(run: JobController, transition: Transition, seconds: float) -> str:
     """Name what the job waited for."""
     decision = _decision(run)
-    what = "approval" if decision is not None and decision.action is RecoveryAction.ASK_A_PERSON else "nodes"
+    what = "approval" if decision is not None and decision.action is RecoveryAction.REQUEST_APPROVAL else "nodes"
     return f"wait for {what}: {duration(seconds)}, {_outcome(run, transition)}"
 
 

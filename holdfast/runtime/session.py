@@ -468,7 +468,7 @@ class Session(AbstractContextManager["Session"]):
         if any(one["ready"] == "busy" for one in of_ranks):
             if world.rank == 0:
                 why = "the checkpoint before is still being written: the disk needs longer for one than the checkpoint interval"
-                self._late_reporter.report(StorageError("checkpoint-late", why), self.step, self._settings.directory)
+                self._late_reporter.report(StorageError("checkpoint-backlog", why), self.step, self._settings.directory)
             return True
         self._late_reporter.reset()
         paused = time.perf_counter() - begin

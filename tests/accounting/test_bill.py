@@ -70,7 +70,7 @@ def test_an_empty_history_costs_nothing(history: History) -> None:
 
 def test_the_bill_of_a_job_adds_up_to_what_it_held(history: History) -> None:
     """Four ranks for 40 seconds, two idle places for 35: by use, by phase, by fault, by node, and by job."""
-    write(history, a_job("gpt", id="j", at=0.0, spec={"nodes": {"ranks": 2}}), a_move("j", "COMPLETED", at=40.0))
+    write(history, a_job("gpt", id="j", at=0.0, spec={"nproc_per_node": 2}), a_move("j", "COMPLETED", at=40.0))
     write(
         history,
         *(NodeStatusChange(cluster="c", node=node, at=5.0, status="healthy", reason="", job_id="j") for node in ("n0", "n1", "n2")),
@@ -112,7 +112,7 @@ def test_the_bill_of_a_job_adds_up_to_what_it_held(history: History) -> None:
 def test_ranks_that_are_missing_are_put_down_to_the_fault_that_took_them_and_are_in_no_sum(history: History) -> None:
     """Four of six ranks for 30 s, then five for 20 s: those that come back first are those that were lost last."""
     wide = {"n0": [0, 1], "n1": [2, 3], "n2": [4, 5]}
-    write(history, a_job("gpt", id="j", at=0.0, spec={"nodes": {"wanted": 3, "ranks": 2}}), a_move("j", "COMPLETED", at=100.0))
+    write(history, a_job("gpt", id="j", at=0.0, spec={"nnodes": 3, "nproc_per_node": 2}), a_move("j", "COMPLETED", at=100.0))
     write(
         history,
         a_generation("j", 1, 0.0, world_size=6, ranks=wide, first_step_at=1.0),
@@ -223,7 +223,7 @@ def test_nodes_are_counted_where_ranks_are_not_known(history: History) -> None:
 
 def test_a_job_that_never_had_nodes_held_what_it_asked_for(history: History) -> None:
     """A job file of another version, or none, stands for one rank."""
-    write(history, a_job(id="j", at=0.0, spec={"nodes": {"wanted": 2, "ranks": 4}}), a_move("j", "FAILED", at=10.0))
+    write(history, a_job(id="j", at=0.0, spec={"nnodes": 2, "nproc_per_node": 4}), a_move("j", "FAILED", at=10.0))
     write(history, a_job(id="k", at=0.0, spec={"nodes": "many"}), a_move("k", "FAILED", at=10.0))
     assert bill(history).hours(TimeCategory.STARTUP) == hours(90)
 

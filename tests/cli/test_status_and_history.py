@@ -171,7 +171,7 @@ def test_history_of_a_job_is_in_order(here: Command, running: Author) -> None:
     lines = here("history", "gpt-small").stdout.splitlines()
     life = [line.split(maxsplit=1)[1] for line in lines if line.startswith("  ") and ":" in line]
     assert life[0] == "LAUNCHING: submitted"
-    assert "incident 1: restart-in-place, because restart 1 of 3 within 1 h" in life
+    assert "incident 1: restart-workers, because restart 1 of 3 within 1 h" in life
     assert "spare n3 is gone; 0 spare(s) left" in life
     assert any(line.startswith("checkpoint-corrupt") for line in life)
     assert life.index("generation 1: 4 ranks on n0, n1") < life.index("generation 2: 4 ranks on n0, n1")
@@ -293,7 +293,7 @@ def test_the_history_marks_incidents_and_counts_repeated_notes(holdfast: Command
         "incident 3: worker-exception on rank 3 on n2, detected after 20 ms",
     ]
     assert [line.split("  ")[1] for line in lines if line.startswith("= ")] == [
-        "incident 1 recovered by restart-in-place in 310 ms, 2 steps computed again, now generation 2",
+        "incident 1 recovered by restart-workers in 310 ms, 2 steps computed again, now generation 2",
         "incident 2 recovered by replace-node in 310 ms, 2 steps computed again, now generation 3",
     ]
     assert any(line.endswith("RESCHEDULING") for line in lines), "the reason that the decision gave is not repeated"

@@ -164,8 +164,8 @@ def test_a_recovery_is_two_lines(running: Author, book: History) -> None:
     said, told = (one.communicate(timeout=SECONDS)[0] for one in (child, program))
     lines = [line[10:] for line in said.splitlines()]
     assert [line for line in lines if "incident 4" in line] == [
-        "incident 4: worker-sigkill on rank 2 on n2, detected after 20 ms; recovery: restart-in-place",
-        "incident 4 recovered by restart-in-place in 310 ms, 2 steps computed again, now generation 5",
+        "incident 4: worker-sigkill on rank 2 on n2, detected after 20 ms; recovery: restart-workers",
+        "incident 4 recovered by restart-workers in 310 ms, 2 steps computed again, now generation 5",
     ]
     assert not any(word in said for word in ("DIAGNOSING", "ISOLATING", "generation 4:", "are at work"))
     events = [json.loads(line) for line in told.splitlines()]
@@ -264,7 +264,7 @@ def test_a_pipe_gets_one_line_a_change(running: Author, book: History) -> None:
     rest, _ = child.communicate(timeout=SECONDS)
     assert re.match(r"\d\d:\d\d:\d\d  step 400 of 10,000  loss 0\.\d+  10\.00 steps/s$", first)
     lines = [line[10:] for line in rest.splitlines()]
-    assert "incident 4: worker-sigbus on rank 2 on n2, detected after 20 ms; recovery: restart-in-place" in lines
+    assert "incident 4: worker-sigbus on rank 2 on n2, detected after 20 ms; recovery: restart-workers" in lines
     assert "COMPLETED: all ended well" in lines
     assert any(line.startswith("job 'gpt-small' COMPLETED after") for line in lines)
     assert "\x1b" not in rest

@@ -118,7 +118,7 @@ class Author:
         subject: str,
         *,
         seconds: float,
-        action: str = "restart-in-place",
+        action: str = "restart-workers",
         is_open: bool = False,
         detail: str = "",
     ) -> Incident:

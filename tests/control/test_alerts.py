@@ -80,7 +80,7 @@ def test_the_first_rank_with_a_bad_loss_is_reported_before_the_loss_of_all_is_ac
     told = watched.poll(REPORT_SECONDS)
     assert [(fault.kind, fault.rank) for fault in told] == [("loss-not-finite", 1)]
     watched.poll()
-    assert [fault.kind for fault in see(watched.board.evidence, HangLimits())] == ["loss-lost"]
+    assert [fault.kind for fault in see(watched.board.evidence, HangLimits())] == ["loss-diverged"]
 
 
 def test_a_bad_loss_of_all_ranks_is_reported_once_with_its_first_step_and_rank(watched: Watched) -> None:
@@ -152,7 +152,7 @@ def test_frozen_parameters_are_reported_once(watched: Watched) -> None:
         watched.check(step, "x", "x", "x")
     assert watched.poll() == []
     watched.check(48, "x", "x", "x")
-    assert [fault.kind for fault in watched.poll()] == ["job-zombie"]
+    assert [fault.kind for fault in watched.poll()] == ["training-frozen"]
     watched.check(64, "x", "x", "x")
     assert watched.poll() == []
 

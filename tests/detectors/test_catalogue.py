@@ -85,8 +85,8 @@ def test_a_level_asks_for_no_more_than_the_blame_bears() -> None:
         for one in entries
         if one.recommended_action in (RecommendedAction.RECORD, RecommendedAction.MONITOR) and one.blame in (Blame.USER_CODE, Blame.NONE)
     )
-    assert watched == {"loss-not-finite", "loss-spike", "job-zombie"}, "what is only watched speaks against somebody, a loss aside"
-    assert the(one for one in entries if one.blame is Blame.NONE) == {PEER_LOST.id, "recovery-cut-short", "take-over-failed"}
+    assert watched == {"loss-not-finite", "loss-spike", "training-frozen"}, "what is only watched speaks against somebody, a loss aside"
+    assert the(one for one in entries if one.blame is Blame.NONE) == {PEER_LOST.id, "recovery-cut-short", "replace-ranks-failed"}
 
 
 def test_a_secondary_failure_weighs_less_than_anything_that_may_have_caused_it() -> None:

@@ -245,7 +245,7 @@ SCENES = {
         evidence=(missing("n0", errno.EAGAIN), missing("n1", errno.EAGAIN)), root="worker-start-failed", on="node n0"
     ),
     "a recovery that takes too long": Scene(
-        evidence=(RecoveryTimeout(at=200.0, action="shrink", seconds=181.0, limit=180.0, reached={0: ("n0", 1, ""), 1: ("n1", 3, "")}),),
+        evidence=(RecoveryTimeout(at=200.0, action="shrink-restart", seconds=181.0, limit=180.0, reached={0: ("n0", 1, ""), 1: ("n1", 3, "")}),),
         root="recovery-overrun",
         on="node n0",
     ),
@@ -316,7 +316,7 @@ def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:
     """Training went on through them; one from the same moment is counted."""
 
     def behind(at: float) -> CheckpointFailure:
-        return CheckpointFailure(node="n1", rank=2, at=at, kind="replica-behind", path="/dev/shm/x", why="10 snapshots were left out")
+        return CheckpointFailure(node="n1", rank=2, at=at, kind="replica-lag", path="/dev/shm/x", why="10 snapshots were left out")
 
     earlier = diagnose(seen(a_killed("n0", 0, at=30.0), behind(9.0), behind(10.0)))
     assert "fault" not in earlier.reason

@@ -190,7 +190,7 @@ def test_only_a_kill_can_be_for_want_of_memory() -> None:
 def test_a_stopped_worker_is_a_fault_from_its_grace_on(seconds: float, kinds: list[str]) -> None:
     """A debugger that attaches stops one for a moment."""
     stop = WorkerStop(node="n0", rank=0, at=5.0, signal=int(signal.SIGSTOP), seconds=seconds, step=7)
-    assert [fault.kind for fault in seen(stop, stopped_grace=1.0)] == kinds
+    assert [fault.kind for fault in seen(stop, stopped_process=1.0)] == kinds
     assert all("SIGSTOP" in fault.quote and fault.at == 5.0 for fault in seen(stop))
 
 
@@ -226,7 +226,7 @@ def test_an_end_keeps_rank_node_step_and_time() -> None:
 
 def test_the_grace_of_a_stopped_worker_is_a_second_unless_the_job_says_otherwise() -> None:
     """The default of the limits that a user reads about."""
-    assert HangLimits().stopped_grace == 1.0
+    assert HangLimits().stopped_process == 1.0
 
 
 def test_the_last_line_of_a_rank_is_no_evidence_of_who_killed_it() -> None:

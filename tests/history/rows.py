@@ -56,7 +56,7 @@ def a_fault(job: str, **fields: Any) -> FaultRecord:
 
 def a_decision(job: str, incident: str, **fields: Any) -> DecisionRecord:
     """Return a decision."""
-    known = {"at": 1.0, "action": "restart-in-place", "rule": "RestartWithin()", "reason": "restart 1 of 3"}
+    known = {"at": 1.0, "action": "restart-workers", "rule": "RestartWithin()", "reason": "restart 1 of 3"}
     return DecisionRecord(**{"job_id": job, "incident_id": incident, **known, **fields})
 
 

@@ -49,20 +49,22 @@ class HostJob:
     ) -> None:
         self.rack, self.place, self.name = rack, place, given.pop("name", "bench")
         self._code(place)
-        plan = {"wanted": len(rack) - spare, "ranks": 1, "spare": spare, "standbys": min(spare, 1), **given.pop("nodes", {})}
+        plan = {"nnodes": len(rack) - spare, "nproc_per_node": 1, "spare_nodes": spare, "hot_spares": min(spare, 1)}
         job = {
             "name": self.name,
             "script": str(place / "train.py"),
             "args": [*SMALL, "--pace", str(pace)],
-            "directory": str(place),
-            "nodes": plan,
-            "checkpoint": {"every": 0, "directory": str(place / "checkpoints")},
-            "environment": {"OMP_NUM_THREADS": "1"},
-            "budget": {"recoveries": 10_000, "in_place": 10_000, "fruitless": 1000},
-            "limits": {"hang_timeout": "2s", **given.pop("limits", {})},
+            "workdir": str(place),
+            **plan,
+            "checkpoint": {"interval": 0, "directory": str(place / "checkpoints")},
+            "env": {"OMP_NUM_THREADS": "1"},
+            "max_recoveries": 10_000,
+            "max_restarts_in_place": 10_000,
+            "max_recoveries_without_progress": 1000,
+            "timeouts": {"hang": "2s", **given.pop("timeouts", {})},
             **given,
         }
-        self.ranks, self.waits, self.has_spare = plan["wanted"] * plan["ranks"], plan["standbys"], plan["spare"] > 0
+        self.ranks, self.waits, self.has_spare = job["nnodes"] * job["nproc_per_node"], job["hot_spares"], job["spare_nodes"] > 0
         self.spec = place / "spec.json"
         self.spec.write_text(json.dumps({"job": job, "cluster": rack.cluster(name=place.name.lower(), directory=DIRECTORY)}))
         self.environment = {

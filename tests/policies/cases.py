@@ -19,7 +19,7 @@ def a_verdict(kind: str = "worker-sigkill", node: str | None = "a", *beside: tup
 
 
 def a_recovery(
-    action: RecoveryAction = RecoveryAction.RESTART_IN_PLACE, node: str | None = "a", at: float = NOW - 60, *, made_progress: bool = True
+    action: RecoveryAction = RecoveryAction.RESTART_WORKERS, node: str | None = "a", at: float = NOW - 60, *, made_progress: bool = True
 ) -> PastRecovery:
     """Return an earlier recovery."""
     return PastRecovery(at=at, action=action, node=node, made_progress=made_progress)

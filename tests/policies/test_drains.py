@@ -84,7 +84,7 @@ def test_a_drained_node_is_left_and_not_isolated() -> None:
     """With a spare it is replaced; without one the job goes on smaller where it may, or waits: nobody need be asked."""
     for facts, action, drop in (
         ({"spares": ("s",), "least": 3}, RecoveryAction.REPLACE_NODE, ("a",)),
-        ({"least": 2}, RecoveryAction.SHRINK, ("a",)),
+        ({"least": 2}, RecoveryAction.SHRINK_RESTART, ("a",)),
         ({"least": 3, "approval_possible": True}, RecoveryAction.WAIT_FOR_CAPACITY, ("a",)),
     ):
         case = a_case("node-leaving", "a", **facts)

@@ -239,8 +239,8 @@ def test_the_reason_names_owner_number_and_cure() -> None:
         ("worker-sigkill", None),
         ("worker-exception", None),
         ("worker-oom-killed", False),
-        ("node-severed", True),
-        ("node-apart", False),
+        ("node-partitioned", True),
+        ("pairwise-partition", False),
     ],
 )
 def test_a_node_answers_for_its_own_faults_and_not_for_having_ended(kind: str, severe: bool | None) -> None:  # noqa: FBT001
@@ -269,7 +269,7 @@ def test_a_lost_node_whose_gpu_fell_off_before_answers_for_that() -> None:
 def test_correlated_faults_count_against_no_node_and_recurring_ones_against_theirs() -> None:
     """What the rules of the policy noted counts; so do the levels of a policy file."""
     told = a_case("gpu-off-bus", "a")
-    assert find_node_faults(replace(told, common=frozenset({"gpu-off-bus"})), ("a",)) == []
+    assert find_node_faults(replace(told, correlated=frozenset({"gpu-off-bus"})), ("a",)) == []
     soft = replace(told, recommended_actions=RecommendedActions(changed={"gpu-off-bus": RecommendedAction.MONITOR}))
     assert [one.severe for one in find_node_faults(soft, ("a",))] == [False]
     worn = replace(soft, worn=frozenset({"a"}), notes=("gpu-off-bus for time 4 within 86400 s on a: too often, the node is replaced",))

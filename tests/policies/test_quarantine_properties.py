@@ -36,7 +36,7 @@ A_NUMBER = st.integers(0, 12)
 """Of a hold or a burn-in: open, closed, or never given."""
 AN_OUTCOME = st.sampled_from([True, False, None])
 """Of a burn-in: passed, failed, could not be made."""
-RULES = Rules(share=0.4, doubts=2, doubt_window=50.0, cool=10.0, retire=3, failures=2, window=200.0)
+RULES = Rules(max_unavailable=0.4, doubts=2, doubt_window=50.0, cool=10.0, retire=3, failures=2, window=200.0)
 KEPT = frozenset({CordonKind.QUARANTINE, CordonKind.UNTESTED, CordonKind.RETIREMENT})
 
 
@@ -93,7 +93,7 @@ class Wards(RuleBasedStateMachine):
         if before.is_isolated and not after.is_isolated:
             assert rights, "it came back, and nobody had a right to bring it back"
         if not person and self.isolated() > out:
-            assert self.isolated() <= max(1, int(RULES.share * len(NAMES))), "a program took out more than its share"
+            assert self.isolated() <= max(1, int(RULES.max_unavailable * len(NAMES))), "a program took out more than its share"
         return answer
 
     def isolated(self) -> int:

@@ -32,7 +32,7 @@ def seats(case: Case) -> tuple[Placement, ...]:
     """Return where the unhealthy ranks go on."""
     answer = ReplaceRanks()(case)
     assert isinstance(answer, Decision), answer
-    assert answer.action is RecoveryAction.TAKE_OVER
+    assert answer.action is RecoveryAction.REPLACE_RANKS
     return answer.seats
 
 
@@ -60,7 +60,7 @@ PLACES: dict[str, tuple[Case, tuple[Placement, ...]]] = {
         (Placement(rank=2, node="s", standby=8), Placement(rank=3, node="s")),
     ),
     "a node that is cut off: who was suspected of the standstill that follows from it stays": (
-        a_loss("node-severed", None, Fault(kind="job-hang", at=NOW, node="a", rank=0), node="b", spares=("s",)),
+        a_loss("node-partitioned", None, Fault(kind="job-hang", at=NOW, node="a", rank=0), node="b", spares=("s",)),
         (Placement(rank=2, node="s"), Placement(rank=3, node="s")),
     ),
     "a lost agent whose node answers": (a_loss("agent-lost", None, node="b"), (Placement(rank=2, node="b"), Placement(rank=3, node="b"))),
@@ -81,7 +81,7 @@ PLACES: dict[str, tuple[Case, tuple[Placement, ...]]] = {
     ),
     "another rank that raised": (a_loss("worker-exception", seated=frozenset({3})), (Placement(rank=1, node="a"),)),
     "a failure after a rank was lost in the take-over before": (
-        a_loss(tried=(RecoveryAction.TAKE_OVER,), replacement_attempts=4), (Placement(rank=1, node="a"),),
+        a_loss(tried=(RecoveryAction.REPLACE_RANKS,), replacement_attempts=4), (Placement(rank=1, node="a"),),
     ),
 }  # fmt: skip
 
@@ -97,7 +97,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "groups of torch": (a_loss(blocked_reason="the groups are torch's"), "the groups are torch's"),
     "a hang of nobody": (a_loss("job-output-silent", None), "do not name"),
     "a flow that died": (a_loss("recovery-cut-short", None), "do not name"),
-    "one that failed": (a_loss("recovery-overrun", None, tried=(RecoveryAction.TAKE_OVER,)), "tried already"),
+    "one that failed": (a_loss("recovery-overrun", None, tried=(RecoveryAction.REPLACE_RANKS,)), "tried already"),
     "a fifth one": (a_loss(replacement_attempts=5), "5 attempts to replace ranks"),
     "a new process that raised": (a_loss("worker-exception", seated=frozenset({1})), "rank(s) 1 failed by itself"),
     "a new process that ran out of memory": (a_loss("host-no-memory", seated=frozenset({1})), "rank(s) 1 failed by itself"),
@@ -107,7 +107,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "nobody left": (a_loss(dead=frozenset({0, 2, 3})), "no rank with a usable state is left"),
     "no place": (a_loss("node-lost", None, node="b", lost=frozenset("b")), "no hot spare for rank(s) 2, 3"),
     "an exception again": (
-        a_loss("worker-exception", past=(a_recovery(RecoveryAction.TAKE_OVER, made_progress=False),)), "may follow the step",
+        a_loss("worker-exception", past=(a_recovery(RecoveryAction.REPLACE_RANKS, made_progress=False),)), "may follow the step",
     ),
 }  # fmt: skip
 
@@ -122,8 +122,8 @@ def test_replace_ranks_that_cannot_help_says_why(name: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_it_is_the_first_answer_of_every_policy(policy: str) -> None:
     """Before anything restarts; and after the stops."""
-    assert decide(POLICIES[policy], a_loss()).decision.action is RecoveryAction.TAKE_OVER
-    assert decide(POLICIES[policy], a_loss("user-error")).decision.action is RecoveryAction.GIVE_UP
+    assert decide(POLICIES[policy], a_loss()).decision.action is RecoveryAction.REPLACE_RANKS
+    assert decide(POLICIES[policy], a_loss("user-error")).decision.action is RecoveryAction.FAIL
 
 
 def test_the_reason_names_who_goes_where_and_who_stays() -> None:

@@ -38,7 +38,7 @@ PARTS: dict[str, NodePart | None] = {
     "nvme-media-error": NodePart.DISK,
     "filesystem-read-only": NodePart.DISK,
     "link-down": NodePart.NETWORK,
-    "node-severed": NodePart.NETWORK,
+    "node-partitioned": NodePart.NETWORK,
     "bandwidth-low": NodePart.NETWORK,
     "clocksource-unstable": NodePart.CLOCK,
     "kernel-oops": NodePart.HOST,

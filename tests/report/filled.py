@@ -31,7 +31,9 @@ SPEC: dict[str, Any] = {
     "name": "bytes-gpt",
     "script": "train_gpt.py",
     "args": ["--until", "600"],
-    "nodes": {"wanted": 2, "least": 1, "spare": 1, "ranks": 2},
+    "nnodes": "1:2",
+    "spare_nodes": 1,
+    "nproc_per_node": 2,
     "policy": "balanced",
     "environment": {"TOKEN": "swordfish"},
 }
@@ -210,7 +212,7 @@ def killed(on: Script, number: int = 1) -> None:
     reason = "worker-sigkill on rank 1 of node-0 came 18 ms before the connection errors of the other ranks; restart 1 of 3 within 3600 s"
     incident = on.suffer(number, [root, echo], detect=0.021, reason=reason)
     on.decide(
-        incident, "restart-in-place", "RestartWorkers()", reason, act={"restarts": 1},
+        incident, "restart-workers", "RestartWorkers()", reason, act={"restarts": 1},
         passed_over={
             "Dismiss()": "worker-sigkill asks for restart",
             "StopForUserError()": "no user error",
@@ -232,7 +234,7 @@ def stopped(on: Script, number: int = 2) -> None:
     reason = "worker-stopped on rank 2 of node-1: nobody let it go on for 1.0 s; restart 1 of 3 within 3600 s"
     incident = on.suffer(number, [root], detect=1.044, reason=reason)
     passed = {"Dismiss()": "worker-stopped asks for restart"}
-    on.decide(incident, "restart-in-place", "RestartWorkers()", reason, act={"restarts": 1}, passed_over=passed)
+    on.decide(incident, "restart-workers", "RestartWorkers()", reason, act={"restarts": 1}, passed_over=passed)
     on.recover(
         incident, {"node-0": [0, 1], "node-1": [2, 3]}, back_to=max(0, on.step - 37), reason="the same nodes",
         times=(1.044, 0.005, 0.097, 0.181, 0.29, 0.079, 0.39),

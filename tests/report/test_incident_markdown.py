@@ -78,7 +78,7 @@ def test_it_says_what_was_seen_and_what_was_decided_and_folds_what_was_not_done(
     for line in (
         "### worker-sigkill on rank 1 on node-0",
         "- quote: rank 1 on node-0 was ended by SIGKILL",
-        f"**restart-in-place**: {killed.decisions[0].reason}",
+        f"**restart-workers**: {killed.decisions[0].reason}",
     ):
         assert line in written.splitlines()
     folded = next(line for line in written.splitlines() if line.startswith("<details>"))

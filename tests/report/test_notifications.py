@@ -44,14 +44,14 @@ def an_incident(number: int = 1, **facts: Any) -> IncidentCase:
     )  # fmt: skip
     act = {"seats": [{"rank": 1, "node": "node-2", "standby": 0}]}
     decision = DecisionRecord(
-        job_id="j", incident_id=incident.id, at=0.0, action="take-over", rule="ReplaceRanks", reason="it can", act=act
+        job_id="j", incident_id=incident.id, at=0.0, action="replace-ranks", rule="ReplaceRanks", reason="it can", act=act
     )
     return IncidentCase(incident=incident, faults=[fault], decisions=[decision], phases=[])
 
 
 def ended(number: int = 1, outcome: str = "recovered", **facts: Any) -> IncidentCase:
     """Return one that is over."""
-    return an_incident(number, outcome=outcome, action="take-over", downtime_s=0.26, steps_lost=0, **facts)
+    return an_incident(number, outcome=outcome, action="replace-ranks", downtime_s=0.26, steps_lost=0, **facts)
 
 
 def test_what_is_over_soon_is_one_notification() -> None:

@@ -62,7 +62,7 @@ def _show_rules(policy: Policy) -> None:
             ]
         )
     echo()
-    echo(f"Slow ranks (`checks.straggler`): {describe_slowness(policy.slowness)}")
+    echo(f"Slow ranks (`checks.straggler`): {describe_slowness(policy.stragglers)}")
     section("Numbers")
     before = dict(values(base))
     echo_facts([(f"{' ' if before[name] == value else MARK} {name}", number(name, value)) for name, value in values(policy)])

@@ -102,7 +102,7 @@ def recovery_case(run: JobController, incident: IncidentInWork | None, diagnosis
     """Return everything that the policy may know."""
     now, generations, state = time.time(), run.generations, run.generations.state
     lost |= frozenset(incident.lost if incident is not None else ()) & set(generations.members)
-    members = nodes_needed(state.membership, run.spec.nodes.ranks, lost)
+    members = nodes_needed(state.membership, run.spec.ranks_per_node, lost)
     seen = (diagnosis.root, *diagnosis.secondary_failures)
     unneeded = tuple(node for node in generations.members if node not in lost.union(members))
     kinds, incident_id = {fault.kind for fault in seen}, incident.row.id if incident is not None else ""
@@ -113,7 +113,7 @@ def recovery_case(run: JobController, incident: IncidentInWork | None, diagnosis
         members=members,
         lost=lost,
         spares=run.nodes.spares() + unneeded,
-        least=run.spec.nodes.min_nodes,
+        least=run.spec.min_nodes,
         past=run.incidents.past(now),
         tried=tuple(incident.tried) if incident is not None else (),
         budget=run.policy.budget,

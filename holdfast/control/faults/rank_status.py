@@ -34,7 +34,7 @@ class RankStatusQuery:
         """Query when it is time, without waiting."""
         if not seen.steps_expected or not seen.ranks or any(rank.section for rank in seen.ranks.values()):
             return
-        limit = hang_limit(seen.step_seconds, limits) if seen.step_seconds else limits.first_step
+        limit = hang_limit(seen.step_seconds, limits) if seen.step_seconds else limits.startup
         quiet = min(rank.age for rank in seen.ranks.values())
         if quiet < FIRST * limit or seen.at - state.asked_at < max(MIN_INTERVAL, AGAIN * max(limit, quiet)):
             return

@@ -112,7 +112,7 @@ class Stragglers:
         case, policy = self._case(one), self.policy.present
         if case is None:
             return
-        decision = policy.slowness(case)
+        decision = policy.stragglers(case)
         negligible = case.lost < NEGLIGIBLE * case.step
         outcome = -1 if negligible else case.rank, decision.act
         changed, one.outcome = one.outcome != outcome, outcome

@@ -77,7 +77,7 @@ class LiveChange:
 
     def __init__(self, run: JobController) -> None:
         self.run = run
-        self.end = time.monotonic() + run.spec.deadlines.migrate.total_seconds()
+        self.end = time.monotonic() + run.spec.timeouts.recovery.migrate.total_seconds()
         self.joiners: list[int] = []
         """Ids of the hot spares that join."""
         self.pause = 0.0
@@ -237,7 +237,7 @@ class LiveChange:
                 (kind, number), why = next(iter(migration.refused.items()))
                 raise CannotMove(f"{kind} {number} cannot prepare it: {why}")
             if time.monotonic() > self.end:
-                raise CannotMove(f"it took longer than {run.spec.deadlines.migrate.total_seconds():.0f} s: {why_not()}")
+                raise CannotMove(f"it took longer than {run.spec.timeouts.recovery.migrate.total_seconds():.0f} s: {why_not()}")
             run.pump(TICK)
 
 

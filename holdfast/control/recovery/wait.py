@@ -70,7 +70,7 @@ def wait_for_capacity(run: JobController) -> Transition:
     """Wait until there are the nodes that the decision needs: lost ones that are back, or any free one."""
     incident, decision = decided(run)
     held, eligibility = run.generations.nodes_needed(frozenset(incident.lost)), run.nodes.eligibility
-    limit = run.policy.deadlines.wait_for_capacity
+    limit = run.policy.timeouts.wait_for_capacity
     while True:
         have = members_after(held, decision)
         ours = [node for node in held if node not in decision.drop]  # a person's cordon takes no node from a running job

@@ -620,16 +620,16 @@ def _rank_progress(view: RankState, now: float, lasted: float) -> RankProgress:
     )
 
 
-def hang_limits(limits: Any) -> HangLimits:  # noqa: ANN401 (holdfast.spec.Limits, which this module must not need to import)
-    """Return the job's limits for the detectors, in seconds."""
-    silence = limits.output_silence
+def hang_limits(timeouts: Any) -> HangLimits:  # noqa: ANN401 (holdfast.spec.Timeouts, which this module must not need to import)
+    """Return the job's timeouts for the detectors, in seconds."""
+    silence = timeouts.log_silence
     return HangLimits(
-        first_step=limits.first_step.total_seconds(),
-        least=limits.hang_least.total_seconds(),
-        factor=limits.hang_factor,
-        timeout=limits.hang_timeout.total_seconds(),
-        section=limits.section.total_seconds(),
-        stopped_grace=limits.stopped_grace.total_seconds(),
-        output_silence=silence.total_seconds() if silence is not None else None,
-        end_grace=limits.end_grace.total_seconds(),
+        startup=timeouts.startup.total_seconds(),
+        hang_min=timeouts.hang_min.total_seconds(),
+        hang_multiplier=timeouts.hang_multiplier,
+        hang=timeouts.hang.total_seconds(),
+        section=timeouts.section.total_seconds(),
+        stopped_process=timeouts.stopped_process.total_seconds(),
+        log_silence=silence.total_seconds() if silence is not None else None,
+        exit_grace=timeouts.exit_grace.total_seconds(),
     )

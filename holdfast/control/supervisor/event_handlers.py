@@ -77,7 +77,7 @@ from policies.node_health import LOAD_KINDS
 
 log = logging.getLogger("holdfast.control")
 
-STALE_REPLICA: Final = "replica-behind"
+STALE_REPLICA: Final = "replica-lag"
 GATHERED: Final = 3.0
 """Seconds from the first node with stale replicas until one event reports all of them."""
 

@@ -218,7 +218,7 @@ def _read_past(run: JobController) -> None:
     run.handlers.node_faults.remember((one.kind, one.node, one.at) for one in faults)
     decided = set[str]()
     for decision in queries.decisions(run.history, run.job.id):
-        if decision.action in {RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON}:
+        if decision.action in {RecoveryAction.FAIL, RecoveryAction.REQUEST_APPROVAL}:
             continue
         incident = next((one for one in known if one.id == decision.incident_id), None)
         root = next((one for one in faults if one.incident_id == decision.incident_id and one.root), None)
@@ -279,7 +279,7 @@ def _choose_state(run: JobController) -> None:
     if recovering and _was_in_process(run):
         assert run.incidents.current is not None
         run.incidents.current.blocked_reason = "the flow died during an in-process recovery in this incident"
-        run.incidents.current.tried.append(RecoveryAction.TAKE_OVER)
+        run.incidents.current.tried.append(RecoveryAction.REPLACE_RANKS)
     if run.state is State.MIGRATING:
         _end_migration(run)
     elif recovering or (halfway and run.state is State.RESUMING):

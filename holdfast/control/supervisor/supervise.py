@@ -162,7 +162,7 @@ def _begin(
     leadership: Leadership, history: History, recorder: Recorder, detach: Detach, open_nodes: Callable[[Cluster], NodeBackend]
 ) -> JobController:
     job, spec, cluster = leadership.job, leadership.spec, leadership.cluster
-    raise_descriptor_limit(f"job '{spec.name}'", spec.nodes.wanted + spec.nodes.spare)
+    raise_descriptor_limit(f"job '{spec.name}'", spec.max_nodes + spec.spare_nodes)
     run = JobController(
         job=job,
         spec=spec,
@@ -190,7 +190,7 @@ def _begin(
         run.machine.submit()
     if leadership.stood_by and leadership.runs_already:
         run.log.record_event(f"the standby controller on {_this_machine()} controls the job from now on")
-    if spec.checkpoint.every == "auto":  # read now, as a recovery cannot wait for a database
+    if spec.checkpoint.interval == "auto":  # read now, as a recovery cannot wait for a database
         run.checkpoints.interval = CheckpointInterval(
             plan=spec.checkpoint, fleet=fleet(history), work=work(history, spec.name), answered=run.incidents.decided()
         )
@@ -270,7 +270,7 @@ def _end(run: JobController) -> None:
 
 
 def _stop_with_grace(run: JobController) -> None:
-    grace = run.spec.limits.stop_grace.total_seconds()
+    grace = run.spec.timeouts.termination_grace.total_seconds()
     nodes = set(run.generations.members) & set(run.agents.alive())
     run.agents.send_command(nodes, "stop", generation=run.generations.number, signal=int(signal.SIGTERM), grace=grace)
     until = time.monotonic() + grace + 2.0
