@@ -51,7 +51,7 @@ WORKER_VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_MEMORY_POLICY": "`skip` or `pause`: what to do when a copy does not fit into the wait time of a step.",
     "HOLDFAST_MEMORY_PAUSE": "Seconds that a copy may pause one step, with `pause`.",
     "HOLDFAST_TOKEN": "Secret of the job, with which its workers authenticate to each other.",
-    "HOLDFAST_STANDBY": "Number of a hot spare: a process that warms up and waits for a rank. Missing in all other processes.",
+    "HOLDFAST_HOT_SPARE": "Number of a hot spare: a process that warms up and waits for a rank. Missing in all other processes.",
     "HOLDFAST_ROLES": "Ranks that do the same work on different data, as JSON: one list per role.",
     "HOLDFAST_WAITING_ROLE": "Role in which a hot spare waits, as its index among the roles.",
     "HOLDFAST_RECORDINGS": "Folder of the recorded collectives, from which a hot spare warms up without peers.",

@@ -34,7 +34,7 @@ def an_incident(action: str, source: str | None = None) -> models.Incident:
         "job_id": "j",
         "number": 1,
         "kind": "k",
-        "subject": "s",
+        "target": "s",
         "fault_at": 0.0,
         "detected_at": 0.0,
         "generation_before": 1,

@@ -230,7 +230,7 @@ def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack,
     """The take-over was ordered and may have begun; who hears nobody does not decide anew."""
     job.settles()
     known, before = len(job.incidents()), job.chaos.ranks()
-    (job.place / "hang-1").touch()  # the rank, and then the standby that takes its place
+    (job.place / "hang-1").touch()  # the rank, and then the hot spare that takes its place
     number = job.generation().number + 1
     job.until(lambda: job.state() == "RESUMING" and taken_over(job, number, before), "a take-over that has been ordered")
     during = job.chaos.ranks()
@@ -292,7 +292,7 @@ def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_
     """The next flow presumes of its rank what the others do; when it turns out to be gone another takes its place, and no rank restarts."""
     job.settles()
     known, before, taken_up = len(job.incidents()), job.chaos.ranks(), len(adopted(job))
-    (job.place / "hang-1").touch()  # the rank, and then the standby that takes its place: the take-over comes to no step
+    (job.place / "hang-1").touch()  # the rank, and then the hot spare that takes its place: the take-over comes to no step
     number = job.generation().number + 1
     job.until(lambda: job.state() == "RESUMING" and taken_over(job, number, before), "a take-over that has been ordered")
     job.flows[-1].kill()
@@ -429,7 +429,7 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         assert host.lost() > 0, "the cut took nothing"
         (incident,) = job.incidents()[known:]
-        told = (incident.kind, incident.subject, incident.action, incident.outcome, incident.steps_lost)
+        told = (incident.kind, incident.target, incident.action, incident.outcome, incident.steps_lost)
         assert told == ("node-partitioned", f"node {host.name}", "replace-ranks", "recovered", 0), f"{incident.reason}\n{job.log()}"
         job.runs()
         after = job.chaos.ranks()
@@ -458,7 +458,7 @@ def test_a_host_that_is_cut_off_from_all_in_one_direction_gives_way(job: HostJob
         assert (incident.action, incident.outcome, incident.steps_lost) == ("replace-ranks", "recovered", 0), (
             f"{incident.reason}\n{job.log()}"
         )
-        assert incident.subject == f"node {host.name}", incident.reason
+        assert incident.target == f"node {host.name}", incident.reason
         job.runs()
         after = {rank: one for rank, one in job.chaos.ranks().items() if one.node != host.name}
         assert after.keys() == before.keys()
@@ -541,7 +541,7 @@ def test_the_only_host_of_a_job_is_replaced_where_others_of_the_cluster_answer(b
         finally:
             host.heal()
         (incident,) = sole.incidents()
-        assert (incident.kind, incident.subject) == ("node-lost", f"node {host.name}"), incident.reason
+        assert (incident.kind, incident.target) == ("node-lost", f"node {host.name}"), incident.reason
         assert sole.host_of(0) is not host
 
 

@@ -66,7 +66,7 @@ def test_a_rank_that_stands_still_is_a_hang_by_the_jobs_own_step_time(stage: Sta
     play = stage.play("hang", args=["--steps", "20", "--each", each], **TWO, timeouts={"hang": "2s"})
     assert play.ends() == 0, play.log()
     assert play.kinds() == ["job-hang"]
-    assert play.incidents()[0].subject.startswith("rank 1 on")
+    assert play.incidents()[0].target.startswith("rank 1 on")
     assert "limit 2.0 s" in play.incidents()[0].reason
 
 

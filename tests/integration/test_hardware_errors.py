@@ -32,7 +32,7 @@ def test_an_ecc_error_takes_the_node_out_and_the_job_goes_on_with_fewer(stage: S
     play = stage.play("ecc", args=["--steps", "12", "--each", EACH], nnodes="1:2", nproc_per_node=1)
     assert play.ends() == 0, play.log()
     (incident,) = play.incidents()
-    assert (incident.kind, incident.subject, incident.action) == ("cuda-uncorrectable-ecc", "rank 0 on node-0", "shrink-restart")
+    assert (incident.kind, incident.target, incident.action) == ("cuda-uncorrectable-ecc", "rank 0 on node-0", "shrink-restart")
     assert "needs a GPU reset, which Holdfast does not do: no rank is started on node-0 again" in incident.reason
     assert generations_on(play, "node-0") == [1]
     assert faults_of(stage, "node-0") == [{"kind": "cuda-uncorrectable-ecc", "device": ""}]
@@ -85,7 +85,7 @@ def test_a_gpu_that_can_do_no_more_work_is_left_at_once_though_the_job_still_ste
         file.write(f"Nov 21 09:10:05 n0 kernel: {line}\n")
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
     (incident,) = play.incidents()
-    assert (incident.kind, incident.subject, incident.action, incident.outcome) == (
+    assert (incident.kind, incident.target, incident.action, incident.outcome) == (
         "gpu-off-bus", "rank 1 on node-1", "replace-node", "recovered",
     )  # fmt: skip
     assert generations_on(play, "node-1") == [1]

@@ -84,7 +84,8 @@ BLIND = """
 from flows.node_repair import node_repair
 from holdfast.spec import cluster_of
 
-burn_in = {"disk_size": "4MiB", "network_size": "1MiB", "max_memory": "8MiB", "nice": 0, "thresholds": {"min_disk_bandwidth": 0, "min_network_bandwidth": 0, "max_latency": 0}}
+burn_in = {"disk_size": "4MiB", "network_size": "1MiB", "max_memory": "8MiB", "nice": 0}
+burn_in["thresholds"] = {"min_disk_bandwidth": 0, "min_network_bandwidth": 0, "max_latency": 0}
 node_repair(cluster_of({"name": "no-gpu", "nodes": 2, "burn_in": burn_in}), nodes=["node-0"], seconds=0.05)
 """
 

@@ -39,7 +39,7 @@ def the_fault(play: Play, kind: str) -> models.FaultRecord:
     """Wait for a fault of this kind, and return the newest; a failure shows all that were seen."""
 
     def explain() -> str:
-        seen = [f"{one.kind} {one.subject}: {one.evidence['quote']}" for one in queries.faults(play.stage.history, play.job.id)]
+        seen = [f"{one.kind} {one.target}: {one.evidence['quote']}" for one in queries.faults(play.stage.history, play.job.id)]
         return "\n".join([*seen, play.log()])
 
     wait_until(lambda: queries.newest_fault(play.stage.history, play.job.id, [kind]), seconds=60, explain=explain)
@@ -68,7 +68,7 @@ def test_who_does_not_come_and_who_comes_to_the_wrong_place_are_named_and_replac
     node = nodes_of(play)
     trouble(play, 2, "dist.broadcast(torch.zeros(4), 0)")
     mismatch = the_fault(play, "collective-mismatch")
-    assert (mismatch.rank, mismatch.node, mismatch.blame) == (2, node[2], "user_code")
+    assert (mismatch.rank, mismatch.node, mismatch.attributed_to) == (2, node[2], "user_code")
     assert "rank 2 entered broadcast of 4 float32 values" in mismatch.evidence["quote"]
     gets_on(play)
     assert [one.action for one in play.incidents()] == ["replace-ranks", "replace-ranks"]

@@ -167,7 +167,7 @@ def test_a_program_reads_how_it_went(place: Place) -> None:
     assert events[0]["event"] == "start"
     assert events[-1]["event"] == "end"
     assert events[-1]["state"] == "COMPLETED"
-    assert next(event["after"] for event in events if event["event"] == "move") == "LAUNCHING"
+    assert next(event["after"] for event in events if event["event"] == "transition") == "LAUNCHING"
     gone(place)
 
 

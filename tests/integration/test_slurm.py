@@ -244,7 +244,7 @@ def test_a_job_that_is_run_inside_of_an_allocation_uses_it_and_ends_saved_before
     before = play.pids()
     play.process.send_signal(signal.SIGTERM)
     assert play.process.wait(60) == exit_codes.DETACHED, play.log()
-    assert "which trains on: the machine of the flow shuts down" in job_events(play)
+    assert "training continues: the machine of the controller shuts down" in job_events(play)
     again = stage.again("inside", play.spec)
     wait_until(lambda: "a new flow reattached to the job" in job_events(again), seconds=60, explain=again.log)
     goes_on(again)

@@ -71,7 +71,7 @@ def test_the_example_workflow_trains_evaluates_and_publishes_through_a_killed_ra
 
     job = queries.newest_job(history, "flowing")
     (incident,) = queries.incidents(history, job.id)
-    assert (incident.kind, incident.outcome, incident.subject) == ("worker-sigkill", "recovered", f"rank 1 on {victim.node}")
+    assert (incident.kind, incident.outcome, incident.target) == ("worker-sigkill", "recovered", f"rank 1 on {victim.node}")
 
     (page,) = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["flowing-published"]}})
     assert f"| Step | {STEPS} |" in page["data"]

@@ -155,7 +155,9 @@ CASES: dict[str, Row] = {
     ),
     "two nodes that do not meet, no spare": (a_case("pairwise-partition", "c", approval_possible=True), all_say(WAIT)),
     "two nodes that do not meet, a spare": (a_case("pairwise-partition", "c", approval_possible=True, spares=("s",)), all_say(REPLACE)),
-    "two nodes that do not meet, fewer do": (a_case("pairwise-partition", "c", approval_possible=True, least=2), they_say(WAIT, SHRINK, SHRINK)),
+    "two nodes that do not meet, fewer do": (
+        a_case("pairwise-partition", "c", approval_possible=True, least=2), they_say(WAIT, SHRINK, SHRINK),
+    ),
     "a fault on a node that has left": (a_case(node="gone", tried=(RESTART,), spares=("s",)), all_say(RESTART)),
 }  # fmt: skip
 

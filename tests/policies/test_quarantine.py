@@ -71,7 +71,7 @@ def test_a_cordon_names_all_its_faults() -> None:
     out = done(quarantine(FRESH, word(1.0, faults=(gpu,), evidence=("gpu-off-bus",)), WARD))
     assert isinstance(quarantine(out, word(2.0, faults=(gpu,)), WARD), OutOfDate)
     both = done(quarantine(out, word(3.0, faults=(disk,), evidence=("smart-failed",)), WARD))
-    assert (both.state, len(both.holds), both.moves) == (NodeState.QUARANTINED, 1, out.moves)
+    assert (both.state, len(both.holds), both.transitions) == (NodeState.QUARANTINED, 1, out.transitions)
     assert (both.holds[0].faults, both.holds[0].evidence) == ((gpu, disk), ("gpu-off-bus", "smart-failed"))
     tested = done(begin_burn_in(both, word(4.0), 1, seconds=60.0))
     failed = done(quarantine(tested, word(5.0, faults=(link,)), WARD))
@@ -94,7 +94,7 @@ def test_a_suspicion_expires() -> None:
     assert settle(once, 10.0 + Rules().doubt_window - 1, Rules()) is None
     cleared = settle(once, 10.0 + Rules().doubt_window, Rules())
     assert cleared is not None
-    assert (cleared.node.state, cleared.moves[0].event) == (NodeState.HEALTHY, "cleared")
+    assert (cleared.node.state, cleared.transitions[0].event) == (NodeState.HEALTHY, "cleared")
 
 
 def test_a_repeated_offender_stays_out_twice_as_long_and_is_retired_at_last() -> None:

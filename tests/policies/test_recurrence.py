@@ -182,7 +182,7 @@ def test_replace_ranks_moves_all_ranks_of_a_removed_node() -> None:
     ranks = {"a": (0, 1), "b": (2, 3)}
     case = again(
         10, 20, 30, members=("a", "b"), least=2, blocked_reason="", ranks=ranks, dead=frozenset({1}), spares=("s",),
-        standbys=(HotSpare(id=5, node="s"),),
+        hot_spares=(HotSpare(id=5, node="s"),),
     )  # fmt: skip
     decision = decided("balanced", case)
     assert decision.action is RecoveryAction.REPLACE_RANKS

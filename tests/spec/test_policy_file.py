@@ -158,7 +158,8 @@ def test_the_numbers_that_the_descriptions_name_are_those_in_force() -> None:
 def test_the_job_overrides_the_policy_and_that_its_base(file: Any) -> None:
     """Each number for itself; also after the job went through JSON, as for the next flow."""
     path = file(
-        "based_on: balanced\nmax_restarts_in_place: 1\nmax_recoveries_without_progress: 7\ntimeouts: {shrink_restart: 30s, replace_ranks: 5s}\n",
+        "based_on: balanced\nmax_restarts_in_place: 1\nmax_recoveries_without_progress: 7\n"
+        "timeouts: {shrink_restart: 30s, replace_ranks: 5s}\n",
         "policy.yaml",
     )
     job = TrainingJob(name="a", script="b.py", policy=str(path), max_restarts_in_place=5)
