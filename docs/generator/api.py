@@ -28,10 +28,13 @@ MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Each name of `holdfast.__all__`, in the order of the page, with the members that are public."""
 
+MADE_BY_HOLDFAST: Final = frozenset({"Session", "Step", "MicroBatch"})
+"""Classes whose objects a script gets, and does not create."""
+
 GROUPS: Final = (
     (
         "In a training script",
-        "These import `torch`. Outside of a Holdfast job they do nothing harmful: the same script runs under `torchrun`, or alone.",
+        "These import `torch`. A script that uses them also runs under `torchrun`, or alone, without recovery.",
         ("session", "Session", "Step", "MicroBatch", "Loader", "join", "section", "heartbeat"),
     ),
     (
@@ -62,4 +65,5 @@ def api_page() -> str:
 
 def _entry(name: str, members: tuple[str, ...]) -> str:
     listed = f"[{', '.join(members)}]" if members else "false"
-    return f"::: {name}\n    options:\n      members: {listed}\n"
+    signature = "" if name.rpartition(".")[2] not in MADE_BY_HOLDFAST else "      merge_init_into_class: false\n"
+    return f"::: {name}\n    options:\n      members: {listed}\n{signature}"

@@ -16,33 +16,61 @@ from docs.generator.markdown import anchor, page, table
 
 FOLDER: Final = "reference/faults"
 
-SYMPTOMS: Final[Mapping[str, str]] = {
-    "Training hangs or stops making progress": r"hang|hung|stuck|frozen|deadlock|stall|no progress|does not (arrive|end|come)|waits? (for|in)|timed? ?out|timeout",
-    "Training is slow": r"slow|straggl|throttl|slower|bottleneck|latency|contention|degraded",
-    "The loss is wrong, or results differ": r"\bloss\b|\bnan\b|non-finite|diverge|silent|differs?\b|checksum|corrupt",
-    "Out of memory": r"out of memory|\boom\b|memory is (full|low)|not enough memory|lack of memory|memory pressure",
-    "A process exits or is killed": r"\bexit|killed|signal|segmentation|sigbus|abort|crash|exception|traceback|ended",
-    "A GPU or accelerator disappears or cannot be used": r"off (its|the) bus|disappear|no longer answers|cannot be (seen|initiali[sz]ed|used)|lost gpu|missing gpu|gpu is missing|is missing|\binit\b",
-    "A GPU or accelerator reports an error": r"\bxid\b|ecc|row remap|page fault|mmu|\bgpu\b|npu\b|accelerator|cuda|hip\b|sxid",
-    "A collective or a connection between ranks fails": r"nccl|gloo|collective|rendezvous|peer|all-?reduce|process group|store\b",
-    "A network link is down or drops data": r"link|port|cable|infiniband|ethernet|rdma|packet|roce|network|nvlink|interface|address|dns|name",
-    "A file or a disk cannot be read or written": r"disk|file|storage|i/o|read|write|mount|quota|space|raid|nvme|inode|checkpoint",
-    "A node is unreachable, reboots, or is taken away": r"node|host|reboot|unreachable|preempt|shutdown|maintenance|kernel",
-    "Heat, power or a board": r"temperature|thermal|hot\b|fan|cool|power|voltage|psu|board|watchdog",
-    "A program or driver does not start": r"driver|version|librar|import|container|image|permission|limit|schedul|service|clock|config",
-}  # fmt: skip
-"""Symptom, in the order in which they are tried, to a pattern of the titles and names of its kinds."""
+WORK: Final = ("job", "performance", "collectives", "communication", "nccl", "pytorch", "worker", "data loader", "user code")
+DEVICES: Final = ("gpu", "accelerator", "cuda", "driver")
 
-OTHER: Final = "Other"
+VISIBLE: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "Training hangs or makes no progress": (r"\bhang|\bhung(?! on)|frozen|deadlock|stuck|progress|never reaches|waits? (for|in)|desync|did not arrive", WORK),
+    "Training is slow": (r"\bslow|longer than before|straggl|throttl|waits? for its data|compute bound", ()),
+    "The loss or the results are wrong": (r"\bloss\b|gradient|\bNaN\b|parameters (of|are)|replicas? (of|differ)|wrong result", WORK),
+    "Out of memory": (r"out of memory|memory than|out-of-memory|no room in shared memory|memory pressure", ()),
+    "A GPU or accelerator is missing or cannot be used": (
+        r"on its bus|disappear|no longer answers|cannot be (seen|init|used|opened)|missing|not loaded|does not exist|\bas lost|-lost\b|-init\b",
+        DEVICES,
+    ),
+}
+"""Symptom, in the order in which they are tried, to a pattern of a kind's title or id, and the components that have it (none: all)."""
+
+BY_COMPONENT: Final[Mapping[str, tuple[str, ...]]] = {
+    "Training hangs or makes no progress": ("job",),
+    "Training is slow": ("performance",),
+    "Out of memory": ("host memory",),
+    "A process or a script fails": ("worker", "user code", "pytorch", "data loader"),
+    "A job, container or driver does not start": ("container", "scheduler", "driver"),
+    "A GPU or accelerator reports an error": ("gpu", "accelerator", "cuda"),
+    "Memory reports errors": ("gpu memory", "memory module", "memory"),
+    "NVLink or an NVSwitch fails": ("nvlink", "nvswitch"),
+    "A PCIe device fails": ("pcie",),
+    "Ranks lose their connection, or a collective fails": ("collectives", "communication", "nccl"),
+    "A network link is down or loses data": ("network", "infiniband", "ethernet", "rdma"),
+    "A checkpoint cannot be written or read": ("checkpoint",),
+    "A file or a disk cannot be read or written": ("storage", "disk", "raid", "file system", "network file system"),
+    "A node is unreachable or its system is unhealthy": ("node", "host", "agent", "kernel", "service", "clock", "limits"),
+    "Heat, power, CPU or board": ("cooling", "power", "cpu", "board"),
+}
+"""Symptom of the kinds of some components that show no symptom of their own."""
+
+SYMPTOMS: Final = tuple(dict.fromkeys((*VISIBLE, *BY_COMPONENT)))
 
 
 def symptom_of(kind: FaultKind) -> str:
-    """Return the symptom under which the index lists *kind*: the first that its title has, else the first that its name or component has."""
-    for words in (kind.title, f"{kind.id.replace('-', ' ')} {kind.component}"):
-        for symptom, pattern in SYMPTOMS.items():
-            if re.search(pattern, words, re.IGNORECASE):
-                return symptom
-    return OTHER
+    """Return the symptom under which the index lists *kind*."""
+    for symptom, (pattern, components) in VISIBLE.items():
+        if (not components or kind.component in components) and re.search(pattern, f"{kind.title} {kind.id}", re.IGNORECASE):
+            return symptom
+    return next(symptom for symptom, components in BY_COMPONENT.items() if kind.component in components)
+
+
+NAMES: Final[Mapping[str, str]] = {
+    "gpu": "GPU", "gpu memory": "GPU memory", "nvlink": "NVLink", "nvswitch": "NVSwitch", "pcie": "PCIe", "cpu": "CPU", "rdma": "RDMA",
+    "infiniband": "InfiniBand", "raid": "RAID", "cuda": "CUDA", "nccl": "NCCL", "pytorch": "PyTorch",
+}  # fmt: skip
+"""Components that are not written in lowercase."""
+
+
+def title_of(component: str) -> str:
+    """Return the title of the page of *component*."""
+    return NAMES.get(component, component.capitalize())
 
 
 def file_of(component: str) -> str:
@@ -79,11 +107,11 @@ def index_page() -> str:
         "- The *recommended action* is what a fault asks for. A [policy](../policy-file.md) decides what is done.",
         "- *Attributed to* is the part at fault: the GPU, the node, the network, storage, the process or your code.\n",
         "## By component\n",
-        table(("Area", "Component", "Kinds"), *((area, f"[{name}]({file_of(name)})", str(len(kinds))) for area, name, kinds in components())),
+        table(("Area", "Component", "Kinds"), *((area, f"[{title_of(name)}]({file_of(name)})", str(len(kinds))) for area, name, kinds in components())),
         "## By symptom\n",
         "Each kind is listed once, under its most visible symptom.\n",
     ]
-    for symptom in (*SYMPTOMS, OTHER):
+    for symptom in SYMPTOMS:
         if kinds := by_symptom.get(symptom):
             rows = [(kind.title, _linked(kind), f"`{kind.recommended_action}`") for kind in sorted(kinds, key=lambda one: one.title)]
             parts += [f"### {symptom}\n", table(("Symptom", "Kind", "Recommended action"), *rows)]
@@ -107,7 +135,7 @@ def component_page(area: str, component: str, kinds: Sequence[FaultKind]) -> str
     """Show the kinds of a component: a table of all, then each with its sample."""
     rows = [(f"[`{kind.id}`](#{anchor(kind.id)})", kind.title, f"`{kind.recommended_action}`") for kind in kinds]
     return page(
-        f"# Faults: {component}\n",
+        f"# {title_of(component)} faults\n",
         f"{len(kinds)} kinds of the area *{area}*; [all faults](index.md).\n",
         table(("Kind", "What it is", "Recommended action"), *rows),
         *(part for kind in kinds for part in _entry(kind)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import types
 import typing
@@ -22,8 +23,14 @@ def page(*parts: str) -> str:
 
 def table(*rows: tuple[str, ...]) -> str:
     """Return *rows* as a table in Markdown; the first is its head."""
-    head, *body = ("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows)
+    head, *body = ("| " + " | ".join(map(_cell, row)) + " |" for row in rows)
     return "\n".join([head, "|" + " --- |" * len(rows[0]), *body]) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Return *text* for a cell. Within code a bar is an entity: Markdown's dialects do not agree how it is written there."""
+    text = re.sub(r"`([^`]*\|[^`]*)`", lambda found: f"<code>{html.escape(found[1]).replace('|', '&#124;')}</code>", text)
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def anchor(heading: str) -> str:
@@ -76,7 +83,7 @@ def default(field: FieldInfo) -> str:
     if value is ...:
         return "(required)"
     if isinstance(value, BaseModel):
-        return "see below"
+        return "its defaults"
     if isinstance(value, timedelta):
         return f"`{duration(value)}`"
     return "(empty)" if value in (None, [], {}) else f"`{value}`"

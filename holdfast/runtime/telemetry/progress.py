@@ -55,7 +55,7 @@ def section(name: str, limit: float | timedelta | None = None) -> Iterator[None]
         link().section(name, seconds, begin=False)
 
 
-class _Scalar(Protocol):
+class Scalar(Protocol):
     """A tensor of one element, of any library."""
 
     def item(self) -> float: ...
@@ -82,7 +82,7 @@ class _Progress:
 _progress = _Progress()
 
 
-def heartbeat(step: SupportsIndex, loss: SupportsFloat | _Scalar | None = None, *, until: SupportsIndex | None = None) -> None:
+def heartbeat(step: SupportsIndex, loss: SupportsFloat | Scalar | None = None, *, until: SupportsIndex | None = None) -> None:
     """Report that a step is done, for scripts and frameworks that save and restore their own state.
 
     It enables hang detection, step counts and goodput without a `session`; it saves and restores nothing. Call it on every rank, after
@@ -115,7 +115,7 @@ def heartbeat(step: SupportsIndex, loss: SupportsFloat | _Scalar | None = None, 
     agent.heartbeat(number, None if loss is None else _number(loss), _progress.advance(number), end)
 
 
-def _number(loss: SupportsFloat | _Scalar) -> float:
+def _number(loss: SupportsFloat | Scalar) -> float:
     try:
         return float(loss.item() if hasattr(loss, "item") else loss)
     except (TypeError, ValueError, RuntimeError) as error:
