@@ -170,7 +170,7 @@ class Frame:
             yield from self._saved(width, lines)
         if view.warnings:
             last = view.warnings[-1]
-            text = f"{last.kind} on {last.subject}: {last.evidence.get('quote', '')}"
+            text = f"{last.kind} on {last.target}: {last.evidence.get('quote', '')}"
             yield Section(priority=8, lines=_row("warning", text, width, most=lines, style="yellow"))
         if recovery is not None:
             yield from _recovery(recovery, width, lines)
@@ -288,7 +288,7 @@ def _recovery(recovery: Recovery, width: int, most: int) -> Iterator[Section]:
         text, style = incident_closed(one).removeprefix("incident "), "green"
     else:
         ago = f", {duration(recovery.seconds)} ago" if most > 1 else ""
-        text, style = f"{one.number}: {one.kind} on {one.subject}{ago}", "bold yellow"
+        text, style = f"{one.number}: {one.kind} on {one.target}{ago}", "bold yellow"
     yield Section(priority=2, lines=_row("incident", text, width, most=most, style=style))
     phases = [phase.text for phase in recovery.phases]
     lines = _flowing("recovery", phases, width, gap=SEPARATOR)
@@ -429,7 +429,7 @@ def _cells(one: Incident, view: JobView) -> dict[str, str]:
         "#": str(one.number),
         "after": duration(max(0.0, one.fault_at - view.job.at)),
         "fault": visible(one.kind),
-        "on": visible(one.subject),
+        "on": visible(one.target),
         "action": visible(one.action or NOTHING),
         "down": duration(down),
         "lost": NOTHING if one.steps_lost is None else str(one.steps_lost),

@@ -257,7 +257,7 @@ class JobView:
             "at_risk": self.at_risk.as_record() if self.at_risk else None,
             "at_risk_with_node": self.at_risk_with_node.as_record() if self.at_risk_with_node else None,
             "warnings": [
-                {"kind": one.kind, "at": one.at, "subject": one.subject, "step": one.step, "evidence": one.evidence["quote"]}
+                {"kind": one.kind, "at": one.at, "target": one.target, "step": one.step, "evidence": one.evidence["quote"]}
                 for one in self.warnings
             ],
             "incidents": len(self.incidents),

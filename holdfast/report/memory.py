@@ -89,7 +89,7 @@ def why_none(row: Snapshots | None, fault: FaultRecord | None, spec: Mapping[str
 
 def _quoted(fault: FaultRecord) -> str:
     quote = str(fault.evidence.get("quote") or "")
-    return f"{fault.kind} on {fault.subject}" + (f" ({quote})" if quote else "")
+    return f"{fault.kind} on {fault.target}" + (f" ({quote})" if quote else "")
 
 
 def _memory_spec(spec: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -176,7 +176,7 @@ def test_a_recovery_is_two_lines(running: Author, book: History) -> None:
     events = [json.loads(line) for line in told.splitlines()]
     phases = next(one["phases"] for one in events if one["event"] == "incident-closed" and one["number"] == 4)
     assert phases == {"detect": pytest.approx(0.03), "decide": None, "isolate": pytest.approx(0.28), "reschedule": None, "resume": None}
-    assert sorted(one["after"] for one in events if one["event"] == "move") == ["COMPLETED", "DIAGNOSING", "ISOLATING", "RUNNING"]
+    assert sorted(one["after"] for one in events if one["event"] == "transition") == ["COMPLETED", "DIAGNOSING", "ISOLATING", "RUNNING"]
 
 
 def test_the_picture_follows_the_size_of_the_terminal(screen: Callable[..., Terminal]) -> None:
@@ -287,7 +287,7 @@ def test_a_program_gets_one_object_a_change(running: Author, book: History) -> N
     rest, _ = child.communicate(timeout=SECONDS)
     events = [json.loads(line) for line in rest.splitlines()]
     assert (first["event"], first["step"], first["until"]) == ("progress", 400, 10_000)
-    assert [event["event"] for event in events] == ["incident-closed", "move", "end"]
+    assert [event["event"] for event in events] == ["incident-closed", "transition", "end"]
     assert (events[1]["after"], events[1]["trigger"]) == ("CANCELLED", "finished")
     assert events[-1]["state"] == "CANCELLED"
     assert events[-1]["losses"]["steps_lost"] == 2

@@ -124,7 +124,7 @@ class Generations:
         begun = {one.number: one.resumed_step or 0 for one in queries.generations(history, self._log.job.id)}
         return newest.step if newest is not None else 0, begun
 
-    # -- questions ----------------------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------------------
 
     @property
     def width(self) -> int:

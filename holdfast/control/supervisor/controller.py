@@ -348,7 +348,7 @@ class JobController:
         """Take over what the agent of *node*, which ran already, reports of its ranks and hot spares."""
         generations = self.generations
         generations.sent_to[node] = int(status["generation"])
-        self.nodes.hot_spares.reattach(node, status.get("standbys") or {}, generations.rank_table.width)
+        self.nodes.hot_spares.reattach(node, status.get("hot_spares") or {}, generations.rank_table.width)
         generations.state.unseen.difference_update(generations.state.membership.get(node, ()))
         for rank in status.get("grouped") or () if status["generation"] == generations.number else ():
             if rank in generations.state.ranks:
