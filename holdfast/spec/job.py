@@ -150,7 +150,7 @@ class CheckpointPlan(SpecModel):
     every: Annotated[Annotated[StrictInt, Field(ge=0)] | Literal["auto"], _number_or_auto("no checkpoints")] = Field(
         default=100,
         description="Checkpoint interval in steps; 0 saves none; `auto` follows the measured cost of saves and rate of faults, from the "
-        "third save on (`holdfast advise` shows the numbers).",
+        "third save on (`holdfast checkpoint advise` shows the numbers).",
     )
     every_least: StrictInt = Field(default=10, ge=1, description="Shortest interval in steps that `every: auto` may choose.")
     every_most: StrictInt = Field(default=10_000, ge=1, description="Longest interval in steps that `every: auto` may choose.")

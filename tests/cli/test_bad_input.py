@@ -24,12 +24,12 @@ JOB = "name: a\nscript: train.py\n"
 READERS = [
     ["status"],
     ["status", "a"],
-    ["history"],
-    ["show", "1"],
+    ["ps", "-a"],
+    ["incidents", "show", "1"],
     ["report", "a"],
-    ["advise", "a"],
-    ["checkpoints", "a"],
-    ["profile", "a"],
+    ["checkpoint", "advise", "a"],
+    ["checkpoint", "ls", "a"],
+    ["report", "a", "--profile"],
     ["stop", "a"],
     ["nodes"],
 ]
@@ -163,11 +163,11 @@ def test_a_home_that_is_not_writable_is_reported(holdfast: Command, files: Any, 
     "arguments",
     [
         ["status", "gpt-smal"],
-        ["history", "gpt-smal"],
+        ["status", "gpt-smal", "--events"],
         ["stop", "gpt-smal"],
         ["report", "gpt-smal"],
-        ["advise", "gpt-smal"],
-        ["profile", "gpt-smal"],
+        ["checkpoint", "advise", "gpt-smal"],
+        ["report", "gpt-smal", "--profile"],
     ],
     ids=" ".join,
 )
@@ -183,16 +183,16 @@ NO_TEXT = os.fsdecode(b"\xff")
 """What a shell hands on for a byte that is no UTF-8."""
 ODD = [
     *([verb, NO_TEXT] for verb in ("status", "logs", "stop", "report", "history", "checkpoints", "profile", "cost", "advise", "detach")),
-    ["support-bundle", NO_TEXT],
+    ["admin", "support-bundle", NO_TEXT],
     ["run", f"{NO_TEXT}.yaml"],
-    ["approve", "99999999999999999999"],
-    ["approve", "9223372036854775808"],
-    ["history", "--limit", "99999999999999999999"],
+    ["node", "approve", "99999999999999999999"],
+    ["node", "approve", "9223372036854775808"],
+    ["ps", "-a", "--limit", "99999999999999999999"],
     ["report", "a", "--output", "/"],
-    ["support-bundle", "--output", "/"],
-    ["support-bundle", "/"],
-    ["support-bundle", "../../.."],
-    ["metrics", "--textfile", "/"],
+    ["admin", "support-bundle", "--output", "/"],
+    ["admin", "support-bundle", "/"],
+    ["admin", "support-bundle", "../../.."],
+    ["admin", "metrics", "--output", "/"],
     ["policy", "check", "/"],
 ]
 
@@ -206,7 +206,7 @@ def test_malformed_arguments_are_refused_with_a_message(arguments: list[str], he
     assert "Traceback" not in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize("words", [["status"], ["show"], ["policy", "show"], ["faults"], ["logs"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["status"], ["incidents", "show"], ["policy", "show"], ["faults"], ["logs"]], ids=" ".join)
 def test_a_name_of_thousands_of_letters_is_not_repeated_in_full(words: list[str], here: Command, running: Author) -> None:
     """The message is to be read."""
     done = here(*words, "x" * 5000)
@@ -253,13 +253,17 @@ def test_without_a_job_the_message_says_how_to_start_one(arguments: list[str], h
 
 def test_a_job_file_in_place_of_a_cluster_file_is_reported(here: Command, files: Any) -> None:
     """One problem, and not one for each of its fields."""
-    done = here("nodes", files(JOB + "nodes: {wanted: 2}\n"))
+    done = here("node", "ls", files(JOB + "nodes: {wanted: 2}\n"))
     assert done.returncode == 2
     assert "describes a job, not a cluster" in done.stderr
     assert "1 problem(s)" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["show", "99"], ["show", "99", "--job", "gpt-small"], ["show", "../x"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [["incidents", "show", "99"], ["incidents", "show", "99", "--job", "gpt-small"], ["incidents", "show", "../x"]],
+    ids=" ".join,
+)
 def test_an_unknown_incident_is_reported(arguments: list[str], here: Command, running: Author) -> None:
     """Status 2."""
     done = here(*arguments)
@@ -278,24 +282,24 @@ def test_an_output_on_a_full_disk_is_reported(running: Author) -> None:
     """Status 2 and one line."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [*PROGRAM, "history", "--json"], env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [*PROGRAM, "ps", "-a", "--json"], env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == 2
     assert done.stderr == "holdfast: No space left on device\n"
 
 
 def test_a_closed_pipe_causes_no_message(running: Author) -> None:
-    """`holdfast history | head -0` is silent."""
+    """`holdfast ps -a | head -0` is silent."""
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([*PROGRAM, "history"], env=environment(), stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([*PROGRAM, "ps", "-a"], env=environment(), stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_an_output_without_unicode_shows_question_marks(holdfast: Command, running: Author) -> None:
     """Dashes and blocks are not worth a traceback."""
-    done = holdfast("show", "1", "--job", "gpt-small", PYTHONIOENCODING="ascii")
+    done = holdfast("incidents", "show", "1", "--job", "gpt-small", PYTHONIOENCODING="ascii")
     assert done.returncode == 0
     assert "rank 1 on n0" in done.stdout
 
@@ -304,7 +308,13 @@ def test_control_characters_in_recorded_text_are_made_visible(here: Command, run
     """An escape sequence in a traceback or a reason is shown, not obeyed."""
     running.move("RUNNING", "\x1b]0;owned\x07\x1b[2J", seconds=44)
     running.incident(4, "evil\x1b[31m", "rank\r0", seconds=44, detail="line\n\x1b[2Jline")
-    for arguments in (["status"], ["status", "gpt-small"], ["history"], ["history", "gpt-small"], ["show", "4", "--job", "gpt-small"]):
+    for arguments in (
+        ["status"],
+        ["status", "gpt-small"],
+        ["ps", "-a"],
+        ["status", "gpt-small", "--events"],
+        ["incidents", "show", "4", "--job", "gpt-small"],
+    ):
         done = here(*arguments)
         assert done.returncode == 0
         assert "\x1b" not in done.stdout

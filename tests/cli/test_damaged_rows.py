@@ -67,7 +67,7 @@ def test_a_bundle_contains_what_can_be_read(here: Command, holdfast_home: Path, 
     """Only the table with that row is missing, with the reason."""
     damage(holdfast_home, how)
     (holdfast_home / "jobs" / "gpt-small").mkdir(parents=True, exist_ok=True)
-    done = here("support-bundle", "gpt-small", "-o", "b.tar.gz")
+    done = here("admin", "support-bundle", "gpt-small", "-o", "b.tar.gz")
     assert done.returncode == 0, done.stderr
     with tarfile.open(tmp_path / "b.tar.gz") as tar:
         names = {one.name.partition("/")[2] for one in tar.getmembers()}

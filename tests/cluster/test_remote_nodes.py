@@ -210,12 +210,12 @@ def test_a_proxy_of_another_version_is_refused_with_the_cure(tmp_path: Path) -> 
     """The error names both versions."""
     transport = ChildTransport([sys.executable, "-c", "print('holdfast-proxy {\"protocol\": 99}', flush=True); input()"])
     nodes = RemoteNodes(Boxes(str(tmp_path)), transport)
-    with pytest.raises(NodeStateUnknown, match=r"speaks protocol 99, this one \d+: `holdfast nodes bootstrap"):
+    with pytest.raises(NodeStateUnknown, match=r"speaks protocol 99, this one \d+: `holdfast node bootstrap"):
         nodes.node_proxy("box-0")
     seen = nodes.survey()[0]
     assert "box-0" not in seen.why, "beside the node's name it says the reason alone"
     assert "speaks protocol 99" in seen.why
-    assert "`holdfast nodes bootstrap" in seen.why
+    assert "`holdfast node bootstrap" in seen.why
     transport.reap()
 
 

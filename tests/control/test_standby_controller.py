@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.commands.status import status
+from holdfast.cli.commands.watch.status import status
 from holdfast.control.backup import standby as backup
 from holdfast.control.backup.standby import BackupPrerequisites
 from holdfast.control.supervisor.leadership import StandbyController

@@ -114,7 +114,7 @@ def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_serv
     assert (run["state"]["type"], run["state"]["message"]) == ("COMPLETED", f"1 node, 1 not proven; node-0: {why}")
     (page,) = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["no-gpu-burn-ins"]}})
     assert f"- **node-0**: not proven, now quarantined. Reason: {why}" in page["data"]
-    assert "or return it by hand with `holdfast nodes readmit node-0 --reason ...`" in page["data"]
+    assert "or return it by hand with `holdfast node return node-0 --reason ...`" in page["data"]
     marks = dict(re.findall(r"^- \*\*(\w+)\*\*: (\w+) after", page["data"], re.MULTILINE))
     assert (marks["gpu"], marks["compute"], marks["disk"], marks["network"]) == ("skipped", "passed", "passed", "passed")
 

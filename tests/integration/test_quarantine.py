@@ -103,7 +103,7 @@ def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(s
     other = stage.play("next", args=["--steps", "5"], nodes={"wanted": 1, "ranks": 1})
     assert other.ends() == 1, other.log()
     assert "node-0 is quarantined by job off-bus (cordon 1): gpu-off-bus" in other.reason()
-    assert "`holdfast nodes readmit node-0 --reason ...`" in other.reason()
+    assert "`holdfast node return node-0 --reason ...`" in other.reason()
     assert play.state() == "WAITING", "the node answers all the time, and is not taken"
 
     assert "quarantined -> healthy" in say(stage, tmp_path, "readmit", "node-0", "--reason", "GPU reseated")
@@ -152,5 +152,5 @@ def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: 
     assert list(generation.ranks) == ["node-2"]
     assert standings(stage) == {"node-2": "healthy", "node-3": "healthy"}
     assert "node-0 is left out: held by " in job_events(play)
-    assert "new fan; `holdfast nodes release node-0 --reason ...` returns it to service" in job_events(play)
+    assert "new fan; `holdfast node uncordon node-0 --reason ...` returns it to service" in job_events(play)
     assert "node-1 passed over: unhealthy: gpu-off-bus: GPU 0: Xid 79" in job_events(play)

@@ -130,7 +130,7 @@ def test_a_part_that_could_not_be_tested_keeps_the_node_isolated_and_says_what_t
     assert found.mark is CheckMark.SKIPPED
     assert explain_still_isolated(found, "quarantined") == (
         "node-0 stays quarantined: no check could exercise the GPU (no NVIDIA device is visible). "
-        "Repair the driver or the card, or return it by hand with `holdfast nodes readmit node-0 --reason ...`."
+        "Repair the driver or the card, or return it by hand with `holdfast node return node-0 --reason ...`."
     )
     assert outcome("node-0", (*SOUND, NO_GPU)).mark is CheckMark.PASSED
     assert outcome("node-0", (*SOUND, GPU_0), wanted).mark is CheckMark.PASSED

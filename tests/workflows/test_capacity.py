@@ -92,7 +92,7 @@ def test_a_machine_without_holdfast_or_without_an_answer_is_not_free(site: Site,
     site.node("down").stop()
     cluster = site.cluster(name="racked", misses=1, directory=str(tmp_path))
     with open_capacity_check(cluster) as check:
-        assert "`holdfast nodes bootstrap CLUSTER_FILE` installs it" in check.now().unavailable["up"]
+        assert "`holdfast node bootstrap --cluster CLUSTER_FILE` installs it" in check.now().unavailable["up"]
     python = tmp_path / "env/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')

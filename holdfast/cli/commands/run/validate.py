@@ -1,0 +1,70 @@
+"""`holdfast validate`: check a job, cluster or policy file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from holdfast.cli.output import echo, echo_json
+from holdfast.errors import BadFile
+from holdfast.exit_codes import OPERATOR_ERROR
+from holdfast.report.wording import plural
+from holdfast.spec import Cluster, LocalCluster, TrainingJob, review
+from holdfast.spec.load import allocation, kind_of_file, review_cluster
+from holdfast.spec.policy import review_policy
+from holdfast.spec.problems import shown
+
+
+def validate(file: Path, cluster_file: Path | None, *, as_json: bool) -> int:
+    """Show what a file describes, or all its problems."""
+    kind = kind_of_file(file)
+    if kind == "policy":
+        content, problems = review_policy(file)
+        fields, text = content, f"A policy, based on {content.based_on}." if content else ""
+    elif kind == "cluster":
+        draft = review_cluster(file)
+        fields, problems = draft.cluster, draft.problems
+        text = f"Cluster '{draft.cluster.name}' of kind {draft.cluster.kind}." if draft.cluster else ""
+    else:
+        draft = review(file, cluster_file)
+        fields, problems = draft.job, draft.problems
+        text = summary(draft.job, draft.cluster or LocalCluster()) if draft.job else ""
+    if as_json:
+        shown_fields = None if problems or fields is None else fields.model_dump(mode="json")
+        echo_json(
+            {
+                "file": str(file),
+                "kind": kind,
+                "ok": not problems,
+                "problems": [dataclasses.asdict(one) for one in problems],
+                kind: shown_fields,
+            }
+        )
+        return OPERATOR_ERROR if problems else 0
+    if problems or fields is None:
+        raise BadFile(shown(str(file)), tuple(problems))
+    echo(f"{file}: valid. {text}")
+    return 0
+
+
+def checked(job_file: Path, cluster_file: Path | None) -> tuple[TrainingJob, Cluster]:
+    """Return job and cluster if they have no problems; raise `BadFile` with all of them."""
+    draft = review(job_file, cluster_file)
+    if draft.problems or draft.job is None:
+        raise BadFile(shown(str(job_file)), tuple(draft.problems))
+    return draft.job, draft.cluster or LocalCluster()
+
+
+def summary(job: TrainingJob, cluster: Cluster) -> str:
+    """Return in a sentence what is to run."""
+    nodes = job.nodes
+    spare = f" and {nodes.spare} spare" if nodes.spare else ""
+    least = f", at least {nodes.min_nodes}" if nodes.min_nodes < nodes.wanted else ""
+    what = job.script or (job.command or [""])[0]
+    where = f"{plural(nodes.wanted, 'node')}{spare} of cluster '{cluster.name}'{least}"
+    number, allocated = allocation(), ""
+    if number and cluster.kind == "local":
+        allocated = f" This runs within Slurm job {number}, and uses only this host of it, as the files say."
+    elif number and cluster.kind == "slurm" and cluster.allocation == "auto":
+        allocated = f" Its nodes are those of Slurm job {number}, within which this runs."
+    return f"Job '{job.name}': {what} on {where}, {plural(nodes.ranks, 'rank')} each.{allocated}"
