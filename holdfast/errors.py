@@ -404,7 +404,7 @@ class UnknownIncident(OperatorError):
     incident: str
 
     def __str__(self) -> str:
-        return f"no incident '{cut(self.incident)}' in the history. `holdfast status JOB --events` lists the incidents of a job."
+        return f"no incident '{cut(self.incident)}' in the history. `holdfast incidents JOB` lists those of a job."
 
 
 class UnknownFault(OperatorError):

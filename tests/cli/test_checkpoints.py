@@ -104,9 +104,9 @@ def scene(book: History, original: Made, tmp_path: Path) -> Iterator[Scene]:
     one.wipe()
 
 
-def record(here: Command, *more: str, status: int = 0) -> dict[str, Any]:
+def record(here: Command, verb: str = "ls", status: int = 0) -> dict[str, Any]:
     """Return the JSON output of the command."""
-    done = here("checkpoint", "ls", "gpt", "--json", *more)
+    done = here("checkpoint", verb, "gpt", "--json")
     assert (done.returncode, done.stderr) == (status, "")
     told: dict[str, Any] = json.loads(done.stdout)
     return told
@@ -138,8 +138,8 @@ def test_the_output_fits_80_columns(here: Command, scene: Scene) -> None:
     scene.replicate()
     scene.forget_disk()
     flip_a_bit(scene.file(1, 10))
-    for arguments, status in ((), 0), (("--verify",), 1):
-        done = here("checkpoint", "ls", "gpt", *arguments)
+    for verb, status in ("ls", 0), ("verify", 1):
+        done = here("checkpoint", verb, "gpt")
         assert (done.returncode, done.stderr) == (status, ""), done.stdout
         lines = [line for line in done.stdout.splitlines() if str(scene.made.directory) not in line]
         assert max(map(len, lines)) <= 80
@@ -202,7 +202,7 @@ def test_intact_checkpoints_are_verified_without_changes(here: Command, scene: S
     scene.replicate()
     folders = [scene.made.directory, *scene.memstores]
     before = brought(folders)
-    told = record(here, "--verify")
+    told = record(here, "verify")
     assert told["sound"]
     assert [one["status"] for one in told["disk"] + told["memory"]] == ["complete"] * 5
     assert any("SHA-256" in line for line in told["disk"][0]["proven"])
@@ -223,7 +223,7 @@ def test_bits_and_bytes_that_changed_are_found_by_reading(here: Command, scene: 
     assert record(here)["disk"][0]["status"] == "complete"
     flip_a_bit(page, 200 / page.stat().st_size)
     reseal(scene.file(0, 11), lambda data, _blobs, _label: data.__setitem__(5, data[5] ^ 1))
-    told = record(here, "--verify", status=1)
+    told = record(here, "verify", status=1)
     assert told["disk"][0]["status"] == "corrupt"
     assert told["disk"][0]["broken"] == [f"{disk.name} was changed: its SHA-256 is not the one in the manifest"]
     assert told["damaged"] == [f"{page.name} in the memory of node-1: its label was changed"], "nobody knows then of which step it was"
@@ -238,7 +238,7 @@ def test_a_bit_in_memory_is_found_by_reading(here: Command, scene: Scene) -> Non
     label = shared_memory.labels(scene.memstores[0])[tail]
     flip_a_bit(data, (shared_memory.PAGE + 100.5) / data.stat().st_size)
     flip_a_bit(tail, (shared_memory.PAGE + label.size + 40.5) / tail.stat().st_size)
-    told = record(here, "--verify", status=1)
+    told = record(here, "verify", status=1)
     for moment, file, words in zip(told["memory"], (data, tail), ("was changed in memory", "its index was changed"), strict=False):
         assert moment["status"] == "damaged"
         (line,) = moment["broken"]
@@ -300,7 +300,7 @@ def elsewhere(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhe
 def test_memory_of_other_machines_is_found_through_their_agents(here: Command, scene: Scene, elsewhere: Elsewhere) -> None:
     """Listed, downloaded and verified; of the unreachable nodes those with ranks are named."""
     scene.forget_disk()
-    told = record(here, "--verify")
+    told = record(here, "verify")
     assert isinstance(connect_stores(elsewhere, scene.author.job).stores["node-0"], RemoteMemstore)
     assert [(one["step"], one["status"]) for one in told["memory"]] == [(11, "complete"), (10, "complete"), (9, "complete")]
     assert {(one["node"], one["rank"]) for one in told["memory"][0]["snapshots"]} == {("node-0", 0), ("node-1", 1)}
@@ -308,7 +308,7 @@ def test_memory_of_other_machines_is_found_through_their_agents(here: Command, s
     assert any("equal to the bit" in line for line in told["memory"][0]["proven"])
     file = scene.file(0, 11)
     flip_a_bit(file, (shared_memory.PAGE + 100.5) / file.stat().st_size)
-    told = record(here, "--verify", status=1)
+    told = record(here, "verify", status=1)
     assert "was changed in memory" in told["memory"][0]["broken"][0]
     elsewhere.power_off("node-1")
     told = record(here, status=1)
@@ -368,7 +368,7 @@ def test_a_python_without_torch_is_named(here: Command, scene: Scene, book: Hist
     scene.author.job.spec |= {"python": "/no/such/python"}
     with book.session() as session:
         session.merge(scene.author.job)
-    told = record(here, "--verify", status=1)
+    told = record(here, "verify", status=1)
     assert "the verification with /no/such/python failed: " in told["disk"][0]["broken"][0]
 
 

@@ -15,11 +15,11 @@ from tests.cli.conftest import Command
 from tests.cli.written_history import Author
 from tests.history.rows import a_step
 
-READERS = ("status", "history", "report", "checkpoints", "logs", "cost")
+READERS = ("status", "ps", "report", "checkpoint", "logs", "cost")
 DAMAGE = {
     "spec": ("UPDATE job SET spec = '[[['", READERS, "row {id} of table 'job'", "'spec'"),
     "spec of another kind": ("UPDATE job SET spec = '[]'", ("report", "cost"), "row {id} of table 'job'", "no object"),
-    "cluster": ('UPDATE job SET cluster = \'{"kind": "nope"}\'', ("status", "logs", "checkpoints"), "row {id} of table 'job'", "'nope'"),
+    "cluster": ('UPDATE job SET cluster = \'{"kind": "nope"}\'', ("status", "logs", "checkpoint"), "row {id} of table 'job'", "'nope'"),
     "loss": (
         "UPDATE step SET loss = 'abc' WHERE step = (SELECT min(step) FROM step)",
         ("report",),
@@ -46,7 +46,7 @@ def damage(home: Path, how: str) -> None:
 
 def arguments(verb: str) -> tuple[str, ...]:
     """Return how the command is given for the job."""
-    return (verb,) if verb == "history" else (verb, "gpt-small")
+    return {"ps": ("ps", "-a"), "checkpoint": ("checkpoint", "ls", "gpt-small")}.get(verb, (verb, "gpt-small"))
 
 
 @pytest.mark.parametrize(("how", "commands", "row", "why"), DAMAGE.values(), ids=DAMAGE)

@@ -27,7 +27,7 @@ def test_a_drain_cordons_a_node_until_it_is_cancelled(here: Command, book: Histo
     assert book is not None
     done = here("node", "drain", "node-1", "--in", "20m", "--reason", "new fan")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("node-1: healthy -> held (hold 1, by ")
+    assert done.stdout.startswith("node-1: healthy -> held (cordon 1, by ")
     assert "jobs leave it by " in done.stdout
     assert here("node", "drain", "node-1", "--in", "2h", "--reason", "two fans").returncode == 0
     (hold,) = node(here, "node-1")["service"]["holds"]
@@ -45,14 +45,14 @@ def test_cancelling_a_drain_keeps_other_cordons(here: Command, book: History) ->
     assert book is not None
     here("node", "cordon", "node-1", "--reason", "a look")
     here("node", "drain", "node-1")
-    told = json.loads(here("node", "drain", "node-1", "--cancel", "--json").stdout)
+    (told,) = json.loads(here("node", "drain", "node-1", "--cancel", "--json").stdout)["nodes"]
     assert (told["state"], told["drains"], told["by"]) == ("held", False, None)
 
 
 def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
     """Nobody has to find the file."""
     assert running is not None
-    told = json.loads(here("node", "drain", "node-1", "--job", "gpt-small", "--json").stdout)
+    (told,) = json.loads(here("node", "drain", "node-1", "--job", "gpt-small", "--json").stdout)["nodes"]
     assert (told["node"], told["state"], told["reason"]) == ("node-1", "held", "a planned removal")
 
 
@@ -68,7 +68,6 @@ def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
         (["node-1", "--in", "5m", "--by", "18:00"], "name the time once"),
         (["node-1", "--in", "5m", "--cancel"], "cancels the drain"),
         (["node-1", "--reason", " "], "a reason is needed"),
-        (["node-1", "--cluster", "c.yaml", "--job", "a"], "name the cluster once"),
         (["node-1", "--job", "nobody"], "nobody"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -99,6 +98,6 @@ def test_maintenance_windows_are_listed(here: Command, book: History, tmp_path: 
     """The next one of each node."""
     assert book is not None
     (tmp_path / "c.yaml").write_text("nodes: 2\nmaintenance: [{nodes: [node-1], begins: 2099-12-01 22:00, reason: firmware}]\n")
-    assert node(here, "node-1", str(tmp_path / "c.yaml"))["service"]["maintenance"]["reason"] == "firmware"
-    assert node(here, "node-0", str(tmp_path / "c.yaml"))["service"]["maintenance"] is None
-    assert "firmware from 2099-12-01 22:00:00 to 2099-12-02 02:00:00" in here("node", "ls", str(tmp_path / "c.yaml")).stdout
+    assert node(here, "node-1", "--cluster", str(tmp_path / "c.yaml"))["service"]["maintenance"]["reason"] == "firmware"
+    assert node(here, "node-0", "--cluster", str(tmp_path / "c.yaml"))["service"]["maintenance"] is None
+    assert "firmware from 2099-12-01 22:00:00 to 2099-12-02 02:00:00" in here("node", "ls", "--cluster", str(tmp_path / "c.yaml")).stdout

@@ -69,7 +69,7 @@ def test_a_kind_is_found_by_what_logs_call_it_though_devices_show_it_too(here: C
 def test_an_unknown_filter_value_is_refused(here: Command, option: str, given: str, known: str) -> None:
     """An empty list would suggest that there are no such faults."""
     for more in ([], ["--json"]):
-        done = here("faults", option, given, *more)
+        done = here("faults", "ls", option, given, *more)
         assert done.returncode == 2
         assert known in done.stderr.partition("Give one of")[2]
     assert f"None of {len(CATALOGUE)} kinds" in here("faults", "ls", "--words", "nothing-is-called-this").stderr

@@ -132,7 +132,7 @@ def test_nodes_that_cannot_be_checked_are_unknown(case: str, here: Command, tmp_
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["cluster.yaml", "--local"], "name what to check"), (["cluster.yaml", "--since", "x"], "belongs to `--local`")],
+    [(["node-0", "--local"], "name no nodes"), (["--cluster", "cluster.yaml", "--baseline", "x"], "belongs to `--local`")],
 )
 def test_conflicting_options_are_refused(arguments: list[str], words: str, here: Command) -> None:
     """Before anything is checked."""

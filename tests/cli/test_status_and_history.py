@@ -23,7 +23,7 @@ def test_status_lists_what_runs_and_only_that(here: Command, running: Author, bo
     """A job that ended is history."""
     ended = Author(book, "done", time.time() - 100)
     ended.move("COMPLETED", "all ended well", seconds=50)
-    done = here("status")
+    done = here("ps")
     head, row = done.stdout.splitlines()
     assert head.split()[:3] == ["JOB", "STATE", "STEP"]
     assert row.split()[:5] == ["gpt-small", "RESCHEDULING", "400", "of", "10,000"]
@@ -32,11 +32,11 @@ def test_status_lists_what_runs_and_only_that(here: Command, running: Author, bo
 
 def test_an_empty_history_is_no_error(here: Command) -> None:
     """A new machine has no jobs; the hint says how to start one, and nothing is created."""
-    for command in ("status", "history"):
-        done = here(command)
+    for command in (["ps"], ["ps", "-a"]):
+        done = here(*command)
         assert (done.returncode, done.stdout) == (0, "")
         assert "holdfast " in done.stderr
-        assert json.loads(here(command, "--json").stdout) == []
+        assert json.loads(here(*command, "--json").stdout) == []
 
 
 def test_status_shows_one_job_in_detail(here: Command, running: Author, book: History) -> None:
@@ -53,7 +53,7 @@ def test_status_shows_one_job_in_detail(here: Command, running: Author, book: Hi
         "incident 3 since",
         "worker-exception on rank 3 on n2",
         "steps lost  2",
-        f"flow        pid {os.getpid()} on {os.uname().nodename}",
+        f"controller  pid {os.getpid()} on {os.uname().nodename}",
     ):
         assert words in text
 
@@ -123,7 +123,7 @@ def test_status_shows_that_a_job_has_no_controller(here: Command, running: Autho
 
 def test_programs_get_the_same_as_json(here: Command, running: Author) -> None:
     """Numbers as numbers, times in seconds since 1970."""
-    (listed,) = json.loads(here("status", "--json").stdout)
+    (listed,) = json.loads(here("ps", "--json").stdout)
     told = json.loads(here("status", "gpt-small", "--json").stdout)
     assert listed["id"] == told["id"] == running.job.id
     assert told["step"] == 400
@@ -258,7 +258,7 @@ def test_nodes_shows_present_and_recorded_states(here: Command, running: Author)
     assert "hangs too often" in row
     told = json.loads(here("node", "ls", "--json").stdout)["nodes"]
     assert [node["agent"] for node in told] == ["down"] * 4
-    assert told[1]["ps", "-a"]["status"] == "excluded"
+    assert told[1]["history"]["status"] == "excluded"
 
 
 def test_a_report_is_written_to_the_given_file(here: Command, running: Author) -> None:

@@ -14,15 +14,21 @@ from holdfast.cli.parser.base import (
     incident_job,
     optional_job,
     picture,
+    picture_file,
     since_option,
 )
 
 
 @command("analyse.report.report", "holdfast report gpt-small -o report.html", "holdfast report gpt-small --profile")
 @optional_job
-@click.option("--profile", is_flag=True, help="Show where the ranks wait in a step, instead of writing the report.")
+@click.option("--profile", is_flag=True, is_eager=True, help="Show where the ranks wait in a step, instead of writing the report.")
 @click.option(
-    "--output", "-o", type=file_path, metavar="FILE", help="File to write; default: JOB.html, with --profile none (.html, .png or .svg)."
+    "--output",
+    "-o",
+    type=file_path,
+    metavar="FILE",
+    callback=picture_file,
+    help="File to write; default: JOB.html, with --profile none (.html, .png or .svg).",
 )
 def report() -> None:
     """Write a page about a JOB: losses, incidents, times.

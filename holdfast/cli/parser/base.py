@@ -220,9 +220,9 @@ def _log_format(context: click.Context, _option: click.Parameter, wanted: str | 
         raise click.UsageError(f"{FORMAT} is '{os.environ[FORMAT]}'; it must be {' or '.join(FORMATS)}")
 
 
-def _picture_file(_context: click.Context, _option: click.Parameter, output: Path | None) -> Path | None:
+def picture_file(context: click.Context, _option: click.Parameter, output: Path | None) -> Path | None:
     """Refuse a file that is not of a kind that can be drawn."""
-    if output is not None and output.suffix.lower() not in {".html", ".png", ".svg"}:
+    if context.params.get("profile", True) and output is not None and output.suffix.lower() not in {".html", ".png", ".svg"}:
         raise click.BadParameter(f"'{output}' does not end in .html, .png or .svg. Choose one of them.", param_hint="'--output'")
     return output
 
@@ -275,7 +275,7 @@ nodes_argument = click.argument("nodes", nargs=-1, required=True, metavar="NODE.
 some_nodes = click.argument("nodes", nargs=-1, metavar="[NODE]...", callback=node_names)
 incident_job = click.option("--job", metavar="JOB", help="Job of the incident; default: the newest job.")
 picture = click.option(
-    "--output", "-o", type=file_path, metavar="FILE", callback=_picture_file, help="Draw a picture too; FILE ends in .html, .png or .svg."
+    "--output", "-o", type=file_path, metavar="FILE", callback=picture_file, help="Draw a picture too; FILE ends in .html, .png or .svg."
 )
 since_option = click.option("--since", type=Since(), metavar="WHEN", help="Only what is newer: a duration such as 7d, or a date.")
 

@@ -42,7 +42,7 @@ def node() -> None:
     """
 
 
-@command("nodes.listing.nodes", "holdfast node ls", "holdfast node ls --cluster cluster.yaml --now", group=node, name="ls")
+@command("nodes.listing.list_nodes", "holdfast node ls", "holdfast node ls --cluster cluster.yaml --now", group=node, name="ls")
 @some_nodes
 @of_cluster
 @click.option("--now", is_flag=True, help="Also contact machines that are reached by SSH.")

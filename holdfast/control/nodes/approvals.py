@@ -186,4 +186,5 @@ def how_to_answer(question: ApprovalRequest) -> str:
     """Return the commands that answer the request, and what happens when nobody does."""
     default = {KEEP: "they stay", ISOLATE: "they are isolated"}[question.otherwise]
     when = time.strftime("%H:%M:%S", time.localtime(question.until))
-    return f"`holdfast node approve {question.number}` or `holdfast node approve {question.number} --deny`; if nobody answers by {when}, {default}"
+    answer = f"holdfast node approve {question.number}"
+    return f"`{answer}` or `{answer} --deny`; if nobody answers by {when}, {default}"

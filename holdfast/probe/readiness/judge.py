@@ -254,7 +254,8 @@ def _gpus(one: Facts, usual: Baseline) -> Found:
     count, is_declared = rocm if gpus is None else len(gpus), usual.declared(one.node) is not None
     text = f"{plural(count, 'GPU')}, {source} {wanted}"
     if count < wanted:
-        cure = f"See `holdfast node check --cluster CLUSTER_FILE`: one may have fallen off; if not, {'correct' if is_declared else 'declare'} {GPUS_FIELD}"
+        mend = "correct" if is_declared else "declare"
+        cure = f"See `holdfast node check --cluster CLUSTER_FILE`: one may have fallen off; if not, {mend} {GPUS_FIELD}"
         yield ReadinessState.MISSING, text, cure
     elif count > wanted and is_declared:
         yield ReadinessState.DEGRADED, text, f"Correct {GPUS_FIELD}"

@@ -63,8 +63,8 @@ class KnownNode:
     """The maintenance window that it is in, or its next one."""
 
 
-def nodes(only: Sequence[str], cluster_file: Path | None, *, now: bool, as_json: bool) -> int:
-    """List every node, or *only* some, with its present state, its cordons and the result of its last health check.
+def list_nodes(nodes: Sequence[str], cluster_file: Path | None, *, now: bool, as_json: bool) -> int:
+    """List every node, or only *nodes*, with its present state, its cordons and the result of its last health check.
 
     Machines that are reached by SSH are contacted only if *now* is set: that takes time on both ends.
     """
@@ -75,7 +75,7 @@ def nodes(only: Sequence[str], cluster_file: Path | None, *, now: bool, as_json:
         table = CordonTable(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules)
         cordoned = cordoned_nodes(history, table, now=at)
         all_views = view_nodes(cluster, now=now)
-        wanted = set(known_nodes(only, cluster.name, [view.name for view in all_views]))
+        wanted = set(known_nodes(nodes, cluster.name, [view.name for view in all_views]))
         views = [_with_job_name(history, view) for view in all_views if view.name in wanted]
     known = []
     for view in views:
