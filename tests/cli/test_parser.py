@@ -49,7 +49,8 @@ def test_every_command_explains_itself_with_an_example(path: str) -> None:
     assert f"Example: {path.removesuffix(' ls')}" in text
     assert not command.get_short_help_str(limit=60).endswith("...")
     assert all(option.help for option in command.params if isinstance(option, click.Option))
-    assert [one.is_flag for one in command.params if isinstance(one, click.Option) and "--json" in one.opts] == [True]
+    if path != "holdfast admin completion":
+        assert [one.is_flag for one in command.params if isinstance(one, click.Option) and "--json" in one.opts] == [True]
 
 
 @pytest.mark.parametrize("path", LEAVES)

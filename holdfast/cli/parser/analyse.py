@@ -8,10 +8,13 @@ from holdfast.cli.parser.base import (
     Group,
     app,
     command,
+    completes,
     example,
     file_path,
     from_one,
+    incident_argument,
     incident_job,
+    jobs,
     optional_job,
     picture,
     picture_file,
@@ -70,7 +73,7 @@ def list_faults() -> None:
 
 
 @command("analyse.faults.show_kind", "holdfast faults show gpu-off-bus", group=faults, name="show")
-@click.argument("kind")
+@click.argument("kind", shell_complete=completes("faults"))
 def show_fault() -> None:
     """Explain one KIND of fault."""
 
@@ -111,7 +114,7 @@ def check_policy() -> None:
 
 
 @command("analyse.policy.show", "holdfast policy show", "holdfast policy show careful.yaml", group=policy, name="show")
-@click.argument("policy", required=False, metavar="[NAME|FILE]")
+@click.argument("policy", required=False, metavar="[NAME|FILE]", shell_complete=completes("policies"))
 def show_policy() -> None:
     """Show the rules of a policy in their order.
 
@@ -123,7 +126,7 @@ def show_policy() -> None:
 @command(
     "analyse.policy.explain", "holdfast policy explain 2 --job gpt-small", "holdfast policy explain slow", group=policy, name="explain"
 )
-@click.argument("incident")
+@incident_argument
 @incident_job
 def explain_incident() -> None:
     """Explain the decisions about an INCIDENT.
@@ -141,8 +144,8 @@ def explain_incident() -> None:
     group=policy,
     name="replay",
 )
-@click.argument("policy", metavar="NAME|FILE")
-@click.option("--job", metavar="JOB", help="Only incidents of this job; default: of all jobs.")
+@click.argument("policy", metavar="NAME|FILE", shell_complete=completes("policies"))
+@click.option("--job", metavar="JOB", shell_complete=jobs, help="Only incidents of this job; default: of all jobs.")
 @since_option
 def replay() -> None:
     """Show what another policy would have decided.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from holdfast import __version__
 from holdfast.cli.parser.synonyms import SYNONYMS
@@ -32,6 +33,8 @@ HEADINGS: Final[Mapping[str, tuple[str, ...]]] = {
 """The top-level commands under the headings of `holdfast --help`."""
 _COMMA: Final = re.compile(r",(?![^\[]*\])")
 """A comma between names; those within brackets belong to a range."""
+SHELLS: Final = ("bash", "zsh", "fish")
+"""Shells for which there is a completion script."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 file_path = click.Path(path_type=Path)
@@ -270,10 +273,24 @@ def example(*lines: str) -> str:
     return "\b\n" + "\n".join(f"{'Example: ' if number == 0 else '         '}{line}" for number, line in enumerate(lines))
 
 
-optional_job = click.argument("job", required=False)
-nodes_argument = click.argument("nodes", nargs=-1, required=True, metavar="NODE...", callback=node_names)
-some_nodes = click.argument("nodes", nargs=-1, metavar="[NODE]...", callback=node_names)
-incident_job = click.option("--job", metavar="JOB", help="Job of the incident; default: the newest job.")
+def completes(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
+    """Return the function by which a shell completes names of a *kind* that `holdfast.cli.completion` has."""
+
+    def complete(context: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        from holdfast.cli import completion  # noqa: PLC0415 (commands that run do not need it)
+
+        return completion.complete(kind, context, incomplete)
+
+    return complete
+
+
+jobs, some_names = completes("jobs"), completes("nodes")
+job_argument = click.argument("job", shell_complete=jobs)
+optional_job = click.argument("job", required=False, shell_complete=jobs)
+nodes_argument = click.argument("nodes", nargs=-1, required=True, metavar="NODE...", callback=node_names, shell_complete=some_names)
+some_nodes = click.argument("nodes", nargs=-1, metavar="[NODE]...", callback=node_names, shell_complete=some_names)
+incident_argument = click.argument("incident", shell_complete=completes("incidents"))
+incident_job = click.option("--job", metavar="JOB", shell_complete=jobs, help="Job of the incident; default: the newest job.")
 picture = click.option(
     "--output", "-o", type=file_path, metavar="FILE", callback=picture_file, help="Draw a picture too; FILE ends in .html, .png or .svg."
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from holdfast.cli.parser.base import Group, app, command, example, from_one, optional_job
+from holdfast.cli.parser.base import Group, app, command, example, from_one, job_argument, optional_job
 
 
 @app.group(
@@ -35,6 +35,24 @@ def verify_checkpoints() -> None:
 
     Proves that each checkpoint and snapshot is intact and of a single step; shows what could not be proven. Changes nothing.
     Exit status 1: the newest of a tier is incomplete, or something is damaged.
+    """
+
+
+@command(
+    "checkpoints.prune.prune",
+    "holdfast checkpoint prune gpt-small --keep 3",
+    "holdfast checkpoint prune gpt-small --keep 1 --yes --json",
+    group=checkpoint,
+    name="prune",
+)
+@job_argument
+@click.option("--keep", type=from_one, required=True, metavar="N", help="Complete checkpoints to keep, the newest ones.")
+@click.option("--yes", is_flag=True, help="Delete without asking.")
+def prune() -> None:
+    """Delete old checkpoints of a JOB.
+
+    Keeps the newest N complete ones that training can resume from; the newest of them is read in full first. Damaged ones neither
+    count nor are deleted. Refused while a job that uses the folder starts or recovers. Lists everything, and asks before it deletes.
     """
 
 

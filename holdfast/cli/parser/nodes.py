@@ -15,9 +15,12 @@ from holdfast.cli.parser.base import (
     example,
     file_path,
     from_one,
+    job_argument,
+    jobs,
     node_names,
     nodes_argument,
     of_cluster,
+    some_names,
     some_nodes,
 )
 
@@ -172,7 +175,7 @@ def uncordon() -> None:
 @click.option("--reason", default="a planned removal", show_default=True, metavar="TEXT", help="Why: shown wherever the node is listed.")
 @click.option("--cancel", is_flag=True, help="Cancel the drain: jobs may stay, or get the node again.")
 @of_cluster
-@click.option("--job", metavar="JOB", help="Use the cluster of this job instead.")
+@click.option("--job", metavar="JOB", shell_complete=jobs, help="Use the cluster of this job instead.")
 def drain() -> None:
     """Have all jobs leave nodes, in time.
 
@@ -189,12 +192,14 @@ def drain() -> None:
     group=node,
     name="migrate",
 )
-@click.argument("job")
-@click.option("--from", "source", metavar="NODE", help="Migrate all ranks of this node, and release the node.")
+@job_argument
+@click.option("--from", "source", metavar="NODE", shell_complete=some_names, help="Migrate all ranks of this node, and release the node.")
 @click.option(
     "--rank", "ranks", type=Ranks(), multiple=True, callback=all_ranks, metavar="RANKS", help="Migrate these ranks, one after another."
 )
-@click.option("--to", "target", metavar="NODE", help="Node to migrate to; default: a spare one, or any that is free.")
+@click.option(
+    "--to", "target", metavar="NODE", shell_complete=some_names, help="Node to migrate to; default: a spare one, or any that is free."
+)
 @click.option(
     "--timeout", type=Duration(zero=True), metavar="DURATION", help="Maximum wait for the outcome; the migration itself continues."
 )
@@ -217,7 +222,13 @@ def migrate() -> None:
 @click.argument("number", type=from_one, required=False)
 @click.option("--deny", is_flag=True, help="Deny it: the nodes stay in service.")
 @click.option(
-    "--node", "nodes", multiple=True, callback=node_names, metavar="NODE", help="Isolate only this one; ranges such as `gpu[1-4]` too."
+    "--node",
+    "nodes",
+    multiple=True,
+    callback=node_names,
+    shell_complete=some_names,
+    metavar="NODE",
+    help="Isolate only this one; ranges such as `gpu[1-4]` too.",
 )
 @click.option("--reason", default="", metavar="TEXT", help="Why: it is recorded with the answer.")
 def approve() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from holdfast.cli.parser.base import Duration, cluster_option, command, file_path
+from holdfast.cli.parser.base import Duration, cluster_option, command, file_path, job_argument
 
 job_cluster = cluster_option("the job file's own, or this machine")
 
@@ -49,7 +49,7 @@ def validate() -> None:
 
 
 @command("run.stop.stop", "holdfast stop gpt-small", "holdfast stop gpt-small --timeout 5m")
-@click.argument("job")
+@job_argument
 @click.option("--timeout", type=Duration(zero=True), metavar="DURATION", help="Maximum wait for the end; default: as long as it takes.")
 def stop() -> None:
     """Stop a JOB and wait for its end.
@@ -59,7 +59,7 @@ def stop() -> None:
 
 
 @command("run.detach.detach", "holdfast detach gpt-small")
-@click.argument("job")
+@job_argument
 @click.option(
     "--timeout",
     type=Duration(zero=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from holdfast.cli.parser.base import Duration, Group, app, command, example, file_path, optional_job
+from holdfast.cli.parser.base import SHELLS, Duration, Group, app, command, example, file_path, optional_job
 
 
 @command("setup.demo.demo", "holdfast demo", "holdfast demo --json -o proof.json")
@@ -81,10 +81,12 @@ def remove_address() -> None:
 @app.group(
     cls=Group,
     no_args_is_help=True,
-    epilog=example("holdfast admin metrics --serve 9464", "holdfast admin support-bundle gpt-small"),
+    epilog=example(
+        "holdfast admin metrics --serve 9464", "holdfast admin support-bundle gpt-small", 'eval "$(holdfast admin completion bash)"'
+    ),
 )
 def admin() -> None:
-    """Export metrics, collect diagnostics."""
+    """Export metrics, collect diagnostics, complete commands."""
 
 
 @command(
@@ -119,4 +121,22 @@ def support_bundle() -> None:
 
     Versions, this machine, the history of JOB (default: the newest), ends of logs and journals: a .tar.gz file without tokens,
     keys and passwords. It works where the job or the history is damaged, and shows what is missing.
+    """
+
+
+@command(
+    "setup.completion.completion",
+    "holdfast admin completion bash > ~/.local/share/bash-completion/completions/holdfast",
+    'eval "$(holdfast admin completion zsh)"',
+    "holdfast admin completion fish > ~/.config/fish/completions/holdfast.fish",
+    group=admin,
+    name="completion",
+    json=False,
+)
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion() -> None:
+    """Print the completion script of a SHELL.
+
+    It completes commands, options, files, and the names of jobs, nodes, fault kinds and policies. Load it where the shell loads its
+    completions, or with `eval` in its start-up file.
     """

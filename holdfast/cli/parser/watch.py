@@ -13,10 +13,12 @@ from holdfast.cli.parser.base import (
     example,
     from_one,
     from_zero,
+    incident_argument,
     incident_job,
     node_names,
     optional_job,
     since_option,
+    some_names,
 )
 
 
@@ -55,6 +57,7 @@ def status() -> None:
     "nodes",
     multiple=True,
     callback=node_names,
+    shell_complete=some_names,
     metavar="NODE",
     help="All logs on this node, also of ranks that have left it; ranges such as `gpu[1-4]` too.",
 )
@@ -88,7 +91,7 @@ def list_incidents() -> None:
 
 
 @command("watch.incidents.show", "holdfast incidents show 2 --job gpt-small", group=incidents, name="show")
-@click.argument("incident")
+@incident_argument
 @incident_job
 def show_incident() -> None:
     """Show the faults and decisions of an INCIDENT.
