@@ -150,7 +150,7 @@ def transition_change(row: JobTransition, *, brief: bool = False) -> JobChange:
     record = _record(row)
     record["trigger"] = record.pop("event")  # `event` is the kind of change here
     silent = (brief and row.after not in ALWAYS_SHOWN) or row.event == Event.FAULTED  # the incident has its own line
-    return JobChange(event="move", at=row.at, text="" if silent else f"{row.after}: {row.reason}", record=record)
+    return JobChange(event="transition", at=row.at, text="" if silent else f"{row.after}: {row.reason}", record=record)
 
 
 def generation_change(row: Generation, *, brief: bool = False) -> JobChange:

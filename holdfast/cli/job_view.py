@@ -20,7 +20,7 @@ from holdfast.report.wording import NOTHING, count, duration, listing, ranks
 MIN_ID: Final = 6
 """Characters of an id from which it is distinguished from a mistyped name."""
 WARNINGS: Final = (
-    "loss-not-finite", "loss-spike", "job-zombie", "straggler-gpu", "straggler-host", "straggler-network", "data-stall", "step-slow",
+    "loss-not-finite", "loss-spike", "training-frozen", "straggler-gpu", "straggler-host", "straggler-network", "data-stall", "step-slow",
     "copies-differ",
 )  # fmt: skip
 """FaultRecord kinds that training continues through and that concern the training itself."""
@@ -170,7 +170,7 @@ class JobView:
             "snapshots": memory_record,
             "no_snapshots": self.no_snapshots or None,
             "warnings": [
-                {"kind": one.kind, "at": one.at, "subject": one.subject, "step": one.step, "evidence": one.evidence["quote"]}
+                {"kind": one.kind, "at": one.at, "target": one.target, "step": one.step, "evidence": one.evidence["quote"]}
                 for one in self.warnings
             ],
             "incidents": len(self.incidents),

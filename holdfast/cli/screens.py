@@ -440,7 +440,7 @@ def _cells(one: Incident, view: JobView) -> dict[str, str]:
         "#": str(one.number),
         "after": duration(max(0.0, one.fault_at - view.job.at)),
         "fault": visible(one.kind),
-        "on": visible(one.subject),
+        "on": visible(one.target),
         "action": visible(one.action or NOTHING),
         "down": duration(down),
         "lost": NOTHING if one.steps_lost is None else str(one.steps_lost),

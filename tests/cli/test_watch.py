@@ -164,12 +164,12 @@ def test_a_recovery_is_two_lines(running: Author, book: History) -> None:
     said, told = (one.communicate(timeout=SECONDS)[0] for one in (child, program))
     lines = [line[10:] for line in said.splitlines()]
     assert [line for line in lines if "incident 4" in line] == [
-        "incident 4: worker-sigkill on rank 2 on n2, detected after 20 ms; recovery: restart-in-place",
-        "incident 4 recovered by restart-in-place in 310 ms, 2 steps computed again, now generation 5",
+        "incident 4: worker-sigkill on rank 2 on n2, detected after 20 ms; recovery: restart-workers",
+        "incident 4 recovered by restart-workers in 310 ms, 2 steps computed again, now generation 5",
     ]
     assert not any(word in said for word in ("DIAGNOSING", "ISOLATING", "generation 4:", "are at work"))
     events = [json.loads(line) for line in told.splitlines()]
-    assert sorted(one["after"] for one in events if one["event"] == "move") == ["COMPLETED", "DIAGNOSING", "ISOLATING", "RUNNING"]
+    assert sorted(one["after"] for one in events if one["event"] == "transition") == ["COMPLETED", "DIAGNOSING", "ISOLATING", "RUNNING"]
 
 
 def test_the_picture_follows_the_size_of_the_terminal(screen: Callable[..., Terminal]) -> None:
@@ -264,7 +264,7 @@ def test_a_pipe_gets_one_line_a_change(running: Author, book: History) -> None:
     rest, _ = child.communicate(timeout=SECONDS)
     assert re.match(r"\d\d:\d\d:\d\d  step 400 of 10,000  loss 0\.\d+  10\.00 steps/s$", first)
     lines = [line[10:] for line in rest.splitlines()]
-    assert "incident 4: worker-sigbus on rank 2 on n2, detected after 20 ms; recovery: restart-in-place" in lines
+    assert "incident 4: worker-sigbus on rank 2 on n2, detected after 20 ms; recovery: restart-workers" in lines
     assert "COMPLETED: all ended well" in lines
     assert any(line.startswith("job 'gpt-small' COMPLETED after") for line in lines)
     assert "\x1b" not in rest
@@ -280,7 +280,7 @@ def test_a_program_gets_one_object_a_change(running: Author, book: History) -> N
     rest, _ = child.communicate(timeout=SECONDS)
     events = [json.loads(line) for line in rest.splitlines()]
     assert (first["event"], first["step"], first["until"]) == ("progress", 400, 10_000)
-    assert [event["event"] for event in events] == ["incident-closed", "move", "end"]
+    assert [event["event"] for event in events] == ["incident-closed", "transition", "end"]
     assert (events[1]["after"], events[1]["trigger"]) == ("CANCELLED", "finished")
     assert events[-1]["state"] == "CANCELLED"
     assert events[-1]["losses"]["steps_lost"] == 2

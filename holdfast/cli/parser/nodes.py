@@ -119,7 +119,7 @@ def preflight() -> None:
     "seconds",
     type=Duration(),
     metavar="DURATION",
-    help="Duration on each node, without the network test; default: `burn_in.seconds` of the cluster.",
+    help="Duration on each node, without the network test; default: `burn_in.duration` of the cluster.",
 )
 def burn_in() -> None:
     """Test nodes under load.
@@ -234,7 +234,7 @@ def migrate() -> None:
 def approve() -> None:
     """Approve or deny the isolation of nodes.
 
-    Holdfast requests approval before it isolates more of a cluster than `quarantine` allows, or so many of a job's nodes
+    Holdfast requests approval before it isolates more of a cluster than its `quarantine.max_unavailable`, or so many of a job's nodes
     that the job cannot continue. Without NUMBER: list the pending approvals.
     """
 

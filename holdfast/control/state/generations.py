@@ -115,16 +115,16 @@ class Generations:
         begun = {one.number: one.resumed_step or 0 for one in queries.generations(history, self._log.job.id)}
         return newest.step if newest is not None else 0, begun
 
-    # -- questions ----------------------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------------------
 
     @property
     def width(self) -> int:
         """Return how many nodes the job's ranks take when each holds as many as it can."""
-        return -(-len(self.state.ranks) // self._spec.nodes.ranks)
+        return -(-len(self.state.ranks) // self._spec.ranks_per_node)
 
     def nodes_needed(self, lost: frozenset[str]) -> tuple[str, ...]:
         """Return the nodes that hold the job's ranks when each node, except the *lost* ones, holds as many as it can."""
-        return nodes_needed(self.state.membership, self._spec.nodes.ranks, lost)
+        return nodes_needed(self.state.membership, self._spec.ranks_per_node, lost)
 
     def vacant(self) -> frozenset[int]:
         """Return the ranks that the job trains without."""
@@ -157,7 +157,7 @@ class Generations:
         self, rank: int, node: str | None = None, *, number: int | None = None, rank_table: RankTable | None = None
     ) -> dict[str, str]:
         """Return the environment of a process that takes *rank* over, on *node* if that is known, in generation *number*."""
-        table, ranks = rank_table or self.rank_table, self._spec.nodes.ranks
+        table, ranks = rank_table or self.rank_table, self._spec.ranks_per_node
         place = seat_environment(
             rank, table, generation=self.number if number is None else number, ranks_per_node=ranks, job=self._log.job.name
         )

@@ -25,7 +25,7 @@ def show_events(book: History, job: Job, *, as_json: bool) -> None:
     """Show everything that happened to a job, in order."""
     rows: dict[str, Sequence[SQLModel]] = {
         "generations": queries.generations(book, job.id),
-        "moves": queries.transitions(book, job.id),
+        "transitions": queries.transitions(book, job.id),
         "incidents": queries.incidents(book, job.id),
         "decisions": queries.decisions(book, job.id),
         "checkpoints": queries.checkpoints(book, job.id),
@@ -80,10 +80,10 @@ def _recovery_lines(book: History, job: Job, incidents: Sequence[Incident]) -> I
     numbers = {one.id: one.number for one in incidents}
     decisions = queries.decisions(book, job.id)
     reasons = {decision.reason for decision in decisions}
-    for move in queries.transitions(book, job.id):
-        text = move.after if move.reason in reasons else f"{move.after}: {move.reason}"
-        brief = in_recovery(move.at, incidents) and move.after not in ALWAYS_SHOWN
-        yield HistoryLine(at=move.at, id=move.id, text=text, style="dim" if brief else "")
+    for transition in queries.transitions(book, job.id):
+        text = transition.after if transition.reason in reasons else f"{transition.after}: {transition.reason}"
+        brief = in_recovery(transition.at, incidents) and transition.after not in ALWAYS_SHOWN
+        yield HistoryLine(at=transition.at, id=transition.id, text=text, style="dim" if brief else "")
     for decision in decisions:
         text = f"incident {numbers.get(decision.incident_id, '?')}: {decision.action}, because {decision.reason}"
         yield HistoryLine(at=decision.at, id=decision.id, text=text)
