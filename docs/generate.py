@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from detectors.all_kinds import by_area, by_place
+from holdfast.exit_codes import CODES
 from holdfast.spec.problems import model_in
 from policies.node_states import NODE_MOVES, NodeEvent
 from policies.states import TERMINAL, TRANSITIONS, Event, State
@@ -32,6 +33,7 @@ HEAD: Final = "<!-- Written by `make docs`; a change made here is lost. -->\n"
 VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_HOME": "Folder of all that Holdfast keeps: jobs, local clusters, the history; of this user alone. Default: `~/.holdfast`.",
     "HOLDFAST_HISTORY": "Database URL of the history, `sqlite:///...` or `postgresql://...`. Default: `history.db` in the folder above.",
+    "HOLDFAST_CLUSTER": "Cluster file of the commands that have the option `--cluster`, where that is not given.",
     "HOLDFAST_LOG": "`json` has the command line, flows and agents log one JSON object a line. Default: `text`.",
     "HOLDFAST_SIGTERM": "What SIGTERM to a flow means: `stop` stops the job, `detach` ends the flow and not the job. Default: `stop`.",
     "HOLDFAST_CONTROLLER_HEARTBEAT": "Seconds between two heartbeats of a controller; when they stop, an alert is sent. Default: `20`.",
@@ -178,8 +180,8 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Com
     """Yield *command* and all below it, each with the words that call it."""
     yield path, command
     if isinstance(command, click.Group):
-        for name, child in command.commands.items():
-            yield from commands(child, f"{path} {name}")
+        for name in command.list_commands(click.Context(command)):
+            yield from commands(command.commands[name], f"{path} {name}")
 
 
 def cli_page() -> str:
@@ -391,10 +393,22 @@ def protocol_page() -> str:
     ])  # fmt: skip
 
 
+def exit_codes_page() -> str:
+    """Show the exit codes, by code and command."""
+    rows = [(f"`{one.code}`", ", ".join(f"`{name}`" for name in one.commands.split(", ")), one.meaning, one.next) for one in CODES]
+    return "\n".join([
+        HEAD,
+        "# Exit codes\n",
+        "The exit code of `holdfast` says how a command ended; scripts, batch systems and service managers decide by it.\n",
+        table(("Code", "Commands", "Meaning", "What to do"), *rows),
+    ])  # fmt: skip
+
+
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "states.md": states_page,
     "faults.md": faults_page,
     "cli.md": cli_page,
+    "reference/exit-codes.md": exit_codes_page,
     "settings.md": settings_page,
     "events.md": events_page,
     "protocol.md": protocol_page,

@@ -10,13 +10,12 @@ from typing import Final
 from holdfast.cli.arguments import known_nodes
 from holdfast.cli.commands.nodes.bootstrap import progress, ssh_cluster
 from holdfast.cli.output import echo, echo_json, echo_table
+from holdfast.exit_codes import FAILED, WARNINGS
 from holdfast.probe.readiness import Inspection, InspectionScope, ReadinessFinding, ReadinessState
 from holdfast.probe.readiness.judge import judge
 from holdfast.report.wording import plural
 from holdfast.spec import load_job
 
-WARNINGS: Final = 3
-"""Exit status where jobs can run but something should be fixed."""
 HEAD: Final = ("NODE", "CHECK", "STATE", "FOUND, AND WHAT TO DO")
 
 
@@ -46,7 +45,7 @@ def preflight(nodes: Sequence[str], cluster_file: Path | None, job_file: Path | 
         ready = sum(state is not ReadinessState.MISSING for state in worst.values())
         echo(f"\n{ready} of {plural(len(nodes), 'host')} are ready for jobs.")
     states = set(worst.values())
-    return 1 if ReadinessState.MISSING in states else 0 if states <= {ReadinessState.OK} else WARNINGS
+    return FAILED if ReadinessState.MISSING in states else 0 if states <= {ReadinessState.OK} else WARNINGS
 
 
 def _rows(node: str, found: Sequence[ReadinessFinding]) -> list[tuple[str, str, str, str]]:
