@@ -130,7 +130,7 @@ def test_the_compose_file_fits_together() -> None:
     """What depends on a service, a volume or a variable finds it."""
     services, volumes = COMPOSE["services"], COMPOSE["volumes"]
     assert {"postgres", "prefect-server", "deploy", "worker-1", "worker-2", "metrics"} == set(services)
-    assert services["admin", "metrics"]["command"][-1].rpartition(":")[2] == services["admin", "metrics"]["ports"][0].rpartition(":")[2]
+    assert services["metrics"]["command"][-1].rpartition(":")[2] == services["metrics"]["ports"][0].rpartition(":")[2]
     for name, one in services.items():
         assert set(one.get("depends_on", {})) <= set(services), name
         for volume in one.get("volumes", []):

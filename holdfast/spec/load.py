@@ -32,6 +32,7 @@ POLICY_ONLY: Final = frozenset(
     {"based_on", "recommended_actions", "actions", "correlated", "recurring", "flapping", "stragglers", "diverged_loss"}
 )
 """Fields that a policy alone can have."""
+FileKind = Literal["job", "cluster", "policy"]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -114,7 +115,7 @@ def review_cluster(path: str | os.PathLike[str]) -> Draft:
     return _cluster_draft(Path(path))
 
 
-def kind_of_file(path: str | os.PathLike[str]) -> Literal["job", "cluster", "policy"]:
+def kind_of_file(path: str | os.PathLike[str]) -> FileKind:
     """Return what the file at *path* describes, by its fields; `job` where that cannot be seen."""
     file = Path(path)
     try:

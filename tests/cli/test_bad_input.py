@@ -378,3 +378,28 @@ def test_nothing_of_the_checkout_is_needed(tmp_path: Path) -> None:
     done = subprocess.run([*PROGRAM, "--version"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout.startswith("holdfast ")
     assert ROOT.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("cluster.yaml", "kind: ssh\nhosts: [a, b]\n", "cluster"),
+        ("local.yaml", "kind: local\nnodes: 3\n", "cluster"),
+        ("policy.yaml", "based_on: patient\n", "policy"),
+        ("cluster.py", "from holdfast.spec import LocalCluster\ncluster = LocalCluster(nodes=2)\n", "cluster"),
+    ],
+)
+def test_a_cluster_or_policy_file_is_validated_too(name: str, text: str, kind: str, here: Command, tmp_path: Path) -> None:
+    """With the exit status of a job file, as `policy check` has it."""
+    (tmp_path / name).write_text(text)
+    done = here("validate", name, "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["kind"], told["ok"]) == (0, kind, True)
+    assert told[kind] is not None
+    if name.endswith(".yaml"):
+        (tmp_path / name).write_text(f"{text}nonsense: 1\n")
+        done = here("validate", name, "--json")
+        assert (done.returncode, json.loads(done.stdout)["problems"][0]["field"]) == (2, "nonsense")
+        assert here("validate", name).returncode == 2
+    if kind == "policy":
+        assert here("policy", "check", name).returncode == 2

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,15 @@ COMP_CWORD={place}
 _holdfast_completion holdfast
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
+Completions = Callable[..., list[str]]
+
 HOLDFAST = f"""#!/bin/sh
 exec {sys.executable} -m holdfast "$@"
 """
 
 
 @pytest.fixture
-def completions(tmp_path: Path, holdfast_home: Path) -> Command:
+def completions(tmp_path: Path, holdfast_home: Path) -> Completions:
     """Return what bash completes after the given words."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "holdfast"
@@ -43,14 +46,14 @@ def completions(tmp_path: Path, holdfast_home: Path) -> Command:
     return complete
 
 
-def test_bash_completes_commands_and_options(completions: Command) -> None:
+def test_bash_completes_commands_and_options(completions: Completions) -> None:
     """The script that `admin completion bash` prints is loaded by a real bash."""
     assert completions("st") == ["stop", "status"]
     assert completions("node", "dec") == ["decommission"]
     assert completions("logs", "--fol") == ["--follow"]
 
 
-def test_bash_completes_jobs_nodes_and_incidents(completions: Command, running: Author, tmp_path: Path) -> None:
+def test_bash_completes_jobs_nodes_and_incidents(completions: Completions, running: Author, tmp_path: Path) -> None:
     """From the history, and from the cluster file."""
     assert completions("status", "gpt") == ["gpt-small"]
     assert completions("incidents", "show", "") == ["1", "2", "3"]
@@ -59,13 +62,13 @@ def test_bash_completes_jobs_nodes_and_incidents(completions: Command, running: 
     assert completions("node", "drain", "", HOLDFAST_CLUSTER="cluster.yaml") == ["node-0", "node-1", "node-2"]
 
 
-def test_bash_completes_fault_kinds_and_policies(completions: Command) -> None:
+def test_bash_completes_fault_kinds_and_policies(completions: Completions) -> None:
     """From the catalogue."""
     assert completions("faults", "show", "gpu-off") == ["gpu-off-bus"]
     assert completions("policy", "show", "pat") == ["patient"]
 
 
-def test_a_damaged_history_or_cluster_completes_nothing(completions: Command, holdfast_home: Path, tmp_path: Path) -> None:
+def test_a_damaged_history_or_cluster_completes_nothing(completions: Completions, holdfast_home: Path, tmp_path: Path) -> None:
     """A shell shows no errors, and nothing is created."""
     (holdfast_home / "history.db").write_bytes(b"no database" * 1000)
     assert completions("status", "") == []

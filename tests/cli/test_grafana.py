@@ -308,7 +308,7 @@ def test_every_rule_is_evaluated(recorded: Recorded) -> None:
     """Without an error; those whose condition is true fire, or wait until it has been true long enough."""
     rules = [rule for group in recorded.prometheus.ask("rules")["groups"] for rule in group["rules"]]
     assert len(rules) == len(re.findall("- alert:", RULES.read_text()))
-    assert {(rule["name"], rule["node", "check"]) for rule in rules} == {(rule["name"], "ok") for rule in rules}
+    assert {(rule["name"], rule["health"]) for rule in rules} == {(rule["name"], "ok") for rule in rules}
     expected = {"HoldfastJobWithoutController", "HoldfastJobNotTraining", "HoldfastNodeQuarantined", "HoldfastCheckpointFails"}
 
     def raised() -> set[str]:

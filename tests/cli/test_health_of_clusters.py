@@ -24,10 +24,10 @@ def test_nodes_over_ssh_are_checked_and_changes_are_shown(holdfast: Command, sit
     name = described(site, tmp_path, failure_threshold=1)
     first = holdfast("node", "check", "--cluster", name, "--json")
     told = {one["node"]: one for one in json.loads(first.stdout)["nodes"]}
-    assert told["strange"]["node", "check"] == "unknown"
+    assert told["strange"]["health"] == "unknown"
     assert "unknown host key" in told["strange"]["reason"]
-    assert told["well"]["node", "check"] == told["off"]["node", "check"], "both are this machine"
-    assert told["well"]["node", "check"] in {"ok", "degraded", "unhealthy"}
+    assert told["well"]["health"] == told["off"]["health"], "both are this machine"
+    assert told["well"]["health"] in {"ok", "degraded", "unhealthy"}
 
     off.stop()
     done = holdfast("node", "check", name)
@@ -41,8 +41,8 @@ def test_nodes_over_ssh_are_checked_and_changes_are_shown(holdfast: Command, sit
     assert done.stdout.count("(last seen ") >= len(told["off"]["evidence"]), "what it was found with before it fell silent is of then"
     listed = json.loads(holdfast("nodes", name, "--json").stdout)
     assert {(one["status"], one["agent"]) for one in listed["nodes"]} == {(None, None)}, "no agent is there to be asked"
-    health = {one["name"]: one["node", "check"]["status"] for one in listed["nodes"]}
-    assert health == {"well": told["well"]["node", "check"], "off": "unreachable", "strange": "unknown"}
+    health = {one["name"]: one["health"]["status"] for one in listed["nodes"]}
+    assert health == {"well": told["well"]["health"], "off": "unreachable", "strange": "unknown"}
 
 
 def test_nodes_of_this_machine_are_checked_once(here: Command, tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_nodes_of_this_machine_are_checked_once(here: Command, tmp_path: Path) -
     (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 3\n")
     LocalNodes("small", cluster_directory("small"), 3).power_off("node-2")
     told = json.loads(here("node", "check", "--cluster", "cluster.yaml", "--json").stdout)
-    verdicts = {one["node"]: one["node", "check"] for one in told["nodes"]}
+    verdicts = {one["node"]: one["health"] for one in told["nodes"]}
     assert verdicts["node-0"] == verdicts["node-1"] != "unreachable"
     assert verdicts["node-2"] == "unreachable"
     assert told["nodes"][0]["unknown"] == told["nodes"][1]["unknown"]

@@ -51,7 +51,7 @@ def test_nodes_are_shown_and_only_changes_are_told(prefect_server: PrefectServer
     pages = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["checked-nodes"]}}, sort="CREATED_DESC")
     table = json.loads(pages[0]["data"])
     lost = next(row for row in table if row["node"] == "node-1")
-    assert lost["node", "check"] == "unreachable"
+    assert lost["health"] == "unreachable"
     assert lost["seen"].startswith("no answer, ")
     assert max(len(cell) for row in table for cell in row.values()) <= CELL, "the UI cuts what is longer"
     assert pages[0]["flow_run_id"] == second["id"]

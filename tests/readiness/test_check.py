@@ -96,8 +96,8 @@ def test_each_fault_is_named_on_its_host(rack: Rack, holdfast: Command, tmp_path
         "n3": {"login"},
     }, done.stdout
     assert "3600" in found["n2"]["clock"]["message"]
-    assert "n0 wrote" in found["n2"]["checkpoint", "ls"]["message"]
-    assert "Read-only file system" in found["n1"]["checkpoint", "ls"]["message"]
+    assert "n0 wrote" in found["n2"]["checkpoints"]["message"]
+    assert "Read-only file system" in found["n1"]["checkpoints"]["message"]
     assert "nofile is 512" in found["n2"]["limits"]["message"]
     assert spoilt.address in found["n1"]["ports"]["message"]
     assert "holdfast node trust" in found["n3"]["login"]["message"]

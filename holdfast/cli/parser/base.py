@@ -54,7 +54,7 @@ class _Number(click.IntRange):
 from_zero, from_one = _Number(min=0), _Number(min=1)
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType[float]):
     """A duration such as ``30s``, ``5m`` or ``7d``, in seconds."""
 
     name = "duration"
@@ -80,7 +80,7 @@ class Duration(click.ParamType):
         return seconds
 
 
-class Since(click.ParamType):
+class Since(click.ParamType[float]):
     """A past time: a date, or how long ago it is; in seconds since 1970."""
 
     name = "when"
@@ -98,7 +98,7 @@ class Since(click.ParamType):
         return found
 
 
-class Ranks(click.ParamType):
+class Ranks(click.ParamType[tuple[int, ...]]):
     """Ranks such as ``0``, ``0,2`` or ``0-3``."""
 
     name = "ranks"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from holdfast.cli.output import echo, echo_json
-from holdfast.errors import BadFile
+from holdfast.errors import BadFile, Problem
 from holdfast.exit_codes import OPERATOR_ERROR
 from holdfast.report.wording import plural
 from holdfast.spec import Cluster, LocalCluster, TrainingJob, review
-from holdfast.spec.load import allocation, kind_of_file, review_cluster
+from holdfast.spec.load import FileKind, allocation, kind_of_file, review_cluster
 from holdfast.spec.policy import review_policy
 from holdfast.spec.problems import shown
 
@@ -18,33 +20,28 @@ from holdfast.spec.problems import shown
 def validate(file: Path, cluster_file: Path | None, *, as_json: bool) -> int:
     """Show what a file describes, or all its problems."""
     kind = kind_of_file(file)
-    if kind == "policy":
-        content, problems = review_policy(file)
-        fields, text = content, f"A policy, based on {content.based_on}." if content else ""
-    elif kind == "cluster":
-        draft = review_cluster(file)
-        fields, problems = draft.cluster, draft.problems
-        text = f"Cluster '{draft.cluster.name}' of kind {draft.cluster.kind}." if draft.cluster else ""
-    else:
-        draft = review(file, cluster_file)
-        fields, problems = draft.job, draft.problems
-        text = summary(draft.job, draft.cluster or LocalCluster()) if draft.job else ""
+    found, problems, text = _reviewed(kind, file, cluster_file)
     if as_json:
-        shown_fields = None if problems or fields is None else fields.model_dump(mode="json")
-        echo_json(
-            {
-                "file": str(file),
-                "kind": kind,
-                "ok": not problems,
-                "problems": [dataclasses.asdict(one) for one in problems],
-                kind: shown_fields,
-            }
-        )
+        content = None if problems or found is None else found.model_dump(mode="json")
+        listed = [dataclasses.asdict(one) for one in problems]
+        echo_json({"file": str(file), "kind": kind, "ok": not problems, "problems": listed, kind: content})
         return OPERATOR_ERROR if problems else 0
-    if problems or fields is None:
+    if problems or found is None:
         raise BadFile(shown(str(file)), tuple(problems))
     echo(f"{file}: valid. {text}")
     return 0
+
+
+def _reviewed(kind: FileKind, file: Path, cluster_file: Path | None) -> tuple[BaseModel | None, list[Problem], str]:
+    """Return what *file* describes as far as it is valid, its problems, and a sentence about it."""
+    if kind == "policy":
+        policy, problems = review_policy(file)
+        return policy, problems, f"A policy, based on {policy.based_on}." if policy else ""
+    if kind == "cluster":
+        draft = review_cluster(file)
+        return draft.cluster, draft.problems, f"Cluster '{draft.cluster.name}' of kind {draft.cluster.kind}." if draft.cluster else ""
+    draft = review(file, cluster_file)
+    return draft.job, draft.problems, summary(draft.job, draft.cluster or LocalCluster()) if draft.job else ""
 
 
 def checked(job_file: Path, cluster_file: Path | None) -> tuple[TrainingJob, Cluster]:
